@@ -1,19 +1,22 @@
-"""Offline dynamic storage allocation: a Problem in, a Packing out. Knows bytes and time, no tensors.
+"""Offline dynamic storage allocation (DSA): `pack` maps a Problem to a Packing.
 
-    problem                           question and answer: Buffer, Precedence, Companion, Problem, Packing
-    files, csv_format, json_format    problems from files, packings to files
-    ties, plain                       companions, pins and pairs that may overlap, in terms all strategies know
-    conflicts, succession             who must not overlap whom; who may take over whose bytes
-    greedy                            strategies that fill holes in some order
+The package knows bytes and time, but no tensors.
+
+    problem                     data types: Buffer, Precedence, Companion, Problem, Packing
+    files, csv_format, json_format    readers and writers of files
+    rigid_groups, normalize     reduction of offset constraints, pins and permitted overlaps to plain interference
+    conflicts, reuse_order      the interference graph; which buffer can take over the bytes of which
+    greedy                      strategies that fill holes in a fixed order of the buffers
     allocation_order, interference_order    strategies that fill an allocation_graph
-    strategies                        all of them by name
-    bounds, antichain                 how few bytes can do
-    validate                          whether a packing is right
-    settle                            bytes saved where companions lie at distances
-    regions, region_choice, region_cost    several memories: which buffer goes into which
-    apart                             a memory that only transfers touch
+    strategies                  all strategies by name
+    search                      exact search, limited by steps or time
+    bounds, antichain           lower bounds on the arena size
+    validate                    checker of packings
+    local_search                improvement of packings with offset constraints, by reinsertion
+    regions, region_assignment, region_cost    assignment of buffers to several memory regions
+    dedicated_region            a memory region reserved for transfers
 
-`auto.pack` ties these together: the best of all strategies, checked.
+`portfolio.pack` runs the strategies and the search, and returns the best packing, checked.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""libnnc's allocation graph: buffers hand their bytes on to buffers that come later.
+"""libnnc's allocation graph: buffers pass their bytes on to later buffers.
 
-An edge y -> x of w bytes says: w bytes of y, at some offset of the group both live in, are next needed
-by x, so a buffer between the two in time may take them. SOURCE and TARGET are the dummy ends: bytes
-that nobody needed before, or needs afterwards. A group is a range of bytes opened by its first buffer;
-groups never merge, and become one arena by laying them one after another.
+An edge y -> x of w bytes means: w bytes of y, at some offset of their common group, are next needed
+by x, so a buffer between y and x in time may use the bytes. SOURCE and TARGET are dummy ends: bytes
+without an earlier, or without a later, user. A group is a range of bytes opened by its first buffer;
+groups never merge, and become one arena by concatenation.
 
-Placing a chain a -> b (one buffer, or several that follow one another at one offset) on the edge y -> x:
+Placing a chain a -> b (one buffer, or several in sequence at one offset) on the edge y -> x:
 
     y --------w--------> x          y --a--> a --min(a,b)--> b --> x      the rest of w stays y -> x,
-                                    y ---b-a---------------> b            what a has over b goes a -> x
+                                    y ---b-a---------------> b            the excess of a over b goes a -> x
 
 A buffer takes the low bytes of the edge. After "The NNC Tensor Allocation Algorithm" (insertion), with
-the edge costs of libnnc: the fewest hops, edges with a dummy end only when there is no other.
+the edge costs of libnnc: the fewest hops; edges with a dummy end only if no other edge fits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TARGET = -2
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Buffers to place at one offset, each following the one before; `size` is the largest's."""
+    """Buffers to place at one offset, each following the previous; `size` is the size of the largest."""
 
     buffers: tuple[int, ...]
     size: int
@@ -39,7 +39,7 @@ class Chain:
 
 
 class AllocationGraph:
-    """Edges in growing arrays, so that a search over all of them is a few vectorised comparisons."""
+    """The graph as growing arrays of edges; a search over all edges is a few vectorised comparisons."""
 
     def __init__(self, sizes: Sequence[int], succession: Succession) -> None:
         self._sizes = sizes
@@ -52,10 +52,10 @@ class AllocationGraph:
         self._edges = 0
         self._group_alignment: list[int] = []
         self._group_size: list[int] = []
-        self.place: dict[int, tuple[int, int]] = {}  # buffer -> (group, offset in it)
+        self.place: dict[int, tuple[int, int]] = {}  # buffer -> (group, offset in the group)
 
     def find_edge(self, chain: Chain) -> int | None:
-        """The cheapest edge that can hold the chain, or None."""
+        """Return the cheapest edge wide enough for the chain, or None."""
         wide = self._wide_edges(chain)
         ends = np.stack((self._from[wide], self._to[wide]))
         before, after = self._hops_around(ends, chain)
@@ -76,7 +76,7 @@ class AllocationGraph:
         return np.flatnonzero(wide)
 
     def _hops_around(self, ends: Positions, chain: Chain) -> tuple[Hops, Hops]:
-        """Hops from every edge's begin to the chain and from the chain to its end; 1 at a dummy end."""
+        """Return the hops from the begin of every edge to the chain, and from the chain to the end; 1 at dummies."""
         before = np.ones(ends.shape[1], dtype=np.int64)
         after = np.ones(ends.shape[1], dtype=np.int64)
         real = ends >= 0
@@ -85,7 +85,7 @@ class AllocationGraph:
         return before, after
 
     def insert(self, chain: Chain, edge: int | None) -> None:
-        """Place the chain on an edge that `find_edge` gave, or in a new group of its own size."""
+        """Place the chain on an edge returned by `find_edge`, or, if None, in a new group of its size."""
         if edge is None:
             group, source, target, offset = len(self._group_size), SOURCE, TARGET, 0
             self._group_size.append(chain.size)
@@ -93,7 +93,7 @@ class AllocationGraph:
         else:
             group, source, target = int(self._group[edge]), int(self._from[edge]), int(self._to[edge])
             offset = self._take_from(edge, chain)
-        held = [(source, chain.size, offset)]  # who has which bytes before the next of the chain, upwards
+        held = [(source, chain.size, offset)]  # (holder, bytes, begin) before the next buffer of the chain, ascending
         for buffer in chain.buffers:
             held = self._hand_over(held, buffer, offset, group)
         for holder, nbytes, begin in held:
@@ -101,7 +101,7 @@ class AllocationGraph:
         self._group_alignment[group] = lcm(self._group_alignment[group], chain.alignment)
 
     def _take_from(self, edge: int, chain: Chain) -> int:
-        """Take the chain's bytes off the low end of the edge; bytes skipped to align stay an edge of their own."""
+        """Take the bytes of the chain from the low end of the edge; alignment padding becomes a separate edge."""
         low = int(self._offset[edge])
         offset = round_up(low, chain.alignment)
         taken = offset - low + chain.size
@@ -114,18 +114,18 @@ class AllocationGraph:
     def _hand_over(
         self, held: list[tuple[int, int, int]], buffer: int, offset: int, group: int
     ) -> list[tuple[int, int, int]]:
-        """The buffer takes its low bytes from whoever holds them; the others keep the rest."""
+        """Give `buffer` the low bytes of the current holders; the holders keep the rest. Return the new holders."""
         needed = self._sizes[buffer]
-        kept = [(buffer, needed, offset)]
+        remaining = [(buffer, needed, offset)]
         for holder, nbytes, begin in held:
             taken = min(nbytes, needed)
             needed -= taken
             if taken:
                 self._add_edge(holder, buffer, taken, begin, group)
             if nbytes > taken:
-                kept.append((holder, nbytes - taken, begin + taken))
+                remaining.append((holder, nbytes - taken, begin + taken))
         self.place[buffer] = (group, offset)
-        return kept
+        return remaining
 
     def _add_edge(self, source: int, target: int, nbytes: int, offset: int, group: int) -> None:
         if self._edges == len(self._from):
@@ -140,7 +140,7 @@ class AllocationGraph:
         self._edges += 1
 
     def group_begins(self) -> list[int]:
-        """The groups laid one after another: the offset in the arena at which each begins."""
+        """Return the offset in the arena of each group, with the groups concatenated."""
         begins, top = [], 0
         for size, alignment in zip(self._group_size, self._group_alignment, strict=True):
             begins.append(round_up(top, alignment))
@@ -149,7 +149,7 @@ class AllocationGraph:
 
 
 def _first_of(cheapest: Positions, ends: Positions, before: Hops, after: Hops) -> int:
-    """Of equally cheap edges, the one libnnc meets first: nearest before, then lowest positions."""
+    """Return the edge scanned first by libnnc among equally cheap ones: nearest before, then lowest positions."""
 
     def scan_order(index: int) -> tuple[int, int, int, int, int, int]:
         source, target = int(ends[0, index]), int(ends[1, index])

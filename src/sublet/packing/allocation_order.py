@@ -1,10 +1,10 @@
-"""Filling an allocation graph: what is inserted next, and the strategy of libnnc.
+"""Filling of an allocation graph: the order of insertion, and the strategy of libnnc.
 
-Each turn has candidates, best first. The first one that some edge can hold is inserted; if there is
-none, the first candidate opens a group of its own.
+Each turn has candidates, best first. The first candidate with a fitting edge is inserted; without a fitting
+edge, the first candidate opens a new group.
 
-    allocation_graph   the largest first; of several the one with the most conflicts that are not placed
-                       yet, then the lowest position (libnnc; second edition of "The NNC Tensor
+    allocation_graph   the largest first; ties go to the most conflicts with unplaced buffers,
+                       then to the lowest position (libnnc; second edition of "The NNC Tensor
                        Allocation Algorithm")
 """
 
@@ -22,10 +22,10 @@ from sublet.packing.succession import succession_of
 
 
 class Unplaced:
-    """What is still to be inserted, and how much each buffer conflicts.
+    """The buffers still to insert, with the conflicts of each.
 
-    `chains[k]` is what cluster k inserts: itself, or its companions one after another.
-    `conflicts_left` counts, for each buffer, the conflicting buffers that are not placed.
+    `chains[k]` is the chain inserted for cluster k: one buffer, or its companions in sequence.
+    `conflicts_left` counts, for each buffer, the conflicting buffers not placed yet.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -39,17 +39,17 @@ class Unplaced:
         self.sizes = [buffer.size for buffer in problem.buffers]
         for chain, cluster in zip(self.chains, clusters, strict=True):
             if len(chain.buffers) == 1:
-                self.sizes[chain.buffers[0]] = cluster.size  # it may stand for all its companions
+                self.sizes[chain.buffers[0]] = cluster.size  # the buffer may represent all its companions
         self.degrees = conflicts.degrees()
         self.conflicts_left = self.degrees.copy()
         self.waiting = {index: None for index, chain in enumerate(self.chains) if chain.buffers}
-        self.is_waiting = np.zeros(len(self.sizes), dtype=np.bool_)  # by the first buffer of each chain
+        self.is_waiting = np.zeros(len(self.sizes), dtype=np.bool_)  # indexed by the first buffer of a chain
         self.is_waiting[[chain.buffers[0] for chain in self.chains if chain.buffers]] = True
         self._conflicts = conflicts
         self._cluster_of = {chain.buffers[0]: index for index, chain in enumerate(self.chains) if chain.buffers}
 
     def remove(self, chain: Chain) -> None:
-        """The chain has been inserted: its clusters wait no longer."""
+        """Remove the clusters of an inserted chain from the waiting clusters."""
         for buffer in chain.buffers:
             index = self._cluster_of.get(buffer)
             if index is not None:
@@ -59,7 +59,7 @@ class Unplaced:
                     self.conflicts_left -= self._conflicts.row(position)
 
     def related_to(self, chain: Chain) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """True at every buffer that comes before or after one of the chain's."""
+        """Return a mask: True at every buffer before or after some buffer of the chain."""
         everyone = np.arange(len(self.sizes))
         related = np.zeros(len(self.sizes), dtype=np.bool_)
         for buffer in chain.buffers:
@@ -73,11 +73,11 @@ Selection = Callable[[Unplaced], Turn]
 
 
 def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
-    """Insert everything into an allocation graph; the candidates of each turn come best first."""
+    """Insert all clusters into an allocation graph; `selection` orders the candidates of each turn, best first."""
     unplaced = Unplaced(problem)
     next_turn = selection(unplaced)
     graph = AllocationGraph(unplaced.sizes, unplaced.succession)
-    # Edges only ever get narrower, so who found none need not look again until a new group offers more.
+    # Edges only ever get narrower: a chain without a fitting edge need not search again before a new group opens.
     hopeless: set[tuple[int, ...]] = set()
     while unplaced.waiting:
         stop_when_late()
@@ -101,7 +101,7 @@ def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
 
 
 def _packing(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strategy: str) -> Packing:
-    """One arena of all groups; buffers without bytes are at 0."""
+    """Return the packing: all groups in one arena; buffers without bytes are at offset 0."""
     begins = graph.group_begins()
     offsets = [0] * len(problem.buffers)
     for cluster, chain in zip(unplaced.clusters, unplaced.chains, strict=True):
@@ -114,7 +114,7 @@ def _packing(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strat
 
 
 def largest_first(unplaced: Unplaced) -> Turn:
-    """All chains of the largest size that waits, those with the most unplaced conflicts first."""
+    """Return a candidate order: all waiting chains of the largest size, most unplaced conflicts first."""
     sizes = np.array([chain.size for chain in unplaced.chains], dtype=np.int64)
     members = [cluster.members for cluster in unplaced.clusters]
     positions = np.array([position for cluster in members for position in cluster], dtype=np.int64)
@@ -130,4 +130,5 @@ def largest_first(unplaced: Unplaced) -> Turn:
 
 
 def allocation_graph(problem: Problem) -> Packing:
+    """Pack with an allocation graph filled in order of size."""
     return fill(problem, largest_first, "allocation_graph")

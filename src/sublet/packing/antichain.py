@@ -1,12 +1,12 @@
-"""The heaviest set of buffers none of which precedes another, by maximum flow.
+"""The heaviest antichain of a partial order, by maximum flow.
 
 Weighted Dilworth: in the network S -> i (capacity w_i), i -> j' (unlimited, where i precedes j),
-j' -> T (capacity w_j), the heaviest antichain weighs the sum of all w less the maximum flow. The set
-itself is read off the minimum cut: i such that S still reaches i but not i'.
+j' -> T (capacity w_j), the heaviest antichain weighs the sum of all w minus the maximum flow. The set
+is read off the minimum cut: all i with i reachable from S but i' unreachable.
 
-Whatever the relation and however the weights were rounded, no two members of that set are related
-(i reached and i before j make j' reached); rounding and a relation that is not transitive can only cost
-weight. So the set is a proof on its own.
+For any relation and any rounding of the weights, no two members of the set are related
+(i reached and i before j make j' reached); rounding and an intransitive relation can only cost
+weight. The set is therefore a proof by itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _CAPACITY = (1 << 31) - 1  # SciPy's flow has 32-bit capacities
 
 
 def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tuple[int, ...]:
-    """Positions of a set without any related pair; the heaviest if `related` is a strict partial order
-    and the weights, divided by their common divisor, sum to less than 2^31 (else nearly so)."""
+    """Return the positions of a set without any related pair.
+
+    The set is the heaviest if `related` is a strict partial order and the weights, divided by their greatest common
+    divisor, sum to less than 2^31; otherwise nearly the heaviest.
+    """
     count = len(weights)
     if not any(weights):
         return ()
@@ -48,7 +51,7 @@ def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tu
 
 
 def _small_weights(weights: Sequence[int]) -> NDArray[np.int32]:
-    """Weights divided by their common divisor and, if their sum is still too large, rounded down."""
+    """Return the weights divided by their common divisor and, if their sum is still too large, rounded down."""
     unit = gcd(*weights)
     total = sum(weights) // unit
     unit *= -(-total // (_CAPACITY - 1))

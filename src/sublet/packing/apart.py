@@ -1,4 +1,4 @@
-"""Regions of their own: what only transfers touch, or is kept, lies in one of them, all else in the other regions."""
+"""Placement of buffers into a dedicated region: buffers used by transfers only, or saved across a suspension point."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def place_apart(
     progress: Progress | None = None,
     own: Region | None = None,
 ) -> RegionPacking:
-    """As `place_in_regions`; the buffers at the positions `away` go to a region of their `own`, or else to the one with
-    a rate; all others elsewhere.
+    """Place the buffers at the positions `away` in a dedicated region, all other buffers in the other regions.
 
-    Raises also ProblemError for several such regions, or no other.
+    The dedicated region is `own`, or else the region with a rate; without either, all buffers are placed as by
+    `place_in_regions`. Raises as `place_in_regions` does, and ProblemError for several regions with a rate, or
+    for no other region.
     """
     slow = own or slow_region(regions)
     if slow is None:

@@ -1,8 +1,8 @@
-"""`pack`: one strategy by name, or `auto`, which tries all, then searches, and keeps the smallest arena.
+"""The entry point `pack`: one strategy by name, or the portfolio `auto`.
 
-`auto` goes through the strategies in the order of `STRATEGIES`, leaves out those that would take too
-long on so many buffers or pairs of them alive together, and stops as soon as the arena is as small as
-the lower bound. A time limit or Ctrl-C ends it with the best packing so far; the first strategies always
+`auto` runs the strategies in the order of `STRATEGIES`, then the search, and keeps the smallest arena. `auto` skips
+strategies too slow for the number of buffers, or of pairs of buffers live together, and stops once the arena
+equals the lower bound. A time limit or Ctrl-C ends `auto` with the best packing so far; the first strategies always
 run to their end.
 """
 
@@ -26,7 +26,7 @@ from sublet.packing.validate import check_packing
 
 AUTO = "auto"
 ALWAYS = ("no_reuse", "first_fit", "first_fit_by_tightness")
-# More buffers than this, and the strategy takes long for the little it can gain.
+# Limits on the number of buffers: beyond the limit the strategy takes minutes for little gain.
 MOST_BUFFERS = {
     "no_reuse": 50_000,
     "first_fit": 50_000,
@@ -39,19 +39,19 @@ MOST_BUFFERS = {
 }
 
 DENSE = 100_000_000
-"""Pairs of buffers alive together from which on an order that looks at all of them takes seconds: `SPARING` only."""
+"""Pairs of buffers live together above which an order over all pairs takes seconds: then `SPARING` only."""
 SPARING = ("sweep", "first_fit_by_tightness", SEARCH)
-"""What is tried of a dense problem, in this order: the second looks at all pairs, once."""
+"""Strategies for a dense problem, in order; the second visits all pairs, once."""
 
 ENDLESS = 1 << 62
-"""Steps of a search that a time limit ends."""
+"""Step limit of a search ended by a time limit."""
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A checked packing, the lower bound it is held against, and what was tried for it.
+    """A checked packing, the lower bound on its arena, and the strategies tried.
 
     tried    (strategy, arena bytes, seconds), in order
     steps    taken by the search
@@ -67,7 +67,7 @@ class Report:
 
     @property
     def gap(self) -> float:
-        """How much larger the arena is than the lower bound; 0.0 is a proof that none is smaller."""
+        """The excess of the arena over the lower bound, relative to the bound; 0.0 proves the packing optimal."""
         return (self.packing.arena_bytes - self.bound.bytes) / self.bound.bytes if self.bound.bytes else 0.0
 
 
@@ -84,12 +84,12 @@ def pack(
 ) -> Report:
     """Pack with a strategy, by default the best of all.
 
-    `effort` limits the search in steps, which is reproducible; with a `timeout` (seconds) the search
-    goes on until then instead, and so depends on the machine. A single strategy runs to its end. With
-    a `capacity` (bytes), `auto` and the search stop as soon as the arena is no larger. Where the bound shows that none
-    is as small as `useful` (bytes), `auto` stops with whatever it has.
-    `progress` is told every tried strategy and its arena. Raises ProblemError for an unknown strategy or
-    a problem without any packing or a timeout that is none, PackingError when a strategy's packing is wrong.
+    `effort` limits the search in steps, which is reproducible; with a `timeout` (seconds) the search runs until the
+    timeout instead, and the result depends on the machine. A single strategy runs to its end. With
+    a `capacity` (bytes), `auto` and the search stop once the arena is no larger. `auto` also stops with the best
+    packing so far once the bound exceeds `useful` (bytes).
+    `progress` is called with every tried strategy and its arena size. Raises ProblemError for an unknown strategy,
+    a problem without any packing or an invalid timeout, PackingError when the packing of a strategy is wrong.
     """
     if timeout is not None and not timeout >= 0:
         raise ProblemError(f"the timeout {timeout} must be a number of seconds, at least 0")
@@ -113,7 +113,7 @@ def pack(
 
 @dataclass
 class _Attempt:
-    """What `pack` knows so far; its arguments are those of `pack`."""
+    """The state of one call of `pack`; its arguments are the arguments of `pack`."""
 
     form: Plain
     timeout: float | None
@@ -133,15 +133,16 @@ class _Attempt:
 
     @property
     def problem(self) -> Problem:
-        """The plain one, which strategies and search know."""
+        """The normalized problem, as passed to strategies and search."""
         return self.form.problem
 
     @property
     def deadline(self) -> float | None:
-        """When the time is over, by `time.monotonic()`."""
+        """The end of the time limit in `time.monotonic()` seconds, None without a limit."""
         return None if self.timeout is None else self.begin + self.timeout
 
     def try_all(self) -> None:
+        """Run the portfolio until the packing is good enough, the time is over, or the user interrupts."""
         try:
             for name in self._worth_trying():
                 with time_limit(None if name in ALWAYS or self.best is None else self.deadline):
@@ -159,7 +160,7 @@ class _Attempt:
             self.stopped = "interrupt"
 
     def _worth_trying(self) -> list[str]:
-        """The strategies that take no longer than what they can gain is worth."""
+        """Return the strategies fast enough for the size of the problem."""
         if self.problem.precedence is None and core_of(self.problem).count_overlaps() > DENSE:
             return [*SPARING]
         count = len(self.problem.buffers)
@@ -170,14 +171,14 @@ class _Attempt:
         self._keep(name, strategy_named(name)(self.problem), begin)
 
     def _settle(self, bound: Bound) -> None:
-        """Save the bytes that only the plain form asks for."""
+        """Save the bytes required by the normal form only, by local search."""
         begin = time.monotonic()
         starts = [self.form.answer(packing) for packing in self.packings]
         self.settled = settled(self.form, starts, max(bound.bytes, self.capacity or 0), self.seed)
         self.tried.append((SETTLED, self.settled.arena_bytes, time.monotonic() - begin))
 
     def _content(self) -> bool:
-        """Whether the best packing is known to be, or is small enough, or none is of use."""
+        """True if the best packing is proven smallest, fits the capacity, or the bound exceeds `useful`."""
         if self.best is None or self.bound is None:
             return False
         if self.useful is not None and self.bound.bytes > self.useful:
@@ -185,7 +186,7 @@ class _Attempt:
         return self._answer().arena_bytes <= max(self.bound.bytes, self.capacity or 0)
 
     def _answer(self) -> Packing:
-        """The best packing in the terms of the question."""
+        """Return the best packing as a packing of the original problem."""
         assert self.best is not None
         answer = self.form.answer(self.best)
         return self.settled if self.settled and self.settled.arena_bytes < answer.arena_bytes else answer
@@ -201,13 +202,13 @@ class _Attempt:
         problem, bound, best = self.problem, self.bound, self.best
         limits = Limits(self.effort if self.deadline is None else ENDLESS, self.seed, self.deadline)
         if self.capacity is not None:
-            found = reach(problem, self.capacity, bound, best, limits)
+            result = reach(problem, self.capacity, bound, best, limits)
         else:
-            found = search(problem, bound, best, limits)
-        self.steps, self.stopped = found.steps, found.stopped
+            result = search(problem, bound, best, limits)
+        self.steps, self.stopped = result.steps, result.stopped
         if self.form.exact:
-            self.bound = found.bound
-        self._keep(SEARCH, found.packing, begin)
+            self.bound = result.bound
+        self._keep(SEARCH, result.packing, begin)
 
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
         self.tried.append((name, packing.arena_bytes, time.monotonic() - begin))

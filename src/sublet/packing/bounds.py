@@ -1,20 +1,20 @@
-"""Lower bounds: how many bytes every packing of a problem needs.
+"""Lower bounds on the bytes of every packing of a problem.
 
-The one argument behind all of them: buffers that conflict pairwise (a clique) lie side by side, so the
-arena holds at least the sum of their sizes. A bound here is always such a clique, and is computed from
-its members alone; a search that misses the best clique makes the bound weaker, never wrong.
+All bounds rest on one argument: buffers in pairwise conflict (a clique) lie side by side, so the
+arena holds at least the sum of their sizes. Every bound here is a clique, and is computed from the
+members alone; a search without the best clique makes the bound weaker, never wrong.
 
-    peak        the buffers that need bytes at one time (lifetimes; gaps respected)
-    antichain   the heaviest set of which none precedes another (a precedence), by maximum flow
+    peak        the buffers live at one time (lifetimes; gaps respected)
+    antichain   the heaviest set without a pair in order (a precedence), by maximum flow
 
-A pinned buffer proves that the arena reaches beyond it. Pairs that may overlap and
-`compatible` pairs of a precedence do not conflict, and so must not meet in a clique. They count as
-related in the flow, which keeps them apart; and the serial peak and the antichain of the precedence
-alone are tried as well, after removing the smaller one of every compatible pair.
+A pinned buffer proves that the arena reaches beyond its end. Pairs in `may_overlap` and
+`compatible` pairs of a precedence do not conflict, and so must not meet in a clique. The flow treats the pairs
+as related, which separates them. The planner also tries the serial peak and the antichain of the precedence
+alone, after removal of the smaller buffer of every compatible pair.
 
-Alignment: if every alignment in the clique is a multiple of g, so is every offset, and each member but
+Alignment: if every alignment in the clique is a multiple of g, every offset is a multiple of g, and each member but
 the topmost takes its size rounded up to g before the next can begin. Where alignments differ, the
-buffers of one alignment can prove more than all that are alive with them.
+buffers of one alignment can prove more than all buffers live with them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from sublet.packing.plain import without_overlaps
 from sublet.packing.problem import Precedence, Problem, round_up
 
 MOST_GRIDS = 4
-"""Alignments for each of which one sweep over time looks for a peak of its own."""
-MAX_FLOW_BUFFERS = 4_000  # beyond, all pairs of a precedence are too many for the flow
+"""Largest alignments with a separate sweep over time each, for the peak of the buffers so aligned."""
+MAX_FLOW_BUFFERS = 4_000  # beyond, the flow network has too many edges (one per ordered pair)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No packing has fewer `bytes`. `members` are the positions of the buffers that prove it.
+    """A lower bound: no packing has fewer `bytes`. The buffers at the positions `members` prove the bound.
 
-    `kind` says how they were found: "peak", "antichain" or "pinned".
+    `kind` names the method: "peak", "antichain", "pinned" or "search".
     """
 
     bytes: int
@@ -50,7 +50,7 @@ class Bound:
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """The best lower bound known here. See the head of this file for why it is valid."""
+    """Return the best lower bound known, in bytes. The docstring of the module proves validity."""
     problem = without_overlaps(problem)
     peak = peak_bound(problem)
     if problem.precedence is None or len(problem.buffers) > MAX_FLOW_BUFFERS:
@@ -60,7 +60,7 @@ def lower_bound(problem: Problem) -> Bound:
 
 
 def peak_bound(problem: Problem) -> Bound:
-    """From the times at which most bytes are alive. Fast: one sweep over the lifetimes."""
+    """Return the bound from the times with the most live bytes. Fast: one sweep over the lifetimes."""
     problem = without_overlaps(problem)
     candidates = [_alive_at_peak(problem, [buffer.size for buffer in problem.buffers])]
     candidates += [_alive_at_peak(problem, _rounded(problem, step)) for step in _grids(problem)]
@@ -71,19 +71,19 @@ def peak_bound(problem: Problem) -> Bound:
 
 
 def _grids(problem: Problem) -> list[int]:
-    """What all alignments are multiples of, and the largest of those that only some are multiples of."""
+    """Return the greatest common divisor of all alignments, and the MOST_GRIDS largest alignments."""
     alignments = {buffer.alignment for buffer in problem.buffers if buffer.size > 0}
     common = gcd(*alignments)
     return sorted({common, *sorted(alignments)[-MOST_GRIDS:]} - {0, 1})
 
 
 def _rounded(problem: Problem, step: int) -> list[int]:
-    """Sizes rounded up to `step`, of the buffers whose offsets are multiples of it; 0 of the others."""
+    """Return the sizes rounded up to `step` of buffers with alignments divisible by `step`; 0 for all other buffers."""
     return [0 if buffer.alignment % step else round_up(buffer.size, step) for buffer in problem.buffers]
 
 
 def _pin_bound(problem: Problem) -> Bound:
-    """The arena reaches beyond the pinned buffer that ends highest."""
+    """Return the bound from the pinned buffer with the highest end."""
     pins = [(b.pinned + b.size, i) for i, b in enumerate(problem.buffers) if b.pinned is not None and b.size]
     end, position = max(pins, default=(0, -1))
     return Bound(end, "pinned", (position,) if pins else ())
@@ -107,7 +107,7 @@ def _antichain_bound(problem: Problem, precedence: Precedence) -> Bound:
 
 
 def _in_one_direction(problem: Problem, compatible: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Each compatible pair once, from the one that the serial order runs first."""
+    """Return each compatible pair once, directed from the buffer that the serial order runs first."""
     time = sorted(range(len(problem.buffers)), key=lambda position: (problem.buffers[position].lower, position))
     rank = np.empty(len(time), dtype=np.int64)
     rank[time] = np.arange(len(time))
@@ -121,7 +121,7 @@ def _best(problem: Problem, kind: str, cliques: Iterable[tuple[int, ...]]) -> Bo
 
 
 def bytes_of_clique(problem: Problem, members: tuple[int, ...]) -> int:
-    """Bytes that buffers need which all conflict with each other."""
+    """Return the bytes needed by buffers in pairwise conflict."""
     sizes = [problem.buffers[position].size for position in members]
     step = _common_alignment(problem, members)
     rounded = [round_up(size, step) for size in sizes]
@@ -135,14 +135,14 @@ def _common_alignment(problem: Problem, positions: Iterable[int]) -> int:
 
 
 def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
-    """The buffers with bytes at the first time at which the sum of the weights of those alive is largest."""
+    """Return the buffers with bytes at the first time with the largest sum of live weights."""
     lives = [tuple(buffer.pieces) for buffer in problem.buffers]
     peak, _ = highest(levels(zip(lives, weights, strict=True)))
     return tuple(position for position, live in enumerate(lives) if weights[position] > 0 and holds(live, peak))
 
 
 def clique_within(problem: Problem, conflicts: PrecedenceConflicts, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Members that all conflict pairwise: the largest first, each kept if it conflicts with all kept so far."""
+    """Return members in pairwise conflict: largest first, each kept if in conflict with all kept before."""
     allowed = np.ones(len(problem.buffers), dtype=np.bool_)
     clique = []
     for position in sorted(members, key=lambda member: (-problem.buffers[member].size, member)):

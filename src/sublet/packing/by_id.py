@@ -1,4 +1,4 @@
-"""Problems with their buffers in another order, by id so that the order of rows does not matter; and parts of them."""
+"""The canonical order of the buffers of a problem, by id, and sub-problems of selected buffers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sublet.packing.problem import Companion, Packing, Problem
 
 
 def order_by_id(problem: Problem) -> list[int]:
-    """Positions in order of id. Shorter ids come first, so that numbers ascend."""
+    """Return the positions in order of id. Shorter ids come first, so that numbers ascend."""
     ids = [buffer.id for buffer in problem.buffers]
     return sorted(range(len(ids)), key=lambda position: (len(ids[position]), ids[position]))
 
 
 def rearranged(problem: Problem, order: Sequence[int]) -> Problem:
-    """The problem of the buffers at these positions only, the one at `order[i]` at position i."""
+    """Return the sub-problem of the buffers at the positions in `order`; buffer `order[i]` moves to position i."""
     rank = {position: rank for rank, position in enumerate(order)}
     ties = [tie for tie in problem.companions if tie.first in rank and tie.second in rank]
     return replace(
@@ -28,7 +28,7 @@ def rearranged(problem: Problem, order: Sequence[int]) -> Problem:
 
 
 def back_in_order(packing: Packing, order: list[int]) -> Packing:
-    """A packing of the rearranged problem as one of the original."""
+    """Return a packing of the reordered problem as a packing of the original."""
     offsets = [0] * len(order)
     for rank, position in enumerate(order):
         offsets[position] = packing.offsets[rank]

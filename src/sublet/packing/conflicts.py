@@ -1,7 +1,7 @@
-"""Which buffers must not overlap, one row at a time, and which must share an offset.
+"""The interference graph of a problem, one row at a time, and the clusters of buffers with one offset.
 
-A problem of 28,000 buffers has 400 million pairs; nothing here ever holds all of them. A row is one
-vectorised comparison of all lifetimes.
+A problem of 28,000 buffers has 400 million pairs, too many to store. A row is one vectorised
+comparison of all lifetimes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Mask = NDArray[np.bool_]
 
 
 class Conflicts(Protocol):
-    """The interference graph of a problem. Sizes play no part: an empty buffer conflicts too."""
+    """The interference graph of a problem. Sizes are ignored: an empty buffer conflicts too."""
 
     def row(self, position: int) -> Mask:
-        """True at every buffer that conflicts with the one at `position`, which itself is False."""
+        """Return a mask: True at every buffer in conflict with the buffer at `position`, False at `position` itself."""
         ...
 
     def degrees(self) -> NDArray[np.int64]:
-        """How many buffers each buffer conflicts with."""
+        """Return the number of conflicts of each buffer."""
         ...
 
 
 class LifetimeConflicts:
-    """Lifetimes without gaps: two buffers conflict when both are alive at some time."""
+    """Interference of lifetimes without gaps: two buffers conflict when both are live at some time."""
 
     def __init__(self, problem: Problem) -> None:
         self._lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
@@ -52,7 +52,7 @@ class LifetimeConflicts:
 
 
 class PieceConflicts:
-    """Lifetimes with gaps: two buffers conflict when a piece of one overlaps a piece of the other."""
+    """Interference of lifetimes with gaps: two buffers conflict when their live pieces overlap."""
 
     def __init__(self, problem: Problem) -> None:
         pieces = [
@@ -76,7 +76,7 @@ class PieceConflicts:
 
 
 class PrecedenceConflicts:
-    """A partial order: two buffers conflict when neither precedes the other, unless they are compatible."""
+    """Interference in a partial order: neither buffer precedes the other, and the pair is not compatible."""
 
     def __init__(self, matrix: Mask) -> None:
         self._matrix = matrix
@@ -91,7 +91,7 @@ class PrecedenceConflicts:
 
 
 def conflicts_of(problem: Problem) -> Conflicts:
-    """The conflicts of a problem, by its precedence if it has one, else by its lifetimes."""
+    """Return the interference graph of a problem, by precedence if given, else by lifetimes."""
     if problem.precedence is not None:
         return PrecedenceConflicts(problem.precedence.conflicts())
     if any(buffer.gaps for buffer in problem.buffers):
@@ -101,10 +101,10 @@ def conflicts_of(problem: Problem) -> Conflicts:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Buffers that get one offset: companions, or a buffer by itself.
+    """Buffers with one common offset: companions, or a single buffer.
 
-    `members` ascend; `sized` are those of them that need bytes; `size` is the largest member's;
-    `alignment` is a multiple of every member's.
+    `members` ascend; `sized` lists the members with bytes; `size` is the size of the largest member;
+    `alignment` is a common multiple of the alignments of all members.
     """
 
     members: tuple[int, ...]
@@ -114,7 +114,7 @@ class Cluster:
 
 
 def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of the numbers below `count` the first of those that pairs join it with, one after another."""
+    """Return for each number below `count` the smallest number of its component (union-find over `pairs`)."""
     first = list(range(count))
 
     def find(number: int) -> int:
@@ -130,9 +130,9 @@ def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
-    """Join companions (and companions of companions), in order of each cluster's first member.
+    """Return the clusters of the companions (transitively), in order of the first member.
 
-    Raises ProblemError when two of a cluster conflict, so that no shared offset can exist.
+    Raises ProblemError when two members of a cluster conflict: no common offset can exist.
     """
     pairs = ((companion.first, companion.second) for companion in problem.companions)
     members: dict[int, list[int]] = {}

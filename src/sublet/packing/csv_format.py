@@ -1,16 +1,16 @@
-"""MiniMalloc's CSV: one buffer a row, in any order of columns.
+"""Reader and writer of MiniMalloc's CSV: one buffer per row, columns in any order.
 
-    id,lower,upper,size    needed; text, then integers
+    id,lower,upper,size    required; text, then integers
     alignment, accesses    1 if missing
     gaps                   half-open ranges without need: "5-7 9-12"
-    pinned                 the offset it must have
-    companion, distance    the id of another buffer, and how many bytes above that this one must lie (or 0)
-    may_overlap            ids of buffers it does not conflict with, separated by spaces, quoted as in CSV
-    offset                 the answer
-    region                 the memory region of the answer; a `hint` is ignored
+    pinned                 the required offset
+    companion, distance    the id of another buffer; this buffer lies `distance` bytes (default 0) above it
+    may_overlap            ids of buffers without a conflict, separated by spaces, quoted as in CSV
+    offset                 the packing
+    region                 the memory region of the packing; a `hint` is ignored
 
-Ids are compared as written. An empty cell is a missing one. Lifetimes are half-open unless told
-otherwise: idealloc reads the same columns in three ways, see `Lifetimes`.
+Ids are compared as written. An empty cell counts as missing. Lifetimes are half-open by default;
+idealloc reads the same columns in three ways, see `Lifetimes`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sublet.packing.ties import groups_of
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "gaps", "pinned", "companion", "distance", "may_overlap", "accesses", "offset")
 IGNORED = ("hint", "region")
-FROM_FILE = "file"  # the strategy of a packing that was read
-ONE_REGION = "arena"  # what the memory is called where no region is told
+FROM_FILE = "file"  # strategy name of a packing read from a file
+ONE_REGION = "arena"  # name of the memory without a region
 
 
 class Lifetimes(StrEnum):
-    """Whether a buffer is alive at its lower and at its upper time: in(clusive) or ex(clusive)."""
+    """Whether a buffer is live at its lower and at its upper time: in(clusive) or ex(clusive)."""
 
     half_open = "in-ex"
     open = "ex-ex"
@@ -45,18 +45,18 @@ class Lifetimes(StrEnum):
 
     @property
     def late(self) -> int:
-        """How much later than `lower` a life begins."""
+        """The shift from `lower` to the begin of the half-open live range."""
         return int(self is Lifetimes.open)
 
     @property
     def over(self) -> int:
-        """How much later than `upper` a life has ended."""
+        """The shift from `upper` to the end of the half-open live range."""
         return int(self is Lifetimes.closed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line of a file, and how to complain about it."""
+    """One row of a file, with its line number for error messages."""
 
     path: Path
     line: int
@@ -76,7 +76,7 @@ class _Row:
 
 
 def read_csv(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> tuple[Problem, Packing | None]:
-    """The problem in a file, and the packing if every row has an offset, and none a region.
+    """Return the problem in a file, and the packing if every row has an offset and none a region.
 
     Raises ProblemError naming file, line and column. The packing is not checked.
     """
@@ -91,9 +91,9 @@ def read_csv(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> tu
 def read_placed(
     path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open
 ) -> tuple[Problem, tuple[tuple[str, int] | None, ...]]:
-    """The problem in a file, and the region and offset of each row, None for one without an offset.
+    """Return the problem in a file, and (region, offset) of each row, None for a row without an offset.
 
-    Raises ProblemError naming file, line and column. The places are not checked.
+    Raises ProblemError naming file, line and column. The offsets are not checked.
     """
     path = Path(path)
     rows, buffers, places, lines = [], [], list[tuple[str, int] | None](), dict[str, int]()
@@ -172,7 +172,7 @@ def _buffer(row: _Row, lifetimes: Lifetimes) -> Buffer:
 
 
 def _life(row: _Row, lifetimes: Lifetimes) -> tuple[int, int]:
-    """The half-open range of times at which a buffer is alive."""
+    """Return the half-open live range of a buffer."""
     lower, upper = row.integer("lower"), row.integer("upper")
     begin, end = lower + lifetimes.late, upper + lifetimes.over
     if begin >= end:
@@ -184,19 +184,19 @@ def _life(row: _Row, lifetimes: Lifetimes) -> tuple[int, int]:
 
 
 def _gaps(row: _Row) -> tuple[tuple[int, int], ...]:
-    """Parse "5-7 9-12", sorted, with touching ranges joined."""
+    """Return the gaps parsed from "5-7 9-12", sorted, with touching ranges merged."""
     gaps: list[tuple[int, int]] = []
     for text in row.cells.get("gaps", "").split():
         match = re.fullmatch(r"(-?[0-9]{1,30})-(-?[0-9]{1,30})", text)
         if match is None:
             raise row.error("gaps", f"{text[:40]!r} is not a range such as 5-7")
         gaps.append((int(match[1]), int(match[2])))
-    joined: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(gaps):
-        if joined and joined[-1][1] == begin:
-            begin = joined.pop()[0]
-        joined.append((begin, end))
-    return tuple(joined)
+        if merged and merged[-1][1] == begin:
+            begin = merged.pop()[0]
+        merged.append((begin, end))
+    return tuple(merged)
 
 
 def _companions(rows: list[_Row], positions: dict[str, int]) -> Iterator[Companion]:
@@ -222,7 +222,7 @@ def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int
 
 
 def _names(row: _Row) -> list[str]:
-    """Ids in one cell, which is a line of CSV with spaces for commas."""
+    """Return the ids in one cell: a line of CSV with spaces in place of commas."""
     cell = io.StringIO(row.cells["may_overlap"].strip(" "), newline="")
     try:
         return [name for names in csv.reader(cell, delimiter=" ", strict=True) for name in names if name]
@@ -238,11 +238,11 @@ def write_csv(
     lifetimes: Lifetimes = Lifetimes.half_open,
     regions: Sequence[str] | None = None,
 ) -> None:
-    """Write a problem, with offsets if there is a packing (or the offsets), to a file whole or not at all.
+    """Write a problem to a file, atomically; with offsets if `packing` (or a list of offsets) is given.
 
-    `regions` are the names of the memory regions the offsets count in, one a buffer.
-    A precedence does not fit into the columns: what is written are the lifetimes of its serial order,
-    for which the packing is right as well. Raises ProblemError when the file cannot be written.
+    `regions` names the memory region of the offset of each buffer. A precedence does not fit into the columns: the
+    rows carry the lifetimes of its serial order, for which the packing is valid too. Raises ProblemError when the
+    file cannot be written.
     """
     offsets = packing.offsets if isinstance(packing, Packing) else packing
     text = _to_text(problem, offsets, lifetimes, regions)
@@ -265,7 +265,7 @@ def _to_text(
         or any(row.get(column, "") not in ("", usual.get(column)) for row in rows)
     ]
     text = io.StringIO()
-    # csv quotes a carriage return only when it is asked to quote every text
+    # csv quotes a carriage return only when quoting every text
     if any("\r" in buffer.id for buffer in problem.buffers):
         writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     else:
@@ -278,7 +278,7 @@ def _to_text(
 def _cells(
     problem: Problem, offsets: Sequence[int] | None, lifetimes: Lifetimes, regions: Sequence[str] | None
 ) -> list[dict[str, str | int]]:
-    """The cells of every row by column; those that are missing are empty."""
+    """Return the cells of every row by column; missing cells are empty."""
     rows: list[dict[str, str | int]] = []
     for buffer in problem.buffers:
         row: dict[str, str | int] = {"id": buffer.id, "size": buffer.size}

@@ -1,7 +1,7 @@
-"""A time limit that inner loops look at, so that a slow strategy can be abandoned half way.
+"""A time limit polled by inner loops, for abandoning slow strategies midway.
 
-A strategy is a plain function of the problem; the limit reaches it through a context variable, as it
-is no part of the question.
+A strategy is a plain function of the problem. A context variable carries the limit, since the limit is
+no part of the problem.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _DEADLINE: ContextVar[float | None] = ContextVar("sublet_packing_deadline", defa
 
 
 class OutOfTime(Exception):
-    """The time limit has passed; caught by `pack`, which keeps the best packing so far. No error of a caller."""
+    """Raised after the time limit; `pack` catches the exception and keeps the best packing found."""
 
 
 @contextmanager
 def time_limit(deadline: float | None) -> Iterator[None]:
-    """Make `stop_when_late` raise inside this block once `time.monotonic()` passes `deadline`."""
+    """Make `stop_when_late` raise inside the block once `time.monotonic()` passes `deadline`."""
     token = _DEADLINE.set(deadline)
     try:
         yield
@@ -29,7 +29,7 @@ def time_limit(deadline: float | None) -> Iterator[None]:
 
 
 def is_late() -> bool:
-    """Whether a limit is set and has passed."""
+    """True if a limit is set and has passed."""
     deadline = _DEADLINE.get()
     return deadline is not None and time.monotonic() > deadline
 

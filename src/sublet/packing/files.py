@@ -1,4 +1,4 @@
-"""Problems from files of either kind."""
+"""Reading of packing problems from CSV or JSON files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sublet.packing.problem import Problem
 
 
 def read_problem(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
-    """Read a CSV or JSON problem, told apart by suffix, else by the first character.
+    """Read a CSV or JSON problem; the suffix selects the format, else the first character.
 
-    Raises ProblemError saying where the file is wrong. Offsets in a CSV are dropped; `read_csv` keeps them.
+    Raises ProblemError with the position of the mistake. Offsets in a CSV are dropped; `read_csv` keeps offsets.
     """
     path = Path(path)
     suffix = path.suffix.lower()

@@ -1,10 +1,9 @@
-"""The allocation graph filled by interference, as in the first edition of "The NNC Tensor Allocation
-Algorithm": the buffers with the most conflicts first.
+"""The allocation graph filled by interference: buffers with the most conflicts first.
 
-Each of these is a candidate by itself, and in chains of two or three with larger buffers that it does
-not conflict with. Candidates of one turn go by the largest size in the chain, then by its conflicts,
-its length, and its positions. The text leaves open which larger buffer joins: here the largest before
-and the largest after.
+Follows the first edition of "The NNC Tensor Allocation Algorithm". Each buffer is a candidate by itself, and in
+chains of two or three with larger buffers free of conflict with it. Candidates of one turn are ordered by the
+largest size in the chain, then by the conflicts of the chain, by length, and by positions. The text leaves open
+which larger buffer joins a chain: the implementation takes the largest before and the largest after.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
 
 
 class Candidates:
-    """The chain of a cluster, alone and with larger single buffers (no companions) around it.
+    """Candidate chains of each cluster: alone, and with larger single buffers (no companions) before and after.
 
-    Fewer and fewer buffers wait, so that the largest of some stays the largest until it is inserted itself: what
-    was found around a buffer holds until then.
+    Buffers only ever leave the set of waiting buffers. The largest neighbour found for a buffer therefore stays the
+    largest until the neighbour itself is inserted, and the cached chains stay valid until then.
     """
 
     def __init__(self, unplaced: Unplaced) -> None:
@@ -45,7 +44,7 @@ class Candidates:
         self._found: dict[int, tuple[list[int], list[Candidate]]] = {}
 
     def of(self, index: int) -> list[Candidate]:
-        """The chain of cluster `index` and, with a larger buffer before it, after it, and both, longer ones."""
+        """Return the chain of cluster `index` alone and, extended by a larger buffer before it, after it, and both."""
         neighbours, candidates = self._found.get(index, ([], []))
         if not candidates or any(neighbour not in self._unplaced.waiting for neighbour in neighbours):
             before, after = self._around(index)
@@ -54,7 +53,7 @@ class Candidates:
         return candidates
 
     def _around(self, index: int) -> tuple[list[int], list[int]]:
-        """The cluster of the largest waiting buffer that fits before, and of the one that fits after, if any."""
+        """Return the clusters of the largest waiting buffers able to precede and to follow cluster `index`, if any."""
         chain = self._unplaced.chains[index]
         buffer = chain.buffers[0]
         if buffer not in self._index_of:
@@ -86,7 +85,7 @@ def _joined(chains: list[Chain]) -> Chain:
 
 
 def most_conflicts_first(unplaced: Unplaced) -> Turn:
-    """Chains around the waiting buffers with the most conflicts, placed ones counted too."""
+    """Return a candidate order: chains around the waiting buffers with the most conflicts, placed buffers counted."""
     candidates = Candidates(unplaced)
     degrees = unplaced.degrees.tolist()
     degree = [sum(degrees[position] for position in cluster.members) for cluster in unplaced.clusters]
@@ -103,4 +102,5 @@ def most_conflicts_first(unplaced: Unplaced) -> Turn:
 
 
 def allocation_graph_by_interference(problem: Problem) -> Packing:
+    """Pack with an allocation graph filled in order of interference."""
     return fill(problem, most_conflicts_first, "allocation_graph_by_interference")

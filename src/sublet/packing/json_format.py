@@ -1,18 +1,18 @@
-"""Problems with a partial order, as JSON: a graph of nodes and the blocks of memory they touch.
+"""Reader of problems with a partial order, as JSON: a graph of nodes, and the blocks of memory used by the nodes.
 
     alignment    bytes                         deps    [from, to] pairs: from runs before to
     order        nodes in one serial order     blocks  id, size, type, companion, head, tail
-    may_overlap  [id, id] pairs of blocks that do not conflict (may be missing)
+    may_overlap  [id, id] pairs of blocks without a conflict (optional)
 
-`head` and `tail` are the nodes that touch a block first and last. Block a precedes block b when every
-node of a's tail runs before every node of b's head; their distance is the number of edges on the
-longest path between any of these. Lifetimes are positions in `order`, nodes that are missing there
-following as the edges allow. `companion` is the id of a block that must get the same offset, or -1; with
-a `distance`, this block lies so many bytes above it. A block may also have `pinned`, the offset it must
-have, and `accesses` (see `Buffer`).
+`head` and `tail` list the nodes with the first and the last access to a block. Block a precedes block b when every
+node of a's tail runs before every node of b's head; the distance of a and b is the number of edges on the
+longest path between such nodes. Lifetimes are positions in `order`; nodes missing in `order`
+follow as early as the edges allow. `companion` is the id of a block with the same offset, or -1; with
+a `distance`, this block lies `distance` bytes above the companion. A block may also have `pinned`, the required
+offset, and `accesses` (see `Buffer`).
 
-Blocks of different memory kinds (`type`) never share bytes: in the Problem none of them precedes one
-of another kind, so they all conflict. One arena then holds every kind side by side, and its size is
+Blocks of different memory kinds (`type`) never share bytes: the reader lets no block precede a block
+of another kind, so that the blocks conflict. One arena then holds every kind side by side, and its size is
 comparable with the sum of separate arenas.
 """
 
@@ -31,12 +31,14 @@ from sublet.base.files import read_text
 from sublet.base.json_text import parse_json
 from sublet.packing.problem import Buffer, Companion, Precedence, Problem
 
-MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most
+MAX_NODES = 16_384  # the distances of all pairs are stored: 1 GiB at most
 NO_COMPANION = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """One entry of `blocks`, parsed."""
+
     id: str
     size: int
     kind: str
@@ -49,7 +51,7 @@ class _Block:
 
 
 class _Reader:
-    """Typed access to a parsed file; every complaint names the file and the field."""
+    """Typed access to a parsed file; every error message names the file and the field."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +88,7 @@ def _shown(value: Any) -> str:
 
 
 def read_json(path: str | Path) -> Problem:
-    """The problem in a file; raises ProblemError naming the file and the field that is wrong."""
+    """Return the problem in a file; raises ProblemError naming the file and the wrong field."""
     path = Path(path)
     reader = _Reader(path)
     document = _parse(reader)
@@ -161,7 +163,7 @@ def _edges(reader: _Reader, document: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def _serial_order(reader: _Reader, successors: list[list[int]], wanted: list[int]) -> list[int]:
-    """All nodes so that every edge points forward, as close to the wanted order as the edges allow."""
+    """Return a topological order of all nodes, as close to `wanted` as the edges allow."""
     if len(set(wanted)) != len(wanted):
         raise reader.error("order", "names a node twice")
     priority = {node: index for index, node in enumerate(wanted)}
@@ -185,7 +187,7 @@ def _serial_order(reader: _Reader, successors: list[list[int]], wanted: list[int
 
 
 def _node_distances(successors: list[list[int]], run: list[int]) -> NDArray[np.int32]:
-    """distance[b, a]: edges on the longest path from node a to node b, 0 if there is none."""
+    """Return `distance[b, a]`: the edges on the longest path from node a to node b, 0 without a path."""
     distance = np.zeros((len(run), len(run)), dtype=np.int32)
     for node in run:
         through = np.where(distance[node] > 0, distance[node] + 1, 0)
@@ -196,14 +198,14 @@ def _node_distances(successors: list[list[int]], run: list[int]) -> NDArray[np.i
 
 
 def _check_lives(reader: _Reader, nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> None:
-    """Without a way from some head to some tail of each block, "precedes" would not be transitive."""
+    """Raise ProblemError for a block without a path from head to tail: "precedes" would not be transitive."""
     for index, (head, tail) in enumerate(zip(heads, tails, strict=True)):
         if not set(head) & set(tail) and not nodes[np.ix_(tail, head)].any():
             raise reader.error(f"blocks[{index}]", "no node of its head leads to a node of its tail")
 
 
 def _block_distances(nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> NDArray[np.int32]:
-    """distance[a, b] between blocks: 0 unless all of a's tail runs before all of b's head."""
+    """Return `distance[a, b]` between blocks: 0 unless the whole tail of a runs before the whole head of b."""
     distance = np.zeros((len(heads), len(heads)), dtype=np.int32)
     if not heads:
         return distance

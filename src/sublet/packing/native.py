@@ -1,7 +1,7 @@
-"""Problems as the compiled core takes them.
+"""Conversion of packing problems to the form of the C++ core.
 
-The core does the inner loops: greedy placement and the search. It counts bytes in 64 bits, so a
-problem whose buffers could reach beyond 2^62 bytes is refused here.
+The core runs the inner loops: greedy placement and the search. The core counts bytes in 64 bits, so
+the conversion refuses a problem whose buffers could reach beyond 2^62 bytes.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from sublet.packing.problem import MAX_SIZE, Problem
 Numbers = NDArray[np.int64]
 
 _latest: tuple[weakref.ref[Problem], _core.Problem] | None = None
-"""The strategies of one `pack` ask for the same problem one after another."""
+"""Cache of one entry: the strategies of one `pack` convert the same problem in turn."""
 
 
 def core_of(problem: Problem) -> _core.Problem:
-    """A plain problem in the core's own form. Raises ProblemError when its offsets could exceed 2^62."""
+    """Return a normalized problem in the form of the core. Raises ProblemError when offsets could exceed 2^62."""
     global _latest
     if _latest is not None and _latest[0]() is problem:
         return _latest[1]
     check_reach(problem)
     if problem.may_overlap or any(companion.distance for companion in problem.companions):
-        raise ProblemError("the core takes plain problems: give it `plain(problem).problem`")
+        raise ProblemError("the core takes normalized problems: pass `normalize(problem).problem`")
     if problem.companions:
-        clusters_of(problem, conflicts_of(problem))  # refuses companions that conflict
+        clusters_of(problem, conflicts_of(problem))  # raises ProblemError for companions in conflict
     core = _made(problem)
     _latest = (weakref.ref(problem), core)
     return core
 
 
 def with_shifts(problem: Problem, shifts: Sequence[int]) -> _core.Problem:
-    """A problem whose companions lie at shifts above a common offset, for greedy placement only."""
+    """Return a problem whose companions lie at `shifts` bytes above a common offset; greedy placement only."""
     core = _made(problem)
     core.set_shifts(_row(shifts))
     return core
 
 
 def check_reach(problem: Problem) -> None:
-    """Raise ProblemError unless even buffers stacked on top of each other end below 2^62.
+    """Raise ProblemError unless all buffers stacked on top of each other end below 2^62.
 
-    Some strategies round to the common multiple of several alignments, so that counts.
+    The bound counts the common multiple of all alignments, to which some strategies round.
     """
     common = lcm(*(buffer.alignment for buffer in problem.buffers))
     reach = sum(buffer.size for buffer in problem.buffers) + common * (len(problem.buffers) + 1)
@@ -67,8 +67,8 @@ def _made(problem: Problem) -> _core.Problem:
         begins, ends = _row([b.lower for b in buffers]), _row([b.upper for b in buffers])
     else:
         first_piece = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-        begins = _row([begin for several in pieces for begin, _ in several])
-        ends = _row([end for several in pieces for _, end in several])
+        begins = _row([begin for ranges in pieces for begin, _ in ranges])
+        ends = _row([end for ranges in pieces for _, end in ranges])
     core = _core.problem(
         sizes=_row([buffer.size for buffer in buffers]),
         alignments=_row([buffer.alignment for buffer in buffers]),

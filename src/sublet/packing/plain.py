@@ -1,13 +1,13 @@
-"""Every problem as a plain one, which is all that strategies and search have to understand.
+"""Normal form of a packing problem: the only form known to strategies and search.
 
-    may_overlap              becomes compatible pairs of a precedence, made from the lifetimes if there is none
+    may_overlap              becomes compatible pairs of a precedence, derived from the lifetimes if none is given
     companions, one pinned   all become pinned
     companions at distances  become companions at one offset, the origin of their group: a member of s bytes
-                             that lies d above the origin asks for the d + s bytes from the origin on
+                             at d bytes above the origin asks for d + s bytes from the origin on
 
-The last step can ask for bytes that nobody needs, below a member that outlives those beneath it. Then a
-packing of the plain problem is one of the question, but a bound of it need not be (`Plain.exact`).
-Members that are alive together become one buffer, alive whenever any of them is.
+The last step can ask for unneeded bytes below a member that outlives the members beneath. Every packing of
+the normalized problem is then a packing of the original, but a bound need not be (`NormalizedProblem.exact`).
+Members live at the same time become one buffer, live whenever any member is live.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sublet.packing.ties import Group, groups_of
 
 @dataclass(frozen=True)
 class Plain:
-    """A plain problem with the buffers of `question` in their places; offsets there are `shifts` higher.
+    """A normalized problem with the buffers of `question` at the same positions; original offsets are `shifts` higher.
 
-    pinned_down  the question without pairs that may overlap, and with every offset pinned that a pin implies
-    exact        whether no packing of the question is smaller than the smallest of the plain problem
+    pinned_down  the original without pairs in `may_overlap`, with every offset pinned that a pin implies
+    exact        True if no packing of the original is smaller than the smallest of the normalized problem
     """
 
     question: Problem
@@ -38,7 +38,7 @@ class Plain:
     exact: bool
 
     def answer(self, packing: Packing) -> Packing:
-        """A packing of the plain problem as one of the question."""
+        """Return a packing of the normalized problem as a packing of the original."""
         if not any(self.shifts):
             return packing
         offsets = tuple(offset + shift for offset, shift in zip(packing.offsets, self.shifts, strict=True))
@@ -48,9 +48,9 @@ class Plain:
 
 
 def plain(question: Problem) -> Plain:
-    """The plain form of a problem.
+    """Return the normal form of a problem.
 
-    Raises ProblemError when no packing can exist at all: companions or pins contradict each other, an
+    Raises ProblemError when no packing can exist: companions or pins contradict each other, an
     alignment, or a conflict.
     """
     problem = without_overlaps(question)
@@ -77,11 +77,11 @@ def plain(question: Problem) -> Plain:
 
 
 MOST_BUFFERS = 8_192
-"""Buffers of a problem with pairs that may overlap: all pairs are held at once, 320 MiB."""
+"""Most buffers of a problem with `may_overlap`: the matrices of all pairs take 320 MiB. More raise ProblemError."""
 
 
 def without_overlaps(problem: Problem) -> Problem:
-    """The same problem with `may_overlap` told by a precedence. Raises ProblemError above MOST_BUFFERS."""
+    """Return the problem with `may_overlap` expressed as a precedence. Raises ProblemError above MOST_BUFFERS."""
     if not problem.may_overlap:
         return problem
     count = len(problem.buffers)
@@ -97,7 +97,7 @@ def without_overlaps(problem: Problem) -> Problem:
 
 
 def _precedence_of(problem: Problem) -> Precedence:
-    """Lifetimes as a precedence: hops as in `succession`; lives within each other's gaps are compatible."""
+    """Return the lifetimes as a precedence: hops as in `reuse_order`; lifetimes inside gaps are compatible."""
     count = len(problem.buffers)
     lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
     upper = np.array([buffer.upper for buffer in problem.buffers], dtype=np.int64)
@@ -147,6 +147,7 @@ class _Folding:
         self._conflicting = None if order is None else order.conflicts()
 
     def fold(self, group: Group) -> None:
+        """Fold one group: each conflict component of its members becomes one buffer at the origin of the group."""
         distance = dict(group.members)
         reach = {member: group.residue + d + self._problem.buffers[member].size for member, d in group.members}
         if max(reach.values()) > MAX_SIZE:
@@ -156,15 +157,18 @@ class _Folding:
         outside = self._sized.copy()
         outside[list(distance)] = False
         for parts in _components(rows):
-            meets = np.logical_or.reduce([rows[part] for part in parts]) & outside
+            merged_row = np.logical_or.reduce([rows[part] for part in parts]) & outside
             size = max(reach[part] for part in parts)
             self.exact &= any(
-                distance[m] + group.residue == 0 and self._problem.buffers[m].size >= size and not (meets & ~row).any()
+                distance[m] + group.residue == 0
+                and self._problem.buffers[m].size >= size
+                and not (merged_row & ~row).any()
                 for m, row in rows.items()
             )
             self._join(parts, size)
 
     def _refuse_overlaps(self, distance: dict[int, int], rows: dict[int, Mask]) -> None:
+        """Raise ProblemError when two conflicting members of a group overlap."""
         for a, row in rows.items():
             for b in rows:
                 one, other = self._problem.buffers[a], self._problem.buffers[b]
@@ -176,7 +180,7 @@ class _Folding:
                     )
 
     def _join(self, parts: list[int], size: int) -> None:
-        """The first part takes over the lives of all, the others need no bytes any more."""
+        """Merge the live ranges of all parts into the first part; the other parts shrink to 0 bytes."""
         first, *others = parts
         for part in others:
             self._buffers[part] = replace(self._buffers[part], size=0)
@@ -184,15 +188,16 @@ class _Folding:
             after, before = self._distance[parts], self._distance[:, parts]
             self._distance[first] = np.where((after > 0).all(axis=0), after.max(axis=0), 0)
             self._distance[:, first] = np.where((before > 0).all(axis=1), before.max(axis=1), 0)
-            joined: Mask = np.logical_or.reduce(self._conflicting[parts])
-            joined[first] = False
-            self._conflicting[first] = self._conflicting[:, first] = joined
+            merged: Mask = np.logical_or.reduce(self._conflicting[parts])
+            merged[first] = False
+            self._conflicting[first] = self._conflicting[:, first] = merged
         pieces = merge(piece for part in parts for piece in self._problem.buffers[part].pieces)
         self._buffers[first] = replace(
             self._buffers[first], size=size, lower=pieces[0][0], upper=pieces[-1][1], gaps=gaps(pieces)
         )
 
     def folded(self) -> Problem:
+        """Return the problem with all folded groups at one offset."""
         precedence = None
         if self._distance is not None and self._conflicting is not None:
             compatible = ~self._conflicting
@@ -203,14 +208,14 @@ class _Folding:
 
 
 def _components(rows: dict[int, Mask]) -> list[list[int]]:
-    """Members joined when they conflict, directly or through others; in order of the first of each."""
+    """Return the connected components of the conflict graph of the members, ordered by first member."""
     waiting = list(rows)
-    found = []
+    components = []
     while waiting:
         parts = [waiting.pop(0)]
         for part in parts:
-            near = [other for other in waiting if rows[part][other]]
-            parts.extend(near)
-            waiting = [other for other in waiting if other not in near]
-        found.append(sorted(parts))
-    return found
+            neighbours = [other for other in waiting if rows[part][other]]
+            parts.extend(neighbours)
+            waiting = [other for other in waiting if other not in neighbours]
+        components.append(sorted(parts))
+    return components

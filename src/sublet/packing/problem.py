@@ -1,14 +1,14 @@
-"""Question and answer of packing, as plain data.
+"""Data types of a packing problem and of its packings.
 
     id   lower  upper  size  alignment        offset
     ---  -----  -----  ----  ---------        ------
     a    0      3      64    64               0
     b    1      2      128   64          ->   64
 
-A buffer needs `size` bytes at an address that is a multiple of `alignment`, at every time t with
-lower <= t < upper, except in its gaps. Buffers that need bytes at the same time must not overlap.
+A buffer needs `size` bytes at an address divisible by `alignment`, at every time t with
+lower <= t < upper, except in its gaps. Buffers with overlapping live ranges must not overlap in memory.
 
-In a partial order there is no clock: a `Precedence` says which buffer ends before which begins, and
+A partial order has no clock: a `Precedence` lists which buffer ends before which buffer begins, and
 two buffers conflict when neither precedes the other. Pairs in `may_overlap` never conflict.
 """
 
@@ -31,12 +31,12 @@ MAX_ACCESSES = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One thing to place.
+    """A block of bytes to place, with its live range.
 
-    gaps      sorted half-open ranges inside (lower, upper) without need
-    pinned    the offset it must have, or None
-    accesses  how often all of its bytes are read or written, for what it costs in a memory region
-    label     what people know it as, for messages; its id where there is none
+    gaps      sorted half-open ranges inside (lower, upper) in which the bytes are not needed
+    pinned    the required offset, or None
+    accesses  how often all bytes are read or written: the weight of the buffer in the cost of a memory region
+    label     display name for messages; the id if empty
     """
 
     id: str
@@ -73,12 +73,12 @@ class Buffer:
 
     @classmethod
     def alive_in(cls, id: str, size: int, pieces: Ranges, alignment: int = 1, label: str = "") -> Buffer:
-        """One that is needed in just these ranges of time, which are sorted and disjoint."""
+        """Return a buffer with the live range `pieces`: sorted, disjoint, half-open ranges of time."""
         return cls(id, size, pieces[0][0], pieces[-1][1], alignment, gaps(pieces), label=label)
 
     @property
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """The half-open ranges of time at which the bytes are needed."""
+        """Yield the half-open ranges of time in which the bytes are needed."""
         begin = self.lower
         for gap_begin, gap_end in self.gaps:
             yield begin, gap_begin
@@ -91,16 +91,16 @@ class Precedence:
     """A partial order on the buffers of a problem.
 
     `distance[i, j]` is 0 when buffer i does not precede buffer j, else the number of steps (>= 1) on
-    the longest way from i's end to j's begin. `compatible[i, j]` marks pairs that do not conflict
+    the longest path from the end of i to the begin of j. `compatible[i, j]` marks pairs without a conflict
     although neither precedes the other (symmetric; arms of one branch).
-    Invariant: "precedes" is transitive; the allocation graph hands bytes on along it.
+    Invariant: "precedes" is transitive; the allocation graph passes bytes on along the relation.
     """
 
     distance: NDArray[np.int32]
     compatible: NDArray[np.bool_] | None = None
 
     def check_shape(self, count: int) -> None:
-        """Raise ProblemError unless this orders `count` buffers and no two precede each other."""
+        """Raise ProblemError unless the matrices order `count` buffers and no two buffers precede each other."""
         matrices = [self.distance] if self.compatible is None else [self.distance, self.compatible]
         for matrix in matrices:
             if matrix.shape != (count, count):
@@ -112,12 +112,12 @@ class Precedence:
             raise ProblemError(f"precedence: buffers {first} and {second} each precede the other")
 
     def of(self, positions: Sequence[int]) -> Precedence:
-        """The order of the buffers at these positions, as they are listed."""
+        """Return the order restricted to the buffers at `positions`, in the sequence of `positions`."""
         chosen = np.ix_(positions, positions)
         return Precedence(self.distance[chosen], None if self.compatible is None else self.compatible[chosen])
 
     def conflicts(self) -> NDArray[np.bool_]:
-        """Symmetric matrix: True where two different buffers must not overlap."""
+        """Return a symmetric matrix: True where two different buffers must not overlap."""
         before = self.distance > 0
         conflict = ~(before | before.T)
         if self.compatible is not None:
@@ -128,7 +128,7 @@ class Precedence:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Companion:
-    """The buffer at position `second` lies `distance` bytes above the one at `first` (below, if negative)."""
+    """An offset constraint: buffer `second` lies `distance` bytes above buffer `first` (below, if negative)."""
 
     first: int
     second: int
@@ -137,13 +137,14 @@ class Companion:
 
 @dataclass(frozen=True)
 class Problem:
-    """Buffers to place in one arena.
+    """The buffers to place in one arena, with their constraints.
 
-    `precedence`, when given, decides conflicts instead of the lifetimes, which then are those of one
-    serial order. `companions` tie the offsets of two buffers together. `may_overlap` are pairs of positions
-    in `buffers` that do not conflict although both are alive (one is written over the other, in place).
-    Invariant: ids are unique; the matrices of the precedence have one row and column a buffer; companions
-    and pairs are positions. Raises ProblemError otherwise.
+    precedence    if given, decides conflicts in place of the lifetimes, which then describe one serial order
+    companions    offset constraints between pairs of buffers
+    may_overlap   pairs of positions in `buffers` without a conflict although both are live (in-place results)
+
+    Invariant: ids are unique; the matrices of the precedence have one row and column per buffer; companions
+    and pairs refer to positions. Raises ProblemError otherwise.
     """
 
     buffers: tuple[Buffer, ...]
@@ -174,13 +175,13 @@ class Problem:
 
     @property
     def pinned(self) -> bool:
-        """Whether any offset is given."""
+        """True if any buffer has a required offset."""
         return any(buffer.pinned is not None for buffer in self.buffers)
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """An answer: one offset a buffer, in the order of the problem."""
+    """One offset per buffer, in the order of the problem, with the arena size in bytes."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -188,5 +189,5 @@ class Packing:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `number`."""
+    """Return the smallest multiple of `multiple` not below `number`."""
     return -(-number // multiple) * multiple

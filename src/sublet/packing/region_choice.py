@@ -1,11 +1,11 @@
-"""Which units go into a memory region: those that save the most, as far as its capacity reaches.
+"""Assignment of units to one memory region: greedy knapsack over time, improved by exchange.
 
-    thin out   while too many bytes are alive at some time, the unit of those that saves the least a byte of
-               it and a time leaves; then some come back where there is room after all
-    cut off    while no packing fits the capacity, units that end above it leave, those that save least first
-    improve    units that left try to come back, and to change places with one that saves less
+    thin out   while the live bytes exceed the capacity at some time, drop the live unit with the least saving per
+               byte and time; then readmit dropped units with enough room
+    cut off    while no packing fits the capacity, drop units with an end above it, least saving first
+    improve    try to readmit dropped units, or to exchange each for a unit with less saving
 
-Bytes alive at one time are counted from the lifetimes; whether a choice fits is decided by packing it.
+Live bytes are counted from the lifetimes; whether a choice fits is decided by packing.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from sublet.packing.problem import Problem
 from sublet.packing.region_cost import Unit
 
 MOST_TRIES = 300
-"""Packings tried to improve a choice; fewer on large problems, for TRIED_BUFFERS in all."""
+"""Most packings tried to improve a choice; on large problems TRIED_BUFFERS / buffers, at least 8."""
 TRIED_BUFFERS = 100_000
 
 MOST_UNITS = 200
 MOST_EXCHANGES = 50
-"""Units that try to come back in one round, and those inside with which each tries to change places."""
+"""Most dropped units retried per pass (MOST_UNITS), and most exchange partners tried per unit (MOST_EXCHANGES)."""
 
 Fitted = Callable[[Sequence[int]], Report]
-"""Packs the buffers at these positions, best for the region's capacity."""
+"""Packs the buffers at the given positions for the capacity of the region."""
 
 
 @dataclass
 class Choice:
-    """Units inside a region, with their packing if there are any."""
+    """The units inside a region, with their packing if there are any."""
 
     inside: list[int]
     report: Report | None
 
 
 class Chooser:
-    """Chooses among units for one region. `saving` is what each saves there against the next region."""
+    """Selects units for one region. `saving` is the cost saved per unit against the next region."""
 
     def __init__(self, problem: Problem, units: Sequence[Unit], capacity: int, fitted: Fitted) -> None:
         self._problem = problem
@@ -54,7 +54,7 @@ class Chooser:
         self._tries = max(8, min(MOST_TRIES, TRIED_BUFFERS // max(1, len(problem.buffers))))
 
     def _spans_of(self, unit: Unit) -> list[tuple[int, int, int]]:
-        """(begin, end, bytes): the times, as positions in `_times`, at which the unit is alive."""
+        """Return (begin, end, bytes) per live piece of the unit; begin and end are positions in `_times`."""
         spans = []
         for member in unit.members:
             buffer = self._problem.buffers[member]
@@ -65,7 +65,7 @@ class Chooser:
         return sorted(spans)
 
     def choose(self, candidates: list[int], saving: Sequence[int], deadline: float | None) -> Choice:
-        """The units for the region, of those at these positions."""
+        """Select units for the region among the units at the positions `candidates`."""
         able = [unit for unit in candidates if self._units[unit].room <= self._capacity]
         everything = self._packed(able)
         if everything is not None:
@@ -76,7 +76,7 @@ class Chooser:
         return self._improve(choice, able, saving, deadline)
 
     def _packed(self, inside: Sequence[int]) -> Report | None:
-        """The packing of these units, if one is found that fits."""
+        """Return a packing of the units, or None if no packing within the capacity is found."""
         report = self._fitted(self._members(inside))
         return report if report.packing.arena_bytes <= self._capacity else None
 
@@ -84,27 +84,29 @@ class Chooser:
         return sorted(member for unit in inside for member in self._units[unit].members)
 
     def _area(self, unit: int) -> int:
-        """Bytes times time."""
+        """Return the bytes times time of a unit."""
         buffers = (self._problem.buffers[member] for member in self._units[unit].members)
         return sum(buffer.size * (end - begin) for buffer in buffers for begin, end in buffer.pieces)
 
     def _put(self, unit: int, sign: int = 1) -> None:
+        """Add the bytes of a unit to the load at each time; `sign` -1 removes the bytes."""
         for begin, end, nbytes in self._spans[unit]:
             self._load[begin:end] += sign * nbytes
 
     def _has_room(self, unit: int) -> bool:
-        """Whether no time has too many bytes alive with this unit too."""
+        """True if the load stays within the capacity at every time with the unit added."""
         self._put(unit)
         highest = int(self._load.max(initial=0))
         self._put(unit, -1)
         return highest <= self._capacity
 
     def _thin_out(self, able: list[int], worth: dict[int, float]) -> list[int]:
+        """Return the units kept after dropping units until the load fits the capacity at every time."""
         ranked = sorted(able, key=lambda unit: (worth[unit], unit))
         table = [(begin, end, rank) for rank, unit in enumerate(ranked) for begin, end, _ in self._spans[unit]]
         begin, end, rank = np.array(table, dtype=np.int64).reshape(-1, 3).T
         stays = np.ones(len(table), dtype=np.bool_)
-        left = []
+        dropped = []
         for unit in able:
             self._put(unit)
         while int(self._load.max(initial=0)) > self._capacity:
@@ -112,16 +114,17 @@ class Chooser:
             worst = int(rank[np.argmax((begin <= peak) & (peak < end) & stays)])
             stays[np.searchsorted(rank, worst) : np.searchsorted(rank, worst, side="right")] = False
             self._put(ranked[worst], -1)
-            left.append(worst)
-        gone = set()
-        for unit in (ranked[worst] for worst in reversed(left)):
+            dropped.append(worst)
+        discarded = set()
+        for unit in (ranked[worst] for worst in reversed(dropped)):
             if self._has_room(unit):
                 self._put(unit)
             else:
-                gone.add(unit)
-        return [unit for unit in able if unit not in gone]
+                discarded.add(unit)
+        return [unit for unit in able if unit not in discarded]
 
     def _cut_off(self, inside: list[int], worth: dict[int, float]) -> Choice:
+        """Return the units kept after dropping units until a packing fits the capacity."""
         while inside:
             members = self._members(inside)
             report = self._fitted(members)
@@ -138,7 +141,7 @@ class Chooser:
         return Choice([], None)
 
     def _improve(self, choice: Choice, able: list[int], saving: Sequence[int], deadline: float | None) -> Choice:
-        """Let units in, or exchange one for another, most saving first, until nothing more is found to help."""
+        """Admit units, or exchange one unit for another, largest saving first, until no change helps."""
         improved = True
         while improved:
             improved = False
@@ -153,7 +156,7 @@ class Chooser:
         return choice
 
     def _let_in(self, choice: Choice, unit: int, saving: Sequence[int]) -> Choice | None:
-        """The choice with this unit too, or instead of one that saves less and leaves it enough room."""
+        """Return the choice with `unit` added, or exchanged for a unit with less saving; None if no packing fits."""
         if self._has_room(unit):
             better = self._tried([*choice.inside, unit])
             if better is not None:
@@ -172,11 +175,12 @@ class Chooser:
         return None
 
     def _meet(self, one: int, other: int) -> bool:
-        """Whether two units have a time in common, from their first to their last."""
+        """True if two units share a time between their first begin and last end."""
         a, b = self._spans[one], self._spans[other]
         return bool(a and b) and a[0][0] < b[-1][1] and b[0][0] < a[-1][1]
 
     def _tried(self, inside: list[int]) -> Choice | None:
+        """Return the choice if its packing fits; None if not, or when all tries are spent."""
         if self._tries <= 0:
             return None
         self._tries -= 1

@@ -1,13 +1,13 @@
-"""What a choice of memory regions costs, and what every choice costs at least.
+"""Cost of an assignment to memory regions, and a lower bound on the cost of every assignment.
 
 A buffer in a region costs accesses x size x the region's cost of one byte. Companions stay together, so
-buffers are chosen in units: a group of companions, or a buffer by itself.
+the planner assigns units: a group of companions, or a single buffer.
 
-The bound is Lagrange's: give every byte of every region a price at some times. A unit then pays its cost
-and the prices of the bytes it takes, where that is cheapest; the capacities at their prices are paid
-back. However the prices are chosen, no choice that respects the capacities costs less; good ones are the
-dual values of the linear program in which buffers can be split. They are rounded, and the bound is
-computed from them in integers, so it does not depend on how well the program was solved.
+The bound is a Lagrangian relaxation: every byte of every region gets a price at some times. A unit then pays
+its cost plus the prices of the bytes it takes, in the cheapest region; the capacities at their prices are
+subtracted. For any prices, no assignment within the capacities costs less; good prices are the
+dual values of the linear program with divisible buffers. The prices are rounded, and the bound is
+computed from them in integers, so that the solver's accuracy cannot make the bound wrong.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem
 from sublet.packing.ties import groups_of
 
 MOST_ENTRIES = 200_000
-"""Buffers at times that the linear program looks at; the times with most bytes first."""
+"""Most (buffer, time) entries of the linear program; the times with the most bytes first, the rest is left out."""
 PRICE_UNIT = 1 << 30
+"""Prices are integers in units of 1 / PRICE_UNIT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A memory: `capacity` bytes, each of which costs `cost` to read or write once.
+    """A memory region: `capacity` bytes; one access of one byte costs `cost`.
 
-    One with a `rate` is read and written by transfers alone, so many bytes a second: only what the program brings
-    there lies in it (`nn.offload`).
+    A region with a `rate` is accessed by transfers only, at `rate` bytes per second: only buffers moved by
+    the program lie in the region (`nn.offload`).
     """
 
     name: str
@@ -56,8 +57,10 @@ class Region:
 
 
 def slow_region(regions: Sequence[Region]) -> Region | None:
-    """The region that transfers alone touch, as it has a rate; None where there is none. Raises ProblemError for
-    several, and for one without another that the network runs in."""
+    """Return the region with a rate, accessed by transfers only; None if no region has a rate.
+
+    Raises ProblemError for several regions with a rate, and for a rate without another region to run in.
+    """
     slow = [region for region in regions if region.rate]
     if len(slow) > 1:
         raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one may have bytes a second")
@@ -68,7 +71,7 @@ def slow_region(regions: Sequence[Region]) -> Region | None:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Buffers that stay together; `traffic` is accesses x size, summed; `room` is what a region needs for it."""
+    """Buffers assigned together; `traffic` sums accesses x size; `room` is the capacity needed, in bytes."""
 
     members: tuple[int, ...]
     traffic: int
@@ -76,7 +79,7 @@ class Unit:
 
 
 def units_of(problem: Problem) -> list[Unit]:
-    """The units of a problem, by their first members."""
+    """Return the units of a problem, ordered by first member."""
     groups = {group.members[0][0]: group for group in groups_of(problem)}
     inside = {member for group in groups.values() for member, _ in group.members}
     units = []
@@ -95,14 +98,14 @@ def units_of(problem: Problem) -> list[Unit]:
 
 
 def traffic(problem: Problem, position: int) -> int:
-    """Bytes read or written in one buffer."""
+    """Return the bytes read or written in one buffer: accesses x size."""
     return problem.buffers[position].accesses * problem.buffers[position].size
 
 
 def least_cost(problem: Problem, units: Sequence[Unit], regions: Sequence[Region]) -> int:
-    """What every choice that fits costs at least; the problem has no `may_overlap`.
+    """Return a lower bound on the cost of every assignment within the capacities.
 
-    Each unit must have room in some region by itself.
+    The problem has no `may_overlap`, and each unit must fit alone into some region.
     """
     costs = [[unit.traffic * r.cost if unit.room <= r.capacity else -1 for r in regions] for unit in units]
     free = sum(min(cost for cost in row if cost >= 0) for row in costs)
@@ -119,7 +122,7 @@ def least_cost(problem: Problem, units: Sequence[Unit], regions: Sequence[Region
 
 
 def _sections(problem: Problem) -> list[tuple[int, ...]]:
-    """Sets of buffers that conflict pairwise: those alive at one time, at the times with most bytes."""
+    """Return sets of buffers in pairwise conflict: the buffers live at one time, at the times with the most bytes."""
     events = sorted(
         (time, begins, position)
         for position, buffer in enumerate(problem.buffers)
@@ -128,21 +131,21 @@ def _sections(problem: Problem) -> list[tuple[int, ...]]:
         for begins, time in enumerate(reversed(piece))
     )
     alive: dict[int, None] = {}
-    found: list[tuple[int, tuple[int, ...]]] = []
+    candidates: list[tuple[int, tuple[int, ...]]] = []
     grew, entries = False, 0
     for _, begins, position in events:
         if begins:
             alive[position] = None
         elif grew and entries < 16 * MOST_ENTRIES:
-            found.append((sum(problem.buffers[member].size for member in alive), tuple(sorted(alive))))
+            candidates.append((sum(problem.buffers[member].size for member in alive), tuple(sorted(alive))))
             entries += len(alive)
         if not begins:
             del alive[position]
         grew = bool(begins)
-    found.sort(key=lambda section: (-section[0], section[1]))
+    candidates.sort(key=lambda section: (-section[0], section[1]))
     sections, entries = [], 0
     conflicts = None if problem.precedence is None else PrecedenceConflicts(problem.precedence.conflicts())
-    for _, members in found:
+    for _, members in candidates:
         chosen = members if conflicts is None else clique_within(problem, conflicts, members)
         entries += len(chosen)
         if entries > MOST_ENTRIES:
@@ -157,7 +160,7 @@ Entries = list[tuple[int, int, int]]
 def _prices(
     entries: Entries, sections: int, costs: list[list[int]], capacities: list[int], tight: list[int]
 ) -> NDArray[np.int64]:
-    """prices[section, k]: of a byte of the k-th tight region, in parts of PRICE_UNIT; zeros if none are found."""
+    """Return `prices[section, k]`: the price of a byte of tight region k, in 1 / PRICE_UNIT; zeros if unsolved."""
     units, regions = len(costs), len(costs[0])
     scale = float(max(1, max(map(max, costs))))
     where = np.array([(s, u) for s, u, _ in entries], dtype=np.int64)
@@ -173,7 +176,7 @@ def _prices(
     inequalities = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
     each = np.arange(units * regions)
     equalities = coo_array((np.ones(len(each)), (each // regions, each)), shape=(units, units * regions))
-    solved = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+    solved = linprog(  # type: ignore[call-overload]  # the stubs lack sparse matrices
         [max(cost, 0) / scale for row in costs for cost in row],
         A_ub=inequalities.tocsr(),
         b_ub=np.concatenate(limits),
@@ -192,6 +195,7 @@ def _prices(
 def _bound(
     entries: Entries, prices: NDArray[np.int64], costs: list[list[int]], capacities: list[int], tight: list[int]
 ) -> int:
+    """Return the Lagrangian bound for the given prices, in exact integer arithmetic, rounded up."""
     table: list[list[int]] = prices.tolist()
     paid = [[cost * PRICE_UNIT for cost in row] for row in costs]
     for section, unit, nbytes in entries:

@@ -1,11 +1,12 @@
-"""Several memory regions: which buffer goes where, and at which offset.
+"""Assignment of buffers to several memory regions, with an offset in each.
 
-    sram  512 KiB  cost 1     the buffers accessed most for the room they take
-    dram    8 MiB  cost 10    the others
+    sram  512 KiB  cost 1     the buffers with the most accesses per byte
+    dram    8 MiB  cost 10    the remaining buffers
 
-Everything goes into the cheapest region if it fits. Else regions are filled from the cheapest up with what
-saves the most there (see `region_choice`), and the dearest takes the rest. If that is too much for it, once
-more by size instead of cost. The answer is checked; what no answer can cost less than is told with it.
+If all buffers fit into the cheapest region, they go there. Otherwise regions are filled from the cheapest up
+with the units saving the most (see `region_assignment`), and the most expensive region takes the rest. If the
+rest exceeds the last region, the planner tries again by size in place of cost. The packing is checked, and
+carries a lower bound on the cost of every packing.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from sublet.packing.search import SEARCH, searchable
 from sublet.packing.validate import find_violations
 
 TRIAL_STEPS = 20_000
-"""Steps of a search that decides whether a choice fits a region, divided by its buffers as in `search`."""
+"""Steps of a search deciding whether a choice fits a region, divided by the number of buffers as in `search`."""
 
 SHOWN = 5
-"""Buffers that a message names."""
+"""Buffers named by an error message."""
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What lies in one region: the positions of its buffers, the arena they take, and what they cost."""
+    """The contents of a region: positions of the buffers, arena size in bytes, and cost."""
 
     region: Region
     members: tuple[int, ...]
@@ -47,12 +48,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class RegionPacking:
-    """An answer: a region and an offset in it for every buffer, in the order of the problem.
+    """A region and an offset for every buffer, in the order of the problem.
 
-    shares      one a region, in the order they were given
-    region_of   for each buffer the position of its region there
-    cost        accesses x size x cost of the region, over all buffers
-    least_cost  no answer costs less
+    shares      one per region, in the order given by the caller
+    region_of   for each buffer the position of its region in `shares`
+    cost        accesses x size x cost of the region, summed over all buffers
+    least_cost  a lower bound on the cost of every packing
     stopped     "timeout" or "interrupt" when the search was cut short, else ""
     """
 
@@ -71,11 +72,11 @@ class RegionPacking:
 
     @property
     def gap(self) -> float:
-        """How much more it costs than the least; 0.0 is a proof that nothing is cheaper."""
+        """The excess cost relative to the lower bound; 0.0 proves the packing optimal."""
         return (self.cost - self.least_cost) / self.least_cost if self.least_cost else float(self.cost > 0)
 
     def names(self) -> tuple[str, ...]:
-        """The name of each buffer's region."""
+        """Return the name of the region of each buffer."""
         return tuple(self.shares[region].region.name for region in self.region_of)
 
 
@@ -89,11 +90,11 @@ def place_in_regions(
     effort: int | None = None,
     seed: int = 0,
 ) -> RegionPacking:
-    """Choose regions and offsets so that everything fits, for as little cost as is found.
+    """Choose a region and an offset for every buffer within the capacities, at the lowest cost found.
 
-    A pin is an offset in whichever region its buffer gets. The other arguments are those of `pack`.
-    Raises ProblemError for regions that make no sense or a problem without any packing, CapacityError
-    when no way is found to fit the capacities.
+    A pin is an offset within the region chosen for its buffer. The other arguments are those of `pack`.
+    Raises ProblemError for invalid regions or a problem without any packing, CapacityError
+    when the planner finds no packing within the capacities.
     """
     if not regions:
         raise ProblemError("no memory region is given")
@@ -102,18 +103,18 @@ def place_in_regions(
             raise ProblemError(f"region {region.name} is given twice")
     order = order_by_id(problem)
     placer = _Placer(rearranged(problem, order), regions, strategy, timeout, progress, effort, seed)
-    found = placer.place()
+    packing = placer.place()
     region_of, offsets = [0] * len(order), [0] * len(order)
     for rank, position in enumerate(order):
-        region_of[position], offsets[position] = found.region_of[rank], found.offsets[rank]
-    shares = tuple(replace(share, members=tuple(sorted(order[m] for m in share.members))) for share in found.shares)
-    found = replace(found, shares=shares, region_of=tuple(region_of), offsets=tuple(offsets))
-    check_regions(problem, found)
-    return found
+        region_of[position], offsets[position] = packing.region_of[rank], packing.offsets[rank]
+    shares = tuple(replace(share, members=tuple(sorted(order[m] for m in share.members))) for share in packing.shares)
+    packing = replace(packing, shares=shares, region_of=tuple(region_of), offsets=tuple(offsets))
+    check_regions(problem, packing)
+    return packing
 
 
 def check_regions(problem: Problem, packing: RegionPacking) -> None:
-    """Raise PackingError unless every buffer lies in one region, right and within its capacity."""
+    """Raise PackingError unless every buffer lies in exactly one region, at a valid offset within the capacity."""
     findings: list[Finding] = []
     if sorted(m for share in packing.shares for m in share.members) != list(range(len(problem.buffers))):
         findings.append(Finding("count", "packing", "not every buffer lies in one region", "place each once"))
@@ -134,11 +135,12 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
 
 
 def _named(buffer: Buffer) -> str:
+    """Return the display name of a buffer for messages."""
     return buffer.label or f"buffer {buffer.id}"
 
 
 class _Placer:
-    """One call of `place_in_regions`, with the buffers in the order of their ids."""
+    """One call of `place_in_regions`, with the buffers in canonical order."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class _Placer:
         effort: int | None,
         seed: int,
     ) -> None:
-        plain(problem)  # refuses what contradicts itself
+        plain(problem)  # raises ProblemError for contradicting constraints
         self._begin = time.monotonic()
         self._problem = without_overlaps(problem)
         self._units = units_of(problem)
@@ -172,20 +174,20 @@ class _Placer:
         region_of, offsets = [0] * len(self._problem.buffers), [0] * len(self._problem.buffers)
         last = max((k for k, (members, _) in enumerate(chosen) if members), default=0)
         for k, ((given, region), (members, report)) in enumerate(zip(self._regions, chosen, strict=True)):
-            # The others are full, so that nobody gains from a smaller arena in them.
+            # Only the last region is packed with full effort: a smaller arena in a filled region saves no cost.
             packing = report.packing if report is not None and k != last else self._smallest(members, report)
             for member, offset in zip(members, packing.offsets, strict=True):
                 region_of[member], offsets[member] = given, offset
             cost = sum(traffic(self._problem, member) for member in members) * region.cost
             shares[given] = Share(region, tuple(members), packing.arena_bytes, packing.strategy, cost)
-        made = tuple(share for share in shares if share is not None)
+        filled = tuple(share for share in shares if share is not None)
         least = least_cost(self._problem, self._units, regions)
         seconds = time.monotonic() - self._begin
-        cost = sum(share.cost for share in made)
-        return RegionPacking(made, tuple(region_of), tuple(offsets), cost, least, seconds, self._stopped)
+        cost = sum(share.cost for share in filled)
+        return RegionPacking(filled, tuple(region_of), tuple(offsets), cost, least, seconds, self._stopped)
 
     def _chosen(self, weight: list[int], by_size: bool = False) -> list[tuple[list[int], Report | None]] | None:
-        """For each region, the positions of its buffers and a packing of them that fits; None when too much is left."""
+        """Return per region the positions of its buffers and a packing; None if the last region overflows."""
         left = list(range(len(self._units)))
         chosen: list[tuple[list[int], Report | None]] = []
         for k, (_, region) in enumerate(self._regions):
@@ -198,7 +200,7 @@ class _Placer:
                     return None
                 return [*chosen, (members, report)]
             step = 1 if by_size else self._regions[k + 1][1].cost - region.cost
-            # Those that fit nowhere else come first, whatever they save.
+            # Units too large for every later region come first, whatever their saving.
             elsewhere = max(other.capacity for _, other in self._regions[k + 1 :])
             most = 1 + step * sum(weight)
             saving = [step * weight[u] + most * (unit.room > elsewhere) for u, unit in enumerate(self._units)]
@@ -210,7 +212,7 @@ class _Placer:
         return chosen
 
     def _fitter(self, region: Region) -> Callable[[Sequence[int]], Report]:
-        def fitted(members: Sequence[int]) -> Report:
+        def pack_members(members: Sequence[int]) -> Report:
             inside = rearranged(self._problem, members)
             strategy = self._strategy
             if strategy == AUTO:
@@ -218,10 +220,10 @@ class _Placer:
             steps = max(100, TRIAL_STEPS // max(1, len(members)) * 10)
             return pack(inside, strategy, capacity=region.capacity, effort=steps, seed=self._seed)
 
-        return fitted
+        return pack_members
 
     def _smallest(self, members: Sequence[int], fitted: Report | None) -> Packing:
-        """The packing of a region's buffers with all the effort that is left, at least as small as the one known."""
+        """Return the packing of a region with the remaining effort, not larger than the known packing."""
         late = self._timeout is not None and time.monotonic() > self._begin + self._timeout
         if fitted is not None and (late or fitted.gap == 0):
             self._stopped = self._stopped or ("timeout" if late else "")
@@ -245,6 +247,7 @@ class _Placer:
         )
 
     def _too_much(self) -> str:
+        """Return the error message for buffers without a fitting choice of regions."""
         capacity = sum(region.capacity for _, region in self._regions)
         bound = lower_bound(self._problem)
         needed = sorted((self._problem.buffers[member] for member in bound.members), key=lambda buffer: -buffer.size)

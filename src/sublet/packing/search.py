@@ -1,11 +1,11 @@
-"""The search for the smallest packing: exact, anytime, and reproducible when it is limited by steps.
+"""Search for the smallest packing: exact, anytime, and reproducible when limited by steps.
 
-The core reduces time to sections (maximal sets of buffers alive together), keeps for each a floor and
-the bytes still to place, for each buffer the lowest offset it can have, and raises all of them to a
-fixpoint. It branches on the buffer that fits the lowest place best, or postpones it; restarts, and
-learns which sections and which states fail, and follows the best packings so far. Around that it narrows
-the capacity between the bound and the best packing. Where no packing of a capacity exists, it proves
-that, and the bound rises. A large packing is first improved where it is highest, a window at a time.
+The core reduces time to sections (maximal sets of buffers live together). Per section the core keeps a floor and
+the bytes still to place, per buffer the lowest possible offset, and raises all of them to a fixpoint. The search
+branches on the buffer with the best fit at the lowest place, or postpones the buffer. The search restarts, learns
+failing sections and states, and follows the best packings so far. An outer loop narrows the capacity between the
+bound and the best packing. A capacity proven infeasible raises the bound. A large packing is first improved where
+it is highest, one window at a time.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from sublet.packing.native import core_of
 from sublet.packing.problem import Packing, Problem
 
 EFFORT = 100_000_000
-"""Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
-costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers. Of `LARGE` problems a
-quarter of that, and the less the larger they are, as a search from the ground up seldom ends there."""
+"""Steps (placements or postponements) times buffers of one search: a few seconds, since the cost of a step grows with
+the buffers. One more piece of a live range costs as much as `PIECE` buffers. `LARGE` problems get a quarter, and less
+the larger they are, since a search from scratch seldom ends on a large problem."""
 PIECE = 16
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
-"""The same when only a given capacity has to be reached, which mostly takes far less."""
+"""Steps of a decision search for a given capacity, which mostly needs far fewer."""
 LARGE = 2_000
-"""From so many buffers on, packings are first repacked where they are highest."""
+"""Number of buffers from which packings are first repacked where they are highest."""
 REPACK_EFFORT = 20_000_000
-"""Steps of that when nobody limits them, at most one for each buffer, and such steps times buffers: seconds, however
-large the problem."""
+"""Default steps times buffers of repacking, with at most one step per buffer: seconds, for any size of problem."""
 MOST_OVERLAPS = 5_000_000
-"""The search stores every pair of buffers alive together; with more it would take gigabytes."""
+"""Most pairs of buffers live together: the search stores every pair, and more would take gigabytes."""
 SEARCH = "search"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long to search: steps (None for the usual number), and a time of `time.monotonic()` if any.
+    """Limits of a search: steps (None for the default), seed, and a deadline in `time.monotonic()` seconds.
 
     Without a deadline the result depends on the problem, the steps and the seed alone. Ctrl-C ends a
-    search with the best so far.
+    search with the best packing so far.
     """
 
     effort: int | None = None
@@ -56,7 +55,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best packing, the best bound, the steps taken, and why the search ended early, if it did."""
+    """Result of a search: best packing, best bound, steps taken, and the reason for an early end ("" if complete)."""
 
     packing: Packing
     bound: Bound
@@ -65,51 +64,54 @@ class Found:
 
 
 def usual_effort(problem: Problem) -> int:
-    """The steps of a search that nobody limits."""
+    """Return the steps of a search without a limit given by the caller."""
     buffers, gaps = len(problem.buffers), sum(len(buffer.gaps) for buffer in problem.buffers)
     effort = EFFORT if buffers < LARGE else EFFORT * LARGE // (4 * buffers)
     return min(MOST_STEPS, 1 + effort // max(1, buffers + PIECE * gaps))
 
 
 def searchable(problem: Problem) -> bool:
-    """Whether the search can hold the problem."""
+    """True if the search can hold all pairs of buffers live together."""
     return problem.precedence is not None or core_of(problem).count_overlaps() <= MOST_OVERLAPS
 
 
 def search(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
-    """The smallest packing between `bound` and `incumbent` that can be found within the limits.
+    """Return the smallest packing between `bound` and `incumbent` found within the limits.
 
-    One that is not `searchable` is only repacked where it is highest.
+    A problem too large for the search is only repacked where the packing is highest.
     """
-    found = _repacked(problem, bound, incumbent, limits)
-    effort = (limits.effort or usual_effort(problem)) - found.steps
-    if found.stopped or effort < 1 or found.packing.arena_bytes <= bound.bytes or not searchable(problem):
-        return found
+    result = _repacked(problem, bound, incumbent, limits)
+    effort = (limits.effort or usual_effort(problem)) - result.steps
+    if result.stopped or effort < 1 or result.packing.arena_bytes <= bound.bytes or not searchable(problem):
+        return result
     stop = _Stop(limits.deadline)
-    known = np.array(found.packing.offsets, dtype=np.int64)
+    known = np.array(result.packing.offsets, dtype=np.int64)
     offsets, proved, steps, interrupted = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
-    packing = _smaller(found.packing, packing_of(problem, offsets, SEARCH))
+    packing = _smaller(result.packing, packing_of(problem, offsets, SEARCH))
     if proved > bound.bytes:
         bound = Bound(proved, SEARCH, ())
-    return Found(packing, bound, found.steps + steps, "interrupt" if interrupted else stop.reason)
+    return Found(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
 
 
 def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
-    """Like `search`, but content with any packing of at most `capacity` bytes, or a proof that there is none."""
-    found = _repacked(problem, bound, incumbent, limits)
-    if found.stopped or found.packing.arena_bytes <= capacity or not searchable(problem):
-        return found
+    """Return any packing of at most `capacity` bytes, or a proof that none exists.
+
+    Otherwise like `search`; without either result the incumbent is returned.
+    """
+    result = _repacked(problem, bound, incumbent, limits)
+    if result.stopped or result.packing.arena_bytes <= capacity or not searchable(problem):
+        return result
     stop = _Stop(limits.deadline)
     effort = limits.effort or DECISION_EFFORT
     verdict, offsets, steps, interrupted = core_of(problem).solve(capacity, limits.seed, effort, stop)
     if verdict == "infeasible":
         bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
-    packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else found.packing
-    return Found(packing, bound, found.steps + steps, "interrupt" if interrupted else stop.reason)
+    packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else result.packing
+    return Found(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
 
 
 def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits) -> Found:
-    """The incumbent, improved where it is highest if it is large."""
+    """Return the incumbent; a large one is first improved where it is highest."""
     buffers = len(problem.buffers)
     if buffers < LARGE or problem.precedence is not None or problem.companions:
         return Found(incumbent, bound, 0, "")
@@ -122,11 +124,12 @@ def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits
 
 
 def _smaller(one: Packing, other: Packing) -> Packing:
+    """Return the smaller of two packings, the first if equal."""
     return other if other.arena_bytes < one.arena_bytes else one
 
 
 class _Stop:
-    """Asked by the core now and then whether to stop; remembers why."""
+    """Callback polled by the core to ask for a stop; records the reason."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline

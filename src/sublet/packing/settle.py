@@ -1,8 +1,9 @@
-"""Packings with companions at distances, made smaller: greedy placement of groups as they are.
+"""Local search by reinsertion, for packings with companions at distances.
 
-The plain form asks for bytes below a companion that nobody needs (see `plain`). Here groups are placed
-with exactly the bytes they need, in the order of a packing's offsets, of each that there is; then, again and again,
-some that end at the top, or conflict with those, move to another place in the order, and what gets no worse is kept.
+The normal form asks for unneeded bytes below some companions (see `normalize`). The local search places groups
+with exactly the bytes needed, starting in the offset order of each given packing. Each step moves one to three
+buffers at the top, or conflicting with the top, to a random place in the order, and keeps a result not larger
+than before.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from sublet.packing.problem import Packing
 
 SETTLED = "settled"
 EFFORT = 250_000
-"""Placements after which it ends, but for MOST_ROUNDS, and four rounds of each packing on the largest problems."""
+"""Placements (steps times buffers) in all; at most MOST_ROUNDS steps, at least four per packing on large problems."""
 MOST_ROUNDS = 2_000
 
 
 def settled(form: Plain, packings: Sequence[Packing], enough: int, seed: int = 0) -> Packing:
-    """The smallest packing of the question found, starting from each of some; the smallest of these if none is smaller.
+    """Return the smallest packing found from each of `packings`; the smallest of `packings` if none is smaller.
 
     Ends at `enough` bytes, when a time limit passes, or when the effort is spent.
     """

@@ -1,9 +1,9 @@
 """The strategies by name: plain functions from a Problem to a Packing.
 
-A package can add its own under the entry-point group "sublet.strategies" (name -> function); those are
-looked up only when asked for by name or listed, and never by `auto`; `pack` gives them plain problems
-(see `plain`), which may have pins. Ties end with a buffer's position;
-`pack` sorts the buffers by id before, so that shuffled rows get the same offsets.
+A package can add strategies under the entry-point group "sublet.strategies" (name -> function). Entry points
+are loaded only when requested by name or listed, and never run by `auto`. `pack` passes normalized problems
+(see `normalize`), possibly with pins. Strategies break ties by the position of a buffer;
+`pack` first sorts the buffers by id, so that shuffled rows get the same offsets.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ENTRY_POINTS = "sublet.strategies"
 
 
 def searched(problem: Problem) -> Packing:
-    """The search from first fit on, with its usual effort.
+    """Return the packing found by the search from first fit on, with the default effort.
 
-    Raises ProblemError when too many buffers are alive together for the search to hold.
+    Raises ProblemError when too many buffers are live together for the search to hold.
     """
     if not searchable(problem):
         raise ProblemError(f"more than {MOST_OVERLAPS} pairs of buffers are alive together: too many to search")
-    found = search(problem, lower_bound(problem), first_fit(problem))
-    return replace(found.packing, strategy=SEARCH)
+    result = search(problem, lower_bound(problem), first_fit(problem))
+    return replace(result.packing, strategy=SEARCH)
 
 
 _OURS: dict[str, Strategy] = {
@@ -61,41 +61,41 @@ _OURS: dict[str, Strategy] = {
     SEARCH: searched,
 }
 WITHOUT_PINS = ("allocation_graph", "allocation_graph_by_interference")
-"""Strategies that choose every offset themselves."""
+"""Strategies without support for pinned offsets."""
 
 
 def can_pack(name: str, problem: Problem) -> bool:
-    """Whether a strategy of ours keeps to everything that the problem asks for."""
+    """True if a built-in strategy respects every constraint of the problem."""
     return name not in WITHOUT_PINS or not problem.pinned
 
 
 def _of_any_problem(name: str, strategy: Strategy) -> Strategy:
-    """The strategy, which knows plain problems only, for all."""
+    """Return a strategy for all problems, given a strategy for normalized problems."""
 
     @wraps(strategy)
-    def answered(problem: Problem) -> Packing:
+    def pack_normalized(problem: Problem) -> Packing:
         form = plain(problem)
         if not can_pack(name, form.problem):
             able = ", ".join(other for other in _OURS if can_pack(other, form.problem))
             raise ProblemError(f"strategy {name} cannot keep pinned offsets; these can: auto, {able}")
         return form.answer(strategy(form.problem))
 
-    return answered
+    return pack_normalized
 
 
 STRATEGIES: dict[str, Strategy] = {name: _of_any_problem(name, strategy) for name, strategy in _OURS.items()}
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Names of all strategies: our own in order, then those of other packages by name."""
+    """Return the names of all strategies: the built-in ones in order, then other packages' by name."""
     foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
     return (*STRATEGIES, *sorted(foreign - STRATEGIES.keys()))
 
 
 def strategy_named(name: str) -> Strategy:
-    """The strategy of that name; our own go before those of other packages.
+    """Return the strategy with the given name; built-in strategies go first.
 
-    Raises ProblemError listing the known names, or naming the package whose strategy does not load.
+    Raises ProblemError listing the known names, or naming the package whose strategy fails to load.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]

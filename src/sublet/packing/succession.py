@@ -1,6 +1,6 @@
-"""Who may take over whose bytes, and how far apart in time the two are: hop distances.
+"""The reuse order of buffers: possible successors of each buffer in the same bytes, and the distance in time (hops).
 
-    lifetimes     hops(i, j) = lower_j - upper_i + 1 when i ends before j begins (over its gaps)
+    lifetimes     hops(i, j) = lower_j - upper_i + 1 when i ends before j begins (gaps ignored)
     a precedence  hops(i, j) = distance[i, j]
 
 0 means that j cannot follow i.
@@ -22,26 +22,26 @@ Hops = NDArray[np.int64]
 
 
 class Succession(Protocol):
-    """The strict order "ends before the other begins" on the buffers of a problem."""
+    """The strict order "i ends before j begins" on the buffers of a problem."""
 
     def hops_to(self, sources: Positions, target: int) -> Hops:
-        """From the end of each source to the begin of `target`."""
+        """Return the hops from the end of each source to the begin of `target`."""
         ...
 
     def hops_from(self, source: int, targets: Positions) -> Hops:
-        """From the end of `source` to the begin of each target."""
+        """Return the hops from the end of `source` to the begin of each target."""
         ...
 
 
 class LifetimeSuccession:
-    """A gap counts as alive here: bytes are handed over only when a whole life has ended."""
+    """Reuse order of lifetimes. A gap counts as live: a buffer passes bytes on only after the whole lifetime."""
 
     def __init__(self, problem: Problem) -> None:
         self._lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
         self._upper = np.array([buffer.upper for buffer in problem.buffers], dtype=np.int64)
 
     def merge(self, members: tuple[int, ...]) -> None:
-        """Let the first member stand for all: it begins with the first and ends with the last."""
+        """Replace the first member by all members: earliest begin to latest end."""
         chosen = list(members)
         self._lower[members[0]], self._upper[members[0]] = self._lower[chosen].min(), self._upper[chosen].max()
 
@@ -55,13 +55,13 @@ class LifetimeSuccession:
 
 
 class PrecedenceSuccession:
-    """The distances of a problem's precedence."""
+    """Reuse order given by the distances of a precedence."""
 
     def __init__(self, distance: NDArray[np.int32]) -> None:
         self._distance = distance
 
     def merge(self, members: tuple[int, ...]) -> None:
-        """Let the first member stand for all: related to another only where all members are."""
+        """Replace the first member by all members: related to a buffer only if every member is."""
         chosen, first = list(members), members[0]
         self._distance = self._distance.copy()
         after, before = self._distance[chosen], self._distance[:, chosen]
@@ -79,10 +79,10 @@ class PrecedenceSuccession:
 
 
 def succession_of(problem: Problem, clusters: list[Cluster]) -> tuple[Succession, list[tuple[int, ...]]]:
-    """The succession of a problem, and for every cluster its sized members one after another.
+    """Return the reuse order of a problem, and for every cluster its sized members in sequence.
 
-    Members of a cluster that do not follow one another (arms of one branch; a life within another's
-    gap) are merged: the first stands for all of them and is related only where all are.
+    Members of a cluster not following each other (arms of one branch; a lifetime within another's
+    gap) are merged: the first member represents all, and is related to a buffer only where every member is.
     """
     order: LifetimeSuccession | PrecedenceSuccession = (
         LifetimeSuccession(problem) if problem.precedence is None else PrecedenceSuccession(problem.precedence.distance)
@@ -98,6 +98,7 @@ def succession_of(problem: Problem, clusters: list[Cluster]) -> tuple[Succession
 
 
 def _one_after_another(order: Succession, members: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the members in sequence, or None if two neighbours do not follow each other."""
     if len(members) < 2:
         return members
     everyone = np.array(members, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Companions joined into groups: who lies how far above whom, and where such a group can begin at all."""
+"""Rigid groups: buffers with fixed distances between their offsets, and the valid offsets of each group."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sublet.packing.problem import Buffer, Companion, Problem
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Buffers whose offsets are all known when one is.
+    """Buffers with fixed distances: the offset of one member determines the offsets of all.
 
     members  (position, bytes above the lowest member), ascending by position
-    residue  the lowest offset at which every member of the group is aligned; the others are multiples of
-             the alignments higher
-    pin      the offset of the lowest member, if a member is pinned
+    residue  the lowest offset of the group with every member aligned; all valid offsets add multiples of
+             the common multiple of the alignments
+    pin      the offset of the lowest member if any member is pinned, else None
     """
 
     members: tuple[tuple[int, int], ...]
@@ -25,12 +25,12 @@ class Group:
 
     @property
     def spread(self) -> bool:
-        """Whether its members do not simply share an offset that suits all alignments."""
+        """True unless all members share one offset valid for all alignments."""
         return self.residue > 0 or any(distance for _, distance in self.members)
 
 
 def groups_of(problem: Problem) -> list[Group]:
-    """The groups of the companions of a problem, by their first members.
+    """Return the rigid groups of a problem, ordered by first member.
 
     Raises ProblemError when distances, alignments or pins in a group contradict each other.
     """
@@ -48,7 +48,7 @@ def groups_of(problem: Problem) -> list[Group]:
 
 
 def _distances(problem: Problem, near: dict[int, list[Companion]], start: int) -> dict[int, int]:
-    """How far every member of the group of `start` lies above it."""
+    """Return the distance of every member of the group above `start`, in bytes."""
     above = {start: 0}
     todo = [start]
     for position in todo:
@@ -88,7 +88,7 @@ def _group(problem: Problem, above: dict[int, int]) -> Group:
 
 
 def _residue(problem: Problem, members: tuple[tuple[int, int], ...]) -> int:
-    """The lowest offset of the group that aligns all members (Chinese remainders)."""
+    """Return the lowest offset of the group with all members aligned (Chinese remainder theorem)."""
     residue, step = 0, 1
     for position, distance in members:
         buffer: Buffer = problem.buffers[position]
@@ -106,6 +106,7 @@ def _residue(problem: Problem, members: tuple[tuple[int, int], ...]) -> int:
 
 
 def _check_pin(problem: Problem, members: tuple[tuple[int, int], ...], pin: int, pinned: str) -> None:
+    """Raise ProblemError if a pin puts a member below 0 or off its alignment."""
     for position, distance in members:
         buffer = problem.buffers[position]
         offset = pin + distance

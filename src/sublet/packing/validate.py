@@ -1,9 +1,9 @@
-"""Is a packing right? Judged from the problem alone, by other means than the strategies use.
+"""The checker of packings: judges a packing from the problem alone, independently of the strategies.
 
-Lifetimes are swept in time, keeping the live buffers sorted by offset: as long as nothing overlaps, a
-newcomer can only collide with its two neighbours. Only when something does collide are all collisions
-looked up. Under a precedence every pair with a common byte must not conflict.
-All arithmetic is on Python integers, which do not overflow.
+The checker sweeps lifetimes in time and keeps the live buffers sorted by offset: while no buffers overlap, a
+new buffer can collide only with its two neighbours. Only after a collision does the checker enumerate all
+collisions. Under a precedence, every pair with a common byte must be free of conflict.
+All arithmetic uses Python integers, which do not overflow.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from sublet.base.errors import Finding, PackingError
 from sublet.packing.problem import Buffer, Packing, Precedence, Problem
 
-MAX_OVERLAPS = 10_000  # a hopeless packing would have a finding for every pair
+MAX_OVERLAPS = 10_000  # findings reported at most; a bad packing can have one per pair
 
 
 def check_packing(problem: Problem, packing: Packing) -> None:
-    """Raise PackingError with all findings (at most MAX_OVERLAPS overlaps) unless the packing is right."""
+    """Raise PackingError with all findings (at most MAX_OVERLAPS overlaps) unless the packing is valid."""
     findings = find_violations(problem, packing)
     if findings:
         raise PackingError(findings)
 
 
 def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = ()) -> list[Finding]:
-    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `pinned`, `companions` and `overlap`.
+    """Return all findings: `count`, `outside`, `misaligned`, `pinned`, `companions` and `overlap`.
 
-    `steps` tells what happens at the times 0, 1, ..., for people.
+    `steps` names the events at the times 0, 1, ... in messages.
     """
     if len(packing.offsets) != len(problem.buffers):
         what = f"{len(packing.offsets)} offsets for {len(problem.buffers)} buffers"
@@ -56,7 +56,7 @@ def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = (
 
 
 def _when(problem: Problem, a: Buffer, b: Buffer, steps: Sequence[str]) -> str:
-    """The first time at which two buffers are alive; a partial order has no times."""
+    """Return ", at TIME" for the first common time of two buffers; "" under a precedence, which has no times."""
     if problem.precedence is not None:
         return ""
     both = (max(one[0], other[0]) for one in a.pieces for other in b.pieces if one[0] < other[1] and other[0] < one[1])
@@ -77,7 +77,7 @@ def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Find
 
 
 def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
-    """Pairs of positions, ascending, that conflict and have a byte in common; the first MAX_OVERLAPS."""
+    """Return up to MAX_OVERLAPS pairs of positions, ascending, in conflict and with a common byte."""
     if problem.precedence is not None:
         pairs = _overlaps_in_order(problem, problem.precedence, offsets)
     elif problem.may_overlap or _collides(problem, offsets):
@@ -90,9 +90,9 @@ def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
 
 
 def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """The pairs of `_overlaps` under a precedence, one buffer against all later ones at once."""
+    """Yield the pairs of `_overlaps` under a precedence, comparing one buffer with all later buffers at once."""
     ends = [offset + buffer.size for offset, buffer in zip(offsets, problem.buffers, strict=True)]
-    # Addresses only get compared, so their ranks do, and those always fit 64 bits.
+    # Addresses are only compared, so ranks suffice, and ranks always fit 64 bits.
     rank = {address: rank for rank, address in enumerate(sorted({*offsets, *ends}))}
     begin = np.array([rank[offset] for offset in offsets], dtype=np.int64)
     end = np.array([rank[address] for address in ends], dtype=np.int64)
@@ -106,7 +106,7 @@ def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) 
 
 
 def _collides(problem: Problem, offsets: list[int]) -> bool:
-    """Sweep in time: whether any two live buffers have a byte in common."""
+    """True if two live buffers have a byte in common (sweep over time)."""
     events = []
     for position, buffer in enumerate(problem.buffers):
         if buffer.size:
@@ -131,7 +131,7 @@ def _collides(problem: Problem, offsets: list[int]) -> bool:
 
 
 def _pairs_with_common_bytes(problem: Problem, offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Sweep in addresses: all pairs of buffers with a byte in common, alive together or not."""
+    """Yield all pairs of buffers with a common byte, live together or not (sweep over addresses)."""
     sized = [position for position, buffer in enumerate(problem.buffers) if buffer.size]
     active: list[int] = []
     for position in sorted(sized, key=lambda each: (offsets[each], each)):

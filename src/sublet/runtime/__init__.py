@@ -1,1 +1,1 @@
-"""Running a plan: memory, kernels, the program, the executable. Only this package allocates."""
+"""Execution of plans: memory, kernels, bound programs, and the Executable. Only this package allocates memory."""

@@ -1,4 +1,4 @@
-"""What calls are made of: nothing, several in turn, a content stored where it belongs."""
+"""Building blocks of calls: the no-op, a sequence of calls, and storing of a content."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from sublet.runtime.kernel import Call, Cell, Operand
 
 
 def nothing() -> None:
-    """The call of what has nothing to do."""
+    """Return without effect: the call of a step without work."""
 
 
 class InTurn:
-    """Several calls as one. `reached` is the number of the call that raised in the latest run, None when none has."""
+    """A sequence of calls as a single call.
+
+    `reached` is the number of the call that raised in the latest run, None if none raised.
+    """
 
     __slots__ = ("calls", "reached")
 
@@ -38,20 +41,20 @@ class InTurn:
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
-    """One call for several."""
+    """Return one call for several; no-ops are dropped."""
     present = [call for call in calls if call is not nothing]
     return present[0] if len(present) == 1 else InTurn(present)
 
 
 def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None = None) -> None:
-    """Put what was computed where it belongs; of a `spec` whose elements share a byte it is packed.
+    """Write a computed content to an operand; elements of `spec` smaller than a byte are packed.
 
-    Raises KernelError, which calls it `what`, when it is of another type or shape than was planned.
+    Raises KernelError, naming the value `what`, if type or shape differ from the plan.
     """
     if isinstance(to, Cell):
         to.content = content
         return
-    if not isinstance(to, np.ndarray):  # a tensor on a device: what comes there was planned as it is
+    if not isinstance(to, np.ndarray):  # a tensor on a device: type and shape are as planned, nothing to check
         to[...] = content
         return
     array, shape, dtype = np.asarray(content), to.shape, to.dtype

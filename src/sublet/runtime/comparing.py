@@ -1,4 +1,4 @@
-"""One network run several ways, which must agree bit for bit: unplanned, planned, and planned in poison."""
+"""Differential execution: one network unplanned, planned, and planned in poisoned memory, compared bit by bit."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from sublet.runtime.poison import run_poisoned
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outputs of the planned run, and how the runs differ: nothing, when all is right."""
+    """The outputs of the planned run, and the differences between the runs: none if the plan is right."""
 
     outputs: Mapping[str, Any]
     differences: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
-        """Whether all runs agree."""
+        """True if all runs agree."""
         return not self.differences
 
 
 def compare(unplanned: Executable, planned: Executable, inputs: Mapping[str, Any]) -> Comparison:
     """Run `unplanned`, `planned`, and `planned` in a poisoned arena, with the same inputs.
 
-    Every run starts from the state of `planned`, which is as before afterwards; what the runs leave is compared too.
-    Both have the same kernels; `unplanned` is planned with `Options(strategy="no_reuse", share=False)`, so that
-    every tensor has bytes of its own. A difference names the first step whose result differs. Runs that are watched,
-    where steps come one by one, are compared with such a run: some kernels give other last bits among others.
+    Every run starts from the state of `planned`, which is restored afterwards; the states after the runs are compared
+    too. Both executables have the same kernels. `unplanned` has a plan with `Options(strategy="no_reuse",
+    share=False)`, so that no two tensors share bytes. A difference names the first step with a different result.
+    Watched runs, with steps one by one, are compared with a watched run: merged kernels can differ in the last bits.
     """
-    start, meant, ran = _state(planned), _Trace(unplanned), _Trace(planned)
+    start, expected_trace, planned_trace = _state(planned), _Trace(unplanned), _Trace(planned)
     left: list[dict[str, Any]] = [{}, {}, {}]
     _start(unplanned, start)
-    right = _ended(unplanned.watched(inputs, meant.watch, serial=True, left=left[0]), left[0])
-    traced = _ended(planned.watched(inputs, ran.watch, serial=True, left=left[1]), left[1])
+    right = _ended(unplanned.watched(inputs, expected_trace.watch, serial=True, left=left[0]), left[0])
+    traced = _ended(planned.watched(inputs, planned_trace.watch, serial=True, left=left[1]), left[1])
     poisoned = _ended(run_poisoned(planned, inputs, left=left[2]), left[2])
     plain = planned(inputs)
     runs = (
@@ -53,7 +53,7 @@ def compare(unplanned: Executable, planned: Executable, inputs: Mapping[str, Any
     )
     _start(planned, start)
     differences = [
-        f"{what}: {how} differs from the unplanned run{meant.first_difference(ran)}"
+        f"{what}: {how} differs from the unplanned run{expected_trace.first_difference(planned_trace)}"
         for how, expected, found in runs
         for what in expected
         if not equal_bits(expected[what], found[what])
@@ -62,28 +62,28 @@ def compare(unplanned: Executable, planned: Executable, inputs: Mapping[str, Any
 
 
 def _state(executable: Executable) -> dict[str, Any]:
-    """What the updated inputs and weights hold, as far as that is known."""
-    found: dict[str, Any] = {}
+    """Return the contents of the updated inputs and weights, as far as known."""
+    contents: dict[str, Any] = {}
     for name in executable.updated:
-        with suppress(RunError):  # an input that was never given
-            found[name] = executable.state(name)
-    return found
+        with suppress(RunError):  # an updated input without a content yet
+            contents[name] = executable.state(name)
+    return contents
 
 
 def _start(executable: Executable, state: Mapping[str, Any]) -> None:
-    """Let the next run start from this state."""
+    """Set the state for the next run."""
     for name, content in state.items():
         executable.set_state(name, content)
 
 
 def _ended(outputs: Mapping[str, Any], left: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run gave and the state it left, by what messages call them."""
-    named = {f"output {name}": content for name, content in outputs.items()}
-    return named | {f"state {name}": content for name, content in left.items()}
+    """Return the outputs and the final state of a run, keyed by their names in messages."""
+    labelled = {f"output {name}": content for name, content in outputs.items()}
+    return labelled | {f"state {name}": content for name, content in left.items()}
 
 
 def equal_bits(a: Any, b: Any) -> bool:
-    """Whether two results of runs are the same, bit for bit; nested lists and None included."""
+    """True if two results are equal bit by bit; nested lists and None included."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(equal_bits(x, y) for x, y in zip(a, b, strict=True))
     if a is None or b is None:
@@ -97,18 +97,19 @@ def equal_bits(a: Any, b: Any) -> bool:
 
 
 def one_by_one(index: int, action: Call) -> Call:
-    """A watch that sees nothing, but for which steps run one by one, as for any other."""
+    """Return the action unchanged, as a watch; watched runs execute steps one by one."""
     return lambda: action()
 
 
 class _Trace:
-    """A digest of what each step wrote, in the order of the run."""
+    """Digests of the values written by each step, in the order of the run."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
         self._seen: list[tuple[str, bytes]] = []
 
     def watch(self, index: int, action: Call) -> Call:
+        """Return the action of a node with a digest of the written values after each run; other actions unchanged."""
         moment = self._executable.moments[index]
         written = [value for value in moment.writes if value.plannable]
 
@@ -126,7 +127,7 @@ class _Trace:
         return digest.digest()
 
     def first_difference(self, other: _Trace) -> str:
-        """Where two runs part: the first step that wrote something else."""
+        """Return a phrase naming the first step with other results; "" if all agree."""
         for (name, digest), (_, theirs) in zip(self._seen, other._seen, strict=False):
             if digest != theirs:
                 return f" from {name} on"

@@ -1,4 +1,4 @@
-"""Contents: what the caller hands in for inputs, weights and state, copied to its place or used where it is."""
+"""Contents passed by the caller for inputs, weights and state: copied to their storages, or used in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sublet.runtime.state import State
 
 
 class Contents:
-    """Checks what is given for a value, and puts it into the value's memory."""
+    """Checks contents passed by the caller and writes them to the storages of their values."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Contents:
             self.give(value, weights[value], f"weight {value.name}")
 
     def feed(self, given: Mapping[str, Any]) -> None:
-        """Check every input, then put them in their places."""
+        """Check every input, then write all inputs to their storages."""
         unknown = [name for name in given if name not in self._inputs]
         if unknown:
             raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
@@ -59,22 +59,23 @@ class Contents:
             self._put(self._inputs[name], content)
 
     def give(self, value: Value, content: Any, what: str) -> None:
-        """A new content for an updated value."""
+        """Set the content of an updated value."""
         self._put(value, content_for(value, content, what))
 
     def replace(self, value: Value, content: Any) -> None:
-        """A new content, which is copied, for a weight that no run updates."""
+        """Set the content of a weight not updated by runs; the content is copied."""
         self._weights[value] = content.copy() if isinstance(content, np.ndarray) else content
         self._bound.discard(value.name)
         self._load(value, self._weights[value])
 
     def load_weights(self) -> None:
-        """Weights with storages of their own are used where they are; those in the arena are copied there."""
+        """Load all weights: weights with separate storages are used in place, weights in the arena are copied."""
         for value, given in self._weights.items():
             if value.name not in self._bound:
                 self._load(value, given)
 
     def _load(self, value: Value, given: Any) -> None:
+        """Load one weight, in place or by copy."""
         if not isinstance(value.spec, TensorSpec):
             self._memory.cells[value.name].content = given
             return
@@ -86,9 +87,9 @@ class Contents:
             self._put(value, content)
 
     def bind(self, name: str, memory: Any) -> tuple[Value, bool]:
-        """Let a value be the caller's memory.
+        """Use memory of the caller as the storage of a value.
 
-        Gives the value, and whether that is another content for a weight that no run updates.
+        Return the value, and True if the memory is another content of a weight not updated by runs.
         """
         value = self._named(name)
         known = value.name
@@ -107,11 +108,11 @@ class Contents:
         return value, True
 
     def _there(self, value: Value) -> bool:
-        """Whether an input has a content without being given."""
+        """True if an input has a content without being passed."""
         return self._state.known(value) if value in self._graph.updated else value.name in self._bound
 
     def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
+        """Return the contents, with copies of contents overlapping a storage: inputs may be views of former outputs."""
         bound = {name: self._inputs[name] for name in contents if self._inputs[name].name in self._bound}
         for name, value in bound.items():
             if not self._memory.here().bytes_of(value).flags.writeable:
@@ -126,10 +127,12 @@ class Contents:
         }
 
     def _put(self, value: Value, content: Any) -> None:
+        """Write a content to the storage of a value."""
         with self._state.written(value):
             store(content, self._memory.here().operand(value), value)
 
     def _named(self, name: str) -> Value:
+        """Return the input, output or weight with the given name. Raises RunError for an unknown name."""
         found = self._inputs.get(name) or self._outputs.get(name) or self._named_weights.get(name)
         if found is not None:
             return found

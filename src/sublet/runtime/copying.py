@@ -1,4 +1,4 @@
-"""Nodes that only move bytes, run from their facts: no work where the plan put a view or part in place."""
+"""Execution of nodes that only copy bytes, from the facts of their ops; views and operands in place are free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Copy = tuple[Value, int, Value, int, int]
 
 
 def byte_copies(node: Node) -> list[Copy] | None:
-    """The copies that compute the node, when its views or parts explain every byte of its outputs; else None."""
+    """Return the copies computing the node, if views or parts cover every byte of the outputs; else None."""
     if not node.plannable:
         return None
     op = lookup(node.op)
@@ -27,12 +27,12 @@ def byte_copies(node: Node) -> list[Copy] | None:
         parts = shared(node, op.parts(node))
         copies = [(part, 0, output, offset, part.nbytes) for output, part, offset in parts]
     if not copies and not op.pure:
-        return None  # it does something else
+        return None  # the op has side effects
     return copies if _complete([value for value in node.outputs if value is not None], copies) else None
 
 
 def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:
-    """Whether the copies write every byte of every output exactly once."""
+    """True if the copies write every byte of every output exactly once."""
     for output in outputs:
         end = 0
         for _, _, _, begin, nbytes in sorted((c for c in copies if c[2] == output), key=lambda copy: copy[3]):
@@ -45,7 +45,7 @@ def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:
 
 
 def bind_copies(copies: Sequence[Copy], places: Places) -> Call:
-    """A call that makes those of the copies that are not in place already."""
+    """Return a call for the copies not already in place."""
     pairs: list[tuple[Raw, Raw]] = []
     values: list[tuple[str, str]] = []
     for source, begin, output, at, nbytes in copies:
@@ -59,14 +59,14 @@ def bind_copies(copies: Sequence[Copy], places: Places) -> Call:
 
 @dataclass(frozen=True)
 class Copies:
-    """A call that copies bytes. `pairs` are (from, to), and `values` the values these are bytes of."""
+    """A call copying bytes. `pairs` are (source, target) arrays; `values` the (source, target) names."""
 
     pairs: tuple[tuple[Raw, Raw], ...]
     values: tuple[tuple[str, str], ...]
 
     @property
     def addresses(self) -> list[int]:
-        """Where each copy begins to read and to write."""
+        """The source and target addresses of each copy."""
         return [raw.ctypes.data for pair in self.pairs for raw in pair]
 
     def __call__(self) -> None:

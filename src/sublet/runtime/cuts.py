@@ -1,4 +1,4 @@
-"""The backend of cuts."""
+"""The backend of suspension points."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ __all__ = ["CUT", "Cuts"]
 
 @dataclass(frozen=True)
 class Cuts:
-    """The backend of cuts."""
+    """The backend of suspension points."""
 
     name: str = "cut"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """Does nothing, as a call of its own."""
+        """Return a kernel without work for a suspension point; None for other nodes."""
         return _Cut() if node.op == CUT else None
 
 
 @dataclass(frozen=True)
 class _Cut:
+    """The kernel of a suspension point: a separate call that does nothing."""
+
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:

@@ -1,4 +1,4 @@
-"""Tensors as arrays over their bytes, those of several elements a byte packed and unpacked."""
+"""Tensors as arrays over their bytes, with packing and unpacking of elements smaller than a byte."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sublet.base.tensor import DType, TensorSpec
 
 
 def packed(spec: TensorSpec) -> bool:
-    """Whether several elements share a byte."""
+    """True if several elements share a byte."""
     return spec.dtype.bits < 8
 
 
 def array_over(raw: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
-    """The tensor that lies in `raw`, as an array over the same bytes; packed types stay bytes."""
+    """Return the tensor in `raw` as an array over the same bytes; packed types stay bytes."""
     if packed(spec):
         return raw
     return raw.view(NUMPY[spec.dtype]).reshape(spec.shape)
 
 
 def pack(array: NDArray[Any], spec: TensorSpec) -> NDArray[np.uint8]:
-    """The bytes of a packed type, first element in the lowest bits; `array` has one element a byte."""
+    """Return the bytes of a packed type, first element in the lowest bits; `array` has one element per byte."""
     bits, per_byte = spec.dtype.bits, 8 // spec.dtype.bits
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
     padded = np.zeros(spec.nbytes * per_byte, np.uint8)
@@ -35,7 +35,7 @@ def pack(array: NDArray[Any], spec: TensorSpec) -> NDArray[np.uint8]:
 
 
 def unpack(raw: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
-    """One element a byte, of the NumPy type, from packed bytes."""
+    """Return the elements of packed bytes, one per byte, in the NumPy type of `spec`."""
     bits, per_byte = spec.dtype.bits, 8 // spec.dtype.bits
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
     elements = ((raw.reshape(-1, 1) >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[: spec.size]
@@ -49,5 +49,5 @@ def unpack(raw: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
 
 
 def plain(operand: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """The elements an array over planned bytes stands for, one by one; a copy only for packed types."""
+    """Return the elements of the tensor at `operand`, unpacked if packed; a copy only for packed types."""
     return unpack(operand, spec) if packed(spec) else operand

@@ -45,20 +45,20 @@ from sublet.runtime.workspace import (
 )
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
-"""Chooses the kernels, given the weights that lie in memory."""
+"""Chooses the kernels, given the weights in memory."""
 
 
 class Executable:
     """Runs a planned graph in exactly the memory of its plan.
 
-    Calling it copies the inputs to their places, runs, and returns copies of the outputs. After the first
-    run nothing is allocated but those copies. It holds a lock while it runs: calls from several threads
-    come one after another. After an error or an interrupt it can be called again.
+    A call copies the inputs to their storages, runs, and returns copies of the outputs. After the first
+    run, only the copies are allocated. A lock is held during a run: calls from several threads
+    run one after another. After an error or an interrupt, the executable can be called again.
 
-    What the graph updates is the state of the executable: its content stays from run to run, in memory of the
-    executable's own (the weights given are copied), or in the caller's where it is bound. An updated input need not be
-    given again. A run that fails leaves each as it was or updated, and tells so; what it may have left half written can
-    be read, and must be set anew.
+    The values updated by the graph are the state of the executable: their contents persist from run to run, in memory
+    owned by the executable (initial weights are copied), or in bound memory of the caller. An updated input may be
+    omitted in later calls. A failed run leaves each updated value unchanged or updated, and the error says which;
+    a possibly half-written value can be read, and must be set before the next run.
     """
 
     def __init__(
@@ -73,11 +73,12 @@ class Executable:
         remark: str = "",
         constants: Collection[str] = (),
     ) -> None:
-        """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
+        """Create the executable.
 
-        `kept_bytes` is what backends allocated and kept before, None when nobody could tell; `remark` is what its
-        user should be told about the model; `constants` names weights that the program itself contains. That the plan
-        is of this graph and right is for the caller to know.
+        `weights` are the contents of `graph.weights`; `inputs` and `outputs` rename the inputs and outputs of `graph`.
+        `kept_bytes` is the memory allocated and kept by backends before, None if unknown; `remark` is a note on the
+        model for the user; `constants` names the weights that are constants of the program. The caller guarantees
+        that `plan` is a valid plan of `graph`.
         """
         self.graph = graph
         self.plan = plan
@@ -93,11 +94,11 @@ class Executable:
         self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
-        self._program: Program | None = None  # the one that ran last
+        self._program: Program | None = None  # the latest program
         self._programs = Programs(self._memory, lambda: self._built(unwatched, self._workers))
         self._form: Form = as_it_is
-        self._runs = 0  # how often what lies in its memory became something else
-        self._there = False  # whether outputs of a run lie there
+        self._runs = 0  # number of runs and rebinds: views of an older count are invalid
+        self._there = False  # True if the storages hold outputs of a run
         self._kept = kept_bytes
         parts = self._contents, self._memory, self._state
         self.weights = Weights(graph, *parts, constants, self.inputs, self._forget)
@@ -109,7 +110,7 @@ class Executable:
         return f"<Executable {printable(self.graph.name)}: arena {self.arena_bytes:,} bytes, {counts}>"
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Run once. Inputs by name, as a mapping or as keywords; the outputs by name, as copies.
+        """Run once. Inputs by name, as a mapping or as keywords; returns copies of the outputs by name.
 
         Raises RunError for a wrong input, KernelError when a kernel fails.
         """
@@ -118,25 +119,25 @@ class Executable:
             return self._given(copy=True)
 
     def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Views:
-        """Like a call, but the outputs lie in the memory of the plan itself: they are good until the next run."""
+        """Run once, and return outputs as views of the planned memory: valid until the next run."""
         with self._turn.own, self._turn.shared():
             self._run(by_name(inputs, named))
             return Views(self._given(copy=False), lambda: self._runs, self.hold, repr(self))
 
     def outputs_as(self, form: str | Callable[[Any], Any]) -> Self:
-        """Let calls, `views`, `hold` and `state` give tensors of another library, over the same memory.
+        """Set the array type of outputs of calls, `views`, `hold` and `state`; the memory stays the same. Return self.
 
-        "numpy", "torch", "dlpack" (`Shared`: any library with DLPack takes it), or a function that is given such a
-        one, as `jax.dlpack.from_dlpack`.
+        "numpy", "torch", "dlpack" (`Shared`, accepted by any library with DLPack), or a function of a `Shared`,
+        such as `jax.dlpack.from_dlpack`.
         """
         self._form = form_of(form)
         return self
 
     def hold(self, name: str) -> Any:
-        """The memory of an output as the latest run left it, to keep; the executable gets other memory in its place.
+        """Return an output of the latest run for permanent use; the executable gets new memory in its place.
 
-        Nothing is copied. It is for outputs that were planned so (`io="bound"`), as they have memory of their own.
-        Raises RunError for others: what a call gives is a copy.
+        Nothing is copied. The output must have been planned with `io="bound"`, and so have separate memory.
+        Raises RunError for other outputs; calls return copies of those.
         """
         with self._turn.own:
             value = self.outputs.get(name)
@@ -156,16 +157,16 @@ class Executable:
             return found
 
     def prepare(self) -> None:
-        """Choose the kernels, allocate and bind, which the first run would do otherwise."""
+        """Choose the kernels, allocate and bind, as the first run does otherwise."""
         with self._turn.own:
             self._program = self._programs.current()
 
     def bind(self, name: str, memory: Any) -> None:
-        """Let an input, output or weight, or a whole arena, be the caller's memory.
+        """Use memory of the caller for an input, output or weight, or for a whole arena.
 
-        The arena is called "arena"; where a plan has memory regions, each is called by its own name. `memory`
-        has the buffer protocol or DLPack, and is used where it is: an input is read there at each run. An input
-        or output can be bound when it was planned so (`io="bound"`). Raises RunError when name, size, alignment,
+        The arena is named "arena"; in a plan with memory regions, each arena has the name of its region. `memory`
+        has the buffer protocol or DLPack, and is used in place: each run reads a bound input there. An input
+        or output can be bound if planned with `io="bound"`. Raises RunError when name, size, alignment,
         type or layout do not fit.
         """
         with self._turn.own:
@@ -177,7 +178,7 @@ class Executable:
                     saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
                 self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
-                with self._turn.shared():  # maybe another lock: that of the memory brought
+                with self._turn.shared():  # possibly another lock: the lock shared over the new memory
                     self._contents.load_weights()
                     self._state.restore(saved)
                 self._forget()
@@ -190,22 +191,22 @@ class Executable:
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """The names of the inputs and weights that are its state."""
+        """The names of the inputs and weights forming the state."""
         names = {value: name for name, value in self.inputs.items()}
         return tuple(names.get(value, value.name) for value in self.graph.updated)
 
     def state(self, name: str) -> Any:
-        """A copy of what an updated input or weight holds now: what the next run starts from.
+        """Return a copy of the content of an updated input or weight: the content at the start of the next run.
 
-        After a run that failed it may be half of an update: the error's note names it. Raises RunError when `name`
-        is not updated, or was not given yet.
+        After a failed run the content may be half-written: the note of the error names the values. Raises RunError
+        when `name` is not updated, or was never given a content.
         """
         with self._turn.own, self._turn.shared():
             found = self._held(self._state.readable(self._updated(name), name))
             return self._form(found) if isinstance(found, np.ndarray) else found
 
     def set_state(self, name: str, content: Any) -> None:
-        """Let the next run start from another content of an updated input or weight, which is copied.
+        """Set the content of an updated input or weight for the next run; the content is copied.
 
         Raises RunError when `name` is not updated, or when type or shape do not fit.
         """
@@ -214,34 +215,34 @@ class Executable:
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the arena."""
+        """The size of the arena in bytes."""
         return self.plan.arena_bytes
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that loops, branches and updates moved in the latest run."""
+        """The bytes copied by loops, branches and updates in the latest run."""
         return self._program.moved.nbytes if self._program else 0
 
     @property
     def nodes_of_backends(self) -> dict[str, int]:
-        """How many nodes each backend computes, sub-graphs included; under "" those that only move bytes."""
+        """The number of nodes computed by each backend, sub-graphs included; under "" nodes that only copy bytes."""
         with self._turn.own:
             names = [chosen.backend if chosen else "" for chosen in self._chosen().values()]
         return dict(Counter(names))
 
     @property
     def memory(self) -> Workspace:
-        """All memory that running takes; what libraries take on their own only after `measured`."""
+        """All memory needed to run; allocations of libraries are known only after `measured`."""
         with self._turn.own:
             scratch = [chosen.kernel.scratch for chosen in self._chosen().values() if chosen]
             contents = [cell.content for cell in self._memory.cells.values()]
             return workspace(self.plan, scratch, contents, self._allocated)
 
     def measured(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Like a call, and measure what libraries allocate meanwhile: `memory` tells it afterwards.
+        """Run once, and measure the allocations of libraries during the run; `memory` returns the result.
 
-        What they keep is counted around the first run of all; what comes and goes around a later one, which starts
-        from the same state.
+        Kept bytes are measured around the very first run, temporary bytes around a second run from
+        the same state.
         """
         given = by_name(inputs, named)
         with self._turn.own, self._turn.shared(), giving_back():
@@ -254,20 +255,20 @@ class Executable:
             return self._given(copy=True)
 
     def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
-        """The bytes of a value, as they are now."""
+        """Return the current bytes of a value."""
         region = self.region_of(value, copies)
         return self._memory.bytes_at(region) if region else np.empty(0, np.uint8)
 
     def region_of(self, value: Value, copies: Context = ()) -> Region | None:
-        """Where a value lies now, in copies of the bodies around it; None when it has no bytes.
+        """Return the current region of a value in the body versions `copies`; None for a value without bytes.
 
-        What moves from round to round lies where it is in the round that its loops make, a pointer where what it
-        stands for is.
+        A value moving from iteration to iteration lies at its place in the current iteration, a renamed carry in the
+        region bound to it.
         """
         return self._memory.region(value, copies) if value.nbytes else None
 
     def close(self) -> None:
-        """Let the threads of its streams end."""
+        """Let the threads of the streams end."""
         self._workers.close()
 
     def watched(
@@ -279,10 +280,11 @@ class Executable:
         serial: bool = False,
         left: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run once with the action of every point wrapped by `watch`; the outputs are copies.
+        """Run once with the action of every point wrapped by `watch`; return copies of the outputs.
 
-        The run may have other `arenas`, or storages of updated values, by name; `serial` runs several streams in one
-        thread. It starts from the state, which it does not change; what it would be afterwards comes into `left`.
+        `arenas` replaces arenas, or storages of updated values, by name, for this run. `serial` runs several streams in
+        one thread. The run starts from the current state without changing the state; the state after the run is stored
+        in `left`.
         """
         arenas = arenas or {}
         with self._turn.own, self._turn.shared(), self._turn.running(self.graph.name), self._state.kept() as saved:
@@ -304,47 +306,50 @@ class Executable:
                     self._memory.bring(name, arena, f"the {name}", 1)
 
     def renew_in_child(self) -> None:
-        """Free the locks in the child of a fork, and open anew what holds threads of the parent."""
+        """Free the locks in the child of a fork, and drop everything with threads of the parent."""
         if self._turn.renewed():
             self._state.interrupted()
         self._forget(content=True)
 
     def _forget(self, content: bool = False) -> None:
-        """Programs, for memory is another one; and with another `content` of weights kernels, which know it."""
+        """Drop all programs; with `content`, also drop the kernels, which depend on contents of weights."""
         self._program = None
         self._programs.forget()
         if content:
             self._kernels = None
 
     def _rebind(self, storage: str) -> bool:
-        """Let programs find a storage where it is now; whether only calls that hold its address were bound anew."""
+        """Rebind programs to the current memory of a storage; True if only some calls were rebound."""
         done = self._programs.rebind(storage, lambda: partial(bind_node, kernels=self._chosen()))
         self._program = self._program if done else None
         return done
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
+        """Return a program bound with the chosen kernels."""
         bind = partial(bind_node, kernels=self._chosen())
         return build(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
 
     def _given(self, *, copy: bool) -> dict[str, Any]:
-        """The outputs in the form that was asked for; what is outside the plan and no array is as it is."""
+        """Return the outputs in the array type set by the caller; contents other than arrays stay unchanged."""
         found, form = self._results(copy=copy), self._form
         if form is as_it_is:
             return found
         return {name: form(content) if isinstance(content, np.ndarray) else content for name, content in found.items()}
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
+        """Return the outputs by name, as NumPy arrays."""
         places = self._memory.ended()
         return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
 
     def _chosen(self) -> Kernels:
+        """Return the kernels, chosen on first use."""
         if self._kernels is None:
             here, known = self._memory.here(), self.graph.constants
             self._kernels = self._make_kernels({v: here.array(v) for v in known if isinstance(v.spec, TensorSpec)})
         return self._kernels
 
     def _begin(self) -> None:
-        """From here on views are no longer good."""
+        """Invalidate all views."""
         self._runs += 1
         self._there = False
 
@@ -353,6 +358,7 @@ class Executable:
             self._run_alone(given)
 
     def _run_alone(self, given: Mapping[str, Any]) -> None:
+        """Run once, under the locks; the first run also measures the bytes kept by libraries."""
         self._begin()
         self._contents.feed(given)
         if self._allocated.held_bytes is not None or self._kept is None:
@@ -366,10 +372,11 @@ class Executable:
             self._allocated = replace(self._allocated, held_bytes=held)
 
     def _own_bytes(self) -> int:
-        """What it holds itself at the moment: storages, and values outside the plan."""
+        """Return the bytes held by the executable: storages, and contents outside the plan."""
         return self._memory.present_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
 
     def _execute(self) -> None:
+        """Run the current program on the present contents."""
         program = self._program = self._programs.current()
         program.failed = UNBEGUN
         with self._state.running(lambda: left_by(self.graph, self.plan, self.moments, program.failed)):
@@ -377,6 +384,7 @@ class Executable:
         self._there = True
 
     def _held(self, value: Value) -> Any:
+        """Return a copy of the current content of a value."""
         return self._result(value, self._memory.here(), copy=True)
 
     def _result(self, value: Value, places: Places, *, copy: bool) -> Any:
@@ -391,6 +399,7 @@ class Executable:
         return operand.copy() if copy else operand
 
     def _updated(self, name: str) -> Value:
+        """Return the updated value with the given name. Raises RunError for another name."""
         for known, value in zip(self.updated, self.graph.updated, strict=True):
             if name == known:
                 return value

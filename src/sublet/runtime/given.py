@@ -1,4 +1,4 @@
-"""Arrays that the caller gives, held against what was planned."""
+"""Validation of arrays passed by the caller against the plan."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes, raw_bytes
 
 PLAIN = {"f": "fi", "V": "fi", "i": "i", "u": "i"}
-"""Kinds of Python's numbers that may be given for each kind of type; ml_dtypes' are of kind V."""
+"""Kinds of Python numbers accepted for each kind of NumPy type; types of ml_dtypes have kind V."""
 
 
 def by_name(inputs: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs given as a mapping, as keywords, or both. Raises RunError for anything else."""
+    """Return inputs given as a mapping, as keywords, or both. Raises RunError for anything else."""
     if inputs is not None and not isinstance(inputs, Mapping):
         raise RunError(f"inputs are given by name, as keywords or in a mapping, not as one {type(inputs).__name__}")
     return {**(inputs or {}), **named}
 
 
 def in_place(array: Array, alignment: int) -> Raw:
-    """The bytes of an array, copied only when they do not lie one after another at a multiple of `alignment`.
+    """Return the bytes of an array, copied only if not contiguous or not aligned to `alignment`.
 
-    Those of a mapped file may not. A copy is where kernels read it fastest.
+    Arrays mapped from a file may be unaligned. A copy is aligned to 64 bytes, fastest for kernels.
     """
     if array.flags.c_contiguous and (alignment < 2 or array.ctypes.data % alignment == 0):
         return raw_bytes(array)
@@ -40,11 +40,11 @@ def in_place(array: Array, alignment: int) -> Raw:
 
 
 def fitted(spec: TensorSpec, given: Any, what: str) -> Array:
-    """An array over the memory of what is given, as a tensor of `spec`; of elements that share a byte, the bytes, or
-    one element a byte.
+    """Return an array over the memory of `given`, as a tensor of `spec`.
 
-    Plain bytes of the right number may be given for any tensor, and what has no shape but elements in a row, as
-    `array.array`. Raises RunError when type or shape differ from what was planned.
+    For packed types the result has the packed bytes, or one element per byte. A flat array of bytes of the right size
+    is accepted for any tensor, as is a flat object without a shape, such as `array.array`. Raises RunError when type
+    or shape differ from the plan.
     """
     array, wanted = array_of(given, what), NUMPY[spec.dtype]
     if array.dtype == wanted and array.shape == spec.shape:
@@ -56,7 +56,7 @@ def fitted(spec: TensorSpec, given: Any, what: str) -> Array:
 
 
 def memory_for(spec: TensorSpec, given: Any, what: str) -> Raw:
-    """The bytes of memory that is given for a tensor, to be used where they are.
+    """Return the bytes of the memory given for a tensor, for use in place.
 
     Raises RunError when type, shape or layout do not fit.
     """
@@ -67,20 +67,20 @@ def memory_for(spec: TensorSpec, given: Any, what: str) -> Raw:
 
 
 def content_for(value: Value, given: Any, what: str) -> Any:
-    """The array to store for `value`, over the memory of what is given where it has any.
+    """Return the array to store for `value`, over the memory of `given` where possible.
 
-    Raises RunError when type or shape differ from what was planned.
+    Raises RunError when type or shape differ from the plan.
     """
     spec = value.spec
     if not isinstance(spec, TensorSpec):
-        elsewhere = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)  # which may hold texts
+        elsewhere = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)  # NumPy arrays may hold texts
         return array_of(given, what) if elsewhere else given
     array = fitted(spec, given if gives_memory(given) else _numbers(given, spec, what), what)
     return pack(array, spec) if packed(spec) and array.dtype != np.uint8 else array
 
 
 def _numbers(given: Any, spec: TensorSpec, what: str) -> Array:
-    """An array of Python's numbers, which are of no type in particular, or of what can be made an array."""
+    """Return an array of Python numbers, converted to the planned type, or of any array-like object."""
     wanted = NUMPY[spec.dtype]
     try:
         array = np.asarray(given)

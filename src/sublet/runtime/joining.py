@@ -1,4 +1,4 @@
-"""Calls of nodes that follow one another, as few as can be."""
+"""Merging of neighbouring calls into as few calls as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sublet.runtime.varying import Varying
 
 
 class Guarded:
-    """A call of one or more nodes; what it raises is told as a KernelError that names them."""
+    """A call of one or more nodes that raises every foreign exception as a KernelError naming the nodes."""
 
     __slots__ = ("call", "nodes")
 
@@ -31,7 +31,7 @@ class Guarded:
 
     @property
     def reached(self) -> tuple[Node, Node]:
-        """The first and the last node that the call was at when it raised; the same where it tells."""
+        """The first and the last node possibly running at the failure; equal if the call knows the node."""
         number = self.call.reached if isinstance(self.call, InTurn) else None
         if number is None or len(self.nodes) == 1:
             return self.nodes[0], self.nodes[-1]
@@ -42,14 +42,15 @@ class Guarded:
         if len(self.nodes) == 1:
             self.call = call
             return True
-        patch = getattr(self.call, "patch", None)  # to ask for the protocol takes longer than the rest
+        patch = getattr(self.call, "patch", None)  # an isinstance check of the protocol takes longer than the rest
         return patch is not None and bool(patch(number, call))
 
     def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
-        """See `kernel.Pointable`."""
+        """See `kernel.Repointable`."""
         return self.call.pointing(number, operands) if isinstance(self.call, Pointable) else None
 
     def _shown(self) -> str:
+        """Return the description of the failed node or nodes for the error message."""
         node, last = self.reached
         if node is not last:
             return f"nodes {node.name} to {last.name}, {len(self.nodes)} in one call"
@@ -57,32 +58,32 @@ class Guarded:
 
 
 def guarded(node: Node, call: Call) -> Call:
-    """The call, with what it raises told as a KernelError that names the node."""
+    """Return the call with foreign exceptions raised as a KernelError naming the node; a no-op stays bare."""
     return call if call is nothing else Guarded((node,), call)
 
 
 def joined(calls: Sequence[Call]) -> list[Call]:
-    """The calls in their order, those that can run as one made one."""
-    found: list[Call] = []
+    """Return the calls in order, with mergeable neighbours merged into one call."""
+    merged: list[Call] = []
     waiting: list[Call] = []
     for call in calls:
         if (isinstance(call, Guarded) and call.nodes[0].op != CUT) or (isinstance(call, Varying) and call.by_round):
             waiting.append(call)
         else:
-            found += [*_together(waiting), call]
+            merged += [*_together(waiting), call]
             waiting = []
-    return [*found, *_together(waiting)]
+    return [*merged, *_together(waiting)]
 
 
 def _together(calls: Sequence[Call]) -> list[Call]:
-    """Calls that may be joined; if one depends on the round, then only when that is known."""
+    """Merge the calls; if any depends on the iteration, merge when the iteration is known."""
     return [ByRound(calls)] if any(isinstance(call, Varying) for call in calls) else _joined(calls)
 
 
 class ByRound:
-    """Steps that follow one another, some at places that move from round to round.
+    """Neighbouring calls, some with operands moving from iteration to iteration.
 
-    They are bound once, for round 0, if all that move can be told where to go; else for every round.
+    The calls are bound once, for iteration 0, if every moving call can relocate its operands; else per iteration.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
@@ -97,12 +98,13 @@ class ByRound:
         self._run()
 
     def _bound(self, rounds: Mapping[str, int] | None) -> list[Call]:
-        """The calls for these rounds; without, for the current ones."""
+        """Return the merged calls bound for `rounds`; without `rounds`, for the current iterations."""
         return _joined([call.bound(rounds) if isinstance(call, Varying) else call for call in self._calls])
 
     def _following(self) -> Call | None:
+        """Return the calls bound for iteration 0, relocating moving operands; None if some call cannot relocate."""
         current = self._varying[0].current
-        followed: list[Call] = []
+        relocated: list[Call] = []
         for call in self._bound(dict.fromkeys(current, 0)):
             if isinstance(call, Guarded):
                 values = (value.name for node in call.nodes for value in (*node.uses, *node.defs))
@@ -111,16 +113,17 @@ class ByRound:
                     if moved is None:
                         return None
                     call = Guarded(call.nodes, moved)
-            followed.append(call)
-        return in_turn(followed)
+            relocated.append(call)
+        return in_turn(relocated)
 
 
 def _whole(first: Guarded, call: Joinable, following: Sequence[Guarded]) -> tuple[Call, int]:
+    """Merge `call` with the first n of `following`; return the merged call and n. Raises KernelError on failure."""
     try:
         return call.joined([other.call for other in following])
     except SubletError:
         raise
-    except Exception as error:  # of the library that opens them as one
+    except Exception as error:  # raised by the library that opens the merged call
         node, what = first.nodes[0], f"{type(error).__name__}: {error}"
         raise KernelError(
             f"node {node.name}, {node.op}, and those after it: cannot be opened as one: {what}"
@@ -128,8 +131,8 @@ def _whole(first: Guarded, call: Joinable, following: Sequence[Guarded]) -> tupl
 
 
 def _joined(calls: Sequence[Call]) -> list[Call]:
-    """The calls, each of one place, those that one backend can run as one made one."""
-    found: list[Call] = []
+    """Return the bound calls in order, with neighbours merged where a backend can run them as one."""
+    merged: list[Call] = []
     begin = 0
     while begin < len(calls):
         call, count = calls[begin], 1
@@ -142,6 +145,6 @@ def _joined(calls: Sequence[Call]) -> list[Call]:
             whole, more = _whole(call, call.call, following)
             count += more
             call = Guarded((*call.nodes, *(node for other in following[:more] for node in other.nodes)), whole)
-        found.append(call)
+        merged.append(call)
         begin += count
-    return found
+    return merged

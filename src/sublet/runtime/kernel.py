@@ -1,8 +1,8 @@
-"""What a backend is: the kernels it has for nodes, and how they are tied to memory.
+"""Interface between the runtime and its backends: kernels for nodes, and their binding to memory.
 
-A kernel is asked once what it needs (`scratch`), before anything is planned, and then bound to the bytes
-the plan gave it; the call that comes out has no arguments and touches only those bytes [NNC: a command
-with its backend]. A backend that has no kernel for a node says None, and the next one is asked.
+Before planning, the runtime asks a kernel once for its scratch memory (`scratch`). The runtime then binds the
+kernel to the bytes given by the plan; the resulting call has no arguments and touches only those bytes [NNC: a
+command with its backend]. A backend without a kernel for a node returns None, and the runtime asks the next backend.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Call = Callable[[], Any]
 
 @dataclass(eq=False, slots=True)
 class Cell:
-    """Holds the content of a value that the plan cannot place: an array, a list of arrays, None.
+    """The content of a value outside the plan: an array, a list of arrays, or None.
 
-    Its content is nobody else's memory: a kernel that fills a cell copies what it was given.
+    The content shares no memory with other values: a kernel copies its result into the cell.
     """
 
     name: str
@@ -32,101 +32,106 @@ class Cell:
 
 
 Operand = Array | Cell
-"""Where a kernel reads or writes: an array over the value's bytes, which never moves, or a cell.
+"""An input or output of a kernel: an array over the bytes of a value, at a fixed address, or a cell.
 
-The array has the value's shape and type (ml_dtypes for types NumPy lacks); of a type with fewer than 8 bits
-it is the packed bytes, flat and of type uint8.
+The array has the shape and type of the value (ml_dtypes for types missing in NumPy); for types with fewer than 8 bits
+it has the packed bytes, flat, of type uint8.
 """
 
 
 class Kernel(Protocol):
-    """One way to compute one node."""
+    """A way to compute a node."""
 
     @property
     def scratch(self) -> int:
-        """Bytes of memory it needs while it runs, planned like a tensor; 0 for none."""
+        """The bytes of scratch memory needed during a call, planned like a tensor; 0 for none."""
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """A call that computes the node, each time from what then lies in the inputs.
+        """Return a call computing the node from the current content of the inputs.
 
-        An output may lie on an input's bytes where the op's facts allow it: over any of the inputs it may overwrite,
-        and over several, which are the same bytes then. Outputs are written in full. Addresses are multiples of the
-        plan's alignment, which may be 1. The bytes outlive the call; the kernel may keep pointers to them.
+        An output may share the bytes of an input where the facts of the op allow: of any input that the op may
+        overwrite, and of several overwritable inputs with the same bytes. Outputs are written in full. Addresses are
+        multiples of the alignment of the plan, which may be 1. The bytes outlive the call, and the kernel may keep
+        pointers to the bytes.
         """
 
 
 @runtime_checkable
 class Keeping(Protocol):
-    """A kernel that knows of views and parts: a node that has such facts, and is more than copies, gets no other.
+    """A kernel aware of views and of concat operands in place.
 
-    Nodes that are only copies run without a kernel, see `runtime.copying`.
+    A node with views or parts that is more than a copy gets no other kernel. Nodes that only copy bytes run without
+    a kernel, see `runtime.node_copies`.
     """
 
     @property
     def keeps(self) -> bool:
-        """Whether bytes of an output that are an input's, and lie where they are, are the same after the call."""
+        """True if a call leaves output bytes unchanged wherever an input already has the same bytes in place."""
 
 
 Compute = Callable[[Sequence[Any], Sequence[Any], Any], Any]
-"""(inputs, outputs, scratch) -> computes the one from the others, at once."""
+"""(inputs, outputs, scratch): computes the outputs from the inputs at once."""
 
 
 @runtime_checkable
 class Immediate(Protocol):
-    """A kernel that also computes without being bound: for what runs once, as in a dynamic graph."""
+    """A kernel able to compute without binding, for nodes that run once, as in a dynamic graph."""
 
     def over(self, array: Array) -> Any:
-        """What `at_once` takes for an array: the same bytes, as the library sees them. Good for as long as they are."""
+        """Return the same bytes as seen by the library of the kernel, for `at_once`. Valid as long as the bytes are."""
 
     def at_once(self) -> Compute:
-        """Computes from what lies in the operands now. They are as `bind` takes them, but none overlaps an output."""
+        """Return a function computing at once; operands as for `bind`, but no input overlaps an output."""
 
 
 @runtime_checkable
 class Direct(Protocol):
-    """A kernel that is one function of arrays, `function(*inputs, output)`, whatever lies in them."""
+    """A kernel equal to one function of arrays, `function(*inputs, output)`, for any content."""
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function. No operand is left out, and none overlaps the output."""
+        """The function. No operand is omitted, and no operand overlaps the output."""
 
 
 @runtime_checkable
 class Joinable(Protocol):
-    """A bound call that can run as one with those after it, at less cost than one by one."""
+    """A bound call mergeable with the following calls, at less cost than separate calls."""
 
     def __call__(self) -> Any:
-        """Run alone."""
+        """Run the call alone."""
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
-        """One call for this one and the first of `following`, in their order; and how many of them."""
+        """Merge the call with the first n of `following`, in order; return the merged call and n."""
 
 
 @runtime_checkable
 class Patchable(Protocol):
-    """A call of several nodes that were joined, of which one can be bound anew while the others stay."""
+    """A merged call of several nodes, with each node rebindable alone."""
 
     def patch(self, number: int, call: Call) -> bool:
-        """Let `call`, of the same kernel at other places, take the place of one; False when it cannot."""
+        """Replace the call of node `number` by `call`: same kernel, new addresses. Return False if not possible."""
 
 
 @runtime_checkable
 class Pointable(Protocol):
-    """A call of several nodes, of which those that were patched can read and write elsewhere without their kernels."""
+    """A merged call of several nodes, with rebound nodes able to move to new addresses without their kernels."""
 
     def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
-        """What gives a call another array of the same type and shape for these of its operands, by position, inputs
-        before outputs; None when only the kernel can do that."""
+        """Return a setter of another array for `operands` of node `number`; None if only the kernel can rebind.
+
+        The new array has the same type and shape. `operands` are positions, inputs before outputs.
+        """
 
 
 @runtime_checkable
 class Movable(Protocol):
-    """A bound call that can run at other places without being bound anew."""
+    """A bound call able to move to new addresses without rebinding."""
 
     def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call | None:
-        """A call that finds its operands where they are in the rounds of `current`; None when it cannot.
+        """Return a call with operands relocated to the current iterations; None if not possible.
 
-        `strides` are those of the values that move, by name; it was bound for the rounds 0.
+        `strides` lists by name the strides of the values moving from iteration to iteration; `current` maps each loop
+        to its iteration. The call itself was bound for iteration 0 of every loop.
         """
 
 
@@ -135,10 +140,10 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """As the user calls it."""
+        """The name used by the caller."""
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """How this backend computes the node; None when it cannot.
+        """Return the kernel for the node; None if the backend has none.
 
-        `constants` are the weights the node may read, in memory already: a kernel may prepare them.
+        `constants` are the weights read by the node, already in memory: a kernel may preprocess weights.
         """

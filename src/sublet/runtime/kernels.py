@@ -1,4 +1,4 @@
-"""Which kernel computes which node, and the scratch memory the kernels ask for."""
+"""Choice of a kernel for every node, and the scratch memory of the kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sublet.runtime.program import operands
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The kernel of a node, and the name of the backend it comes from."""
+    """The kernel of a node, with the name of its backend."""
 
     kernel: Kernel
     backend: str
 
 
 Kernels = Mapping[str, Chosen | None]
-"""By name of the node; None for one that only moves bytes and runs from its facts."""
+"""The kernel by node name; None for a node that only copies bytes and runs from the facts of its op."""
 
 SHOWN = 10
 
@@ -37,11 +37,11 @@ def choose_kernels(
     preferred: Mapping[str, str] = MappingProxyType({}),
     assumed: Collection[str] = (),
 ) -> Kernels:
-    """For every node the kernel of the first backend that has one; by the node's name one may be `preferred`.
+    """Return for every node the kernel of the first backend with one; `preferred` names another first backend by node.
 
-    What makes a value of `assumed` shape is computed by a kernel in any case, which refuses to make another shape.
+    A node with an output of `assumed` shape always gets a kernel: kernels refuse to produce another shape.
 
-    Raises RunError naming the nodes that no backend computes.
+    Raises RunError naming the nodes without a kernel.
     """
     chosen: dict[str, Chosen | None] = {}
     missing: list[Node] = []
@@ -53,8 +53,10 @@ def choose_kernels(
             continue
         first = preferred.get(node.name)
         order = sorted(backends, key=lambda backend: backend.name != first) if first else backends
-        found = ((_kernel(backend, node, constants), backend.name) for backend in order)
-        fitting = (Chosen(kernel, name) for kernel, name in found if kernel is not None and _knows_facts(kernel, node))
+        kernels = ((_kernel(backend, node, constants), backend.name) for backend in order)
+        fitting = (
+            Chosen(kernel, name) for kernel, name in kernels if kernel is not None and _knows_facts(kernel, node)
+        )
         chosen[node.name] = next(fitting, None)
         if chosen[node.name] is None:
             missing.append(node)
@@ -70,24 +72,24 @@ def _kernel(backend: Backend, node: Node, constants: Mapping[Value, Array]) -> K
         return backend.kernel(node, constants)
     except SubletError:
         raise
-    except Exception as error:  # of a library, or of a backend from outside
+    except Exception as error:  # raised by a library, or by a backend of the caller
         what = f"the backend {backend.name} fails to choose a kernel: {type(error).__name__}: {error}"
         raise RunError(f"node {node.name}, {node.op}: {what}") from error
 
 
 def scratch_of(kernels: Kernels) -> tuple[tuple[str, int], ...]:
-    """(node, bytes) of the scratch memory that kernels ask for."""
+    """Return (node, bytes) for every kernel with scratch memory."""
     return tuple((name, chosen.kernel.scratch) for name, chosen in kernels.items() if chosen and chosen.kernel.scratch)
 
 
 def _knows_facts(kernel: Kernel, node: Node) -> bool:
-    """Whether the kernel may run where the plan puts views and parts of the node in place."""
+    """True if the kernel may run where the plan puts views and concat operands of the node in place."""
     op = lookup(node.op)
     return (isinstance(kernel, Keeping) and kernel.keeps) or not (op.views(node) or op.parts(node))
 
 
 def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:
-    """The call that computes a node of a graph that `with_scratch` returned."""
+    """Return the call that computes a node of a graph returned by `with_scratch`."""
     chosen = kernels[node.name]
     if chosen is None:
         copies = byte_copies(node)
@@ -98,6 +100,6 @@ def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:
         return chosen.kernel.bind(operands(node.inputs, places), operands(node.outputs, places), scratch)
     except SubletError:
         raise
-    except Exception as error:  # a library that opens the kernel only now
+    except Exception as error:  # raised by a library that opens the kernel on binding
         what = f"cannot be bound by {chosen.backend}: {type(error).__name__}: {error}"
         raise KernelError(f"node {node.name}, {node.op}: {what}") from error

@@ -1,8 +1,8 @@
-"""What a run that failed midway left of the state: told from the plan, for which nothing is kept while running.
+"""State of the updated values after a failed run, derived from the plan; a run records nothing.
 
-The bytes of an updated value are written at known points: where another value that lies there is defined, and at the
-end, if its new content does not lie there already. Memory that is exchanged changes hands after all points. Before the
-first of these points the value is as it was; after the last it holds what the run gave it.
+The bytes of an updated value are written at known points: at the definition of every other value in the same bytes,
+and at the end, unless the new content is already in place. Swapped storages change hands after all points. Before
+the first of these points the value is unchanged; after the last the value is updated.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [begin, end): what one call runs."""
+    """The half-open range [begin, end) of points run by one call."""
 
     begin: int
     end: int
 
 
 UNBEGUN = Span(0, 0)
-"""Nothing has run."""
+"""The range before the first point: no point has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Updated values by what they hold after a run that failed.
+    """The updated values, by content after a failed run.
 
-    as_before   what they held when it began
-    updated     what it gave them
-    uncertain   maybe half of either, or something else
+    as_before   unchanged since the run began
+    updated     fully updated by the run
+    uncertain   possibly half-written, or other content
     """
 
     as_before: tuple[Value, ...]
@@ -46,7 +46,7 @@ class Left:
 
     @property
     def words(self) -> str:
-        """A sentence for people."""
+        """A sentence for the error message."""
         parts = [
             f"{len(values)} {what}"
             for values, what in ((self.as_before, "as before the run"), (self.updated, "updated by it"))
@@ -59,21 +59,21 @@ class Left:
 
 
 def left_by(graph: Graph, plan: MemoryPlan, points: Sequence[Moment], failed: Span) -> Left:
-    """What a run left in which the points of `failed` may or may not have run, and all before them have."""
-    found: dict[str, list[Value]] = {"as_before": [], "updated": [], "uncertain": []}
+    """Return the state after a failed run: points before `failed` have run, points in `failed` may have run."""
+    by_content: dict[str, list[Value]] = {"as_before": [], "updated": [], "uncertain": []}
     writes = _writes(graph, plan, points)
     for target in graph.updated:
         if all(point >= failed.end for point in writes[target]):
-            found["as_before"].append(target)
+            by_content["as_before"].append(target)
         elif all(point < failed.begin for point in writes[target]):
-            found["updated"].append(target)
+            by_content["updated"].append(target)
         else:
-            found["uncertain"].append(target)
-    return Left(**{what: tuple(values) for what, values in found.items()})
+            by_content["uncertain"].append(target)
+    return Left(**{what: tuple(values) for what, values in by_content.items()})
 
 
 def _writes(graph: Graph, plan: MemoryPlan, points: Sequence[Moment]) -> dict[Value, list[int]]:
-    """The points at which the bytes of each updated value may be written, by anybody but the caller."""
+    """Return the points that may write bytes of each updated value, writes by the caller excluded."""
     homes = {placement.value: placement.region for placement in plan.placements}
     defined: dict[str, list[int]] = {}
     for number, point in enumerate(points[1:], 1):
@@ -93,7 +93,7 @@ def _writes(graph: Graph, plan: MemoryPlan, points: Sequence[Moment]) -> dict[Va
         ]
         if home is None or homes.get(source.name) != home:
             writes[target].append(last)
-        if target.name in exchanged:  # after all points: what lies in its memory was another value's
+        if target.name in exchanged:  # swapped after all points: until then the storage holds another value
             writes[target].append(len(points))
     return writes
 

@@ -1,4 +1,4 @@
-"""What moves ask of arrays of NumPy's, and alike of tensors of PyTorch's, which may lie on a device."""
+"""Array operations shared by NumPy arrays and PyTorch tensors, also tensors on a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sublet.runtime.kernel import Array
 
 
 def address(array: Array) -> int:
-    """Where its first byte lies."""
+    """Return the address of the first byte."""
     return array.ctypes.data if isinstance(array, np.ndarray) else _of_tensor(array)
 
 
@@ -19,26 +19,26 @@ def _of_tensor(tensor: Any) -> int:
 
 
 def overlapping(a: Array, b: Array) -> bool:
-    """Whether two share bytes; the elements of a tensor lie one after another."""
+    """True if two arrays share bytes; the elements of a tensor are taken as contiguous."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(np.may_share_memory(a, b))
     return address(a) < address(b) + b.nbytes and address(b) < address(a) + a.nbytes
 
 
 def copied(array: Array) -> Any:
-    """The same elements in memory of their own."""
+    """Return a copy of the array in new memory."""
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
 def put(source: Array, to: Array) -> None:
-    """Copy elements to memory that may share bytes with theirs, which PyTorch does not take."""
+    """Copy elements from `source` to `to`; the two may overlap, which PyTorch alone does not allow."""
     if not isinstance(to, np.ndarray) and overlapping(source, to):
         source = copied(source)
     to[...] = source
 
 
 def along(array: Array, axis: int) -> Array:
-    """Seen with an axis first."""
+    """Return a view of the array with `axis` moved to the front."""
     if isinstance(array, np.ndarray):
         return np.moveaxis(array, axis, 0)
     moved: Array = array.movedim(axis, 0)

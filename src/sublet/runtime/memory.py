@@ -1,4 +1,4 @@
-"""The memory of one executable: an array for each storage of its plan, and a cell for each value outside."""
+"""The memory of one executable: an array per storage of the plan, and a cell per value outside the plan."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sublet.runtime.turns import Turn
 Raw = NDArray[np.uint8]
 
 READ_ONLY = ("weight", "input")
-"""Kinds of storages that a run never writes, but for those of updated values."""
+"""Kinds of storages never written by a run, except storages of updated values."""
 
 
 NOWHERE = (0, 0)
-"""Where a storage lies that is not allocated yet."""
+"""The address range of a storage not allocated yet."""
 
 
 def aligned_bytes(nbytes: int, alignment: int) -> Raw:
-    """Fresh bytes, not initialised, at an address that is a multiple of `alignment`.
+    """Return new bytes, uninitialized, at an address divisible by `alignment`.
 
-    Raises RunError when the machine has not that much memory.
+    Raises RunError when the machine lacks the memory.
     """
     try:
         whole = np.empty(nbytes + alignment - 1, np.uint8)
@@ -43,23 +43,23 @@ def aligned_bytes(nbytes: int, alignment: int) -> Raw:
 
 
 def raw_bytes(array: NDArray[Any]) -> Raw:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
 
 
 class Spans:
-    """Where storages lie, those that a run writes apart: what other memory must not meet."""
+    """Address ranges of storages, written ones separate, to detect overlap with other memory."""
 
     def __init__(self, written: Collection[str]) -> None:
         self._written = dict.fromkeys(written, NOWHERE)
         self._read: dict[str, tuple[int, int]] = {}
 
     def put(self, storage: str, begin: int, end: int) -> None:
-        """A storage is the bytes [begin, end) from now on."""
+        """Set the address range [begin, end) of a storage."""
         (self._written if storage in self._written else self._read)[storage] = (begin, end)
 
     def meets(self, storage: str, begin: int, end: int) -> str:
-        """Another storage that shares bytes with [begin, end), where a run writes to one of the two; "" for none."""
+        """Return another storage overlapping [begin, end) if a run writes to either of the two; "" for none."""
         for spans in (self._written, self._read) if storage in self._written else (self._written,):
             for other, (first, last) in spans.items():
                 if first < end and begin < last and other != storage:
@@ -68,9 +68,18 @@ class Spans:
 
 
 class Memory:
-    """Allocates the storages of a plan, unless the caller brings them, and knows where every value lies.
+    """The storages of a plan, allocated or provided by the caller, and the place of every value.
 
-    Invariant: an array handed out by `operand` stays valid until `bring` changes its storage, or `turn` its name.
+    Invariant: an array returned by `operand` stays valid until its storage is replaced or swapped.
+
+    pointers  names of the renamed carries: loop-carried values bound to a region, without a copy
+    pointed   the regions bound to renamed carries during the run, by name
+    rounds    the number of iterations of each loop in its latest execution
+    current   the current iteration of each loop with moving values
+    moving    the loops with values moving from iteration to iteration
+    ways      the latest exit edge of each loop and branch that decides a transition between body versions
+    deciding  the names of these loops and branches
+    callers   the storages bound by the caller
     """
 
     def __init__(self, graph: Graph, plan: MemoryPlan) -> None:
@@ -78,12 +87,12 @@ class Memory:
         self.storages: dict[str, Storage] = {storage.name: storage for storage in plan.storages}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
-        self.pointed: dict[str, Region] = {}  # what pointers stand for since the run assigned them
+        self.pointed: dict[str, Region] = {}
         self._heads = _heads(graph, plan, self.pointers)
-        self.rounds: dict[str, int] = {}  # how many each loop made when it ran last
-        self.current: dict[str, int] = {}  # the round that each loop makes, where values move from round to round
+        self.rounds: dict[str, int] = {}
+        self.current: dict[str, int] = {}
         self.moving = {stride.loop for placement in plan.placements for stride in placement.strides}
-        self.ways: dict[str, int] = {}  # by which way the loops and branches that decide were left
+        self.ways: dict[str, int] = {}
         self.deciding = {name for record in plan.rolled for jump in record.jumps for name, _ in jump.ways}
         self._placed: dict[str, list[Placement]] = {}
         for placement in plan.placements:
@@ -91,7 +100,7 @@ class Memory:
         self.cells = {value.name: Cell(value.name) for value in graph.outside}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.arenas)
-        self.callers: set[str] = set()  # storages of values that the caller bound
+        self.callers: set[str] = set()
         updated = {bound_to(value.name) for value in graph.updated}
         self._written = {s.name: None for s in plan.storages if s.kind not in READ_ONLY or s.name in updated}
         self._spans = Spans(self._written)
@@ -99,7 +108,7 @@ class Memory:
         self._claimed = {s.name for s in plan.storages if s.kind == "weight"}.union(self.arenas, updated)
 
     def raw(self, storage: str) -> Raw:
-        """The bytes of a storage; allocated when they are first asked for."""
+        """Return the bytes of a storage, allocated on first use."""
         if storage not in self._raw:
             self._raw[storage] = aligned_bytes(self.storages[storage].nbytes, self.plan.alignment)
             self._spanned({storage: self._raw[storage]})
@@ -107,18 +116,18 @@ class Memory:
 
     @property
     def present_bytes(self) -> int:
-        """Bytes of the storages there are: allocated or brought."""
+        """The bytes of all storages allocated or provided so far."""
         return sum(raw.nbytes for raw in self._raw.values())
 
     def written(self) -> list[Raw]:
-        """The storages a run writes to."""
+        """Return the storages written by a run."""
         return [self.raw(name) for name in self._written]
 
     def bring(self, storage: str, raw: Raw, what: str, alignment: int) -> None:
-        """Let a storage be the caller's bytes.
+        """Use bytes of the caller as a storage.
 
-        Raises RunError when they are too few, lie at a bad address, are read-only but written to, or are also
-        those of another storage although the network writes to one of the two.
+        Raises RunError when the bytes are too few, misaligned, read-only although written by the network, or shared
+        with another storage while the network writes to either of the two.
         """
         needed = self.storages[storage].nbytes
         if raw.size < needed:
@@ -137,24 +146,24 @@ class Memory:
             self.turns.claim(storage, address, address + needed, storage in self._written)
 
     def lend(self, storage: str) -> None:
-        """Note that other executables may have the bytes of a storage too."""
+        """Record that other executables may use the bytes of a storage."""
         address = self.raw(storage).ctypes.data
         self.turns.claim(storage, address, address + self.raw(storage).size, storage in self._written)
 
     @property
     def stay(self) -> dict[str, str]:
-        """For each value of a cycle in which the caller bound one the value whose memory it would get."""
+        """The values of cycles with a storage bound by the caller: each maps to the value whose content it receives."""
         return followers([cycle for cycle in self.plan.exchanged if not self.callers.isdisjoint(map(bound_to, cycle))])
 
     def turn(self) -> None:
-        """Let all other values of cycles get each other's memory: what lies there is theirs from now on."""
+        """Swap the storages of all cycles without storages bound by the caller."""
         gets, stay = followers(self.plan.exchanged), self.stay
-        turned = {bound_to(name): self.raw(bound_to(other)) for name, other in gets.items() if name not in stay}
-        self._put(turned)  # at one go: an interrupt comes before or after
+        swapped = {bound_to(name): self.raw(bound_to(other)) for name, other in gets.items() if name not in stay}
+        self._put(swapped)  # in one update: an interrupt occurs before or after
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Afterwards all memory has the names that it had before."""
+        """Restore the names of all storages after the block."""
         before = dict(self._raw)
         try:
             yield
@@ -171,7 +180,7 @@ class Memory:
 
     @property
     def arrangement(self) -> tuple[int, ...]:
-        """Where the memory of the values in cycles is now."""
+        """The current addresses of the storages of all values in swap cycles."""
         return tuple(self.raw(bound_to(name)).ctypes.data for cycle in self.plan.exchanged for name in cycle)
 
     def region(
@@ -181,9 +190,10 @@ class Memory:
         pointed: Mapping[str, Region] | None = None,
         rounds: Mapping[str, int] | None = None,
     ) -> Region:
-        """Where a value lies in copies of the bodies around it, when pointers stand for `pointed`, in `rounds`.
+        """Return the region of a value in the body versions `context`.
 
-        Without `rounds` it is those that the loops make now.
+        `pointed` gives the bindings of renamed carries, by default the current bindings; `rounds` the iterations,
+        by default the current iterations.
         """
         if value.name in self.pointers:
             return self.head(value, context) or (self.pointed if pointed is None else pointed)[value.name]
@@ -195,68 +205,69 @@ class Memory:
         return replace(placement.region, offset=placement.region.offset + further)
 
     def head(self, pointer: Value, context: Context) -> Region | None:
-        """What a pointer that is a parameter stands for in a copy of the body; None if only the run knows."""
+        """Return the region bound to a renamed carry in a body version; None if known only during the run."""
         copies = (context[:depth] for depth in range(len(context), 0, -1))
         return next((self._heads[pointer.name, here] for here in copies if (pointer.name, here) in self._heads), None)
 
     def placement(self, value: Value, context: Context) -> Placement:
-        """Where the plan puts a value that is no pointer, in copies of the bodies around it."""
+        """Return the placement of a value in the body versions `context`; the value is no renamed carry."""
         for placement in self._placed[value.name]:
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
                 return placement
         raise RunError(f"value {value} has no place in the copy {context} of the loops around it")
 
     def strides(self, value: Value, context: Context) -> tuple[Stride, ...]:
-        """How a value moves from round to round of the loops around it."""
+        """Return the strides of a value over the iterations of its enclosing loops."""
         fixed = not self.moving or not value.nbytes or value.name in self.pointers
         return () if fixed else self.placement(value, context).strides
 
     def steps_through(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
-        """Whether a slice or row lies in its whole in every round."""
+        """True if a slice or row lies inside its whole in every iteration."""
         strides = self.strides(part, context)
         if not strides or whole.name in self.pointers:
             return False
         own, around = self.placement(part, context), self.placement(whole, context)
         start = around.region.offset + (whole.nbytes - part.nbytes if stride.backwards else 0)
-        there = (around.region.storage, start, (*around.strides, stride))
-        return (own.region.storage, own.region.offset, strides) == there
+        expected = (around.region.storage, start, (*around.strides, stride))
+        return (own.region.storage, own.region.offset, strides) == expected
 
     def bytes_at(self, region: Region) -> Raw:
-        """The bytes of a region."""
+        """Return the bytes of a region."""
         return self.raw(region.storage)[region.offset : region.end]
 
     def array(self, region: Region | None, spec: TensorSpec) -> Array:
-        """The array of a value in a region, None for a value without bytes."""
+        """Return the array of a value in a region; an empty array for None, a value without bytes."""
         return array_over(_EMPTY if region is None else self.bytes_at(region), spec)
 
     def ended(self) -> Places:
-        """Where values lie when a run has ended: what is in exchanged memory, under another name."""
+        """Return the places after a run: swapped storages have exchanged their names."""
         becomes = {bound_to(other): bound_to(name) for name, other in followers(self.plan.exchanged).items()}
         return Places(self, becomes=becomes)
 
     def here(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Places:
-        """Where values lie in copies of the bodies around, when pointers stand for `pointed`."""
+        """Return the places in the body versions `context`, given carry bindings `pointed`."""
         return Places(self, context, pointed)
 
 
 def _heads(graph: Graph, plan: MemoryPlan, pointers: frozenset[str]) -> dict[tuple[str, Context], Region]:
-    """What the parameters that are pointers stand for in copies of bodies, where no run and no round decides."""
+    """Return the regions bound to renamed parameters in each body version, where independent of run and iteration."""
     loops = {node.name: node for node in graph.walk() if isinstance(node, While)} if plan.rolled else {}
-    found: dict[tuple[str, Context], Region] = {}
+    bindings: dict[tuple[str, Context], Region] = {}
     for record in plan.rolled:
-        own = [parameter.name for parameter in loops[record.loop].parameters if parameter.name in pointers]
+        renamed = [parameter.name for parameter in loops[record.loop].parameters if parameter.name in pointers]
         for copy, heads in enumerate(record.heads):
-            for name, number in zip(own, heads, strict=True):
+            for name, number in zip(renamed, heads, strict=True):
                 if number != OPEN and not plan.placements[number].strides:
-                    found[name, (*record.within, (record.loop, copy))] = plan.placements[number].region
-    return found
+                    bindings[name, (*record.within, (record.loop, copy))] = plan.placements[number].region
+    return bindings
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where values lie at one moment; without `pointed` or `rounds`, as it is in the run.
+    """The places of values at one point of the program.
 
-    `becomes` gives the names that storages have got since.
+    Without `pointed` or `rounds`, the current carry bindings and iterations apply. `becomes` maps old to new names of
+    storages after a swap.
     """
 
     memory: Memory
@@ -266,22 +277,22 @@ class Places:
     becomes: Mapping[str, str] = field(default_factory=dict)
 
     def region(self, value: Value) -> Region:
-        """The region of a planned value."""
+        """Return the region of a planned value."""
         region = self.memory.region(value, self.context, self.pointed, self.rounds)
         return replace(region, storage=self.becomes[region.storage]) if region.storage in self.becomes else region
 
     def bytes_of(self, value: Value) -> Raw:
-        """The bytes of a planned value."""
+        """Return the bytes of a planned value."""
         return self.memory.bytes_at(self.region(value))
 
     def operand(self, value: Value) -> Operand:
-        """The array or cell of a value."""
+        """Return the array or cell of a value."""
         if not isinstance(value.spec, TensorSpec):
             return self.memory.cells[value.name]
         return self.memory.array(self.region(value) if value.nbytes else None, value.spec)
 
     def array(self, value: Value) -> Array:
-        """The array of a planned value."""
+        """Return the array of a planned value."""
         operand = self.operand(value)
         assert not isinstance(operand, Cell)
         return operand

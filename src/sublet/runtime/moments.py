@@ -1,4 +1,4 @@
-"""What the program reads and writes at each point that a plan lists, for those who watch or judge a run."""
+"""Values read and written by the program at each point of a plan, for observers and checkers of a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from sublet.plan import RUN, UPDATE, Context, MemoryPlan, Point
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point of a plan with its node, and what may be read and is written there, in the words of the program.
+    """A point of a plan with its node, and the program values that the point may read and writes.
 
-    No pointer is written: nothing lies where it is. Where a branch ends, `reads` are the results of all its arms.
+    Renamed carries are not written: a renamed carry has no bytes. At the end of a branch, `reads` lists the
+    results of all arms.
     """
 
     point: Point
@@ -25,12 +26,12 @@ class Moment:
 
     @property
     def kind(self) -> str:
-        """What happens."""
+        """The kind of the point."""
         return self.point.kind
 
     @property
     def copies(self) -> Context:
-        """In which copy of the bodies around."""
+        """The versions of the enclosing loop bodies."""
         return self.point.copies
 
     def __str__(self) -> str:
@@ -38,21 +39,21 @@ class Moment:
 
 
 def moments(graph: Graph, plan: MemoryPlan, pointers: frozenset[str]) -> tuple[Moment, ...]:
-    """The points of a plan. Raises PlanError when one is of no node of the graph."""
+    """Return the accesses of all points of a plan. Raises PlanError for a point without a node of the graph."""
     nodes = {node.name: node for node in graph.walk()}
-    found: list[Moment] = []
+    accesses: list[Moment] = []
     for point in plan.points:
         node = nodes.get(point.node)
         if node is None and point.node:
             raise PlanError(f"the plan of {plan.graph!r} has a point of {point.node!r}, which is no node of the graph")
         reads, writes = _touched(graph, node, point.kind)
         written = tuple(value for value in writes if value is not None and value.name not in pointers)
-        found.append(Moment(point, node, tuple(reads), written))
-    return tuple(found)
+        accesses.append(Moment(point, node, tuple(reads), written))
+    return tuple(accesses)
 
 
 def _touched(graph: Graph, node: Node | None, kind: str) -> tuple[Iterable[Value], Iterable[Value | None]]:
-    """What happens at a point of a kind reads, and what it writes."""
+    """Return the values read and the values written at a point of the given kind."""
     if node is None:
         return {
             UPDATE: ([source for _, source in graph.updates], graph.updated),
@@ -68,6 +69,7 @@ def _touched(graph: Graph, node: Node | None, kind: str) -> tuple[Iterable[Value
 
 
 def _of_loop(node: While, kind: str) -> tuple[Iterable[Value], Iterable[Value | None]]:
+    """Return the values read and the values written at a point of a loop."""
     stacked = [value for value in node.stacked if value is not None]
     return {
         "enter": (node.inits, (*node.parameters, *stacked)),

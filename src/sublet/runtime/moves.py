@@ -1,4 +1,4 @@
-"""What loops, branches and updates do themselves: parallel moves, slices in, rows out. They count bytes they move."""
+"""Copies made by loops, branches and updates: parallel moves, slices in, rows out. The copied bytes are counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[Operand, Operand]
 
 
 class Moved:
-    """Counts the bytes that loops and branches copy in one run, in whatever stream."""
+    """A thread-safe counter of the bytes copied by loops and branches during a run."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -35,10 +35,10 @@ class Moved:
 
 
 def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
-    """A call that assigns every source to its destination, all at once.
+    """Return a call assigning every source to its destination, as if all at once.
 
-    Pairs that are the same bytes cost nothing. A destination that overlaps a source still to be read is
-    taken care of: the order of the copies avoids it, or the source is read first.
+    Pairs with equal addresses cost nothing. If a destination overlaps a source still to read, the copies are ordered
+    around the overlap; for a cyclic overlap, all sources are read first.
     """
     work = [(source, to) for source, to in pairs if not _same_place(source, to)]
     if not work:
@@ -61,9 +61,9 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
 
 
 def exchanging(memory: Memory, moved: Moved) -> Call:
-    """A call that lets updated values exchange their memory, as the plan says, when a run has ended.
+    """Return a call swapping the storages of updated values after a run, as planned.
 
-    Memory that the caller bound stays that of its value: through cycles with any of it contents are copied.
+    Storages bound by the caller keep their value: cycles with a bound storage are copied.
     """
     pairs = [(memory.raw(bound_to(other)), memory.raw(bound_to(name))) for name, other in memory.stay.items()]
     copy = parallel_move(pairs, moved)
@@ -76,20 +76,25 @@ def exchanging(memory: Memory, moved: Moved) -> Call:
 
 
 def _same_place(a: Operand, b: Operand) -> bool:
+    """True if two operands are the same bytes, the same cell, or empty."""
     if isinstance(a, Cell) or isinstance(b, Cell):
         return a is b
     return a.nbytes == 0 or (address(a) == address(b) and a.nbytes == b.nbytes)
 
 
 def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
-    """The pairs in an order in which no copy destroys a source of a later one; and whether there is none."""
-    left, ordered = list(work), list[Pair]()
-    while left:
-        free = [pair for pair in left if not any(_overlap(pair[1], other[0]) for other in left if other is not pair)]
+    """Return (pairs ordered so that no copy destroys a later source, False); for a cycle (`work`, True)."""
+    remaining, ordered = list(work), list[Pair]()
+    while remaining:
+        free = [
+            pair
+            for pair in remaining
+            if not any(_overlap(pair[1], other[0]) for other in remaining if other is not pair)
+        ]
         if not free:
             return work, True
         ordered += free[:1]
-        left = [pair for pair in left if pair is not free[0]]
+        remaining = [pair for pair in remaining if pair is not free[0]]
     return ordered, False
 
 
@@ -114,16 +119,16 @@ def assign(source: Operand, to: Operand) -> None:
 Take = Callable[[int], None]
 Operands = Callable[[Value], Operand]
 Step = tuple[Value, Value, int, bool]
-"""A slice or row, the whole that it is a step of, the axis, and whether the first is at the far end."""
+"""(slice or row, sequence or stacked output, axis, True if iteration 0 is at the far end)."""
 
 
 def fetcher(slices: Sequence[Step], at: Operands) -> Take | None:
-    """A function of the round that copies slices out of their sequences; None without slices."""
+    """Return a function of the iteration copying slices out of their sequences; None without slices."""
     return _each([_taker(at(value), at(sequence), axis, back) for value, sequence, axis, back in slices])
 
 
 def storer(rows: Sequence[Step], at: Operands) -> Take | None:
-    """A function of the round that copies rows to their places in the stacked outputs; None without rows."""
+    """Return a function of the iteration copying rows into the stacked outputs; None without rows."""
     return _each([_placer(at(row), at(whole), axis, back) for row, whole, axis, back in rows])
 
 
@@ -139,6 +144,8 @@ def _each(copies: list[Take]) -> Take | None:
 
 
 def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Take:
+    """Return a function of the iteration copying a slice out of a sequence."""
+
     def take(k: int) -> None:
         whole = np.asarray(sequence.content if isinstance(sequence, Cell) else sequence)
         if k >= whole.shape[axis]:
@@ -152,6 +159,7 @@ def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Tak
 
 
 def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
+    """Return a function of the iteration copying a row into a stacked output."""
     if not isinstance(whole, Cell) and not isinstance(row, Cell):
         return _between(along(whole, axis), row, backwards, store=True)
 
@@ -166,6 +174,7 @@ def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
 
 
 def _between(lanes: Array, item: Array, backwards: bool, *, store: bool) -> Take:
+    """Return a function of the iteration copying between `item` and one lane of `lanes`."""
     if backwards:
         lanes = lanes[::-1]
 
@@ -179,12 +188,12 @@ def _between(lanes: Array, item: Array, backwards: bool, *, store: bool) -> Take
 
 
 def open_rows(node: While, at: Operands) -> list[Cell]:
-    """The cells of stacked outputs whose number of rows nobody knows; they collect a list."""
+    """Return the cells of stacked outputs with an unknown number of rows; the cells collect lists of rows."""
     return [cell for value in node.stacked if value is not None and isinstance(cell := at(value), Cell)]
 
 
 def close_rows(node: While, at: Operands) -> None:
-    """Turn the collected lists into arrays."""
+    """Turn the collected lists of rows into arrays."""
     for row, value, axis, backwards in zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True):
         cell = at(value) if value is not None else None
         if isinstance(cell, Cell):
@@ -196,7 +205,7 @@ _ELEMENTS = {"str": np.dtype(object), **{dtype.text: kind for dtype, kind in NUM
 
 
 def _no_rows(row: Value, axis: int) -> Array:
-    """What is stacked in no round: of the type of a row, extents that nobody knows are 0."""
+    """Return the result of stacking zero rows: element type of `row`, unknown extents 0."""
     if isinstance(row.spec, TensorSpec):
         shape, dtype = row.spec.shape, NUMPY[row.spec.dtype]
     else:
@@ -206,7 +215,7 @@ def _no_rows(row: Value, axis: int) -> Array:
 
 
 def check_moves(node: While | CaseOf) -> None:
-    """Raises RunError where elements that share a byte would move as slices or rows, or to or from a cell."""
+    """Raise RunError if elements smaller than a byte would move as slices or rows, or to or from a cell."""
     what = f"{'loop' if isinstance(node, While) else 'branch'} {node.name}"
     for value in (*node.slices, *node.rows) if isinstance(node, While) else ():
         if isinstance(value.spec, TensorSpec) and packed(value.spec):
@@ -218,7 +227,7 @@ def check_moves(node: While | CaseOf) -> None:
 
 
 def _moves(node: While | CaseOf) -> list[tuple[Value, Value]]:
-    """What moves where: into the loop, from round to round and out; out of every arm."""
+    """Return the (source, target) assignments of a loop (entry, carry, exit) or of all arms of a branch."""
     if isinstance(node, While):
         ends = (*node.inits, *node.updates, *node.parameters), (*node.parameters, *node.parameters, *node.finals)
     else:

@@ -1,4 +1,4 @@
-"""A run in pieces: up to a cut, where somebody looks at what is there, and on from it later."""
+"""Resumable execution: run a program up to a suspension point, and continue later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sublet.runtime.program import Program
 
 
 class Pieces:
-    """An executable with cuts at its root level, run piece by piece.
+    """An executable with suspension points at its root level, run piece by piece.
 
-    Who runs it puts inputs in their places before the piece that reads them first, and reads what a cut keeps.
-    Nothing is checked here, and nothing is told of its state to the executable.
+    The caller writes inputs to their storages before the first piece reading them, and reads saved values at the
+    suspension points. The class checks nothing, and does not update the state of the executable.
     """
 
     def __init__(self, executable: Executable) -> None:
@@ -34,7 +34,7 @@ class Pieces:
         return len(self._pieces)
 
     def run(self, number: int) -> None:
-        """Run one piece. The pieces before it must have run, since the first began."""
+        """Run one piece. The preceding pieces must have run, since the first began."""
         turn = self._executable._turn
         with turn.own, turn.shared(), turn.running(self._executable.graph.name):
             if not number:
@@ -43,22 +43,22 @@ class Pieces:
                 call()
 
     def array(self, value: Value) -> Array:
-        """Where a value lies before the end."""
+        """Return the array of a value before the end of the run."""
         found = self._arrays.get(value.name)
         if found is None:
             memory = self._executable._memory
             found = memory.here().array(value)
-            if value.name not in memory.pointers:  # what these stand for depends on the run
+            if value.name not in memory.pointers:  # the binding of a renamed carry changes during the run
                 self._arrays[value.name] = found
         return found
 
     def result(self, value: Value) -> Array:
-        """Where an output lies at the end."""
+        """Return the array of an output after the last piece."""
         return self._ended.array(value)
 
 
 def between_cuts(program: Program) -> list[tuple[Call, ...]]:
-    """The calls of a program, piece by piece."""
+    """Return the calls of a program, grouped by suspension points."""
     pieces: list[list[Call]] = [[]]
     for call in program.calls:
         if isinstance(call, Guarded) and call.nodes[0].op == CUT:
@@ -69,5 +69,5 @@ def between_cuts(program: Program) -> list[tuple[Call, ...]]:
 
 
 def overwritten(executable: Executable, value: Value) -> Any:
-    """The storage of a value that the caller bound."""
+    """Return the storage of a value bound by the caller."""
     return executable._memory.raw(bound_to(value.name))

@@ -1,11 +1,11 @@
-"""Running where every lie shows: bytes that nobody needs are poisoned, and must stay poisoned.
+"""Poisoned execution, to expose wrong plans and kernels: unused bytes are poisoned, and must stay poisoned.
 
-The bytes are those of the arenas, and of what is updated outside of them.
+The bytes are the arenas, and the storages of updated values.
 
-Before each point of the run, whatever no live value covers is filled with `POISON`: what a value left
-behind is gone the moment it dies, and an output that a kernel does not write in full holds garbage. After
-the point, those bytes must be as they were, but for the values the point writes: the gaps of the arena are
-canaries, and so are guards before and after it. A view or part that lies in its place must be as it was too.
+Before each point, all bytes outside live values are filled with `POISON`: dead values are destroyed at once, and
+an output not written in full holds garbage. After the point, these bytes must be unchanged, except for values
+written by the point: gaps in the arena act as canaries, as do guards before and after the arena. A view or concat
+operand in place must be unchanged too.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.moments import Moment
 
 POISON = 0xFF
-"""Floats of such bytes are NaN, integers -1 or the largest, booleans neither false nor true."""
+"""The poison byte: floats become NaN, integers -1 or the maximum, booleans neither false nor true."""
 
 GUARD = 4096
+"""Least bytes of poison before, between and after arenas, to catch writes out of bounds."""
 Range = tuple[int, int]
 
 
 def run_poisoned(
     executable: Executable, inputs: Mapping[str, Any], left: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run once in poisoned arenas of exactly the planned size; the outputs by name.
+    """Run once in poisoned arenas of exactly the planned size; return the outputs by name.
 
-    State is as before afterwards; what the run would have left comes into `left`. Steps of several streams run one
-    after another, in the order the schedule lists. Raises RunError naming the step that wrote where it must not.
+    The state is restored afterwards; the state after the run is stored in `left`. Steps of several streams run one
+    after another, in the order of the schedule. Raises RunError naming a step with a write outside its outputs.
     """
     arenas = _GuardedArenas(executable.plan)
     poisoner = _Poisoner(executable, arenas)
@@ -47,9 +48,9 @@ def run_poisoned(
 
 
 class _GuardedArenas:
-    """The arenas of a plan, and what is updated, in one block, with guards before, between and after; all poisoned.
+    """The arenas of a plan and its updated storages, in one block, with guards before, between and after; all poisoned.
 
-    begins   where each arena lies in the block
+    begins   the begin of each arena in the block
     """
 
     def __init__(self, plan: MemoryPlan) -> None:
@@ -70,7 +71,7 @@ class _GuardedArenas:
         }
 
     def where(self, byte: int) -> str:
-        """A byte of the block as one of the nearest arena."""
+        """Return a description of a byte of the block, relative to the nearest arena."""
 
         def distance(name: str) -> int:
             begin = self.begins[name]
@@ -81,7 +82,7 @@ class _GuardedArenas:
 
 
 class _Poisoner:
-    """Knows for every point which bytes of the arena are in use."""
+    """A watch that poisons unused bytes before each point and checks them afterwards."""
 
     def __init__(self, executable: Executable, arenas: _GuardedArenas) -> None:
         self._arenas = arenas
@@ -90,11 +91,12 @@ class _Poisoner:
         self._previous = 0
 
     def watch(self, index: int, action: Call) -> Call:
+        """Return the action with poisoning before, and checks after."""
         point, block = self._used.points[index].point, self._arenas.block
         free = _complement(merge((*self._used.before(index), *self._used.written(index))), block.size)
 
         def act() -> Any:
-            in_place = self._used.in_place(index)  # pointers may decide about it
+            in_place = self._used.in_place(index)  # depends on the current bindings of renamed carries
             for begin, end in self._dead_after(self._previous, index):
                 block[begin:end] = POISON
             found = [block[begin:end].copy() for begin, end in in_place]
@@ -113,7 +115,7 @@ class _Poisoner:
         return act
 
     def _free_between(self, previous: int, index: int) -> Sequence[Range]:
-        """What was in use during one point and is not when the next begins."""
+        """Return the bytes used at one point but dead when the next begins."""
         if index == 0:
             return ()
         used = merge((*self._used.before(previous), *self._used.written(previous)))
@@ -121,7 +123,7 @@ class _Poisoner:
 
 
 class _UsedBytes:
-    """The bytes of the arenas that hold a value: when a point begins, and what it writes."""
+    """The live bytes of the arenas at the begin of each point, and the bytes written by each point."""
 
     def __init__(self, executable: Executable, begins: Mapping[str, int]) -> None:
         self._executable = executable
@@ -144,7 +146,7 @@ class _UsedBytes:
                     self._before[index].append(found)
 
     def _range(self, region: Region | None) -> Range | None:
-        """The bytes of a region in the block; None for one that is elsewhere, or has none."""
+        """Return the bytes of a region in the block; None for a region outside the block, or without bytes."""
         if region is None or region.storage not in self._begins or not region.nbytes:
             return None
         begin = self._begins[region.storage] + region.offset
@@ -152,25 +154,25 @@ class _UsedBytes:
 
     @cache  # noqa: B019 (lives as long as one run)
     def before(self, index: int) -> Sequence[Range]:
-        """Live when the point reads."""
+        """Return the bytes live when the point reads."""
         return merge(self._before[index])
 
     def written(self, index: int) -> Sequence[Range]:
-        """The regions of what the point writes."""
+        """Return the regions of the values written by the point."""
         return merge(self._written[index])
 
     def in_place(self, index: int) -> Sequence[Range]:
-        """The regions of views and parts that the point finds in their place."""
-        copies, found = self.points[index].copies, list[Range]()
+        """Return the regions of views and concat operands already in place at the point."""
+        copies, aliased = self.points[index].copies, list[Range]()
         for offset, inner, whole in self._shared(index):
             place, around = self._now(inner, copies), self._now(whole, copies)
             if place is not None and around is not None and place[0] == around[0] + offset:
-                found.append(place)
-        return merge(found)
+                aliased.append(place)
+        return merge(aliased)
 
     @cache  # noqa: B019
     def _shared(self, index: int) -> Sequence[tuple[int, Value, Value]]:
-        """What of the node of a point could be bytes of what: (offset, the part, the whole)."""
+        """Return the possible aliases of the node of a point: (offset, part, whole)."""
         point = self.points[index]
         if point.kind != RUN or point.node is None:
             return ()
@@ -180,12 +182,12 @@ class _UsedBytes:
         return [*views, *parts]
 
     def _now(self, value: Value, copies: Context) -> Range | None:
-        """Where a value lies in the block in this round."""
+        """Return the bytes of a value in the block in the current iteration."""
         return self._range(self._executable.region_of(value, copies)) if value.plannable else None
 
 
 def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:
-    """For each point the values that it may read, what pointers stand for included, and those that it writes."""
+    """Yield for each point the names possibly read, with values bound to renamed carries, and the names written."""
     stands_for = {place.value: place.stands_for for place in plan.placements if place.stands_for}
     for point in points:
         reads = {value.name for value in point.reads}
@@ -194,18 +196,18 @@ def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[s
 
 
 def _in(place: Placement, copies: Context) -> bool:
-    """Whether a placement is one in these copies of the bodies around."""
+    """True if a placement applies to the body versions `copies`."""
     return any(copies[: len(context)] == context for context in place.copies or ((),))
 
 
 def _complement(ranges: Iterable[Range], size: int) -> list[Range]:
-    """What `ranges`, sorted and disjoint, leave of [0, size)."""
+    """Return the bytes of [0, size) outside `ranges`, which are sorted and disjoint."""
     return _minus([(0, size)], ranges)
 
 
 def _minus(ranges: Iterable[Range], without: Iterable[Range]) -> list[Range]:
-    """The bytes of `ranges` that are not in `without`; both sorted and disjoint."""
-    left: list[Range] = []
+    """Return the bytes of `ranges` outside `without`; both sorted and disjoint."""
+    remaining: list[Range] = []
     holes = list(without)
     for begin, end in ranges:
         at = begin
@@ -213,8 +215,8 @@ def _minus(ranges: Iterable[Range], without: Iterable[Range]) -> list[Range]:
             if high <= at or low >= end:
                 continue
             if low > at:
-                left.append((at, low))
+                remaining.append((at, low))
             at = max(at, high)
         if at < end:
-            left.append((at, end))
-    return left
+            remaining.append((at, end))
+    return remaining

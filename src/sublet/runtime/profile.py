@@ -1,7 +1,7 @@
-"""What runs when: every point of a run with its thread and times, as a trace for Perfetto or chrome://tracing.
+"""Profile of a run: every point with thread and times, as a trace for Perfetto or chrome://tracing.
 
-The file follows the Trace Event Format: complete events ("X") in one lane a thread, metadata ("M") that names the
-lanes, and a counter ("C") of the live bytes of the arena.
+The file follows the Trace Event Format: complete events ("X") in one lane per thread, metadata ("M") with the names
+of the lanes, and a counter ("C") of the live bytes of the arena.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from sublet.runtime.kernel import Call
 from sublet.runtime.moments import Moment
 
 MAX_EVENTS = 100_000
-"""Events a trace keeps, so that a loop without end fills no memory; all are counted and summed."""
+"""Most events kept in a trace, to bound the memory of long loops; further events are only counted and summed."""
 
 PROCESS = 1
+"""Process number in the trace: a run has a single process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One point of the program: how often it ran, and for how many seconds in all."""
+    """A point of the program, with the number of its runs and their total seconds."""
 
     point: Moment
     runs: int
@@ -41,6 +42,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
+    """One run of a point: thread, begin and end in nanoseconds."""
+
     point: int
     thread: int
     begin: int
@@ -48,9 +51,9 @@ class _Event:
 
 
 class Profile:
-    """Watches one run of an executable: `executable.watched(inputs, profile.watch)`.
+    """Records one run of an executable: `executable.run_watched(inputs, profile.watch)`.
 
-    What a run tells until it fails or is interrupted is kept.
+    Records of a failed or interrupted run are kept.
     """
 
     def __init__(self, executable: Executable, max_events: int = MAX_EVENTS) -> None:
@@ -63,10 +66,10 @@ class Profile:
         self._nanoseconds = [0] * len(self._points)
 
     def watch(self, index: int, action: Call) -> Call:
-        """`action`, timed. A point never runs in two threads at once, so that its sums need no lock."""
+        """Return the action with timing. A point never runs in two threads at once, so that its sums need no lock."""
         events, runs, nanoseconds, most = self._events, self._runs, self._nanoseconds, self._max_events
 
-        def timed() -> Any:
+        def run_timed() -> Any:
             begin = perf_counter_ns()
             try:
                 return action()
@@ -77,15 +80,15 @@ class Profile:
                 if len(events) < most:
                     events.append(_Event(index, get_ident(), begin, end))
 
-        return timed
+        return run_timed
 
     @property
     def dropped(self) -> int:
-        """Events beyond those the trace keeps."""
+        """The number of events beyond the limit of the trace."""
         return sum(self._runs) - len(self._events)
 
     def slowest(self) -> tuple[Cost, ...]:
-        """Every point that ran, the longest in all first."""
+        """Return every point that ran, by total time, longest first."""
         costs = [
             Cost(point, runs, nanoseconds / 1e9)
             for point, runs, nanoseconds in zip(self._points, self._runs, self._nanoseconds, strict=True)
@@ -94,7 +97,7 @@ class Profile:
         return tuple(sorted(costs, key=lambda cost: -cost.seconds))
 
     def trace(self) -> dict[str, Any]:
-        """The trace as JSON content; times in microseconds since the first event."""
+        """Return the trace as JSON content; times in microseconds since the first event."""
         events = sorted(self._events, key=lambda event: (event.begin, -event.end, event.point))
         origin = events[0].begin if events else 0
         lanes = self._lanes(events)
@@ -108,11 +111,11 @@ class Profile:
         return {"traceEvents": content, "displayTimeUnit": "ms", "otherData": about}
 
     def save(self, path: str | Path) -> None:
-        """Write the trace; the file is complete or untouched. Raises RunError when it cannot be written."""
+        """Write the trace to a file, atomically. Raises RunError when the file cannot be written."""
         write(path, json.dumps(self.trace()), RunError)
 
     def _lanes(self, events: list[_Event]) -> Mapping[int, tuple[int, str]]:
-        """For each thread the number and name of its lane, in order of appearance."""
+        """Return the number and name of the lane of each thread, in order of appearance."""
         lanes: dict[int, tuple[int, str]] = {}
         for event in events:
             stream = self._stream(event.point)
@@ -123,10 +126,11 @@ class Profile:
         return lanes
 
     def _stream(self, index: int) -> int | None:
-        """The stream of the outermost step a point belongs to."""
+        """Return the stream of the outermost step of a point."""
         return self._streams.get(self._points[index].point.node)
 
     def _complete(self, event: _Event, lane: int, origin: int) -> dict[str, Any]:
+        """Return the trace event of one run of a point."""
         point = self._points[event.point]
         arguments: dict[str, Any] = {"point": event.point, "stream": self._stream(event.point)}
         if point.node is not None:
@@ -144,9 +148,9 @@ class Profile:
         }
 
     def _live_bytes(self, events: list[_Event], origin: int) -> list[dict[str, Any]]:
-        """The bytes of each arena that hold a live value, each time a point begins.
+        """Return counter events: the live bytes of each arena at the begin of each point.
 
-        With several streams these are the bytes live at any of the points then running.
+        With several streams, the bytes live at any of the running points.
         """
         arenas = [storage.name for storage in self._plan.arenas]
         live = [_LiveRegions(name, self._plan.placements, len(self._points)) for name in arenas]
@@ -168,14 +172,14 @@ class Profile:
 
 
 def _streams(graph: Graph, schedule: Schedule) -> dict[str, int]:
-    """The stream that runs each node, those of sub-graphs with the outermost node around them."""
+    """Return the stream of each node; nodes of sub-graphs have the stream of their outermost node."""
     streams = {step.node: step.stream for step in schedule.steps}
     bodies = ((node.name, sub) for node in graph.nodes for sub in node.subgraphs)
     return streams | {inner.name: streams[name] for name, sub in bodies for inner in sub.walk()}
 
 
 class _LiveRegions:
-    """Which bytes of an arena are live at a point."""
+    """The live bytes of an arena at each point."""
 
     def __init__(self, arena: str, placements: Sequence[Placement], points: int) -> None:
         self._at: list[list[tuple[int, int]]] = [[] for _ in range(points)]
@@ -187,7 +191,7 @@ class _LiveRegions:
         self._known: dict[tuple[int, ...], int] = {}
 
     def nbytes(self, points: tuple[int, ...]) -> int:
-        """Bytes live at any of the points; what several values share counts once."""
+        """Return the bytes live at any of the points; shared bytes count once."""
         if points not in self._known:
             regions = merge(region for point in points for region in self._at[point])
             self._known[points] = sum(end - begin for begin, end in regions)

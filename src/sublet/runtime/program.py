@@ -1,7 +1,7 @@
-"""The computation graph: the points of a plan as bound calls, and the control flow between them.
+"""The computation graph at run time: the points of a plan as bound calls, and the control flow between calls.
 
-Everything is looked up while the program is built; running it is calling what lies in lists. `Watch`
-wraps the action of each point: poisoning, profiling and tests see every point of a run that way.
+All lookups happen while the program is built; a run only calls prepared lists. `Watch` wraps the action of each
+point: poisoning, profiling and tests thereby observe every point of a run.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from sublet.runtime.targets import NOWHERE, RowOfNow, Target, now
 from sublet.runtime.varying import Varying
 
 Watch = Callable[[int, Call], Call]
-"""(index of the point, its action) -> what is called instead."""
+"""(index of the point, its action) -> the action called in its place."""
 
 SpanOf = Callable[[Call], Span]
 
 
 def unwatched(point: int, action: Call) -> Call:
-    """Leaves every action as it is."""
+    """Return every action unchanged."""
     return action
 
 
 class Program:
-    """A bound program: `calls` run it once.
+    """A bound program; `calls` run the program once.
 
-    moved    counts what its loops, branches and updates copied
-    holders  tells which of the calls hold addresses of a storage
-    failed   the points of the step that raised; UNBEGUN before, and none after all points once a run has ended
+    moved    the counter of bytes copied by loops, branches and updates
+    holders  the record of calls holding addresses of a storage
+    failed   the points of the step that raised; UNBEGUN before a run, and past all points after a complete run
     """
 
     def __init__(self, calls: tuple[Call, ...], moved: Moved, points: int, span: SpanOf, holders: Holders) -> None:
@@ -65,7 +65,7 @@ class Program:
         self._span = span
 
     def run(self) -> None:
-        """Run it once."""
+        """Run the program once."""
         self.moved.nbytes = 0
         call: Call = nothing
         try:
@@ -85,9 +85,9 @@ def build(
     workers: Workers | None,
     watch: Watch = unwatched,
 ) -> Program:
-    """The program of `graph` in the order of `schedule`, in bound memory.
+    """Return the program of `graph` in the order of `schedule`, in bound memory.
 
-    Without `workers` the streams run in this thread, their steps in the order the schedule lists. Raises PlanError when
+    Without `workers` the streams run in the calling thread, in the order of the schedule. Raises PlanError when
     the plan lists other points than the program has.
     """
     builder = _Builder(memory, bind, workers, watch)
@@ -104,31 +104,31 @@ def build(
 
 
 class _Builder:
-    """Walks the program in the order in which the plan lists its points.
+    """Builds the program in the order of the points of the plan.
 
-    The body of a loop whose values take turns among regions is bound once for each of its copies. What pointers
-    stand for is mostly known here: the plan tells it of parameters, and what comes out of loops and branches follows.
-    Where it depends on the run, a step is bound for each case that comes up.
+    The body of a loop is bound once per body version. Most bindings of renamed carries are known while building: the
+    plan lists the bindings of parameters, and the results of loops and branches follow. A step with a binding known
+    only during the run is bound lazily, once per case.
     """
 
     def __init__(self, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
         self._points = memory.plan.points
-        self.points = 0  # bound so far
+        self.points = 0  # number of points bound so far
         self._memory = memory
         self._bind = bind
         self._workers = workers
         self._watch = watch
         self._context: Context = ()
-        self._known: dict[str, Region] = {}  # what outputs of loops and branches stand for in every run
-        self._spans: dict[Call | str, Span] = {}  # by call, and by name of the node
-        self._depth = 0  # of the graph that is built: 1 is the root
+        self._known: dict[str, Region] = {}  # regions of renamed results of loops and branches, the same in every run
+        self._spans: dict[Call | str, Span] = {}  # by call, and by node name
+        self._depth = 0  # nesting depth of the graph being built: 1 for the root
         self.holders = Holders(memory)
         self.moved = Moved()
 
     def span(self, call: Call) -> Span:
-        """The points that a call of the whole program runs, or was at when it raised.
+        """Return the points run by a call of the program, or, after a failure, the points of the failed nodes.
 
-        They are all points where several streams run in one call.
+        A call running several streams covers all points.
         """
         if isinstance(call, Guarded):
             first, last = (self._spans[node.name] for node in call.reached)
@@ -136,7 +136,7 @@ class _Builder:
         return self._spans.get(call, Span(0, len(self._points)))
 
     def point(self, kind: str, node: Node | None, action: Call) -> Call:
-        """The watched action of the next point, which must be the one that is meant."""
+        """Return the watched action of the next point. Raises PlanError if the plan lists another point."""
         number, name = self.points, node.name if node else ""
         listed = [(point.kind, point.node) for point in self._points[number : number + 1]]
         if listed != [(kind, name)]:
@@ -147,7 +147,7 @@ class _Builder:
         return watched
 
     def exchange(self) -> Call:
-        """After all points: memory changes hands."""
+        """Return the call that swaps storages after all points."""
         if not self._memory.plan.exchanged:
             return nothing
         call, count = exchanging(self._memory, self.moved), len(self._points)
@@ -183,9 +183,9 @@ class _Builder:
         return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places)), root))
 
     def bound(self, values: Iterable[Value], make: Callable[[Places], Any], root: Node | None = None) -> Any:
-        """What `make` makes of the places of `values` here; where these depend on the run, of each that come up.
+        """Return `make` applied to the places of `values`; if the places depend on the run, a lazily bound action.
 
-        `root` is the node that this is the call of, if it is one of the root level.
+        `root` is the node of the call, if at the root level.
         """
         values = list(values)
         fixed: dict[str, Region] = {}
@@ -200,15 +200,15 @@ class _Builder:
             elif target is not None:
                 varying[value.name] = None
         if not varying and not moving:
-            made = make(self._memory.here(self._context, fixed))
-            if made is not nothing:
+            action = make(self._memory.here(self._context, fixed))
+            if action is not nothing:
                 self.holders.note(values, self._context, fixed, root)
-            return made
+            return action
         self.holders.note(values, self._context, None if varying else fixed)
         return Varying(self._memory, self._context, fixed, tuple(varying), moving, make)
 
     def target(self, value: Value) -> Target:
-        """What a value is, and so a pointer once this is assigned to it."""
+        """Return the target of a value: its region, or its binding if the value is a renamed carry."""
         if value.name in self._memory.pointers:
             known = self._memory.head(value, self._context) or self._known.get(value.name)
             return known or value
@@ -217,10 +217,11 @@ class _Builder:
         return self._memory.region(value, self._context, {})
 
     def move(self, kind: str, node: Node | None, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
-        """A parallel assignment: real values are copied where they are not in place, pointers come to point."""
+        """Return a point with a parallel assignment: real values are copied, renamed carries are rebound."""
         return self.point(kind, node, self.moving(sources, targets))
 
     def moving(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
+        """Return the call of a parallel assignment, without a point."""
         pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
         real = [(source, to) for source, to in pairs if to.name not in self._memory.pointers]
         aims = {to.name: self.target(source) for source, to in pairs if to.name in self._memory.pointers}
@@ -241,7 +242,7 @@ class _Builder:
         return assign
 
     def aim(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
-        """After a loop or branch: each pointer is what all its ends made it, or what the run did."""
+        """Record the regions of renamed results after a loop or branch, where all exits bind the same region."""
         for position, pointer in enumerate(pointers):
             if pointer is not None and pointer.name in self._memory.pointers:
                 first, *others = (way[position] for way in ways)
@@ -250,12 +251,13 @@ class _Builder:
                     self._known[pointer.name] = first
 
     def aims(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
-        """What each pointer among the targets would stand for; for others anything."""
+        """Return the target of each renamed carry among `targets`; NOWHERE for other values."""
         pointers = self._memory.pointers
         pairs = zip(sources, targets, strict=True)
         return [self.target(s) if t is not None and t.name in pointers else NOWHERE for s, t in pairs]
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
+        """Return the call of a branch: read the index, run an arm or the fallback."""
         check_moves(node)
         look = self.point("branch", node, self.bound([node.index], lambda places: reader(places.operand(node.index))))
         arms: list[tuple[Call, ...]] = []
@@ -285,6 +287,7 @@ class _Builder:
         return take_arm
 
     def loop(self, node: While, schedule: Schedule) -> Call:
+        """Return the call of a loop, with all body versions bound."""
         check_moves(node)
         places = self._memory.here(self._context, {})
         collecting = open_rows(node, places.operand)
@@ -307,12 +310,12 @@ class _Builder:
         return Loop(node, enter, rounds, following, collecting, places, self.moved).run
 
     def told(self, parameter: Value, copies: Iterable[Context]) -> bool:
-        """Whether the plan tells of each copy of a body what a pointer stands for: nobody need assign it."""
+        """True if the plan binds a renamed parameter in every body version: no assignment during the run."""
         pointing = parameter.name in self._memory.pointers
         return pointing and all(self._memory.head(parameter, copy) is not None for copy in copies)
 
     def leaving(self, node: Node, way: int, leave: Call) -> Call:
-        """The end of a loop or branch, which notes the way out where that decides what comes next."""
+        """Return the exit of a loop or branch, recording the exit edge if the edge decides a later transition."""
         if node.name not in self._memory.deciding:
             return leave
         ways, name = self._memory.ways, node.name
@@ -324,14 +327,14 @@ class _Builder:
         return note
 
     def following(self, rolled: Rolled, copy: int) -> int | Callable[[], int]:
-        """The copy after a copy, or what tells it in the run."""
+        """Return the body version after version `copy`, or a function that decides during the run."""
         ways = self._memory.ways
         if any(jump.copy == copy and jump.ways for jump in rolled.jumps):
             return lambda: rolled.after(copy, ways)
         return rolled.after(copy, ways)
 
     def round(self, node: While, schedule: Schedule, assigned: Sequence[Value | None]) -> Round:
-        """One copy of the body; these of the parameters take the updates."""
+        """Bind one body version; `assigned` lists the parameters assigned by the updates, None for skipped ones."""
         body, here = node.body, self._memory.here(self._context, {})
         begin = self.point_of_round("round", node, counter(here.operand(node.counter)))
         before = tuple(self.steps(body, schedule, 0, node.check))
@@ -349,7 +352,7 @@ class _Builder:
         return Round(begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows)))
 
     def copied(self, node: While, kind: str) -> list[Step]:
-        """The slices or rows that do not lie in their wholes."""
+        """Return the slices or rows outside their wholes, which need a copy."""
         return [
             (part, whole, axis, backwards)
             for found, part, whole, axis, backwards in steps(node)
@@ -360,7 +363,7 @@ class _Builder:
     def point_of_round(
         self, kind: str, node: Node, action: Callable[[int], None] | None
     ) -> Callable[[int], None] | None:
-        """Like `point`, of an action that is told the number of the round."""
+        """Return the watched action of the next point, for an action that receives the number of the iteration."""
         current = [0]
         if action is None:
             watched = self.point(kind, node, nothing)
@@ -387,5 +390,5 @@ def _present(*calls: Call) -> tuple[Call, ...]:
 
 
 def operands(values: Sequence[Value | None], places: Places) -> list[Operand | None]:
-    """Where each value of a node lies; None for an omitted one."""
+    """Return the operand of each value of a node; None for an omitted value."""
     return [None if value is None else places.operand(value) for value in values]

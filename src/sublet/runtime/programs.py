@@ -1,4 +1,4 @@
-"""The programs of one executable: one for each way in which memory that runs exchange may lie."""
+"""Cache of the bound programs of an executable: a program per arrangement of swapped storages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sublet.runtime.rebinding import BindNode
 
 
 class Programs:
-    """Binds them when they are needed, and lets them find other memory."""
+    """The programs of an executable, bound on demand, and rebound after a change of memory."""
 
     def __init__(self, memory: Memory, build: Callable[[], Program]) -> None:
         self._memory = memory
         self._build = build
-        self._found: dict[tuple[int, ...], Program] = {}  # by where exchanged memory is
+        self._found: dict[tuple[int, ...], Program] = {}  # by the addresses of swapped storages
 
     def current(self) -> Program:
-        """The one for where memory is now. Those for where it will be after other runs are bound with it."""
+        """Return the program for the current arrangement; also bind programs for the following arrangements."""
         found, memory = self._found, self._memory
         if memory.arrangement not in found:
             with memory.put_back():
@@ -31,22 +31,22 @@ class Programs:
         return found[memory.arrangement]
 
     def forget(self) -> None:
-        """All are bound anew when they are needed."""
+        """Drop all programs; each is bound again on demand."""
         self._found.clear()
 
     def patched(self, name: str, given: Any) -> bool:
-        """Whether it sufficed to tell a few calls where a value is from now on. Raises RunError like `Memory.bring`."""
+        """True if repointing a few calls sufficed to bind new memory. Raises RunError if the memory does not fit."""
         program = self._found.get(())
         try:
             return program is not None and program.holders.patched(name, given)
         except SubletError:
             raise
-        except BaseException:  # some calls may know, and others not
+        except BaseException:  # some calls may be repointed, and others not
             self.forget()
             raise
 
     def rebind(self, storage: str, bind: Callable[[], BindNode]) -> bool:
-        """Let those calls be bound anew that hold addresses of a storage; False where all of the program must be."""
+        """Rebind the calls holding addresses of a storage; False if the whole program must be bound again."""
         if not self._found:
             return False
         done = False
@@ -59,5 +59,5 @@ class Programs:
         return done
 
     def learn(self, name: str, value: Value) -> None:
-        """A value whose storage was rebound will be bound often, by this name."""
+        """Prepare fast repointing of a value under the name `name`, since callers rebind the same value often."""
         self._found[()].holders.learn(name, value)

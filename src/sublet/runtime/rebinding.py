@@ -1,4 +1,4 @@
-"""Which calls hold addresses of a storage, so that only these are bound anew when the caller brings other memory."""
+"""Rebinding of single calls: records the calls holding addresses of a storage, and rebinds only the recorded calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BindNode = Callable[[Node, Places], Call]
 
 
 class _Held(Places):
-    """Where the values of one node of the root level lie: looked up once, and again where memory was brought."""
+    """The places of the values of one root-level node: looked up once, and again after a change of memory."""
 
     def __init__(self, memory: Memory, pointed: Mapping[str, Region], node: Node) -> None:
         super().__init__(memory, (), pointed)
@@ -33,32 +33,32 @@ class _Held(Places):
                 self.regions[value.name] = super().region(value)
 
     def operand(self, value: Value) -> Operand:
-        found = self.operands.get(value.name)
-        if found is None:
+        operand = self.operands.get(value.name)
+        if operand is None:
             region = self.regions.get(value.name)
             if region is None:
-                found = super().operand(value)
+                operand = super().operand(value)
             else:
                 assert isinstance(value.spec, TensorSpec)
-                found = array_over(self.memory.bytes_at(region), value.spec)
-            self.operands[value.name] = found
-        return found
+                operand = array_over(self.memory.bytes_at(region), value.spec)
+            self.operands[value.name] = operand
+        return operand
 
     def pointers(self, node: Node, storage: str, call: Guarded, number: int) -> list[_Pointer] | None:
-        """What lets the call of the node find all that lies in a storage elsewhere; None where its kernel is needed."""
+        """Return setters pointing the call of the node at new memory; None if only the kernel can rebind."""
         operands = [(i, value) for i, value in enumerate((*node.inputs, *node.outputs)) if value is not None]
-        found = []
+        setters = []
         for name, region in self.regions.items():
             if region.storage == storage:
                 here = {i: value for i, value in operands if value.name == name}
                 point = call.pointing(number, here) if here else None
                 if point is None:
                     return None
-                found.append(_Pointer(next(iter(here.values())), region, self.operands, point))
-        return found
+                setters.append(_Pointer(next(iter(here.values())), region, self.operands, point))
+        return setters
 
     def forget(self, storage: str) -> None:
-        """Other memory was brought for a storage."""
+        """Drop cached arrays over a storage after a change of memory."""
         for name, region in self.regions.items():
             if region.storage == storage:
                 self.operands.pop(name, None)
@@ -66,7 +66,7 @@ class _Held(Places):
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """Lets one call find a value elsewhere; `operands` are the arrays of its node that are known, by name."""
+    """A setter pointing a call at new memory of a value; `operands` caches the arrays of the node, by name."""
 
     value: Value
     region: Region
@@ -75,7 +75,7 @@ class _Pointer:
 
 
 class Patch:
-    """Lets a program find one value in other memory: nothing is looked up, no kernel is asked."""
+    """A fast path pointing a program at new memory of a value, without lookups and without kernels."""
 
     def __init__(self, memory: Memory, value: Value, pointers: Sequence[_Pointer]) -> None:
         assert isinstance(value.spec, TensorSpec)
@@ -94,7 +94,7 @@ class Patch:
         )
 
     def __call__(self, given: Any, what: str) -> bool:
-        """Whether the memory was of the kind that needs no more than this. Raises RunError as `Memory.bring` does."""
+        """Return True if the memory fits the fast path. Raises RunError as `ExecutableMemory.adopt_bytes` does."""
         array = given if type(given) is np.ndarray else array_of(given, what)
         if array.dtype != self._dtype or array.shape != self._shape or not array.flags.c_contiguous:
             return False
@@ -113,27 +113,28 @@ class Patch:
 
 
 class Holders:
-    """Noted while a program is built: by storage the nodes that read or write there, outside of loops and branches.
+    """For each storage the root-level nodes with its addresses, recorded while the program is built.
 
-    What else holds addresses of a storage (loops, branches, moves, places that only a run knows) is not bound anew by
-    itself: then the whole program is.
+    Other holders of addresses (loops, branches, moves, regions known only during the run) cannot be rebound one by one:
+    the whole program is then bound again.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._nodes: dict[str, list[Node]] = {}
-        self._pointed: dict[str, Mapping[str, Region]] = {}  # by node, what its pointers stand for
+        self._pointed: dict[str, Mapping[str, Region]] = {}  # by node: the bindings of its renamed carries
         self._others: set[str] = set()
-        self._calls: dict[str, tuple[Guarded, int]] = {}  # by node, with its number among the nodes of the call
+        self._calls: dict[str, tuple[Guarded, int]] = {}  # by node: its call, and its number within the call
         self._held: dict[str, _Held] = {}  # by node
-        self._patches: dict[str, Patch] = {}  # by what the user calls the value
+        self._patches: dict[str, Patch] = {}  # by the name used by the caller
 
     def note(
         self, values: Iterable[Value], context: Context, pointed: Mapping[str, Region] | None, node: Node | None = None
     ) -> None:
-        """What lies at `values` is held by the node, or by something else.
+        """Record the storages of `values` as held by `node`, or, for None, by a holder without rebinding.
 
-        `pointed` is what pointers among them stand for; None where only a run knows: they may be in any storage.
+        `pointed` binds the renamed carries among the values; None if known only during the run: every storage then
+        counts as held.
         """
         if pointed is None:
             self._others.update(self._memory.storages)
@@ -152,15 +153,15 @@ class Holders:
             self._pointed[node.name] = pointed
 
     def ended(self, calls: Iterable[Call]) -> None:
-        """The program is built, of these calls."""
+        """Record the calls of the finished program."""
         for call in calls:
             if isinstance(call, Guarded):
                 self._calls.update((node.name, (call, number)) for number, node in enumerate(call.nodes))
 
     def rebind(self, storage: str, bind: BindNode) -> bool:
-        """Bind all that holds addresses of a storage to where it is now; False where that cannot be done call by call.
+        """Rebind all calls holding addresses of a storage; False if not possible call by call.
 
-        Then, and after an error, some calls may be bound to the new place and others not.
+        After False or an error, some calls may be rebound and others not.
         """
         if storage in self._others:
             return False
@@ -177,8 +178,8 @@ class Holders:
         return True
 
     def learn(self, name: str, value: Value) -> None:
-        """From now on `patched` knows the value, whose storage was rebound, unless it needs `rebind` each time."""
-        storage, spec, found = bound_to(value.name), value.spec, list[_Pointer]()
+        """Prepare fast repointing of a value after a rebind, unless some call needs its kernel each time."""
+        storage, spec, setters = bound_to(value.name), value.spec, list[_Pointer]()
         if storage in self._others or not isinstance(spec, TensorSpec) or packed(spec):
             return
         for node in self._nodes.get(storage, ()):
@@ -186,10 +187,10 @@ class Holders:
             pointers = self._held[node.name].pointers(node, storage, call, number)
             if pointers is None:
                 return
-            found += pointers
-        self._patches[name] = Patch(self._memory, value, found)
+            setters += pointers
+        self._patches[name] = Patch(self._memory, value, setters)
 
     def patched(self, name: str, given: Any) -> bool:
-        """Whether it sufficed to point at other memory. Raises RunError when that does not fit."""
+        """True if repointing sufficed to bind the memory `given`. Raises RunError when the memory does not fit."""
         patch = self._patches.get(name)
         return patch is not None and patch(given, name)

@@ -1,4 +1,4 @@
-"""What a run gives: in the form that the caller asked for, and with word how long it is good where it is no copy."""
+"""Results of a run: conversion to the array type of the caller, and views with a limited validity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Form = Callable[[Array], Any]
 
 
 def as_it_is(array: Array) -> Array:
-    """NumPy's array."""
+    """Return the NumPy array unchanged."""
     return array
 
 
@@ -23,7 +23,7 @@ FORMS: Mapping[str, Form] = {"numpy": as_it_is, "torch": torch_over, "dlpack": S
 
 
 def form_of(asked: str | Callable[[Any], Any]) -> Form:
-    """How outputs are given: a name, or a function of anything with DLPack. Raises RunError for another name."""
+    """Return the converter of outputs: by name, or a function of a `Shared`. Raises RunError for another name."""
     if callable(asked):
         make = asked
         return lambda array: make(Shared(array))
@@ -35,9 +35,9 @@ def form_of(asked: str | Callable[[Any], Any]) -> Form:
 
 
 class Views(Mapping[str, Any]):
-    """Outputs over the memory of an executable, by name. They are good until it runs again, or other memory is bound.
+    """Outputs by name, as views of the memory of an executable; valid until the next run or `bind`.
 
-    Afterwards a name is refused: what lies there is no longer that output. `hold` keeps one.
+    After the next run, access raises RunError, since other values lie in the memory. `hold` keeps an output.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Views(Mapping[str, Any]):
 
     @property
     def good(self) -> bool:
-        """Whether the executable has not run since."""
+        """True if the executable has not run since."""
         return self._runs() == self._made
 
     def __getitem__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class Views(Mapping[str, Any]):
         return f"<Views of {self._owner}: {known_names(self._found)}; {until}>"
 
     def hold(self, name: str) -> Any:
-        """An output that stays good for as long as it is there: see `Executable.hold`."""
+        """Return an output that stays valid permanently: see `Executable.hold`."""
         if name not in self._held:
             self[name]
             self._found[name] = self._hold(name)

@@ -1,4 +1,4 @@
-"""Loops at run time: the copies of a body, bound, and which comes after which."""
+"""Loops at run time: bound body versions, and transitions between body versions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sublet.runtime.moves import Moved, close_rows
 
 @dataclass
 class Round:
-    """One copy of the body of a loop, bound; what is told `k` gets the number of the round.
+    """A body version of a loop, bound; actions with a parameter `k` receive the number of the iteration.
 
-    `nbytes` are those of the slices and rows it copies.
+    `nbytes` counts the bytes of slices and rows copied per iteration.
     """
 
     begin: Callable[[int], None] | None
@@ -34,7 +34,7 @@ class Round:
 
 @dataclass
 class Loop:
-    """A loop, bound. `following[c]` tells the copy of its body after copy c; `collecting` cells collect rows."""
+    """A loop, bound. `following[c]` gives the body version after version c; `collecting` cells collect rows."""
 
     node: While
     enter: Call
@@ -45,7 +45,7 @@ class Loop:
     moved: Moved
 
     def run(self) -> None:
-        """Run its rounds."""
+        """Run the iterations of the loop."""
         for cell in self.collecting:
             cell.content = []
         self.enter()
@@ -85,14 +85,14 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """An output of the graph that a loop stacks: row k along the axis, from the far end when it is reversed."""
+    """An output of the graph stacked by a loop: row k along `axis`, counted from the far end if `backwards`."""
 
     loop: str
     axis: int
     backwards: bool
 
     def made(self, whole: Array, rounds: Mapping[str, int]) -> Array:
-        """The rows of the rounds that were made; the others hold nothing."""
+        """Return the rows of the iterations run; the other rows are undefined."""
         count = rounds[self.loop]
         extent = whole.shape[self.axis]
         rows = slice(extent - count, extent) if self.backwards else slice(count)
@@ -100,18 +100,18 @@ class Stacked:
 
 
 def stacked_outputs(graph: Graph) -> dict[Value, Stacked]:
-    """The outputs of a graph that its loops stack."""
-    found: dict[Value, Stacked] = {}
+    """Return the outputs of a graph stacked by its loops."""
+    stacked: dict[Value, Stacked] = {}
     for node in graph.nodes:
         if isinstance(node, While):
             for value, axis, backwards in zip(node.stacked, node.row_axes, node.row_reversed, strict=True):
                 if value is not None and value in graph.outputs:
-                    found[value] = Stacked(node.name, axis, backwards)
-    return found
+                    stacked[value] = Stacked(node.name, axis, backwards)
+    return stacked
 
 
 def both(store: Callable[[int], None] | None, carry: Call) -> Callable[[int], None] | None:
-    """First the rows are stored, then the carried values move."""
+    """Return an action storing the rows, then moving the carried values."""
     if carry is nothing:
         return store
     if store is None:
@@ -125,6 +125,7 @@ def both(store: Callable[[int], None] | None, carry: Call) -> Callable[[int], No
 
 
 def counter(operand: Operand) -> Callable[[int], None]:
+    """Return an action writing the number of the iteration to the operand."""
     if isinstance(operand, Cell):
         cell = operand
 
@@ -141,7 +142,7 @@ def counter(operand: Operand) -> Callable[[int], None]:
 
 
 def reader(operand: Operand) -> Callable[[], Any]:
-    """A call that gives the one element of an operand."""
+    """Return a call returning the single element of an operand."""
     if isinstance(operand, Cell):
         cell = operand
         return lambda: cell.content.item()

@@ -1,4 +1,4 @@
-"""State: the inputs and weights that a graph updates, and what they hold from one run to the next."""
+"""Persistent state of an executable: inputs and weights updated by the graph, kept from run to run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sublet.runtime.left import Left
 from sublet.runtime.memory import Memory, Raw
 
 Saved = Mapping[Value, Raw]
-"""Copies of the bytes of those values whose content is known."""
+"""Copies of the bytes of all values with a known content."""
 
 
 class State:
-    """Knows which updated values have a content.
+    """The set of updated values with a known content.
 
-    A run that fails leaves each as it was, or updated, or maybe half written: then it can be read, but no run starts
-    from it before it is set anew.
+    A failed run leaves each value unchanged, updated, or possibly half-written. A half-written value can be read, but
+    the next run starts only after the caller has set the value.
     """
 
     def __init__(self, graph: Graph, memory: Memory) -> None:
@@ -29,18 +29,18 @@ class State:
         self._uncertain: set[Value] = set()
 
     def known(self, value: Value) -> bool:
-        """Whether the value is updated and has a content."""
+        """True if the value is updated by the graph and has a content."""
         return value in self._known
 
     def set(self, value: Value) -> None:
-        """The value has been given a content; nothing happens unless it is updated."""
+        """Note that an updated value has received a content; no effect for other values."""
         if value in self.values:
             self._known.add(value)
             self._uncertain.discard(value)
 
     @contextmanager
     def written(self, value: Value) -> Iterator[None]:
-        """Around writing a content to the value, which an interrupt may leave half written."""
+        """Mark the value uncertain inside the block, during which an interrupt may leave a half-written content."""
         if value in self.values:
             self._known.discard(value)
             self._uncertain.add(value)
@@ -48,19 +48,19 @@ class State:
         self.set(value)
 
     def save(self) -> Saved:
-        """What they hold, to be put back by `restore`."""
+        """Return a copy of all known contents, for `restore`."""
         places = self._memory.here()
         return {value: places.bytes_of(value).copy() for value in self.values if value in self._known and value.nbytes}
 
     def restore(self, saved: Saved) -> None:
-        """Put back what `save` returned, wherever the values lie by now."""
+        """Write the contents returned by `save` to the current storages."""
         places = self._memory.here()
         for value, content in saved.items():
             places.bytes_of(value)[:] = content
 
     @contextmanager
     def kept(self) -> Iterator[Saved]:
-        """Afterwards all is as it was before, also after an error. Their storages must be the same again by then."""
+        """Restore contents and flags after the block, also after an error; the storages must then be the same."""
         saved, known, uncertain = self.save(), set(self._known), set(self._uncertain)
         try:
             yield saved
@@ -70,7 +70,7 @@ class State:
 
     @contextmanager
     def running(self, left: Callable[[], Left]) -> Iterator[None]:
-        """Around a run: when it fails, `left` tells what it left, and the error gets a note of that."""
+        """Guard a run: on failure, call `left` for the state after the failure, and add the state to the error."""
         try:
             yield
         except BaseException as error:
@@ -82,17 +82,17 @@ class State:
             raise
 
     def interrupted(self) -> None:
-        """Note that a run was broken off which cannot tell where: of a thread that a fork left behind."""
+        """Mark all known values uncertain: a fork left a run behind at an unknown point."""
         self._uncertain.update(self._known)
         self._known.clear()
 
     def require(self, value: Value, name: str) -> None:
-        """Raises RunError, which calls the value `name`, unless a run may start from its content."""
+        """Raise RunError, naming the value `name`, unless a run may start from its content."""
         self.require_certain(value, name)
         self.readable(value, name)
 
     def require_certain(self, value: Value, name: str) -> None:
-        """Raises RunError when a failed run may have left the value half written."""
+        """Raise RunError if a failed run may have left the value half-written."""
         if value in self._uncertain:
             raise RunError(
                 f"what {printable(name)!r} holds is uncertain, for a run failed while it was updated, "
@@ -101,7 +101,7 @@ class State:
             )
 
     def readable(self, value: Value, name: str) -> Value:
-        """The value. Raises RunError unless it ever got a content."""
+        """Return the value. Raises RunError if the value never received a content."""
         if value not in self._known and value not in self._uncertain:
             raise RunError(f"what {printable(name)!r} holds was not given yet: give it as an input or by `set_state`")
         return value

@@ -1,7 +1,7 @@
-"""Streams on a CPU: a stream is a thread that runs its steps in order; signals order the streams.
+"""Streams on a CPU: a stream is a thread running steps in order; signals order steps across streams.
 
-Kernels release Python's global lock, so that streams overlap. What a step waits for is what the schedule
-says and nothing else: the plan was proven right for every interleaving that allows.
+Kernels release Python's global lock, and streams overlap. A step waits only for the steps listed by the
+schedule: the checker proved the plan for every interleaving allowed by the schedule.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RUNNING, NOBODY = "running", "nobody"
 
 @dataclass(frozen=True)
 class Task:
-    """A step of the schedule and its bound call."""
+    """A step of the schedule with its bound call."""
 
     step: Step
     call: Call
 
 
 class Workers:
-    """Threads that wait for a stream to run; as many as ever ran at once, and none before the first."""
+    """A pool of threads for streams; grows to the largest number of streams run at once, empty before the first run."""
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[Job | None]] = []
@@ -38,7 +38,7 @@ class Workers:
         renew_in_children(self)
 
     def start(self, job: Job) -> None:
-        """Run `job`, which must not raise, in a thread of its own."""
+        """Run `job`, which must not raise, in a separate thread."""
         with self._lock:
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
@@ -53,7 +53,7 @@ class Workers:
                 self._idle.append(inbox)
 
     def renew_in_child(self) -> None:
-        """Forget the threads, which a fork leaves behind in the parent."""
+        """Forget the threads: they stay behind in the parent of a fork."""
         self._idle = []
 
     def close(self) -> None:
@@ -65,12 +65,12 @@ class Workers:
 
 
 class _Signal(Event):
-    """Says that a step has ended."""
+    """An event set at the end of a step."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A step within its stream: what it waits for, what it runs, whom it tells."""
+    """A step of a stream: the signals to wait for, the call, and the signal to set."""
 
     waits: tuple[_Signal, ...]
     call: Call
@@ -78,9 +78,9 @@ class _Entry:
 
 
 def streamed_calls(tasks: Sequence[Task], workers: Workers) -> list[Call]:
-    """Calls that run the tasks, each in its stream, and end when all have ended.
+    """Return calls running every task in the stream of its step, complete once all tasks have ended.
 
-    Waits for steps that are not among the tasks are over already.
+    Waits for steps outside `tasks` are dropped: such steps have ended before.
     """
     names = {task.step.node for task in tasks}
     awaited = {name for task in tasks for name in task.step.waits if name in names}
@@ -96,7 +96,7 @@ def streamed_calls(tasks: Sequence[Task], workers: Workers) -> list[Call]:
 
 
 class _Parallel:
-    """Several streams that start and end together, whatever interrupts them."""
+    """Streams with a common start and end, also after an interrupt."""
 
     def __init__(self, lanes: list[list[_Entry]], signals: list[_Signal], workers: Workers) -> None:
         self._lanes = lanes
@@ -106,24 +106,25 @@ class _Parallel:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        """Run every lane, the first in this thread. Raises the first failure, once all lanes have ended."""
+        """Run every stream, the first in the calling thread. Raises the first failure, once all streams have ended."""
         self._failure = None
         for event in (*self._signals, *self._ended):
             event.clear()
-        owners: dict[int, str] = {}  # of a lane: the thread that runs it, or nobody once it must not begin
+        owners: dict[int, str] = {}  # by lane: RUNNING once started, NOBODY once it must not start
         complete = False
         try:
             for number in range(1, len(self._lanes)):
                 self._workers.start(partial(self._serve, number, owners))
             self._serve(0, owners)
             complete = self._failure is None
-        finally:  # an interrupt may come anywhere above
+        finally:  # KeyboardInterrupt can occur anywhere above
             self._join(owners, complete)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def _serve(self, number: int, owners: dict[int, str]) -> None:
+        """Run the steps of a stream, unless the main thread has claimed the stream after a failure."""
         if owners.setdefault(number, RUNNING) is not RUNNING:
             return
         try:
@@ -141,7 +142,7 @@ class _Parallel:
             self._ended[number].set()
 
     def _join(self, owners: dict[int, str], complete: bool) -> None:
-        """Wait for the other lanes, through any number of interrupts: their kernels still write to the arena."""
+        """Wait for the other streams, through any number of interrupts: their kernels still write to the arena."""
         number = 1
         while number < len(self._lanes):
             try:
@@ -154,7 +155,7 @@ class _Parallel:
                 complete = False
 
     def _fail(self, error: BaseException) -> None:
-        """Keep the first failure, and wake whoever waits for a step that will not run."""
+        """Keep the first failure, and set all signals: no stream may wait for a step after a failure."""
         if self._failure is None:
             self._failure = error
         for signal in self._signals:

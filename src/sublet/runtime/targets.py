@@ -1,4 +1,4 @@
-"""What pointers stand for, as far as it is known when a program is bound."""
+"""Regions bound to renamed carries, as far as known when a program is bound."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sublet.runtime.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class RowOfNow:
-    """Where a row lies in the round in which it is assigned to a pointer."""
+    """The region of a row in the iteration that assigns the row to a renamed carry."""
 
     row: Value
     context: Context
 
 
 Target = Region | Value | RowOfNow
-"""What a pointer stands for: a region, or whatever another pointer has come to stand for in the run, or a row."""
+"""The binding of a renamed carry: a region, the current binding of another renamed carry, or the current row."""
 
 NOWHERE = Region("", 0, 0)
-"""Of a value that is no pointer."""
+"""The target of a value that is no renamed carry."""
 
 
 def now(target: Target, memory: Memory) -> Region:
-    """What a target is at this moment of the run."""
+    """Return the region of a target at the current point of the run."""
     if isinstance(target, Region):
         return target
     if isinstance(target, Value):

@@ -1,7 +1,7 @@
-"""Autotune [NNC: ccv_nnc_cmd_autotune]: of several backends that compute a node, the one that is fastest here.
+"""Autotuning of backends [NNC: ccv_nnc_cmd_autotune]: the fastest backend on this machine for each node.
 
-Nodes of equal op, attributes and specs are one question. It is answered by timing each candidate on scratch arrays,
-and the answer is kept in the cache on disk, by the machine, the versions and the question.
+Nodes with equal op, attributes and specs form one question. The tuner times each candidate on scratch arrays,
+and caches the answer on disk, keyed by machine, versions and question.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from sublet.runtime.memory import aligned_bytes
 CACHE, CHOICE = "tuned", "choice.json"
 FORMAT = "2"
 REFERENCE = "reference"
-"""Of an ONNX operator it is always slower than others; of a small command NumPy may be faster than PyTorch."""
+"""Name of the reference backend: always slower for ONNX operators; for small commands NumPy may beat PyTorch."""
 WORKSPACE_BYTES = 256 << 20
-"""Operands and scratch that timing one question may take."""
+"""Most bytes of operands and scratch for timing one question; larger nodes are not timed."""
 
 ROUNDS = 5
 ROUND_SECONDS = 2e-3
 ENOUGH_SECONDS = 0.1
-"""A call that takes long is timed fewer times."""
+"""Seconds after which the rounds of timing one call end, however few."""
 CHAIN = 8
-"""Calls that are joined to see what one costs among its like."""
+"""Calls merged to time one call among its neighbours."""
 
 PACKAGES = ("sublet", "numpy", "onnx", "onnxruntime", "torch")
 
 
 @dataclass(frozen=True)
 class Tuner:
-    """Answers questions for one model.
+    """Chooses backends for one model.
 
     backends   the candidates, in order of preference; the reference only for commands of the nn dialect
-    opsets     the versions of the operator sets: part of what an op means
-    workspace  bytes that timing may take; a question that needs more is not asked
+    opsets     the versions of the operator sets, part of the meaning of an op
+    workspace  the bytes available for timing; a question needing more is skipped
     """
 
     backends: Sequence[Backend]
@@ -60,7 +60,7 @@ class Tuner:
     workspace: int = WORKSPACE_BYTES
 
     def choices(self, graph: Graph, constants: Mapping[Value, Array]) -> dict[str, str]:
-        """The name of the fastest backend, by name of the node, for all that several backends compute."""
+        """Return the name of the fastest backend by node name, for all nodes with several backends."""
         answers: dict[str, str] = {}
         chosen: dict[str, str] = {}
         for node in graph.walk():
@@ -74,12 +74,12 @@ class Tuner:
         return chosen
 
     def seconds(self, graph: Graph, constants: Mapping[Value, Array]) -> dict[str, float]:
-        """Seconds of one run of each node of the root level, by name, with the first backend that has a kernel.
+        """Return the seconds of one run of each root-level node, by name, with the first backend with a kernel.
 
-        Loops, branches, plain moves of bytes and what needs more than the workspace are left out.
+        Loops, branches, plain byte copies and nodes larger than the workspace are left out.
         """
         answers: dict[str, float | None] = {}
-        found: dict[str, float] = {}
+        seconds_of: dict[str, float] = {}
         for node in graph.nodes:
             if not _timed(node):
                 continue
@@ -88,18 +88,18 @@ class Tuner:
                 answers[question] = self._seconds(node, constants, question)
             seconds = answers[question]
             if seconds is not None:
-                found[node.name] = seconds
-        return found
+                seconds_of[node.name] = seconds
+        return seconds_of
 
     def _seconds(self, node: Node, constants: Mapping[Value, Array], question: str) -> float | None:
-        """None for what cannot be timed here."""
+        """Return the seconds of one run of the node; None if timing is not possible."""
         left = self._left(node)
         if left < 0:
             return None
         key = sha256(question.encode()).hexdigest()
-        kept = _remembered(key, "seconds")
-        if isinstance(kept, float):
-            return kept
+        cached = _remembered(key, "seconds")
+        if isinstance(cached, float):
+            return cached
         first = next(
             (b for b in self.backends if (kernel := b.kernel(node, constants)) and kernel.scratch <= left), None
         )
@@ -109,28 +109,30 @@ class Tuner:
         return seconds
 
     def _left(self, node: Node) -> int:
-        """Bytes of the workspace that a kernel may have beside what it reads and writes."""
+        """Return the bytes of the workspace left beside the operands of the node."""
         return self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
 
     def _question(self, node: Node, constants: Mapping[Value, Array]) -> str:
-        def described(value: Value | None) -> Any:
+        """Return the text that identifies the timing question of a node."""
+
+        def describe(value: Value | None) -> Any:
             return value and [str(value.spec), value in constants, value.literal]
 
-        operands = [[described(value) for value in side] for side in (node.inputs, node.outputs)]
+        operands = [[describe(value) for value in side] for side in (node.inputs, node.outputs)]
         attrs = sorted(node.attrs.items(), key=lambda item: item[0])
         backends = [[backend.name, getattr(backend, "threads", None)] for backend in self.backends]
         where = [FORMAT, backends, sorted(self.opsets.items()), self.workspace, _machine()]
         return repr([node.op, attrs, operands, where])
 
     def _answer(self, node: Node, constants: Mapping[Value, Array], question: str) -> str:
-        """The name of the fastest; "" when there is no choice."""
+        """Return the name of the fastest backend; "" without a choice."""
         key = sha256(question.encode()).hexdigest()
-        kept = _remembered(key, "backend")
-        if kept in ("", *(backend.name for backend in self.backends)):
-            return str(kept)
+        cached = _remembered(key, "backend")
+        if cached in ("", *(backend.name for backend in self.backends)):
+            return str(cached)
         left = self._left(node)
-        asked = [b for b in self.backends if b.name != REFERENCE or node.op.startswith(NN)]
-        able = [b for b in asked if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
+        candidates = [b for b in self.backends if b.name != REFERENCE or node.op.startswith(NN)]
+        able = [b for b in candidates if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
         seconds = timed(node, able, constants) if len(able) > 1 else {}
         best = min(seconds, key=lambda name: seconds[name]) if len(seconds) > 1 else ""
         _keep(key, {"backend": best, "seconds": seconds, "question": question})
@@ -138,11 +140,12 @@ class Tuner:
 
 
 def _timed(node: Node) -> bool:
-    """Whether it is a command that a kernel computes."""
+    """True if a kernel computes the node."""
     return not node.subgraphs and node.plannable and byte_copies(node) is None
 
 
 def _keep(key: str, content: Mapping[str, Any]) -> None:
+    """Store an answer in the cache on disk."""
     text = json.dumps(content)
 
     def write(fresh: Path) -> None:
@@ -152,39 +155,39 @@ def _keep(key: str, content: Mapping[str, Any]) -> None:
 
 
 def _remembered(key: str, name: str) -> Any:
-    """The answer in the cache, None when there is none; an entry that cannot be read is removed."""
-    kept = entry(CACHE, key)
-    if kept is None:
+    """Return the cached answer, None if absent; an unreadable entry is removed."""
+    cached = entry(CACHE, key)
+    if cached is None:
         return None
     try:
-        return json.loads((kept / CHOICE).read_text(encoding="utf-8"))[name]
+        return json.loads((cached / CHOICE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         remove_entry(CACHE, key)
         return None
 
 
 def timed(node: Node, backends: Sequence[Backend], constants: Mapping[Value, Array]) -> dict[str, float]:
-    """Seconds that each backend takes for one run of the node; those that fail on made-up operands are left out.
+    """Return the seconds per run of the node for each backend; backends failing on made-up operands are left out.
 
-    Where some calls can be joined, one that cannot breaks the chain: it pays for starting the next one.
+    Where some backends merge calls, a backend without merging also pays for the start of the next merged call.
     """
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     starts: dict[str, float] = {}
     for backend in backends:
         calls = _bound(node, backend, constants)
         if not calls:
             continue
-        found[backend.name] = alone = _least(calls[0], 1)
+        seconds_of[backend.name] = alone = _least(calls[0], 1)
         if isinstance(calls[0], Joinable):
             chain, more = calls[0].joined(calls[1:])
-            found[backend.name] = min(alone, _least(chain, 1 + more))
-            starts[backend.name] = alone - found[backend.name]
+            seconds_of[backend.name] = min(alone, _least(chain, 1 + more))
+            starts[backend.name] = alone - seconds_of[backend.name]
     start = max(starts.values(), default=0.0)
-    return {name: seconds + (0.0 if name in starts else start) for name, seconds in found.items()}
+    return {name: seconds + (0.0 if name in starts else start) for name, seconds in seconds_of.items()}
 
 
 def _bound(node: Node, backend: Backend, constants: Mapping[Value, Array]) -> list[Call]:
-    """Calls of the node under several names on the same scratch arrays, once one has run; none if it cannot."""
+    """Return calls of the node under several names on the same scratch arrays, after one run; none on failure."""
     known = {value: constants[value] if value in constants else _made_up(value) for value in node.uses}
     inputs = [None if value is None else known[value] for value in node.inputs]
     outputs = [None if value is None else _made_up(value) for value in node.outputs]
@@ -198,13 +201,13 @@ def _bound(node: Node, backend: Backend, constants: Mapping[Value, Array]) -> li
             calls[0]()
             if not isinstance(calls[0], Joinable):
                 break
-    except Exception:  # a made-up operand may be no operand of this op: an index out of range, a negative extent
+    except Exception:  # a made-up operand may be invalid for the op: an index out of range, a negative extent
         return []
     return calls
 
 
 def _made_up(value: Value) -> Array:
-    """An array of ones: no divisor is 0, and most indices are in range."""
+    """Return an array of ones: no divisor is 0, and most indices are in range."""
     spec = value.spec
     assert isinstance(spec, TensorSpec)
     array = array_over(aligned_bytes(spec.nbytes, 64), spec)
@@ -213,7 +216,7 @@ def _made_up(value: Value) -> Array:
 
 
 def _least(call: Call, runs: int) -> float:
-    """Seconds of a run, where a call makes `runs`: the best of several rounds of calls."""
+    """Return the seconds per run of a call making `runs` runs: the best of several rounds of calls."""
     begin = perf_counter()
     call()
     once = max(perf_counter() - begin, 1e-7)
@@ -233,7 +236,7 @@ def _least(call: Call, runs: int) -> float:
 
 @lru_cache(maxsize=1)
 def _machine() -> tuple[str, ...]:
-    """What times depend on: the processor, how many of them, and the versions of what computes."""
+    """Return the facts that determine times: processor, number of cores, and versions of the libraries."""
     names = Path("/proc/cpuinfo")
     lines = names.read_text(encoding="utf-8", errors="replace").splitlines() if names.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

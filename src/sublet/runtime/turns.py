@@ -1,9 +1,9 @@
-"""Turns: executables that compute in the same bytes run one after another, whatever threads call them.
+"""Locks for executables with shared memory: runs over the same bytes are serialized across threads.
 
-Every executable has a lock of its own. The caller may let several executables compute in one arena, or lend the
-weights of one to another. Where one of two executables writes to bytes of the other, both take one more lock, which is
-the same for all executables that meet in memory. Bound inputs and outputs are left out: the caller reads and
-writes these between runs, and orders the runs anyway.
+Every executable has a private lock. The caller may let several executables compute in one arena, or lend the
+weights of one executable to another. If one of two executables writes bytes of the other, both also take a shared
+lock, common to all executables connected by shared memory. Bound inputs and outputs are excluded: the caller reads
+and writes bound memory between runs, and must order the runs anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sublet.base.ranges import merge
 Ranges = Sequence[tuple[int, int]]
 
 TRIES, PAUSE_SECONDS = 500, 0.01
-"""How often, and after what pause, an executable asks for those that it joins to be idle: five seconds in all."""
+"""Attempts to find the executables of a group idle, and the pause between: five seconds in all, then RunError."""
 
 if TYPE_CHECKING:
     _Lock = Any
@@ -30,20 +30,20 @@ else:
     _Lock = type(RLock())
 
 
-class SharedLock(_Lock):  # type: ignore[misc]  # a lock of C
-    """The lock of all executables that meet in memory.
+class SharedLock(_Lock):  # type: ignore[misc]  # RLock is a C type without a public name
+    """The lock of all executables connected by shared memory.
 
-    running   names the executable that runs under the lock; "" between runs
+    running   the name of the executable running under the lock; "" between runs
     """
 
     running: str = ""
 
 
 class Turn:
-    """When one executable may run: it holds its own lock, and the one that it shares.
+    """The locks of an executable: a private lock, and the lock shared with executables over the same memory.
 
-    The lock `own` is taken first: `with turn.own, turn.shared():`. Both are locks of C, so that no interrupt comes
-    between taking and noting that they are taken.
+    Take `own` first: `with locks.own, locks.shared_lock():`. Both locks are C locks, so that no interrupt can occur
+    between the acquisition and its record.
     """
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Turn:
             _TURNS.add(self)
 
     def claim(self, storage: str, begin: int, end: int, writes: bool) -> None:
-        """Note that the executable has the bytes [begin, end) for a storage, which others may have too."""
+        """Record that the executable uses the bytes [begin, end) for a possibly shared storage."""
         span = (begin, end, writes)
         if self._spans.get(storage) != span and begin < end:
             self._spans[storage] = span
             self._is_settled = False
 
     def shared(self) -> SharedLock:
-        """Return the lock that all executables share which meet in memory. The caller holds `own`.
+        """Return the lock common to all executables connected by shared memory. The caller holds `own`.
 
-        Raises RunError when executables that did not share a lock before do not come to rest.
+        Raises RunError when executables with different locks stay busy while their groups must merge.
         """
         if not self._is_settled:
             self._settle()
@@ -74,9 +74,9 @@ class Turn:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Around a run, which holds both locks.
+        """Guard a run under both locks.
 
-        Raises RunError when this thread runs an executable over the same bytes already, as from a command.
+        Raises RunError when this thread already runs an executable over the same bytes, as from a command.
         """
         lock = self._lock
         if lock.running:
@@ -94,7 +94,7 @@ class Turn:
         return freed(self.own)
 
     def _settle(self) -> None:
-        """Share a lock with those that the executable meets, and no lock with others."""
+        """Share a lock with all executables over the same memory, and with no further executable."""
         for _ in range(TRIES):
             with _MUTEX:
                 if self._is_joined():
@@ -104,12 +104,13 @@ class Turn:
         raise RunError("the executable joins two groups of executables in one memory: bind memory while none runs")
 
     def _is_joined(self) -> bool:
+        """Recompute the group of the executable; True if all members share its lock, False if a member is busy."""
         self._written = merge((begin, end) for begin, end, writes in self._spans.values() if writes)
         self._all = merge((begin, end) for begin, end, _ in self._spans.values())
         others = [each for each in _TURNS if each is not self]
         met = [each for each in others if self._meets(each)]
         if not any(each._lock is self._lock for each in met):
-            self._lock = SharedLock()  # of its own: memory was bound elsewhere
+            self._lock = SharedLock()  # a new group: the shared memory was replaced
         for other in met:
             group = [each for each in others if each._lock is self._lock]
             if other._lock is not self._lock and not _moved(group, other._lock):
@@ -118,6 +119,7 @@ class Turn:
         return True
 
     def _meets(self, other: Turn) -> bool:
+        """True if either executable writes bytes used by the second."""
         return _overlap(self._written, other._all) or _overlap(other._written, self._all)
 
 
@@ -126,7 +128,7 @@ _MUTEX = fork_lock()
 
 
 def _moved(group: Sequence[Turn], lock: SharedLock) -> bool:
-    """Give another lock to executables, unless one of them runs; True if all have it."""
+    """Give another lock to executables, unless an executable runs; True if all have the lock."""
     idle: list[Turn] = []
     try:
         for each in group:
@@ -142,7 +144,7 @@ def _moved(group: Sequence[Turn], lock: SharedLock) -> bool:
 
 
 def _overlap(first: Ranges, second: Ranges) -> bool:
-    """True if a range of one meets a range of the other; both are sorted and disjoint."""
+    """True if a range of `first` overlaps a range of `second`; both are sorted and disjoint."""
     i = j = 0
     while i < len(first) and j < len(second):
         if first[i][0] < second[j][1] and second[j][0] < first[i][1]:

@@ -1,4 +1,4 @@
-"""Actions whose places depend on the run."""
+"""Lazily bound actions: operands with addresses known only during the run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from sublet.plan import Context, Region, Stride
 from sublet.runtime.memory import Memory, Places
 
 KEPT = 256
-"""Rounds, or what pointers stand for, for which bound actions are kept; later ones are bound each time."""
+"""Most combinations of carry bindings and iterations with a cached action; beyond, actions are bound each time."""
 
 Strides = Mapping[str, tuple[Stride, ...]]
-"""By name, how values move from round to round."""
+"""By name, the strides of values over the iterations of loops."""
 
 
 class Varying:
-    """An action bound for each combination of what pointers stand for and of rounds, when it first comes up.
+    """An action bound lazily, once per combination of carry bindings and iterations, and cached.
 
-    `fixed` pointers stand for the same here always, `varying` ones for what the run lets them.
+    `fixed` gives the renamed carries bound to one region here, `varying` the carries with a binding known only in the
+    run.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Varying:
         self._context = context
         self._fixed = fixed
         self._names = tuple(varying)
-        self._loops = tuple(dict.fromkeys(stride.loop for several in strides.values() for stride in several))
+        self._loops = tuple(dict.fromkeys(stride.loop for chain in strides.values() for stride in chain))
         self._make = make
         self._bound: dict[object, Any] = {}
         self.strides = strides
@@ -42,7 +43,7 @@ class Varying:
 
     @property
     def by_round(self) -> bool:
-        """Whether it depends on rounds and on nothing else."""
+        """True if the action depends on iterations only."""
         return not self._names
 
     def __call__(self, *arguments: int) -> Any:
@@ -56,10 +57,10 @@ class Varying:
         return call(*arguments)
 
     def bound(self, rounds: Mapping[str, int] | None = None) -> Any:
-        """The action for these rounds, or the current ones."""
+        """Return the action bound for the iterations `rounds`, or for the current iterations."""
         here = {**self._fixed, **{name: self._memory.pointed[name] for name in self._names}}
         return self._make(Places(self._memory, self._context, here, rounds))
 
     def instead(self, strides: Strides, make: Callable[[], Any]) -> Varying:
-        """Another action that depends on rounds: what `make` makes in each."""
+        """Return another action with the same dependence on iterations, made by `make` in each iteration."""
         return Varying(self._memory, self._context, {}, (), strides, lambda places: make())

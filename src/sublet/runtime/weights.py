@@ -1,4 +1,4 @@
-"""The weights of an executable by name: to read, set, save, and share with others."""
+"""The weights of an executable by name: to read, set, save, and share with other executables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sublet.runtime.state import State
 
 
 class Weights(Mapping[str, Any]):
-    """Every parameter, state and frozen weight by name, what the optimiser remembers and the random key included.
+    """Every parameter, state and frozen weight by name, including optimizer state and the random key.
 
-    `weights[name]` is a copy of what the next run starts from; `weights[name] = array` puts another content there.
-    `sublet.compile(..., weights=executable.weights)` makes another executable that computes in the same memory.
-    Constants of the program are not among them, and an input that is updated is once it was given.
+    `weights[name]` is a copy of the content at the start of the next run; `weights[name] = array` sets another content.
+    `sublet.compile(..., weights=executable.weights)` compiles another executable that computes in the same memory.
+    Constants of the program are excluded; an updated input is included once the caller has passed a content.
     """
 
     def __init__(
@@ -37,7 +37,10 @@ class Weights(Mapping[str, Any]):
         inputs: Mapping[str, Value],
         changed: Callable[[bool], None],
     ) -> None:
-        """`changed` is told when memory is another one, and whether kernels were chosen for what it held."""
+        """Create the mapping.
+
+        `changed` is called after a change of memory, with True if kernels depend on the old content.
+        """
         self._updated = frozenset(graph.updated)
         self._values = {v.name: v for v in graph.weights if v.literal is None and v.name not in constants}
         self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
@@ -66,9 +69,9 @@ class Weights(Mapping[str, Any]):
         self.take({name: content})
 
     def take(self, contents: Mapping[str, Any]) -> None:
-        """Put other contents in place of several: all are checked before the first is, and an interrupt waits.
+        """Set several contents: all are checked before the first is written, and an interrupt waits.
 
-        Raises RunError for an unknown name, or a type or shape that does not fit.
+        Raises RunError for an unknown name, or for a type or shape that does not fit.
         """
         with self._turn.own, self._turn.shared(), uninterrupted():
             values = {name: self._values[self._known(name)] for name in contents}
@@ -83,14 +86,14 @@ class Weights(Mapping[str, Any]):
 
     @contextmanager
     def reading(self) -> Iterator[dict[str, Array]]:
-        """All of them where they lie, while nobody runs."""
+        """Yield all weights as arrays over their storages, while no run is possible."""
         with self._turn.own, self._turn.shared():
             yield {name: self._array(self._named(name), name) for name in self._there()}
 
     def lent(self, name: str) -> Array:
-        """The memory of a weight, where it stays from now on. It is good until it is bound to other memory.
+        """Return the memory of a weight, fixed from now on; valid until other memory is bound.
 
-        Raises RunError when it lies in the arena.
+        Raises RunError when the weight lies in the arena.
         """
         with self._turn.own:
             value = self._named(name)
@@ -103,19 +106,22 @@ class Weights(Mapping[str, Any]):
             return self._memory.here().array(value)
 
     def later(self, contents: Mapping[str, Any]) -> None:
-        """An executable makes no weights later."""
+        """Do nothing: an executable creates no weights after compilation."""
 
     def _there(self) -> dict[str, Value]:
+        """Return the weights with a content, by name."""
         return {
             name: value for name, value in self._values.items() if name not in self._inputs or self._state.known(value)
         }
 
     def _known(self, name: str) -> str:
+        """Return the name. Raises RunError for an unknown name."""
         if name not in self._values:
             raise RunError(f"there is no weight {printable(name)!r}; there are {known_names(self._values)}")
         return name
 
     def _named(self, name: str) -> Value:
+        """Return the value of a weight. Raises RunError if an updated value has no content."""
         value = self._values[self._known(name)]
         return self._state.readable(value, name) if value in self._updated else value
 

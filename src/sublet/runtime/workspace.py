@@ -1,19 +1,18 @@
-"""What running a plan takes, counted and measured: the arena, bound memory, and what libraries take behind its back.
+"""Memory needed to run a plan, counted and measured: the arena, bound memory, and allocations of libraries.
 
-The plan knows its own bytes. What a kernel's library allocates while it runs (buffers of a matrix product, an
-arena of its own, prepared weights) is measured on the whole process, around one run that nothing else should
-disturb:
+The plan knows its bytes. Allocations of a kernel's library during a run (buffers of a matrix product, a private
+arena, prepared weights) are measured on the whole process, around one run without other activity:
 
-    held   how much more the C library has handed out (`mallinfo2`: blocks in use, large ones included) after the
-           kernels were chosen, bound and run once than before, less the storages of the plan and the values
-           outside it: what stays from run to run
-    peak   how far the resident memory of the process rises above its start during a later run (`VmHWM`, which
-           writing 5 to `/proc/self/clear_refs` resets, less `VmRSS`): what comes and goes. Free memory is given
-           back before (`malloc_trim`, and `mallopt` for what the heaps of other threads free) and the pages of the
-           plan's storages are touched, so that taking bytes anew shows
+    held   the growth of the C library's bytes in use (`mallinfo2`, large blocks included) from before the kernels
+           were chosen until after binding and one run, less the storages of the plan and the values
+           outside: the bytes kept from run to run
+    peak   the rise of the resident memory of the process above its start during a later run (`VmHWM`, reset by
+           writing 5 to `/proc/self/clear_refs`, less `VmRSS`): the temporary bytes. Free memory is returned
+           to the system before (`malloc_trim`, and `mallopt` for the heaps of other threads), and the pages of the
+           plan's storages are touched, so that new allocations become visible
 
-Both are counted in pages or blocks, so some hundred kilobytes are noise. Other threads of the process are counted
-too; memory of a device is not, nor of another process. See docs/memory.md.
+Both are counted in pages or blocks, with some hundred kilobytes of noise. Other threads of the process are counted
+too; memory of devices and of other processes is not. See docs/memory.md.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STATUS = Path("/proc/self/status")
 RESET_PEAK = "5"
 PAGE = 4096
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
 LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
@@ -46,7 +45,7 @@ NOT_YET = "not measured yet: call `measured`"
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What libraries took on their own, in bytes; None where it is not known, with the reason."""
+    """The bytes allocated by libraries; None if unknown, with the reason."""
 
     held_bytes: int | None = None
     peak_bytes: int | None = None
@@ -54,7 +53,7 @@ class Allocated:
 
     @property
     def total_bytes(self) -> int | None:
-        """The most taken at one time; None when a part is not known."""
+        """The most bytes allocated at one time; None if a part is unknown."""
         if self.held_bytes is None or self.peak_bytes is None:
             return None
         return self.held_bytes + self.peak_bytes
@@ -62,13 +61,13 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """All memory that running a plan takes, in bytes.
+    """All memory needed to run a plan, in bytes.
 
-    arena          the block the planner fills
+    arena          the block filled by the planner
     inputs, outputs, weights   bound to memory outside the arena
-    scratch        the most that one kernel asked for: it lies in the arena, and is part of `arena`
-    outside_values, outside    the values that cannot be planned, and their content since the latest run
-    allocated      what libraries took on their own, measured
+    scratch        the largest scratch memory of a kernel: part of `arena`
+    outside_values, outside    the number of values outside the plan, and the bytes of their content in the latest run
+    allocated      the measured allocations of libraries
     """
 
     arena: int
@@ -82,7 +81,7 @@ class Workspace:
 
 
 def workspace(plan: MemoryPlan, scratch: Iterable[int], contents: Iterable[Any], allocated: Allocated) -> Workspace:
-    """The record of a plan, given what its kernels ask for and what lies outside it."""
+    """Return the memory record of a plan, given scratch sizes of its kernels and contents outside the plan."""
     bound = {"input": 0, "output": 0, "weight": 0}
     for storage in plan.storages:
         if storage.kind != ARENA:
@@ -100,7 +99,7 @@ def workspace(plan: MemoryPlan, scratch: Iterable[int], contents: Iterable[Any],
 
 
 def content_bytes(content: Any) -> int:
-    """Bytes of the elements of a value outside the plan: arrays, lists of them, strings; 0 for None."""
+    """Return the bytes of the elements of a value outside the plan: arrays, lists, strings; 0 for None."""
     if isinstance(content, np.ndarray):
         strings = sum(content_bytes(element) for element in content.flat) if content.dtype.hasobject else 0
         return content.nbytes + strings
@@ -112,7 +111,7 @@ def content_bytes(content: Any) -> int:
 
 
 def bytes_in_use() -> int | None:
-    """Bytes the C library has handed out, from its heap and by mapping; None when it does not tell."""
+    """Return the bytes in use of the C library, heap and mapped; None if unavailable."""
     if _libc() is None:
         return None
     figures = _libc().mallinfo2()
@@ -120,15 +119,15 @@ def bytes_in_use() -> int | None:
 
 
 def growth(before: int | None) -> int | None:
-    """How many more bytes are in use than `before`; may be negative."""
+    """Return the growth of the bytes in use since `before`; may be negative, None if unavailable."""
     now = bytes_in_use()
     return None if before is None or now is None else now - before
 
 
 def peak_of(action: Callable[[], None], storages: Iterable[Raw]) -> tuple[int | None, str]:
-    """How far resident memory rises while `action` runs, which writes to `storages`; or None, and the reason.
+    """Return the rise of resident memory while `action` runs and writes to `storages`; or None, and the reason.
 
-    `action` has run before, `giving_back`, as now.
+    The caller has run `action` before, and calls this function within `returning_freed_memory`.
     """
     for raw in storages:
         if raw.flags.writeable:
@@ -146,7 +145,7 @@ def peak_of(action: Callable[[], None], storages: Iterable[Raw]) -> tuple[int | 
 
 
 def _status(field: str) -> int:
-    """Bytes that /proc/self/status tells. Raises ValueError when it does not."""
+    """Return the bytes of a field of /proc/self/status. Raises ValueError if absent."""
     for line in STATUS.read_text().splitlines():
         name, _, amount = line.partition(":")
         if name == field:
@@ -167,7 +166,7 @@ class _MallInfo(ctypes.Structure):
 
 @cache
 def _libc() -> Any:
-    """glibc, whose functions tell what it handed out; None elsewhere."""
+    """Return glibc, with the functions for allocation statistics; None elsewhere."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -181,10 +180,10 @@ def _libc() -> Any:
 
 @contextmanager
 def giving_back() -> Iterator[None]:
-    """Within, freed memory goes back to the system at once, so that taking it again raises the resident memory.
+    """Return freed memory to the system at once inside the block, so that new allocations raise the resident memory.
 
-    `malloc_trim` does that only for the main heap, hence the threshold. Setting one ends glibc's own growing of
-    them; afterwards they stand where they grow to by themselves.
+    `malloc_trim` covers only the main heap, hence the threshold. A fixed threshold ends glibc's dynamic adjustment of
+    its thresholds; afterwards the thresholds have the largest values that glibc would reach.
     """
     if _libc() is None:
         yield

@@ -1,1 +1,1 @@
-"""Where kernels come from, a backend each, called as the user calls it."""
+"""Backends: sources of kernels, named as in the options of the user."""

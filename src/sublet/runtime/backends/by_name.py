@@ -1,4 +1,4 @@
-"""The backends by the names that users call them by."""
+"""The registry of backends by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ BACKENDS: dict[str, Callable[[Model], Backend]] = {
     "numpy": lambda model: Numpy(),
     "reference": lambda model: Reference(model.opsets),
 }
-"""Makes the backend of a name for a model; the fastest first."""
+"""Constructors of backends for a model, by name; the fastest backend first."""
 
 NEEDS = {"onnxruntime": "onnxruntime", "torch": "torch"}
-"""The package that a backend needs."""
+"""The package required by a backend."""
 
 
 def names_of(chosen: str | Backend | Sequence[str | Backend]) -> list[str | Backend]:
-    """Names and backends in order of preference; "auto" stands for all that are installed.
+    """Return names and backends in order of preference; "auto" expands to all installed backends.
 
-    Raises RunError for a name that no backend has, MissingExtraError for one that is not installed.
+    Raises RunError for an unknown name, MissingExtraError for a backend that is not installed.
     """
     if chosen == AUTO:
         return [name for name in BACKENDS if name not in NEEDS or installed(NEEDS[name])]
@@ -47,6 +47,6 @@ def names_of(chosen: str | Backend | Sequence[str | Backend]) -> list[str | Back
 
 
 def backends_of(names: Sequence[str | Backend], model: Model) -> list[Backend]:
-    """The backends for a model, before all that of commands of the user's own, if it has any."""
-    made = [BACKENDS[entry](model) if isinstance(entry, str) else entry for entry in names]
-    return [Commands(), *made] if uses_commands(model.graph) else made
+    """Return the backends for a model, preceded by the backend of custom commands if the model has any."""
+    backends = [BACKENDS[entry](model) if isinstance(entry, str) else entry for entry in names]
+    return [Commands(), *backends] if uses_commands(model.graph) else backends

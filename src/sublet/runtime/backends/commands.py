@@ -1,4 +1,4 @@
-"""Commands of the user's own: an op with its facts, and a Python function that computes it."""
+"""Custom commands of the user: an op with its facts, and a Python function as its kernel."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def command(
     infer: Makes | None = None,
     gradient: Gradient | None = None,
 ) -> None:
-    """Define an op of your own, which is planned and run like any other.
+    """Define a custom op, planned and run like any other.
 
-    `name` is "prefix.name", with a prefix that no dialect has. Then a graph may say
+    `name` is "prefix.name", with a prefix used by no dialect. A graph may then contain
 
         %y: f32[8] = mine.scale(%x) {factor = 2}
 
-    kernel    `kernel(x, out=y, factor=2)`: an array for each input (None for an omitted one), `out` the array of
-              the output, or a tuple where the node has several results, and the attributes by name. It writes
-              all of `out`, as NumPy's functions do: `np.negative` is a kernel. What it returns instead is copied
-              there. An array of a type below 8 bits is its packed bytes.
-    inplace   which inputs the output may be written over when they have its shape and size of elements: their
-              positions, or a function of the node that gives `Share`s. The kernel must read each element of such
-              an input before it writes that of the output, and may be given the same array twice.
-    views     a function of the node that gives `Share`s: which outputs are bytes of an input. Where they explain
-              all that the node does, the kernel is not called; where not, it must leave alone what lies there already.
-    scratch   bytes that the kernel needs while it runs, or a function of the node that gives them. They are planned
-              like a tensor; the kernel gets them as `scratch`, an array of bytes with anything in it.
-    inputs, outputs   how many a node has, at least and at most; None for any number
-    pure      the same inputs give the same outputs, and nothing else happens
-    infer     `infer(x, factor=2)`: what it makes of inputs of such specs, a `TensorSpec` or a tuple of them. Then the
-              op can be written in Python: `g.apply("mine.scale", x, factor=2)`, in a dynamic graph too
-    gradient  the rule of reverse mode, `gradient(emit, node, grads)`: the gradients of the inputs, None for zero, as
-              `[emit("nn.mul", grads[0], node.inputs[1]), None]`; of outputs that nobody reads `grads` has None
+    kernel    `kernel(x, out=y, factor=2)`: an array for each input (None for an omitted input), `out` the array of
+              the output, or a tuple for several results, and the attributes by name. The kernel writes
+              all of `out`, as NumPy's functions do: `np.negative` is a kernel. A returned result is copied
+              to `out`. An array of a type below 8 bits is its packed bytes.
+    inplace   the inputs that the output may overwrite, given the same shape and element size: their
+              positions, or a function of the node returning `Share`s. The kernel must read each element of such
+              an input before writing the same element of the output, and may receive the same array twice.
+    views     a function of the node returning `Share`s: the outputs that are bytes of an input. If the views cover
+              all outputs, the kernel is not called; otherwise the kernel must not write bytes already in place.
+    scratch   the bytes needed by the kernel during a call, or a function of the node. Scratch is planned
+              like a tensor; the kernel receives `scratch`, an array of bytes with arbitrary content.
+    inputs, outputs   the least and the most operands of a node; None for any number
+    pure      True if equal inputs give equal outputs, without side effects
+    infer     shape inference, `infer(x, factor=2)`: from the specs of the inputs to a `TensorSpec`, or a tuple of them.
+              Required to apply the op in Python, `g.apply("mine.scale", x, factor=2)`, also in a dynamic graph
+    gradient  the rule of reverse mode, `gradient(emit, node, grads)`: the gradients of the inputs, None for zero,
+              as `[emit("nn.mul", grads[0], node.inputs[1]), None]`; `grads` has None for outputs without readers
 
-    A second definition of a name replaces the first. Raises RunError for a name without a prefix of its own. When it
-    runs, whatever the kernel raises is a KernelError that names the node, and so is a result that does not fit.
+    A second definition of a name replaces the first. Raises RunError for a name without a separate prefix. During a
+    run, an exception of the kernel, or a result that does not fit, raises a KernelError naming the node.
     """
     facts = inplace if callable(inplace) else elementwise(tuple(inplace))
     made = None if infer is None else partial(_made, name, infer)
@@ -68,36 +68,36 @@ def command(
 
 
 def _made(name: str, infer: Makes, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """What a function of the user's says that an op gives. Raises SpecError for whatever it raises."""
+    """Return the specs inferred by a function of the user. Raises SpecError for every foreign exception."""
     try:
-        found = infer(*specs, **attrs)
+        inferred = infer(*specs, **attrs)
     except SubletError:
         raise
     except Exception as error:
         shown = ", ".join("nothing" if spec is None else str(spec) for spec in specs)
         raise SpecError(f"{name} of {shown}: {type(error).__name__}: {error}") from error
-    several = tuple(found) if isinstance(found, tuple | list) else (found,)
-    if not all(isinstance(spec, TensorSpec) for spec in several):
-        raise SpecError(f"{name}: `infer` gave {found!r}, it must be a TensorSpec or a tuple of them")
-    return several
+    results = tuple(inferred) if isinstance(inferred, tuple | list) else (inferred,)
+    if not all(isinstance(spec, TensorSpec) for spec in results):
+        raise SpecError(f"{name}: `infer` gave {inferred!r}, it must be a TensorSpec or a tuple of them")
+    return results
 
 
 _commands: dict[str, tuple[Compute, Scratch]] = {}
 
 
 def uses_commands(graph: Graph) -> bool:
-    """Whether a node of the graph is of an op that `command` defined."""
+    """True if a node of the graph has an op defined by `command`."""
     return any(node.op in _commands for node in graph.walk())
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The backend of the ops that `command` defined."""
+    """The backend of the ops defined by `command`."""
 
     name: str = "command"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The kernel of an op of the user's. Raises RunError when the node has values outside the plan."""
+        """Return the kernel of a custom op. Raises RunError when the node has values outside the plan."""
         if node.op not in _commands:
             return None
         for value in (*node.uses, *node.defs):
@@ -109,6 +109,8 @@ class Commands:
 
 @dataclass(frozen=True)
 class _CommandKernel:
+    """The kernel of a custom op: calls the function of the user."""
+
     node: Node
     compute: Compute
     scratch: int
@@ -121,15 +123,15 @@ class _CommandKernel:
         what = f"node {self.node.name}, {self.node.op}: what the kernel returned"
 
         def run() -> None:
-            found = compute(*operands, **given)
-            if found is not None and found is not out:
-                _store(found, out, what)
+            returned = compute(*operands, **given)
+            if returned is not None and returned is not out:
+                _store(returned, out, what)
 
         return run
 
 
 def _store(found: Any, out: Any, what: str) -> None:
-    """Copy what a kernel returned to where its results lie, unless it lies there."""
+    """Copy the results returned by a kernel to their outputs, unless already there."""
     results = list(out) if isinstance(out, tuple) else [out]
     returned = list(found) if isinstance(out, tuple) else [found]
     if len(returned) != len(results):

@@ -1,6 +1,6 @@
-"""The NumPy backend: common operators, written straight to their place, with no large temporary.
+"""The NumPy backend: common operators, written directly to their outputs, without large temporaries.
 
-It takes an operator only where its result is bit for bit the reference implementation's, and says None otherwise.
+The backend accepts an operator only if the result equals the reference implementation bit by bit, else returns None.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UFUNCS: Mapping[str, tuple[Any, int, tuple[DType, ...]]] = {
     "Or": (np.logical_or, 2, (DType.BOOL,)),
     "Not": (np.logical_not, 1, (DType.BOOL,)),
 }
-"""Element-wise operators: the function, its number of inputs, and the types of the first."""
+"""Element-wise operators: the function, its number of inputs, and the types of the first input."""
 
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 EXTREMES: Mapping[str, Any] = {"Max": np.maximum, "Min": np.minimum}
@@ -51,20 +51,20 @@ REDUCTIONS: Mapping[str, tuple[Any, tuple[DType, ...]]] = {
 }
 
 CHUNK = 1 << 16
-"""Elements of a mask at a time."""
+"""Elements of a mask computed at a time."""
 
 Make = Callable[[Sequence[Any], Any], Call]
-"""(input arrays, output array) -> a call that computes the one from the others."""
+"""(input arrays, output array) -> a call computing the output from the inputs."""
 
 
 @dataclass(frozen=True)
 class Numpy:
-    """Kernels of NumPy's own functions."""
+    """The backend of NumPy's functions."""
 
     name: str = "numpy"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The kernel of an ONNX operator; None where NumPy has none that gives the reference's bits."""
+        """Return the kernel of an ONNX operator; None if NumPy has no kernel with the bits of the reference."""
         values = (*node.inputs, *node.outputs)
         if len(node.outputs) != 1 or not all(v and isinstance(v.spec, TensorSpec) for v in values):
             return None
@@ -73,13 +73,15 @@ class Numpy:
         maker = MAKERS.get(node.op.removeprefix(PREFIX))
         try:
             make = maker(node, constants) if maker else None
-        except (IndexError, ValueError, TypeError):  # a node that makes no sense: another backend says why
+        except (IndexError, ValueError, TypeError):  # an invalid node: another backend reports the error
             return None
         return None if make is None else _NumpyKernel(make)
 
 
 @dataclass(frozen=True)
 class _NumpyKernel:
+    """A kernel made of NumPy functions, with NumPy's warnings off."""
+
     make: Make
     scratch: int = 0
 
@@ -111,7 +113,7 @@ def _one_type(values: Sequence[Value]) -> bool:
 
 
 def _elementwise(node: Node) -> bool:
-    """Whether the output has the shape its inputs make together, and no attribute of an old version says otherwise."""
+    """True if the output has the broadcast shape of the inputs, and no attribute of an old version applies."""
     shapes = [_shape(value) for value in node.uses]
     return not node.attrs and np.broadcast_shapes(*shapes) == _shape(node.outputs[0])
 
@@ -133,7 +135,10 @@ def _relu(node: Node, constants: Constants) -> Make | None:
 
 
 def _extreme(node: Node, constants: Constants) -> Make | None:
-    """The second input is looked at with the first, any other after the output has been written."""
+    """Return a maker of a variadic maximum or minimum.
+
+    The first two inputs are read together, every further input after the output has been written.
+    """
     function = EXTREMES[node.op.removeprefix(PREFIX)]
     if len(node.inputs) < 2 or not _elementwise(node) or not _one_type((*node.uses, *node.defs)):
         return None
@@ -158,7 +163,7 @@ def _where(node: Node, constants: Constants) -> Make | None:
 
 
 class _Where:
-    """The output may lie over either choice."""
+    """A selection by condition; the output may lie over either choice."""
 
     def __init__(self, inputs: Sequence[Any], out: Any) -> None:
         self.condition, self.chosen, self.other = inputs
@@ -173,7 +178,7 @@ class _Where:
             np.copyto(self.out, self.chosen, where=self.condition)
 
     def _rest(self) -> None:
-        """Write what was not chosen, a chunk of the negated condition at a time."""
+        """Write the unselected elements, one chunk of the negated condition at a time."""
         mask = np.empty(min(CHUNK, self.out.size), np.bool_)
         modes: Any = [["readonly"], ["readonly"], ["readwrite"]]
         order: Any = ["external_loop", "buffered", "zerosize_ok"]
@@ -184,7 +189,7 @@ class _Where:
 
 
 def _cast(node: Node, constants: Constants) -> Make | None:
-    """As one row, so that NumPy sees that a copy over itself needs no buffer."""
+    """Return a maker of a cast over flat arrays, since NumPy then sees that a copy onto itself needs no buffer."""
     if any(_dtype(value) not in NUMBERS for value in (*node.uses, *node.defs)):
         return None
     if _shape(node.inputs[0]) != _shape(node.outputs[0]):
@@ -194,8 +199,8 @@ def _cast(node: Node, constants: Constants) -> Make | None:
 
 def _transpose(node: Node, constants: Constants) -> Make | None:
     perm: Any = node.attrs.get("perm") or None
-    made = np.transpose(np.empty(_shape(node.inputs[0]), np.void), perm)
-    if made.shape != _shape(node.outputs[0]) or not _one_type((*node.uses, *node.defs)):
+    transposed = np.transpose(np.empty(_shape(node.inputs[0]), np.void), perm)
+    if transposed.shape != _shape(node.outputs[0]) or not _one_type((*node.uses, *node.defs)):
         return None
     return lambda inputs, out: partial(np.copyto, out, np.transpose(inputs[0], perm))
 
@@ -218,7 +223,7 @@ def _concat(node: Node, constants: Constants) -> Make | None:
             part = np.moveaxis(array, axis, 0)
             place = lanes[begin : begin + len(part)]
             begin += len(part)
-            if place.ctypes.data != part.ctypes.data:  # else it was written in its place
+            if place.ctypes.data != part.ctypes.data:  # equal addresses: the operand is already in place
                 copies.append((place, part))
 
         def run() -> None:
@@ -231,7 +236,7 @@ def _concat(node: Node, constants: Constants) -> Make | None:
 
 
 def _slice(node: Node, constants: Constants) -> Make | None:
-    """Only of starts, ends, axes and steps that are constants."""
+    """Return a maker of a slice with constant starts, ends, axes and steps."""
     if len(node.inputs) < 3 or any(value not in constants for value in node.uses[1:]):
         return None
     starts, ends, *rest = (constants[value].tolist() for value in node.uses[1:])
@@ -248,7 +253,10 @@ def _slice(node: Node, constants: Constants) -> Make | None:
 
 
 def _gather(node: Node, constants: Constants) -> Make | None:
-    """`take` writes to its place without a buffer when it need not look for indices that are out of range."""
+    """Return a maker of a gather.
+
+    `take` writes to its output without a buffer only in a mode without range checks; the call checks the range itself.
+    """
     axis = node.attrs.get("axis", 0)
     if not isinstance(axis, int) or len(node.inputs) != 2 or _dtype(node.uses[1]) is not DType.I64:
         return None
@@ -293,13 +301,16 @@ def _reduction(node: Node, constants: Constants) -> Make | None:
 
 
 def _matmul(node: Node, constants: Constants) -> Make | None:
-    """`dot` up to matrices, as in the reference implementation: it may take another routine than `matmul`."""
+    """Return a maker of a matrix product.
+
+    `dot` up to matrices, as in the reference implementation: `matmul` may call another routine and round differently.
+    """
     if len(node.inputs) != 2 or not _one_type((*node.uses, *node.defs)) or _dtype(node.uses[0]) not in NUMBERS:
         return None
     function: Any = np.dot if max(len(_shape(value)) for value in node.inputs) <= 2 else np.matmul
 
     def make(inputs: Sequence[Any], out: Any) -> Call:
-        if function is np.dot and not out.flags.aligned:  # which `dot` refuses
+        if function is np.dot and not out.flags.aligned:  # `dot` rejects unaligned outputs
             return lambda: np.copyto(out, np.dot(*inputs))
         return partial(function, *inputs, out=out)
 

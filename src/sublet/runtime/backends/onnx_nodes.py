@@ -1,4 +1,4 @@
-"""A node of the `onnx` dialect as ONNX has it: a NodeProto, or a model of that one node."""
+"""Conversion of a node of the `onnx` dialect to ONNX: a NodeProto with canonical operand names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CAPTURES = ".captures"
 
 
 def domain_and_type(op: str) -> tuple[str, str]:
-    """("com.microsoft", "Gelu") of "onnx.com.microsoft.Gelu"; the default domain is ""."""
+    """Return ("com.microsoft", "Gelu") for "onnx.com.microsoft.Gelu"; the default domain is ""."""
     domain, _, op_type = op.removeprefix(PREFIX).rpartition(".")
     return domain, op_type
 
 
 def captured_names(node: Node) -> tuple[str, ...]:
-    """The outer names that the serialised graphs of the node read: they name its last inputs."""
+    """Return the outer names read by the serialised graphs of the node: the names of its last inputs."""
     names: list[str] = []
     for key, attr in node.attrs.items():
         if key.endswith(CAPTURES) and isinstance(attr, tuple):
@@ -31,9 +31,9 @@ def captured_names(node: Node) -> tuple[str, ...]:
 
 
 def single_node(node: Node, opsets: Mapping[str, int]) -> onnx.NodeProto:
-    """The node, its operands called i0, i1, ... and o0, o1, ...; what its graphs capture keeps its name.
+    """Return the node with operands named i0, i1, ... and o0, o1, ...; names captured by its graphs are kept.
 
-    Raises ValueError when an attribute cannot be what its operator declares.
+    Raises ValueError when an attribute does not match the declaration of its operator.
     """
     helper = require("onnx.helper", extra="onnx")
     domain, op_type = domain_and_type(node.op)
@@ -49,13 +49,14 @@ def single_node(node: Node, opsets: Mapping[str, int]) -> onnx.NodeProto:
 
 
 def input_names(node: Node) -> tuple[str, ...]:
-    """What `single_node` calls each input, "" for an omitted one."""
+    """Return the name of each input in `single_node`, "" for an omitted input."""
     captured = captured_names(node)
     given = len(node.inputs) - len(captured)
     return (*("" if value is None else f"i{i}" for i, value in enumerate(node.inputs[:given])), *captured)
 
 
 def _declared_attributes(domain: str, op_type: str, version: int) -> dict[str, Any]:
+    """Return the attribute types declared by the schema of an operator; {} without a schema."""
     defs = require("onnx.defs", extra="onnx")
     try:
         schema = defs.get_schema(op_type, version, domain)
@@ -65,9 +66,9 @@ def _declared_attributes(domain: str, op_type: str, version: int) -> dict[str, A
 
 
 def _attribute(name: str, attr: Attr, declared: Any) -> onnx.AttributeProto:
-    """The attribute; bytes are what the schema says: a tensor, a graph, a type, a list of these, or a string."""
+    """Return the attribute; bytes become what the schema declares: tensor, graph, type, a list of these, or string."""
     package = require("onnx", extra="onnx")
-    kinds, made = package.defs.OpSchema.AttrType, package.AttributeProto
+    kinds, proto_type = package.defs.OpSchema.AttrType, package.AttributeProto
     content: Any = attr
     if isinstance(attr, bytes):
         message = {
@@ -79,10 +80,10 @@ def _attribute(name: str, attr: Attr, declared: Any) -> onnx.AttributeProto:
         if message is not None:
             content = message.FromString(attr)
         elif declared not in (None, kinds.STRING):
-            return _typed(made.FromString(attr))
+            return _typed(proto_type.FromString(attr))
     kind = None
     if isinstance(attr, tuple) and not attr:
-        kind = made.INTS if declared is None else declared.value
+        kind = proto_type.INTS if declared is None else declared.value
     return _typed(package.helper.make_attribute(name, content, attr_type=kind))
 
 

@@ -1,7 +1,7 @@
-"""The reference backend. Slow, total, independent.
+"""The reference backend: slow, complete, independent of all other backends.
 
-An ONNX operator is computed by ONNX's own reference implementation, a command of the nn dialect by its definition in
-NumPy; results are copied to where they lie.
+ONNX operators run in the reference implementation of ONNX, commands of the nn dialect by their NumPy definition;
+results are copied to their outputs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LATER: dict[str, tuple[int, str, int]] = {
     "onnx.Gemm": (1, "onnx.Gemm", 6),
     "onnx.Scatter": (9, "onnx.ScatterElements", 11),
 }
-"""What the reference implementation lacks, or takes for training: an operator with one output from a version on, and
-the operator and version that computes the same."""
+"""Replacements for operators missing in the reference implementation, or evaluated there in training mode: for an
+operator with a single output, from a first version on, the operator and version with the same result."""
 
 FLATTENING = frozenset({"onnx.Softmax", "onnx.LogSoftmax", "onnx.Hardmax"})
-"""Before version 13 they see a matrix: the axes from `axis` on are one. The reference implementation forgot that."""
+"""Operators flattening the axes from `axis` on before version 13, which the reference implementation omits."""
 
 PASSING = frozenset({"onnx.Identity", "onnx.Optional", "onnx.OptionalGetElement"})
-"""What they give is what they get. The reference implementation makes an optional a list, even an empty one."""
+"""Operators that pass their input through. The reference implementation makes an optional a list, even if empty."""
 
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -50,13 +50,13 @@ HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 @dataclass(frozen=True)
 class Reference:
-    """`opsets` tells the version of each operator set of ONNX, "" for the default domain."""
+    """The reference backend; `opsets` gives the version of each ONNX operator set, "" for the default domain."""
 
     opsets: Mapping[str, int] = field(default_factory=dict)
     name: str = "reference"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The reference kernel of a command or ONNX operator; None for other dialects and unknown operators."""
+        """Return the reference kernel of a command or ONNX operator; None for other dialects and unknown operators."""
         if node.op.startswith(NN):
             return _CommandKernel(node, nn.command(node.op))
         if not node.op.startswith(PREFIX):
@@ -67,11 +67,12 @@ class Reference:
         return None if evaluator is None else _OperatorKernel(node, evaluator)
 
     def _evaluator(self, node: Node) -> Any | None:
+        """Return an evaluator of the node by the ONNX reference implementation; None if not possible."""
         onnx = require("onnx", extra="onnx")
         reference = require("onnx.reference", extra="onnx")
         try:
             nodes, opsets = _operators(node, self.opsets)
-        except Exception:  # an attribute that is not what the operator declares
+        except Exception:  # an attribute not matching the declaration of the operator
             return None
         operands = zip(input_names(node), node.inputs, strict=True)
         graph = onnx.helper.make_graph(
@@ -83,12 +84,12 @@ class Reference:
         imports = [onnx.helper.make_opsetid(name, version) for name, version in opsets.items()]
         try:
             return reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
-        except Exception:  # it lacks the operator, or the node is none
+        except Exception:  # an unsupported operator, or an invalid node
             return None
 
 
 def _operators(node: Node, opsets: Mapping[str, int]) -> tuple[list[Any], dict[str, int]]:
-    """The operators that compute the node, with the operator sets they are of."""
+    """Return the operators that compute the node, with their operator sets."""
     domain, _ = domain_and_type(node.op)
     version = opsets.get(domain, 1)
     first, op, later = LATER.get(node.op, (version + 1, "", 0))
@@ -100,6 +101,7 @@ def _operators(node: Node, opsets: Mapping[str, int]) -> tuple[list[Any], dict[s
 
 
 def _flattened(node: Node) -> list[Any]:
+    """Return operators for a softmax before version 13: flatten to a matrix, apply along axis 1, restore the shape."""
     make_node = require("onnx.helper", extra="onnx").make_node
     inner = single_node(replace(node, attrs={"axis": 1}), {"": 13})
     inner.input[:], inner.output[:] = ["matrix"], ["result"]
@@ -112,7 +114,7 @@ def _flattened(node: Node) -> list[Any]:
 
 
 def _declared(helper: Any, name: str, value: Value) -> Any:
-    """The type of an input: operators that are functions of simpler ones unfold by it."""
+    """Return the type declaration of an input, needed to expand operators defined as functions."""
     if not isinstance(value.spec, TensorSpec):
         return helper.make_empty_tensor_value_info(name)
     kind = helper.np_dtype_to_tensor_dtype(NUMPY[value.spec.dtype])
@@ -121,7 +123,7 @@ def _declared(helper: Any, name: str, value: Value) -> Any:
 
 @dataclass(frozen=True)
 class _Passing:
-    """The kernel of an operator that hands on what is outside the plan; None when it is given nothing."""
+    """The kernel of an operator that passes a value outside the plan through; None without an input."""
 
     node: Node
     scratch: int = 0
@@ -142,6 +144,8 @@ class _Passing:
 
 @dataclass(frozen=True)
 class _OperatorKernel:
+    """The kernel of an ONNX operator, run by the reference implementation."""
+
     node: Node
     evaluator: Any
     scratch: int = 0
@@ -158,15 +162,15 @@ class _OperatorKernel:
             feeds = {name: _read(v, operand, keeps) for name, (v, operand) in zip(names, values, strict=True)}
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                found = evaluator.run(None, feeds)
-            for content, (value, operand) in zip(found, results, strict=True):
+                computed = evaluator.run(None, feeds)
+            for content, (value, operand) in zip(computed, results, strict=True):
                 store(content, operand, value, value.spec)
 
         return run
 
 
 def _read(value: Value, operand: Operand | None, keeps: bool) -> Any:
-    """The input as the reference implementation takes it; a copy when the node may keep it in a cell."""
+    """Return an input for the reference implementation; a copy if the node may keep it in a cell."""
     if isinstance(operand, Cell):
         return operand.content
     assert operand is not None
@@ -177,6 +181,8 @@ def _read(value: Value, operand: Operand | None, keeps: bool) -> Any:
 
 @dataclass(frozen=True)
 class _CommandKernel:
+    """The kernel of a command of the nn dialect, run by its NumPy definition."""
+
     node: Node
     command: Command
     scratch: int = 0
@@ -184,11 +190,11 @@ class _CommandKernel:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         if not any(value.nbytes or not value.plannable for value in self.node.defs):
-            return nothing  # there is nothing to write
+            return nothing  # all outputs are empty
         compute, attrs = self.command.compute, dict(self.node.attrs)
 
         def run() -> None:
-            with np.errstate(all="ignore"):  # a number may be too large for its type
+            with np.errstate(all="ignore"):  # a number may overflow its type
                 found = compute(*map(_widened, inputs), **attrs)
                 results = found if isinstance(found, tuple) else (found,)
                 if len(results) != len(outputs):
@@ -203,7 +209,7 @@ class _CommandKernel:
 
 
 def _widened(operand: Operand | None) -> Any:
-    """The input as a definition takes it."""
+    """Return an input as expected by a NumPy definition: 16-bit floats widened to f32."""
     if isinstance(operand, Cell):
         return operand.content
     if operand is not None and operand.dtype in HALVES:

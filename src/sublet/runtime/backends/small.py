@@ -1,4 +1,4 @@
-"""Arithmetic and comparison of small tensors at once: NumPy's functions start sooner than ATen's."""
+"""Immediate arithmetic and comparison of small tensors: NumPy's functions start faster than ATen's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 MOST_ELEMENTS = 4096
-"""With more, what a function takes to start does not matter."""
+"""Most elements of a small tensor; with more elements, the start time of a function does not matter."""
 
 FLOATING = (DType.F32, DType.F64)
 COUNTING = (DType.I32, DType.I64)
@@ -38,21 +38,21 @@ FUNCTIONS: Mapping[str, tuple[str, tuple[DType, ...]]] = {
     "greater": ("greater", EVERY),
     "greater_equal": ("greater_equal", EVERY),
 }
-"""Commands that every library computes to the same bits: NumPy's function, and for which types."""
+"""Commands with the same result bits in every library: NumPy's function, and its types."""
 
 
 class Small:
-    """The backend of such commands, for graphs that compute at once."""
+    """The backend of small tensors, for graphs computing at once."""
 
     name = "numpy"
 
     def __init__(self) -> None:
-        quiet = copy_context()  # in it, NumPy says nothing of what overflows or is no number
+        quiet = copy_context()  # a context without NumPy's warnings of overflow and NaN
         quiet.run(np.seterr, all="ignore")
         self._run = quiet.run
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """NumPy's function for tensors that are small and of one type."""
+        """Return NumPy's function for small tensors of one type; None otherwise."""
         function, types = FUNCTIONS.get(node.op.removeprefix(PREFIX), ("", ()))
         if not function or None in node.inputs or not node.plannable:
             return None
@@ -63,12 +63,14 @@ class Small:
 
 
 def available() -> bool:
-    """Whether NumPy keeps what it says of errors in a context, as it does from 2.0 on."""
+    """True if NumPy keeps the error state in a context variable, as from version 2.0 on."""
     return int(np.__version__.split(".")[0]) >= 2
 
 
 @dataclass(frozen=True)
 class _Function:
+    """A kernel calling a function of NumPy."""
+
     function: Callable[..., Any]
     scratch: int = 0
 

@@ -1,1 +1,1 @@
-"""Kernels of the nn dialect on PyTorch's ATen. A family is a module with a dict KERNELS."""
+"""Kernels of the nn dialect on PyTorch's ATen. Every family of commands is a module with a dict KERNELS."""

@@ -1,4 +1,4 @@
-"""Activations."""
+"""Activation functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sublet.ir.graph import Attr, Node
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, backward, calling, torch
 
 FAR = 40
-"""Beyond this, x is what softplus(x) rounds to in every type."""
+"""softplus(x) rounds to x beyond this number, in every type."""
 
 
 def _approximation(attrs: Mapping[str, Attr]) -> str:
@@ -33,7 +33,7 @@ def _elu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
 
 
 def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """dy * (1 - exp(-y)), computed where it goes."""
+    """Compute dy * (1 - exp(-y)) in the output."""
     t, (dy, y), (dx,) = torch(), inputs, outputs
     zero = dx.new_zeros(())
     return [
@@ -44,7 +44,7 @@ def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
 
 
 def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """dy * (x / 3 + 1/2), once x is -1.5 where it is -3 or less and 1.5 where it is 3 or more; where it goes."""
+    """Compute dy * (x / 3 + 1/2) in the output, with x replaced by -1.5 for x <= -3 and by 1.5 for x >= 3."""
     t, (dy, x), (dx,) = torch(), inputs, outputs
     half = dx.new_full((), 0.5)
     return [

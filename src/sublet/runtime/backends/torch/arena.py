@@ -1,4 +1,4 @@
-"""The memory of a plan on a device: the arena is one tensor of PyTorch's, and each value a tensor over its bytes."""
+"""Memory of a plan on a device: the arena is a PyTorch tensor, and values are tensors over the bytes of the arena."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sublet.runtime.memory import Memory
 
 
 class DeviceMemory(Memory):
-    """Allocates the arena of a plan on a device; weights are used where they are.
+    """Memory allocating the arena of a plan on a device; weights stay at their addresses.
 
-    Tensors over it are no views of PyTorch's: each has a version of its own, so that one which autograd keeps is not
-    taken for changed when another one is written.
+    A tensor over the arena is no PyTorch view: each tensor has a separate version counter. A write to a value
+    therefore does not invalidate overlapping tensors saved by autograd.
     """
 
     def __init__(self, graph: Graph, plan: MemoryPlan, device: str) -> None:
@@ -28,27 +28,30 @@ class DeviceMemory(Memory):
         self._tensors: dict[str, Tensor] = {}
 
     def raw(self, storage: str) -> Any:
-        """The bytes of a storage, a tensor; allocated when they are first asked for, unless they were used before."""
+        """Return the bytes of a storage as a tensor.
+
+        The first call allocates the storage, unless `bind_storage` has bound a tensor.
+        """
         if storage not in self._tensors:
             with torch().inference_mode(False):
-                made = torch().empty(self.storages[storage].nbytes, dtype=torch().uint8, device=self.device)
-            self._tensors[storage] = made
+                allocated = torch().empty(self.storages[storage].nbytes, dtype=torch().uint8, device=self.device)
+            self._tensors[storage] = allocated
         return self._tensors[storage]
 
     def use(self, storage: str, tensor: Tensor) -> None:
-        """Let a storage be the bytes of a tensor whose elements lie in a row, in whatever order of axes."""
+        """Bind a storage to the bytes of a tensor with contiguous elements, in any order of axes."""
         with torch().inference_mode(False), torch().no_grad():
             elements = Strided.contiguous((tensor.numel(),), tensor.storage_offset())
-            whole = _over(tensor, tensor.dtype, elements)
-            self._tensors[storage] = whole.view(torch().uint8)
+            flat = _over(tensor, tensor.dtype, elements)
+            self._tensors[storage] = flat.view(torch().uint8)
 
     def array(self, region: Region | None, spec: TensorSpec) -> Array:
-        """The tensor of a value in a region, None for a value without bytes."""
-        found: Array = self.tensor(region, spec, Strided.contiguous(spec.shape))
-        return found
+        """Return the tensor of a value in a region; an empty-strided new tensor for a value without bytes."""
+        tensor: Array = self.tensor(region, spec, Strided.contiguous(spec.shape))
+        return tensor
 
     def tensor(self, region: Region | None, spec: TensorSpec, layout: Strided) -> Tensor:
-        """Elements of a value as a tensor of PyTorch's."""
+        """Return elements of a value as a PyTorch tensor with size, stride and offset of `layout`, in elements."""
         dtype = getattr(torch(), torch_name(spec.dtype))
         with torch().inference_mode(False):
             if region is None:
@@ -59,6 +62,6 @@ class DeviceMemory(Memory):
 
 
 def _over(tensor: Tensor, dtype: Any, layout: Strided) -> Tensor:
-    """A tensor over the memory of another one; the offset is counted from the beginning of all that memory."""
-    made = torch().empty(0, dtype=dtype, device=tensor.device)
-    return made.set_(tensor.untyped_storage(), layout.offset, layout.size, layout.stride)
+    """Return a tensor over the memory of `tensor`; `layout.offset` counts elements from the start of the memory."""
+    empty = torch().empty(0, dtype=dtype, device=tensor.device)
+    return empty.set_(tensor.untyped_storage(), layout.offset, layout.size, layout.stride)

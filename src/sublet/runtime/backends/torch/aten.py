@@ -1,7 +1,7 @@
-"""Kernels of the aten dialect: PyTorch's own operators, writing where they are told.
+"""Kernels of the aten dialect: PyTorch operators, writing results to the planned places.
 
-An operator with an overload that writes to tensors it is given is one call, bound once. Any other gives tensors of its
-own, which are copied: `allocates` says so.
+An operator with an `out=` or in-place overload becomes one call, bound once. Every remaining operator allocates
+results, and the kernel copies the results to the planned places; `allocates` gives the bytes.
 """
 
 from __future__ import annotations
@@ -30,36 +30,42 @@ BOUND = {
     "exp", "ge", "gt", "index_select", "le", "log", "lt", "maximum", "mean", "minimum", "mm", "mul", "ne",
     "neg", "pow", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt", "sub", "sum", "tanh", "where",
 }  # fmt: skip
-"""Operators that `torch` has a function of the same name and arguments for: called so they take a microsecond less."""
+"""Operators with a `torch` function of equal name and arguments; calling the function takes a microsecond less."""
 
 
 @dataclass(frozen=True)
 class AtenKernel:
-    """An operator of PyTorch's, by the facts of its name."""
+    """A kernel calling a PyTorch operator, chosen by the facts of the operator."""
 
     node: Node
     scratch: int = 0
 
     @property
     def allocates(self) -> int:
-        """Bytes of tensors of its own that it gives at once, which are copied to their places."""
-        known, name = _known(self.node), self.node.op.removeprefix(PREFIX)
-        if self.node.op in (AS_STRIDED, *COPIES) or known.inside:
+        """The bytes that PyTorch allocates at the same time for results, before the kernel copies them into place.
+
+        0 if the operator writes to the planned place. For an operator called in chunks: the bytes of the largest chunk.
+        """
+        op_facts, name = _known(self.node), self.node.op.removeprefix(PREFIX)
+        if self.node.op in (AS_STRIDED, *COPIES) or op_facts.inside:
             return 0
         results, args, kwargs = operands(
             self.node, [on_meta(v) for v in self.node.inputs], map(on_meta, self.node.outputs)
         )
-        if known.out and not is_faster_in_pieces(name, args):
+        if op_facts.out and not is_faster_in_pieces(name, args):
             return 0
         if _written(self.node, results, args, kwargs) is not None:
             return 0
-        whole = sum(value.nbytes for value in self.node.defs)
+        result_bytes = sum(value.nbytes for value in self.node.defs)
         pieces = pieces_of(name, operator_of(name, self.node), args, kwargs, results)
-        return whole if pieces is None else pieces.nbytes
+        return result_bytes if pieces is None else pieces.nbytes
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """One call of torch's. Raises RunError for an operator that this PyTorch has not, and for another PyTorch than
-        the facts are of: a plan may come from a file."""
+        """Return the bound call of the operator.
+
+        Raises RunError if the installed PyTorch lacks the operator, or is not the version of the facts: a plan may come
+        from a file.
+        """
         wrong = other_version(torch().__version__)
         if wrong:
             raise RunError(f"node {self.node.name}: {wrong}")
@@ -67,29 +73,29 @@ class AtenKernel:
         return Bound(self._call(results, args, kwargs), results, self.node)
 
     def _call(self, results: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        if self.node.op in (AS_STRIDED, *COPIES):  # elements of another type are converted on the way
+        if self.node.op in (AS_STRIDED, *COPIES):  # copy_ converts the type if needed
             return partial(results[0].copy_, args[0])
-        known = _known(self.node)
-        if known.inside:
-            function = partial(operator_of(known.inside, self.node), results[0], *args[1:], **kwargs)
+        op_facts = _known(self.node)
+        if op_facts.inside:
+            function = partial(operator_of(op_facts.inside, self.node), results[0], *args[1:], **kwargs)
             if args[0].data_ptr() == results[0].data_ptr():
                 return function
             return in_turn([partial(results[0].copy_, args[0]), function])
-        if known.out and not is_faster_in_pieces(self.node.op.removeprefix(PREFIX), args):
-            function = operator_of(known.out, self.node)
-            names = [each.name for each in function._schema.arguments]
-            places = [each.name for each in function._schema.arguments if each.is_out]
-            told = {name: value for name, value in kwargs.items() if name in names}
-            short = known.out.partition(".")[0]
-            if short in BOUND and places == ["out"]:
-                over = in_place(short, args[0], results[0])
-                if over is not None:
-                    return partial(over, *args[1:], **told)
-                function = getattr(torch(), short)
-            return partial(function, *args, **told, **dict(zip(places, results, strict=True)))
-        written = _written(self.node, results, args, kwargs)
-        if written is not None:
-            return in_turn(written)
+        if op_facts.out and not is_faster_in_pieces(self.node.op.removeprefix(PREFIX), args):
+            function = operator_of(op_facts.out, self.node)
+            parameters = [each.name for each in function._schema.arguments]
+            out_names = [each.name for each in function._schema.arguments if each.is_out]
+            keywords = {name: value for name, value in kwargs.items() if name in parameters}
+            function_name = op_facts.out.partition(".")[0]
+            if function_name in BOUND and out_names == ["out"]:
+                method = in_place(function_name, args[0], results[0])
+                if method is not None:
+                    return partial(method, *args[1:], **keywords)
+                function = getattr(torch(), function_name)
+            return partial(function, *args, **keywords, **dict(zip(out_names, results, strict=True)))
+        variant_calls = _written(self.node, results, args, kwargs)
+        if variant_calls is not None:
+            return in_turn(variant_calls)
         name = self.node.op.removeprefix(PREFIX)
         function = operator_of(name, self.node)
         pieces = pieces_of(name, function, args, kwargs, results)
@@ -99,7 +105,11 @@ class AtenKernel:
 def operands(
     node: Node, given: Sequence[Tensor], places: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
-    """Results, arguments by position and by name of a call, seen as it says."""
+    """Return the results, positional arguments and keyword arguments of the call of a node.
+
+    `given` are the tensors of the node's inputs, `places` the tensors of the outputs. Every tensor is viewed with the
+    layout recorded in the call. A result is None for an omitted output.
+    """
     call = decode(node)
     results = [
         None if place is None else seen(place, layout) for place, layout in zip(places, call.outputs, strict=True)
@@ -109,7 +119,7 @@ def operands(
 
 
 def on_meta(value: Value | None) -> Tensor:
-    """A tensor like a value's, without bytes."""
+    """Return a tensor on the meta device, without bytes, with the spec of a value; None for an omitted value."""
     if value is None:
         return None
     t = torch()
@@ -118,13 +128,13 @@ def on_meta(value: Value | None) -> Tensor:
 
 
 def _written(node: Node, results: Sequence[Tensor | None], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The calls of an operator that is written with others; None where it is not."""
+    """Return the calls of an operator with an out variant of Sublet; None for an operator without."""
     write = WRITTEN.get(node.op.removeprefix(PREFIX))
     return None if write is None or results[0] is None else write(results[0], *args, **kwargs)
 
 
 class _Copied:
-    """A call whose results are copied to their places."""
+    """A call of an operator allocating results, then copied to the planned places."""
 
     __slots__ = ("function", "results")
 
@@ -132,21 +142,21 @@ class _Copied:
         self.function, self.results = function, results
 
     def __call__(self) -> None:
-        made = self.function()
-        found = made if isinstance(made, tuple | list) else (made,) if self.results else ()
-        for place, result in zip(self.results, found, strict=True):
+        returned = self.function()
+        results = returned if isinstance(returned, tuple | list) else (returned,) if self.results else ()
+        for place, result in zip(self.results, results, strict=True):
             if place is not None:
                 put(place, result)
 
 
 def _known(node: Node) -> Facts:
-    """What is known of the operator, if all its outputs are there."""
-    found = facts().get(node.op.removeprefix(PREFIX), Facts())
-    return found if all(value is not None for value in node.outputs) else Facts()
+    """Return the facts of the operator; empty facts if an output is omitted or the operator has no entry."""
+    op_facts = facts().get(node.op.removeprefix(PREFIX), Facts())
+    return op_facts if all(value is not None for value in node.outputs) else Facts()
 
 
 def operator_of(name: str, node: Node) -> Any:
-    """Return the operator `name.overload`. Raises RunError for an operator that a program may not call."""
+    """Return the PyTorch operator `name.overload`. Raises RunError if programs may not call the operator."""
     operator = find_operator(f"{PREFIX}{name}")
     if operator is None:
         raise RunError(
@@ -156,13 +166,13 @@ def operator_of(name: str, node: Node) -> Any:
 
 
 def over(operand: Operand | None) -> Tensor:
-    """A tensor over the bytes of an operand, None for one that is left out."""
+    """Return a tensor over the bytes of an operand; None for an omitted operand."""
     assert not isinstance(operand, Cell), "the backend takes no such node"
     return None if operand is None else tensor_over(operand)
 
 
 def seen(tensor: Tensor, layout: Strided | None) -> Tensor:
-    """The elements of a tensor that a layout names; all of them for None."""
+    """Return the elements of a tensor selected by a layout; the tensor for a layout of None."""
     return (
         tensor
         if layout is None
@@ -174,10 +184,10 @@ def _argument(argument: Argument, given: Sequence[Tensor]) -> Any:
     if isinstance(argument, Use):
         return seen(given[argument.input], argument.layout)
     if isinstance(argument, Named):
-        found = find_named(argument.kind, argument.name)
-        if found is None:
+        constant = find_named(argument.kind, argument.name)
+        if constant is None:
             raise RunError(f"PyTorch {torch().__version__} has no {argument.kind} {argument.name[:40]!r}")
-        return found
+        return constant
     if isinstance(argument, tuple):
         return [_argument(inner, given) for inner in argument]
     return argument

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention, a piece of the scores at a time.
+"""Scaled dot-product attention, computed in tiles of the score matrix.
 
-ATen's own kernels allocate their results, and a copy of a result is all that they would save: a piece is as small as
-theirs, and lies in scratch. Short sequences go several heads at once, long ones some queries at once, which then pass
-over the keys that come after them.
+ATen's attention kernels allocate results, and using ATen would save at most a copy of a result. Tiles are as small as
+ATen's and lie in scratch memory. For short sequences a tile has several heads. For long sequences a tile has some
+queries of one head, and causal tiles skip the keys after the last query.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sublet.runtime.backends.torch.widened import in_single
 from sublet.runtime.kernel import Call
 
 QUERIES = 128
-"""Queries in a piece of a long sequence."""
+"""Queries in a tile of a long sequence."""
 LONG = 256
-"""From this many queries on, a sequence is cut."""
+"""Minimum number of queries of a long sequence, cut into several tiles."""
 PIECE = 1 << 18
-"""Scores in a piece of several heads."""
+"""Scores in a tile with several heads."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some heads, counted through the batch, some queries, and the first keys."""
+    """A tile of the scores: some heads, counted over the whole batch, some queries, and the first keys."""
 
     heads: slice
     queries: slice
@@ -39,12 +39,12 @@ class Piece:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of its scores."""
+        """The shape of the scores: (heads, queries, keys)."""
         return self.heads.stop - self.heads.start, self.queries.stop - self.queries.start, self.keys
 
 
 def _sizes(node: Node, first: int) -> tuple[int, int, int]:
-    """Heads, queries and keys in a piece, at most, of a node whose q and k are inputs `first` and `first` + 1."""
+    """Return the maximum numbers of heads, queries and keys in a tile; q is input `first`, k the following input."""
     _, heads, queries, _ = spec_of(operand(node, first)).shape
     keys = spec_of(operand(node, first + 1)).shape[2]
     if queries >= LONG:
@@ -53,7 +53,7 @@ def _sizes(node: Node, first: int) -> tuple[int, int, int]:
 
 
 def pieces(node: Node, first: int) -> Iterator[Piece]:
-    """Those of a node. None crosses samples, so that its mask is a view of the mask."""
+    """Yield the tiles of a node. No tile crosses samples: the mask of a tile is then a view of the mask."""
     batch, heads, queries, _ = spec_of(operand(node, first)).shape
     together, rows, keys = _sizes(node, first)
     for sample in range(batch):
@@ -65,19 +65,19 @@ def pieces(node: Node, first: int) -> Iterator[Piece]:
 
 
 def _largest(node: Node, first: int) -> tuple[int, int]:
-    """The most scores and the most queries of a piece."""
+    """Return the maximum number of scores and of queries in a tile."""
     heads, queries, keys = _sizes(node, first)
     return heads * queries * keys, heads * queries
 
 
 def _triangle_rows(node: Node, first: int) -> int:
-    """Rows of the square that forbids keys after a query; 0 for none."""
+    """Return the rows of the square mask forbidding keys after a query; 0 without causal masking."""
     queries = spec_of(operand(node, first)).shape[2]
     return (QUERIES if queries >= LONG else queries) if pick(node.attrs, "causal") else 0
 
 
 class Scores:
-    """Writes the probabilities of pieces into scratch: scores, a triangle of -inf, and two numbers for each query."""
+    """Scratch memory for the scores of a tile: scores, a triangle of -inf, and two numbers for each query."""
 
     def __init__(self, node: Node, first: int, inputs: Operands, scratch: Tensor, copies: int) -> None:
         t = torch()
@@ -99,17 +99,17 @@ class Scores:
             self.setup = [partial(self.triangle.fill_, -inf), partial(t.triu, self.triangle, 1, out=self.triangle)]
 
     def of(self, piece: Piece, copy: int = 0) -> Tensor:
-        """Where the scores of a piece lie."""
+        """Return the scratch tensor for the scores of a tile, in copy number `copy`."""
         a, b, c = piece.shape
         return self.copies[copy][: a * b * c].view(a, b, c)
 
     def row(self, piece: Piece, which: int) -> Tensor:
-        """A number for each query of a piece."""
+        """Return a scratch tensor with a number for each query of a tile; `which` is 0 or 1."""
         a, b, _ = piece.shape
         return self.rows[which][: a * b].view(a, b, 1)
 
     def unmasked(self, piece: Piece) -> list[Call]:
-        """The scores, -inf where the mask or the order forbids."""
+        """Return calls computing the scores of a tile, with -inf at positions forbidden by the mask or by causality."""
         t, scores = torch(), self.of(piece)
         q, k = self.q[piece.heads, piece.queries], self.k[piece.heads, : piece.keys]
         calls: list[Call] = [partial(t.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=scores)]
@@ -129,7 +129,7 @@ class Scores:
         return calls
 
     def nowhere(self, piece: Piece) -> Tensor:
-        """Where a query may attend to nothing."""
+        """Return a scratch tensor of bools: True for a query without any allowed key."""
         a, b, _ = piece.shape
         return self.empty[: a * b].view(torch().bool).view(a, b, 1)
 
@@ -145,7 +145,7 @@ def _scratch(first: int, copies: int) -> Any:
 
 
 def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Softmax by row; log(sum of exponentials) = highest score - log(highest probability)."""
+    """Compute a softmax per row, and log(sum of exponentials) = highest score - log(highest probability)."""
     t = torch()
     scores, v = Scores(node, 0, inputs, scratch, 1), inputs[2].flatten(0, 1)
     y, lse = outputs[0].flatten(0, 1), outputs[1].flatten(0, 1).unsqueeze(-1)
@@ -173,7 +173,7 @@ def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
 
 
 def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """The probabilities again, then four products. dk and dv grow piece by piece where queries are cut."""
+    """Recompute the probabilities, then four products. dk and dv accumulate over the tiles of a head."""
     t = torch()
     scores = Scores(node, 1, inputs, scratch, 2)
     dy, v = inputs[0].flatten(0, 1), inputs[3].flatten(0, 1)

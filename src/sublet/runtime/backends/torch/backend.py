@@ -1,4 +1,4 @@
-"""The backend of the nn dialect on PyTorch: ATen's functions with `out=` into the arena."""
+"""The backend of the nn, aten and collective dialects on PyTorch: ATen functions with `out=` into the arena."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
 KERNELS: Mapping[str, Fast] = {
     name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
 }
-"""The kernels by the name of their command."""
+"""The kernels by the name of the command."""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """Kernels on ATen. They compute in this process's PyTorch, with the threads it is set to use."""
+    """The backend on ATen. Kernels run in PyTorch of the current process, with the configured number of threads."""
 
     name: str = "torch"
 
     @property
     def threads(self) -> int:
-        """That a call may use: what times depend on."""
+        """The number of threads of PyTorch. Measured times depend on the number."""
         return int(torch().get_num_threads())
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The kernel of a command whose operands are all planned; None where there is none."""
+        """Return the kernel of a node if all operands are plannable and a kernel supports the node; else None."""
         if not node.plannable:
             return None
         if node.op.startswith(ATEN):
@@ -65,11 +65,13 @@ WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
 
 
 def _usual(node: Node, fast: Fast) -> bool:
-    """Whether all outputs are there, no tensor is empty, which ATen's functions treat each in its own way, and ATen has
-    their types."""
-    made = command(node.op).infer([None if value is None else spec_of(value) for value in node.inputs], node.attrs)
+    """True if ATen supports the operands: all outputs are present, no tensor is empty, and ATen has all types.
+
+    ATen functions treat empty tensors inconsistently.
+    """
+    inferred = command(node.op).infer([None if value is None else spec_of(value) for value in node.inputs], node.attrs)
     values = (*node.uses, *node.defs)
-    if len(made) != len(node.defs) or not all(value.nbytes for value in values):
+    if len(inferred) != len(node.defs) or not all(value.nbytes for value in values):
         return False
     return fast.moves or not any(spec_of(value).dtype in WIDE_UNSIGNED for value in values)
 
@@ -88,7 +90,7 @@ class _TorchKernel:
         return self.fast.keeps
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """One call of torch's. Raises RunError when a function would not write where it was told."""
+        """Return the bound call. The first run raises RunError if a function did not write to the planned place."""
         given, results = list(map(over, inputs)), list(map(over, outputs))
         calls = self.fast.make(self.node, given, results, over(scratch))
         return Bound(calls if callable(calls) else in_turn(calls), results, self.node, given)

@@ -1,4 +1,4 @@
-"""Calls of torch's with their results bound to places: neighbours run as one, and the first run watches the places."""
+"""Bound PyTorch calls: neighbouring calls merge into a single call, and the first run verifies results' places."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from sublet.runtime.calls import InTurn
 from sublet.runtime.kernel import Array, Call
 
 Arguments = Sequence[Sequence[int | str]]
-"""By operand which arguments of a call it is: by position or name, or `SELF`."""
+"""For each operand the arguments of a call holding the operand: positions, keywords, or `SELF`."""
 
 SELF = -1
-"""Stands for the tensor that a call is a method of."""
+"""The position of the tensor whose method is called."""
 
 
 def _relaid(shape: Sequence[int], before: Sequence[int], now: Sequence[int]) -> bool:
-    """Whether elements of a tensor have moved by its strides; those of axes with one element say nothing."""
+    """True if two lists of strides address different elements; strides of axes with one element do not matter."""
     return before != now and any(n > 1 and a != b for n, a, b in zip(shape, before, now, strict=True))
 
 
 class Bound:
-    """A call of torch's; neighbours run as one, in one inference mode.
+    """A PyTorch call with operands bound to memory; neighbouring calls run as a single call and inference mode.
 
-    ATen moves a result elsewhere, or lays it out otherwise, when its place has another shape or other strides than it
-    thinks right: the first run watches that.
+    ATen moves or re-lays a result if shape or strides of the place differ from ATen's expectation. The first run
+    verifies the results.
     """
 
     __slots__ = ("call", "given", "node", "places", "results")
 
     def __init__(self, call: Call, places: Sequence[Tensor], node: Node, given: Sequence[Tensor] = ()) -> None:
-        """`places` are those of the results, and `given` the inputs, if others may take their places."""
+        """Bind `call` of `node` with results in `places`; pass the inputs as `given` to allow rebinding."""
         self.call = call
         self.node = node
         self.given = given
@@ -47,34 +47,36 @@ class Bound:
         self.verify()
 
     def verify(self) -> None:
-        """Raise RunError unless every result still lies where it was planned."""
+        """Raise RunError unless every result still has the planned address, shape and strides."""
         for result, address, shape, strides in self.results:
             if result.data_ptr() != address or result.shape != shape or _relaid(shape, strides, result.stride()):
                 raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
 
     def arguments(self) -> Arguments | None:
-        """Which arguments of the call the operands are, inputs and then outputs; None unless it is one call of just
-        them and of plain values."""
+        """Return for every operand, inputs before outputs, the argument positions; None if the call cannot be rebound.
+
+        A call can be rebound if it is one `partial` with only operands and plain values as arguments.
+        """
         call, operands = self.call, (*self.given, *self.places)
         if not isinstance(call, partial) or not self.given:
             return None
-        told: dict[int | str, Any] = dict([*enumerate(call.args), *call.keywords.items()])
-        owner = getattr(call.func, "__self__", None)
-        if isinstance(owner, torch().Tensor):
-            told[SELF] = owner
-        known = {id(operand) for operand in operands}
+        supplied: dict[int | str, Any] = dict([*enumerate(call.args), *call.keywords.items()])
+        receiver = getattr(call.func, "__self__", None)
+        if isinstance(receiver, torch().Tensor):
+            supplied[SELF] = receiver
+        operand_ids = {id(operand) for operand in operands}
         plain = (int, float, bool, str, type(None), torch().dtype)
-        if not all(id(each) in known or isinstance(each, plain) for each in told.values()):
+        if not all(id(each) in operand_ids or isinstance(each, plain) for each in supplied.values()):
             return None
-        return [[place for place, each in told.items() if each is operand] for operand in operands]
+        return [[place for place, each in supplied.items() if each is operand] for operand in operands]
 
     def moved(self, operands: Collection[int], tensor: Tensor) -> Bound:
-        """The same with other memory for some operands, to be watched."""
+        """Return the same call with `tensor` in place of the operands at positions `operands`, for verification."""
         moved = [tensor if i in operands else each for i, each in enumerate((*self.given, *self.places))]
         return Bound(self.call, moved[len(self.given) :], self.node, moved[: len(self.given)])
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
-        """One call for this one and all of the following that are torch's too."""
+        """Merge the call with directly following PyTorch calls; return the merged call and the number merged."""
         bounds = [self]
         for other in following:
             if not isinstance(other, Bound):
@@ -84,10 +86,10 @@ class Bound:
 
 
 class _Joined(InTurn):
-    """Neighbours as one call.
+    """Neighbouring PyTorch calls as a single call.
 
-    watched    by number those that have not run yet
-    arguments  by number, of those that were bound anew
+    watched    by number, the calls not yet verified by a run
+    arguments  by number, the argument positions of rebound calls
     """
 
     __slots__ = ("arguments", "inference_mode", "watched")
@@ -99,7 +101,7 @@ class _Joined(InTurn):
         self.arguments: dict[int, Arguments | None] = {}
 
     def patch(self, number: int, call: Call) -> bool:
-        """See `kernel.Patchable`."""
+        """Rebind one node, see `kernel.Patchable`."""
         if not isinstance(call, Bound):
             return False
         self.calls[number] = call.call
@@ -109,13 +111,13 @@ class _Joined(InTurn):
         return True
 
     def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
-        """See `kernel.Pointable`."""
-        found = self.arguments.get(number)
-        if found is None:
+        """Return a setter of new memory for operands of one node, see `kernel.Repointable`."""
+        positions = self.arguments.get(number)
+        if positions is None:
             return None
         calls, watched = self.calls, self.watched
-        by_position = [place for operand in operands for place in found[operand] if isinstance(place, int)]
-        by_name = [place for operand in operands for place in found[operand] if isinstance(place, str)]
+        by_position = [place for operand in operands for place in positions[operand] if isinstance(place, int)]
+        by_name = [place for operand in operands for place in positions[operand] if isinstance(place, str)]
 
         def point(array: Array) -> None:
             call, tensor = calls[number], tensor_over(array)

@@ -1,4 +1,4 @@
-"""Kernels of collectives: each is begun and waited for where it stands, and its result lies in its place."""
+"""Kernels of collectives. A kernel starts a collective and waits for completion; a wait node only copies the result."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from sublet.runtime.backends.torch.kernel import torch
 from sublet.runtime.kernel import Array, Call, Operand
 
 INSIDE = {"all_reduce", "broadcast"}
-"""Those that there is a form of which works on its argument."""
+"""Collectives with a form working on the argument."""
 
 OUT = {"all_gather_into_tensor", "reduce_scatter_tensor"}
-"""Those that there is a form of which writes where it is told."""
+"""Collectives with a form writing to a given tensor."""
 
 
 @dataclass(frozen=True)
 class CollectiveKernel:
-    """A collective of the process group that its arguments name, in this process."""
+    """A kernel for a collective of the process group named by the arguments, run in the current process."""
 
     node: Node
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """Return the call of the collective. Raises RunError for one that PyTorch has not; the call raises RunError
-        where there is no such group."""
+        """Return the call of the collective.
+
+        Raises RunError if PyTorch lacks the operator. The call raises RunError if the process group does not exist.
+        """
         if find_operator(self.node.op) is None:
             raise RunError(f"node {self.node.name}: PyTorch {torch().__version__} has no operator {self.node.op[:80]}")
         results, args, kwargs = operands(self.node, list(map(over, inputs)), map(over, outputs))
         name = self.node.op.removeprefix(COLLECTIVES).partition(".")[0]
-        if self.node.op == WAIT:  # it has been waited for
+        if self.node.op == WAIT:  # the collective's kernel has already waited
             return Bound(partial(results[0].copy_, args[0]), results, self.node)
         return Bound(_Waited(self.node, name, results, args, kwargs), results, self.node)
 
@@ -56,11 +58,11 @@ class _Waited:
         try:
             if self.name in INSIDE and place.is_contiguous():
                 place.copy_(first)
-                made = getattr(functional, f"{self.name}_")(place, *rest, **self.kwargs)
+                begun = getattr(functional, f"{self.name}_")(place, *rest, **self.kwargs)
             elif self.name in OUT and place.is_contiguous():
-                made = getattr(functional, f"{self.name}_out")(first.contiguous(), *rest, **self.kwargs, out=place)
+                begun = getattr(functional, f"{self.name}_out")(first.contiguous(), *rest, **self.kwargs, out=place)
             else:
-                made = getattr(functional, self.name)(first, *rest, **self.kwargs)
+                begun = getattr(functional, self.name)(first, *rest, **self.kwargs)
         except RuntimeError as error:
             if torch().distributed.is_initialized():
                 raise
@@ -68,7 +70,7 @@ class _Waited:
             raise RunError(
                 f"node {self.node.name}: {self.name} needs a process group of torch.distributed: {words}"
             ) from None
-        for result, one in zip(self.results, made if isinstance(made, list | tuple) else [made], strict=True):
-            complete = functional.wait_tensor(one)
+        for result, pending in zip(self.results, begun if isinstance(begun, list | tuple) else [begun], strict=True):
+            complete = functional.wait_tensor(pending)
             if complete.data_ptr() != result.data_ptr():
                 result.copy_(complete)

@@ -32,22 +32,22 @@ def _exactly_counted(node: Node) -> bool:
 
 
 def copied(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """The input, converted to the type of the output."""
+    """Copy the input, converted to the type of the output."""
     return partial(outputs[0].copy_, inputs[0])
 
 
 ROWS = 32
-"""Rows of a matrix that are transposed at a time: what is written of a line of the cache is then written at once."""
+"""Rows of a matrix transposed at a time: the writes to a cache line then follow each other directly."""
 
 
 def reordered(axes: Callable[[Node, int], tuple[int, ...]]) -> Make:
-    """The input with its axes in another order."""
+    """Return a kernel copying the input with permuted axes."""
 
     def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         source, result = inputs[0].permute(axes(node, inputs[0].ndim)), outputs[0]
         if source.ndim != 2 or source.is_contiguous():
             return partial(result.copy_, source)
-        # ATen transposes a matrix through a buffer that it allocates; of three axes it takes none.
+        # ATen allocates a buffer to transpose a matrix, but none for three axes: add an axis of extent 1.
         blocks = zip(result.unsqueeze(0).split(ROWS, 2), source.unsqueeze(0).split(ROWS, 2), strict=True)
         return [partial(to.copy_, block) for to, block in blocks]
 

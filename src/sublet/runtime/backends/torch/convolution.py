@@ -1,10 +1,10 @@
 """Convolutions and their gradients, which are convolutions too.
 
-PyTorch's convolutions allocate: their result, and copies of all operands in layouts that oneDNN prefers. So they are
-run a few samples and channels at a time, which bounds what they allocate by a small slice and costs little time or
-none: small allocations come from memory that is warm. Kernels of one element are matrix products, which oneDNN adds to
-what lies in the output; where there is no oneDNN, little work, or one thread, they are `mm` and `bmm` and allocate
-nothing.
+PyTorch's convolutions allocate the result, and copies of all operands in layouts preferred by oneDNN. The kernels
+therefore process a few samples and channels at a time: allocations are bounded by a small slice, at little or no cost
+in time, because small allocations reuse warm memory. Convolutions with kernels of one element are matrix products.
+oneDNN accumulates matrix products into the output. Without oneDNN, for little work, or with one thread, the kernels
+call `mm` and `bmm`, which allocate no memory.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from sublet.runtime.backends.torch.linear import matrix_product, one_matrix
 from sublet.runtime.kernel import Call
 
 SAMPLE_BYTES = 1 << 20
-"""Of a slice of the batch, for each thread, so that all have something to do."""
+"""Minimum bytes of a slice of the batch per thread, to keep all threads busy."""
 
 WEIGHT_BYTES = 4 << 20
-"""Of a slice of the weights, at most, where they can be sliced."""
+"""Maximum bytes of a slice of the weights, where the weights can be sliced."""
 
 ROWS = 256
-"""With fewer rows, preparing the weights for oneDNN's product costs more than it saves."""
+"""Minimum rows of a product in oneDNN; with fewer rows, preparing the weights costs more than oneDNN saves."""
 
 WINDOW, IMAGE = 9, 28 * 28
-"""Elements of windows and images: what oneDNN does with larger ones depends on where channels lie."""
+"""Elements of a window and of an image. For larger windows on images of this size or more, the speed of oneDNN depends
+on the position of the channel axis.
+"""
 
 WORK = 1 << 22
-"""With fewer multiplications the time goes elsewhere."""
+"""Minimum multiplications of a product in oneDNN; below, overhead dominates the time."""
 
 
 def _over(node: Node, w: TensorSpec) -> Windows:
@@ -44,19 +46,19 @@ def _over(node: Node, w: TensorSpec) -> Windows:
 
 
 def _first(node: Node, x: Tensor) -> Tensor:
-    """The tensor seen as [N, C, *spatial]."""
+    """Return the tensor as [N, C, *spatial]."""
     return x.movedim(-1, 1) if nhwc(node.attrs) else x
 
 
 def _is_product(node: Node, w: TensorSpec) -> bool:
-    """Whether windows are single elements, all of them and in their order."""
+    """True if the convolution is a matrix product: windows of one element, stride 1, no padding, one group."""
     over = _over(node, w)
     numbers = {*over.kernel, *over.strides}
     return numbers == {1} and not any((*over.begins, *over.ends)) and node.attrs["groups"] == 1
 
 
 def _padded_bytes(node: Node, x: TensorSpec, w: TensorSpec) -> int:
-    """Of a copy of x with its padding, which ATen needs where the sides differ."""
+    """Return the bytes of a padded copy of x; 0 if the padding is symmetric, as ATen needs no copy then."""
     over = _over(node, w)
     if over.symmetric:
         return 0
@@ -65,9 +67,9 @@ def _padded_bytes(node: Node, x: TensorSpec, w: TensorSpec) -> int:
 
 
 class _Convolution:
-    """The tensors of a convolution [N, C, *spatial] * [O, C / groups, *kernel] -> [N, O, *counts] as slices.
+    """The tensors of a convolution [N, C, *spatial] * [O, C / groups, *kernel] -> [N, O, *counts], for slicing.
 
-    `x` is a padded copy in scratch memory where the padding of the two sides differs; `inside` is its part without.
+    With asymmetric padding, `x` is a padded copy in scratch memory. `unpadded_x` is the part of `x` without padding.
     """
 
     def __init__(self, node: Node, x: Tensor, w: Tensor, y: Tensor, scratch: Tensor) -> None:
@@ -84,18 +86,21 @@ class _Convolution:
             self.inside, self.pads = self.x[over.inside(self.inside.shape[2:])], [0] * len(reach)
 
     def channels(self, axis: int, most: int = WEIGHT_BYTES) -> list[slice]:
-        """Slices of an axis of the weights, of so many bytes at most."""
+        """Return slices of an axis of the weights, of at most `most` bytes each. Grouped weights are not sliced."""
         parts = 1
         while self.groups == 1 and self.w.nbytes > parts * most and self.w.shape[axis] > 2 * parts:
             parts *= 2
         return _slices(self.w.shape[axis], -(-self.w.shape[axis] // parts))
 
     def samples(self, weight_slices: int) -> list[slice]:
-        """Slices of the batch."""
+        """Return slices of the batch."""
         return _samples(self.x, self.w.nbytes // weight_slices, self.y)
 
     def backward(self, dy: Tensor, x: Tensor, w: Tensor, which: int) -> Callable[[], Any]:
-        """The gradient by x (0) or by w (1); of the one asked for, only the shape is used."""
+        """Return a function computing the gradient with respect to x (`which` = 0) or w (`which` = 1).
+
+        Of the tensor x or w to differentiate, ATen reads only the shape.
+        """
         mask = [which == 0, which == 1, False]
         zeros = [0] * len(self.strides)
         strided = (self.strides, self.pads, self.dilations, False, zeros, self.groups)
@@ -105,8 +110,10 @@ class _Convolution:
         return partial(function, dy, x, w, None, *strided, mask)
 
     def _faster_last(self) -> bool:
-        """Whether oneDNN takes half the time for the gradient by w, copies included, where channels lie last: a large
-        window on each channel of a large image."""
+        """True if oneDNN computes the gradient with respect to w in half the time with channels last, copies included.
+
+        Measured for depthwise convolutions with large windows on large images.
+        """
         alone = self.groups > 1 and self.w.shape[1] == 1 and self.w.dim() == 4 and not self.last
         return bool(alone and prod(self.w.shape[2:]) > WINDOW and prod(self.y.shape[2:]) >= IMAGE)
 
@@ -121,7 +128,7 @@ def _slices(count: int, step: int) -> list[slice]:
 
 
 def _samples(x: Tensor, weights: int, y: Tensor) -> list[slice]:
-    """Slices of the batch, not so small that preparing so many bytes of weights for each would cost time."""
+    """Return slices of the batch, large enough to make the preparation of `weights` bytes per slice negligible."""
     each = (x.nbytes + y.nbytes) // len(x)
     least = max(4 * weights, SAMPLE_BYTES * torch().get_num_threads())
     return _slices(len(x), -(-least // each))
@@ -147,15 +154,17 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     w, b = inputs[1], _third(inputs)
     if _is_product(node, spec_of(operand(node, 1))):
         return _product(node, inputs[0], w[(..., *(0,) * (w.ndim - 2))], b, outputs[0])
-    its = _Convolution(node, inputs[0], w, outputs[0], scratch)
-    calls: list[Call] = [] if its.inside is its.x else [its.x.zero_, partial(its.inside.copy_, _first(node, inputs[0]))]
-    zeros = [0] * len(its.strides)
-    channels = its.channels(0)
-    for n in its.samples(len(channels)):
+    conv = _Convolution(node, inputs[0], w, outputs[0], scratch)
+    calls: list[Call] = (
+        [] if conv.inside is conv.x else [conv.x.zero_, partial(conv.inside.copy_, _first(node, inputs[0]))]
+    )
+    zeros = [0] * len(conv.strides)
+    channels = conv.channels(0)
+    for n in conv.samples(len(channels)):
         for o in channels:
-            given = (its.x[n], w[o], None if b is None else b[o])
-            strided = (its.strides, its.pads, its.dilations, False, zeros, its.groups)
-            calls.append(partial(_put, its.y[n, o], partial(torch().convolution, *given, *strided)))
+            given = (conv.x[n], w[o], None if b is None else b[o])
+            strided = (conv.strides, conv.pads, conv.dilations, False, zeros, conv.groups)
+            calls.append(partial(_put, conv.y[n, o], partial(torch().convolution, *given, *strided)))
     return calls
 
 
@@ -169,17 +178,17 @@ def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
             calls, matrix = [partial(dense.copy_, matrix)], dense
         calls += _product(node, dy, matrix, None, dx)
     else:
-        its = _Convolution(node, dx, w, dy, scratch)
-        channels = its.channels(1)
-        for n in its.samples(len(channels)):
+        conv = _Convolution(node, dx, w, dy, scratch)
+        channels = conv.channels(1)
+        for n in conv.samples(len(channels)):
             for c in channels:
-                part = its.x[n, c] if its.groups == 1 else its.x[n]
-                calls.append(partial(_put_item, part, its.backward(its.y[n], part, w[:, c], 0), 0))
-        if its.inside is not its.x:
-            calls.append(partial(_first(node, dx).copy_, its.inside))
+                part = conv.x[n, c] if conv.groups == 1 else conv.x[n]
+                calls.append(partial(_put_item, part, conv.backward(conv.y[n], part, w[:, c], 0), 0))
+        if conv.inside is not conv.x:
+            calls.append(partial(_first(node, dx).copy_, conv.inside))
     if b is not None:
-        whole = _first(node, dx)
-        calls.append(partial(whole.add_, b.view(-1, *(1,) * (whole.ndim - 2))))
+        image = _first(node, dx)
+        calls.append(partial(image.add_, b.view(-1, *(1,) * (image.ndim - 2))))
     return calls
 
 
@@ -188,20 +197,20 @@ def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
     is_product = _is_product(node, spec_of(result(node)))
     if is_product and not (nhwc(node.attrs) and _in_onednn(x, dw)):
         return _weight_product(node, _first(node, dy), _first(node, x), dw)
-    its = _Convolution(node, x, dw, dy, scratch)
-    calls: list[Call] = [] if its.inside is its.x else [its.x.zero_, partial(its.inside.copy_, _first(node, x))]
-    channels = its.channels(0, WEIGHT_BYTES // 2)  # there are more copies of them: the gradient is like them
-    # Channels-last operands are taken as they are: then only the weights are copied.
-    samples = [slice(0, len(x))] if its.last else its.samples(len(channels))
+    conv = _Convolution(node, x, dw, dy, scratch)
+    calls: list[Call] = [] if conv.inside is conv.x else [conv.x.zero_, partial(conv.inside.copy_, _first(node, x))]
+    channels = conv.channels(0, WEIGHT_BYTES // 2)  # twice as many copies: the gradient has the size of the weights
+    # oneDNN copies only the weights, not channels-last operands: no slices of the batch are needed.
+    samples = [slice(0, len(x))] if conv.last else conv.samples(len(channels))
     for o in channels:
         for i, n in enumerate(samples):
-            gradient = its.backward(its.y[n, o], its.x[n], dw[o], 1)
+            gradient = conv.backward(conv.y[n, o], conv.x[n], dw[o], 1)
             calls.append(partial(_add_item if i else _put_item, dw[o], gradient, 1))
     return calls
 
 
 def _product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Call]:
-    """y = w x + b for the channels at each point; `w` is a matrix."""
+    """Return calls for y = w x + b over the channels at each point; `w` is a matrix."""
     if not nhwc(node.attrs):
         return _batch_product(w, x.flatten(2), b, y.flatten(2))
     x, y = one_matrix(x), one_matrix(y)
@@ -211,8 +220,11 @@ def _product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Cal
 
 
 def _in_onednn(x: Tensor, w: Tensor) -> bool:
-    """Whether oneDNN multiplies: with several threads it is up to twice as fast as the library behind `mm`, where there
-    is work enough; with one it is slower, and PyTorch does not take it either."""
+    """True if oneDNN computes the matrix product.
+
+    With several threads and enough work, oneDNN is up to twice as fast as the library behind `mm`. With one thread
+    oneDNN is slower, and PyTorch avoids oneDNN too.
+    """
     if torch().get_num_threads() == 1:
         return False
     there = torch().backends.mkldnn.is_available() and hasattr(torch().ops.mkldnn, "_convolution_pointwise_")
@@ -220,7 +232,10 @@ def _in_onednn(x: Tensor, w: Tensor) -> bool:
 
 
 def _added(y: Tensor, x: Tensor, w: Tensor, b: Tensor = None) -> Call:
-    """y += x w^T + b in oneDNN, for matrices: it sees rows as points of an image and copies w, or parts of it."""
+    """Return the call y += x w^T + b in oneDNN, for matrices.
+
+    oneDNN receives rows as points of an image, and copies w or parts of w.
+    """
     points = [t.view(1, t.shape[0], 1, t.shape[1]).permute(0, 3, 1, 2) for t in (y, x)]
     single: tuple[Any, ...] = ([0, 0], [1, 1], [1, 1], 1, "add", 1.0, None, [], None)
     add = torch().ops.mkldnn._convolution_pointwise_.binary
@@ -228,7 +243,7 @@ def _added(y: Tensor, x: Tensor, w: Tensor, b: Tensor = None) -> Call:
 
 
 def _batch_product(w: Tensor, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
-    """y[n] = w x[n] + b."""
+    """Return calls for y[n] = w x[n] + b."""
     if _in_onednn(x, w):
         convolution, single = torch().mkldnn_convolution, ([0, 0], [1, 1], [1, 1], 1)
         x, y = x.unsqueeze(2), y.unsqueeze(2)
@@ -242,7 +257,7 @@ def _batch_product(w: Tensor, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
 
 
 def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Calls:
-    """dw = the sum of dy x^T over samples; both are [N, C, *spatial]."""
+    """Return calls for dw = the sum of dy x^T over samples; dy and x are [N, C, *spatial]."""
     dw = dw.view(dw.shape[:2])
     if nhwc(node.attrs):
         dy, x = (one_matrix(t.movedim(1, -1)) for t in (dy, x))

@@ -1,8 +1,8 @@
-"""Kernels of the aten dialect over tensors that lie on a device: PyTorch's operators alone, none of our own.
+"""Kernels of the aten dialect for tensors on a device: only PyTorch operators, no kernels of Sublet.
 
-What is known of operators was found on the CPU. Elsewhere an operator with an `out=` is watched at its first run, and
-computed apart from then on if its result does not come to lie where it was told; what draws numbers always is, so that
-it draws as eagerly. None of this has been run on a GPU.
+Facts about operators were measured on the CPU. On a device, the first run of an operator with an `out=` overload is
+verified. If a result does not lie in the planned place, later runs allocate results and copy. Operators drawing random
+numbers always allocate and copy, to draw the same numbers as eager mode. No GPU has run the code yet.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 OWN_ORDER = ("embedding_dense_backward.default",)
-"""What is written with operators that add up in another order each time on CUDA; PyTorch's own kernel does not."""
+"""Operators with an out variant that sums in a different order each run on CUDA, unlike PyTorch's kernel."""
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """The backend of operators on a device, and of the comparison that ends a scan."""
+    """The backend for operators on a device, and for the comparison ending a scan."""
 
     name: str = "torch"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The kernel of an operator whose operands are all planned; None for any other."""
+        """Return the kernel of an operator or comparison with plannable operands; None for any other node."""
         if not node.plannable:
             return None
         if node.op.startswith(PREFIX):
@@ -46,21 +46,23 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """An operator of PyTorch's, by the facts of its name as far as these hold on every device."""
+    """A kernel calling a PyTorch operator on a device, by the facts valid on every device."""
 
     node: Node
     scratch: int = 0
 
     @property
     def allocates(self) -> int:
-        """Bytes of tensors of its own that it gives at once, which are copied to their places."""
+        """The bytes allocated by PyTorch for results, before the kernel copies the results to the planned places."""
         given, places = ([on_meta(value) for value in values] for values in (self.node.inputs, self.node.outputs))
         direct = self._direct(*operands(self.node, given, places))
         return 0 if direct is not None else sum(value.nbytes for value in self.node.defs)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """A call of torch's. Raises RunError for an operator that this PyTorch has not, and for another PyTorch than
-        the facts are of."""
+        """Return the bound call of the operator.
+
+        Raises RunError if the installed PyTorch lacks the operator, or is not the version of the facts.
+        """
         wrong = other_version(torch().__version__)
         if wrong:
             raise RunError(f"node {self.node.name}: {wrong}")
@@ -68,17 +70,17 @@ class DeviceKernel:
         return self._direct(results, args, kwargs) or self._apart(results, args, kwargs)
 
     def _direct(self, results: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
-        """The call that writes results where they belong; None where there is none."""
+        """Return the call writing results to the planned places; None if the operator has no such form."""
         name = self.node.op.removeprefix(PREFIX)
         if self.node.op in (AS_STRIDED, *COPIES):
             return partial(results[0].copy_, args[0])
-        known = facts().get(name, Facts()) if all(value is not None for value in self.node.outputs) else Facts()
-        if known.inside and not known.random:
-            inside = partial(operator_of(known.inside, self.node), results[0], *args[1:], **kwargs)
-            there = args[0].data_ptr() == results[0].data_ptr()
-            return inside if there else in_turn([partial(results[0].copy_, args[0]), inside])
-        if known.out and not known.random:
-            return _Watched(self.node, known.out, results, args, kwargs, self._apart(results, args, kwargs))
+        op_facts = facts().get(name, Facts()) if all(value is not None for value in self.node.outputs) else Facts()
+        if op_facts.inside and not op_facts.random:
+            in_place_call = partial(operator_of(op_facts.inside, self.node), results[0], *args[1:], **kwargs)
+            is_in_place = args[0].data_ptr() == results[0].data_ptr()
+            return in_place_call if is_in_place else in_turn([partial(results[0].copy_, args[0]), in_place_call])
+        if op_facts.out and not op_facts.random:
+            return _Watched(self.node, op_facts.out, results, args, kwargs, self._apart(results, args, kwargs))
         write = None if name in OWN_ORDER or results[0] is None else WRITTEN.get(name)
         calls = None if write is None else write(results[0], *args, **kwargs)
         return None if calls is None else in_turn(calls)
@@ -91,22 +93,25 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class _Apart:
-    """Computes in tensors of PyTorch's, which are copied to their places."""
+    """A call computing in memory allocated by PyTorch, then copying the results to the planned places."""
 
     function: Callable[[], Any]
     places: Sequence[Tensor | None]
 
     def __call__(self) -> None:
-        made = self.function()
-        for place, result in zip(self.places, made if isinstance(made, tuple | list) else (made,), strict=True):
+        returned = self.function()
+        for place, result in zip(
+            self.places, returned if isinstance(returned, tuple | list) else (returned,), strict=True
+        ):
             if place is not None:
                 put(place, result)
 
 
 class _Watched:
-    """An operator with an `out=`. What its first run lays elsewhere or otherwise is computed apart from then on.
+    """A call of an `out=` overload, verified at the first run.
 
-    PyTorch is given tensors over the places, so that these stay what they are.
+    If a result lies elsewhere or in a different layout, later runs use the allocating call. PyTorch receives new
+    tensors over the places: PyTorch may then resize or move only the new tensors.
     """
 
     def __init__(
@@ -114,24 +119,30 @@ class _Watched:
     ) -> None:
         function = operator_of(out, node)
         names = [each.name for each in function._schema.arguments]
-        told = {name: value for name, value in kwargs.items() if name in names}
+        keywords = {name: value for name, value in kwargs.items() if name in names}
         self._node, self._places, self._apart = node, places, apart
         self._over = [each.as_strided(each.shape, each.stride(), each.storage_offset()) for each in places]
         outs = [each.name for each in function._schema.arguments if each.is_out]
-        seen = [self._as_placed(each) for each in args], {name: self._as_placed(each) for name, each in told.items()}
+        seen = (
+            [self._as_placed(each) for each in args],
+            {name: self._as_placed(each) for name, each in keywords.items()},
+        )
         self._call: Call = partial(function, *seen[0], **seen[1], **dict(zip(outs, self._over, strict=True)))
         self._overwrites = any(_at(each) in map(_at, places) for each in (*args, *kwargs.values()) if _at(each))
         self._watching = True
 
     def _as_placed(self, argument: Any) -> Any:
-        """An operand that a result lies over with the result's steps: PyTorch compares those of single elements too."""
+        """Return an operand overlapping a result with the strides of the result.
+
+        PyTorch compares strides even of axes with one element.
+        """
         for place in self._over:
             if _at(argument) and argument.shape == place.shape and not _moved(argument, place):
                 return argument.as_strided(place.shape, place.stride(), argument.storage_offset())
         return argument
 
     def __call__(self) -> None:
-        """Raises RunError where the first run may have written over other tensors, or over what it is to be run of."""
+        """Run the call. The first run raises RunError if PyTorch may have overwritten other tensors or the operands."""
         self._call()
         if self._watching:
             self._watching = False
@@ -151,12 +162,12 @@ class _Watched:
 
 
 def _at(argument: Any) -> int:
-    """The address of a tensor; 0 for one without bytes, and for anything else."""
+    """Return the address of a tensor; 0 for a tensor without bytes and for any other argument."""
     return int(argument.data_ptr()) if isinstance(argument, torch().Tensor) else 0
 
 
 def _moved(over: Tensor, place: Tensor) -> bool:
-    """Whether elements of a tensor do not lie where those of a place do; steps of axes with one element say nothing."""
+    """True if elements of `over` do not lie at those of `place`; strides of axes with one element do not matter."""
     steps = zip(over.shape, over.stride(), place.stride(), strict=True)
     return over.data_ptr() != place.data_ptr() or any(n > 1 and a != b for n, a, b in steps)
 

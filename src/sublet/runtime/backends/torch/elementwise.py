@@ -1,4 +1,4 @@
-"""Arithmetic, comparison and choice."""
+"""Arithmetic, comparison and selection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _bounds(node: Node, inputs: Operands) -> tuple[float, float]:
 
 
 def floating(node: Node) -> bool:
-    """Whether the first input is of floating-point type; integers divide otherwise in ATen."""
+    """True if the first input has a floating-point type; ATen divides integers differently from the reference."""
     return spec_of(operand(node, 0)).dtype in FLOATS
 
 
@@ -25,7 +25,7 @@ SAME = (
     *("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sign", "exp", "log", "sqrt", "reciprocal", "square"),
     *("sin", "cos", "floor", "logical_and", "logical_or", "logical_not", "where"),
 )
-"""Commands that ATen calls as the dialect does."""
+"""Commands with the same name and arguments in ATen."""
 
 COMPARISONS = {
     "equal": "eq",

@@ -1,6 +1,6 @@
 """Chains of element-wise commands, block by block.
 
-A block that fits in the cache goes through all steps before the next one is begun, so that a chain of any length
+Each block fits in the cache and passes through all steps before the next block starts. A chain of any length therefore
 reads its inputs and writes its output once.
 """
 
@@ -20,8 +20,9 @@ from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, 
 from sublet.runtime.kernel import Call
 
 BLOCK_ELEMENTS = 1 << 16
-"""Elements of a block: what is read and written of it should stay in the second-level cache, and its calls should
-take much longer than it takes to make them."""
+"""Elements of a block: the operands of a block should stay in the second-level cache, and the work of a call should
+take much longer than the overhead.
+"""
 
 STEP_KERNELS: Mapping[str, Fast] = {**elementwise.KERNELS, **activation.KERNELS}
 
@@ -37,34 +38,34 @@ TYPES = {
     DType.F32: "float32",
     DType.F64: "float64",
 }
-"""PyTorch's names of the types that intermediate results may have."""
+"""PyTorch's names of the types allowed for intermediate results."""
 
 Slices = tuple[slice, ...]
 
 
 def blocks(shape: Sequence[int]) -> list[Slices]:
-    """A tensor of this shape cut into blocks of at most BLOCK_ELEMENTS, contiguous and in order of address."""
+    """Return slices cutting a tensor into contiguous blocks of at most BLOCK_ELEMENTS elements, in order of address."""
     for axis, extent in enumerate(shape):
         inner = prod(shape[axis + 1 :])
         if inner <= BLOCK_ELEMENTS:
             count = max(1, BLOCK_ELEMENTS // max(1, inner))
             cuts = [slice(begin, min(extent, begin + count)) for begin in range(0, extent, count)]
-            outer = [[slice(i, i + 1) for i in range(several)] for several in shape[:axis]]
+            outer = [[slice(i, i + 1) for i in range(extent_before)] for extent_before in shape[:axis]]
             return [(*where, cut) for *where, cut in product(*outer, cuts)]
     return [()]
 
 
 def _cut(tensor: Tensor, where: Slices, rank: int) -> Tensor:
-    """The part of an operand that goes with a block: all of it along axes it is extended along."""
+    """Return the slice of an operand for a block; the whole operand along broadcast axes."""
     skipped = rank - tensor.ndim
     index = [cut if tensor.shape[axis] != 1 else slice(None) for axis, cut in enumerate(where[skipped:])]
     return tensor[tuple(index)] if index else tensor
 
 
 def _slots(steps: Sequence[ChainStep], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each step but the last a slot for its result, and the bytes of an element in each slot.
+    """Return a slot for the result of each step but the last, and the element size in bytes of each slot.
 
-    A step may write over an operand that nobody reads later: element by element, all have read before.
+    A step may write over an operand without later readers: every element is read before it is written.
     """
     last = {name: i for i, step in enumerate(steps) for name in step.operands}
     slots: list[int] = []
@@ -99,7 +100,7 @@ def _block_elements(node: Node) -> int:
 
 
 def _scratch(node: Node) -> int:
-    """One block for each result that waits for a later step."""
+    """Return the scratch bytes: a block for each result read by a later step."""
     _, widths = _slots(chain_steps(node.attrs), _sizes(node))
     return sum(_aligned(width * _block_elements(node)) for width in widths)
 
@@ -109,19 +110,19 @@ def _aligned(nbytes: int) -> int:
 
 
 def _step_nodes(node: Node) -> list[Node]:
-    """Each step as a node, for the kernel of its command."""
+    """Return each step as a node, for the kernel of the step's command."""
     specs = _step_specs(node)
-    made: list[Value] = []
+    earlier: list[Value] = []
     nodes = []
     for i, step in enumerate(chain_steps(node.attrs)):
-        made.append(Value(f"{node.name}/s{i}", specs[i]))
-        operands = tuple((made if name[0] == "s" else node.inputs)[int(name[1:])] for name in step.operands)
-        nodes.append(Node(made[-1].name, PREFIX + step.command.name, operands, (made[-1],), step.attrs))
+        earlier.append(Value(f"{node.name}/s{i}", specs[i]))
+        operands = tuple((earlier if name[0] == "s" else node.inputs)[int(name[1:])] for name in step.operands)
+        nodes.append(Node(earlier[-1].name, PREFIX + step.command.name, operands, (earlier[-1],), step.attrs))
     return nodes
 
 
 def _takes(node: Node) -> bool:
-    """Whether every step is one call that needs no memory of its own."""
+    """True if PyTorch has the types of all steps, and every step is a kernel without scratch memory or allocation."""
     if not all(spec.dtype in TYPES for spec in _step_specs(node)):
         return False
     for each in _step_nodes(node):
@@ -140,12 +141,12 @@ def _chain(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> 
     for where in blocks(out.shape):
         target = out[where] if where else out
         given = [_cut(tensor, where, out.ndim) for tensor in inputs]
-        made = [bytes_as(scratch, dtypes[i], target.shape, offsets[slot]) for i, slot in enumerate(slots)]
-        made.append(target)
+        intermediates = [bytes_as(scratch, dtypes[i], target.shape, offsets[slot]) for i, slot in enumerate(slots)]
+        intermediates.append(target)
         for i, (step, each) in enumerate(zip(steps, nodes, strict=True)):
-            operands = [(made if name[0] == "s" else given)[int(name[1:])] for name in step.operands]
+            operands = [(intermediates if name[0] == "s" else given)[int(name[1:])] for name in step.operands]
             fast = STEP_KERNELS[step.command.name]
-            step_calls = fast.make(each, operands, [made[i]], None)
+            step_calls = fast.make(each, operands, [intermediates[i]], None)
             calls += [step_calls] if callable(step_calls) else step_calls
     return calls
 

@@ -1,4 +1,4 @@
-"""Reading and writing at indices."""
+"""Reads and writes at indices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sublet.runtime.kernel import Call
 
 
 def _axis(node: Node) -> int:
-    """Counted from the front; embeddings take rows."""
+    """Return the axis counted from the front; 0 for embeddings, which select rows."""
     axis = int(pick(node.attrs, "axis")) if "axis" in node.attrs else 0
     return axis if axis >= 0 else axis + len(spec_of(operand(node, 0)).shape)
 
 
 def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """With the axes of the indices seen as one."""
+    """Select with all axes of the indices merged into one axis."""
     x, indices = inputs
     axis = _axis(node)
     flat = outputs[0].view(*x.shape[:axis], indices.numel(), *x.shape[axis + 1 :])
@@ -38,13 +38,13 @@ def _index_select_gradient(node: Node, inputs: Operands, outputs: Operands, scra
 
 
 def _wide_indices(node: Node, position: int) -> int:
-    """Bytes of the indices as i64, which some of ATen's functions insist on; 0 if they are."""
+    """Return the bytes of the indices as i64, required by some ATen functions; 0 if the indices are i64."""
     spec = spec_of(operand(node, position))
     return 0 if spec.dtype is DType.I64 else 8 * prod(spec.shape)
 
 
 def _widened(indices: Tensor, scratch: Tensor) -> tuple[Tensor, list[Call]]:
-    """The indices as i64, and the calls that make them so."""
+    """Return the indices as i64, and the calls converting the indices."""
     if scratch is None:
         return indices, []
     wide = bytes_as(scratch, torch().int64, indices.shape)

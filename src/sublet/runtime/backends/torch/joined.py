@@ -1,4 +1,4 @@
-"""Kernels of operators that are computed as one: PyTorch's own, one after another, some rows at a time."""
+"""Kernels of fused aten operators: PyTorch operators called in sequence on a few rows at a time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ from sublet.runtime.kernel import Array, Call, Operand
 
 @dataclass(frozen=True)
 class LogitsGradient:
-    """The gradient of a cross entropy by its logits [N, C]; that by their log_softmax is there for some rows only."""
+    """A kernel for the gradient of a cross entropy with respect to logits [N, C].
+
+    The kernel holds the gradient with respect to log_softmax only for a few rows.
+    """
 
     node: Node
 
     @property
     def scratch(self) -> int:
-        """The gradient of some rows."""
+        """The bytes of the log_softmax gradient of the rows computed at a time."""
         rows, row = self._rows
         return rows * row
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """How many at a time, and the bytes of one."""
+        """The number of rows computed at a time, and the bytes of a row."""
         spec = spec_of(self.node.defs[0])
         count, row = spec.shape[0], spec.nbytes // max(1, spec.shape[0])
         return min(count, max(1, PIECE // max(1, row))), row
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """Raises RunError for another PyTorch than the facts are of: a plan may come from a file."""
+        """Return the bound call.
+
+        Raises RunError if PyTorch is not the version of the facts: a plan may come from a file.
+        """
         wrong = other_version(torch().__version__)
         if wrong:
             raise RunError(f"node {self.node.name}: {wrong}")

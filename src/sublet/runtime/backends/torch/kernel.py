@@ -1,4 +1,4 @@
-"""What a kernel on ATen is: a function that is given tensors over planned bytes, and gives a call."""
+"""Building blocks of kernels on ATen: functions receiving tensors over planned bytes and returning bound calls."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from sublet.ops.nn.command import spec_of
 from sublet.runtime.kernel import Array, Call, Compute
 
 Tensor = Any
-"""A torch.Tensor over the bytes of a value. torch has types, but is only there with the extra `torch`."""
+"""A torch.Tensor over the bytes of a value. PyTorch has types, but is installed only with the extra `torch`."""
 
 Operands = Sequence[Tensor]
-"""Tensors by position; None in the place of an omitted one."""
+"""Tensors by position; None for an omitted operand."""
 
 Calls = Call | Sequence[Call]
-"""A call without arguments, or several to be made in turn."""
+"""A call without arguments, or several calls to run in sequence."""
 
 Make = Callable[[Node, Operands, Operands, Tensor], Calls]
-"""(node, inputs, outputs, scratch) -> calls that write the outputs in full.
+"""(node, inputs, outputs, scratch) -> calls writing the outputs in full.
 
-`scratch` is a tensor of bytes, None when the kernel asks for none. Everything that can be done beforehand (views,
-attributes, looking functions up) is done before they are returned: each should be one function of torch's.
+`scratch` is a tensor of bytes, or None for a kernel without scratch memory. Binding does all possible work in advance
+(views, attributes, function lookup): each returned call should be a single PyTorch function.
 """
 
 
 Arguments = Callable[[Node, Operands], Sequence[Any]]
-"""(node, inputs) -> what follows the tensors in the call of a function of torch's."""
+"""(node, inputs) -> the arguments after the tensors in the call of a PyTorch function."""
 
 
 def tensors_only(node: Node, inputs: Operands) -> Sequence[Any]:
-    """Of a function that takes no more."""
+    """Return no arguments: the function receives only tensors."""
     return ()
 
 
 @dataclass(frozen=True)
 class Calling:
-    """A kernel that is one call, `torch.function(*inputs, *arguments, out=output)`, whatever it calls its output."""
+    """A kernel of a single call, `torch.function(*inputs, *arguments, out=output)`.
+
+    `out` is the keyword of the output, by default "out".
+    """
 
     function: str
     arguments: Arguments = tensors_only
@@ -58,63 +61,76 @@ class Calling:
         return partial(self._found(), *inputs, *self.arguments(node, inputs), **{self.out: outputs[0]})
 
     def at_once(self, node: Node) -> Compute:
-        """The same, with the function looked up once for all operands."""
+        """Return a function computing the node at once, with the PyTorch function looked up only here."""
         call, arguments, out = self._found(), self.arguments, self.out
         if arguments is tensors_only and out == "out":
             return lambda inputs, outputs, scratch: call(*inputs, out=outputs[0])
         return lambda inputs, outputs, scratch: call(*inputs, *arguments(node, inputs), **{out: outputs[0]})
 
     def _found(self) -> Callable[..., Any]:
-        found: Callable[..., Any] = attrgetter(self.function)(torch())
-        return found
+        """Return the PyTorch function, looked up by dotted name."""
+        function: Callable[..., Any] = attrgetter(self.function)(torch())
+        return function
 
 
 def in_place(function: str, x: Tensor, out: Tensor) -> Callable[..., Any] | None:
-    """The method of `x` that does what `torch.function(x, ..., out=out)` does, where `out` is the same elements; None
-    where there is none. It takes a tenth of a microsecond less to call."""
+    """Return the method `x.function_` if `out` has the same elements as `x`; else None.
+
+    The method computes `torch.function(x, ..., out=out)`, and a call takes a tenth of a microsecond less. Type, shape,
+    strides and address of `out` and `x` must be equal. None also if PyTorch lacks the method.
+    """
     method: Callable[..., Any] | None = getattr(x, f"{function}_", None)
     if method is None or x.data_ptr() != out.data_ptr():
         return None
-    alike = x.dtype is out.dtype and x.shape == out.shape and x.stride() == out.stride()
-    return method if alike else None
+    is_same_view = x.dtype is out.dtype and x.shape == out.shape and x.stride() == out.stride()
+    return method if is_same_view else None
 
 
 def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
-    """A kernel that is one call, see `Calling`."""
+    """Return a kernel of a single call, see `SingleCallKernel`."""
     return Calling(function, arguments, out)
 
 
 def backward(name: str, arguments: Arguments = tensors_only) -> Make:
-    """`torch.ops.aten.name(dy, y or x, *arguments, grad_input=dx)`: Python sees these functions only as overloads."""
+    """Return a kernel calling `torch.ops.aten.name(dy, y or x, *arguments, grad_input=dx)`.
+
+    Python can reach these backward functions only as overloads.
+    """
     return calling(f"ops.aten.{name}.grad_input", arguments, "grad_input")
 
 
 def no_scratch(node: Node) -> int:
-    """Of a kernel that needs no memory of its own."""
+    """Return 0, the scratch bytes of a kernel without scratch memory."""
     return 0
 
 
 def always(node: Node) -> bool:
-    """Of a kernel that computes every node of its command."""
+    """True: the kernel computes every node of the command."""
     return True
 
 
 def single(node: Node) -> bool:
-    """Of a kernel for f32 and f64: in halves it would lose too much, or ATen has no such function or allocates."""
+    """True if the first input is f32 or f64.
+
+    For kernels losing too much precision with 16-bit floats, or without an ATen function for 16-bit floats, or with
+    memory allocated by ATen for 16-bit floats.
+    """
     return spec_of(next(iter(node.uses))).dtype in (DType.F32, DType.F64)
 
 
 @dataclass(frozen=True)
 class Fast:
-    """A kernel on ATen.
+    """A kernel on ATen for all nodes of a command.
 
-    scratch     bytes it asks for, by node; planned like a tensor
-    takes       whether it computes a node; the reference does where not
-    moves       whether it only moves or sets elements: ATen does so for every type, but does not compute with unsigned
-                integers of more than 8 bits
-    keeps       whether it leaves alone what lies in its place already, see `runtime.kernel.Kernel`
-    allocates   whether PyTorch allocates memory during the call that grows with the tensors: such bytes are
-                measured and told, not planned. A test watches the allocator of those that say they do not.
+    make        binds a node to tensors, see `Make`
+    scratch     the scratch bytes of a node; planned like a tensor
+    supports    True if the kernel computes the node; otherwise the reference does
+    only_moves  True if the kernel only moves or sets elements. ATen moves elements of every type, but does not compute
+                with unsigned integers of more than 8 bits
+    keeps       True if the kernel leaves output bytes unchanged wherever an input already has the bytes in place, see
+                `runtime.kernel.AliasAware`
+    allocates   True if PyTorch allocates memory during the call in proportion to the tensors. Sublet measures and
+                reports the memory, but cannot plan it. A test watches the allocator for all kernels with False.
     """
 
     make: Make
@@ -126,26 +142,28 @@ class Fast:
 
 
 def torch() -> ModuleType:
-    """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
+    """Return the module torch. Raises MissingExtraError, with the name of the extra, if PyTorch is not installed."""
     module: ModuleType = imported("torch") or require("torch", extra="torch")
     return module
 
 
 def tensor_over(array: Array) -> Tensor:
-    """A tensor over the bytes of an array."""
-    return torch_over(array)  # weights may be read-only, and are only read
+    """Return a tensor over the bytes of an array."""
+    return torch_over(array)  # weights may be read-only arrays, and kernels only read weights
 
 
 def put(place: Tensor, made: Tensor) -> None:
-    """Copy a result of PyTorch's to its place. Raises RunError when its extents are not those planned: PyTorch might
-    repeat it."""
+    """Copy a PyTorch result to the planned place.
+
+    Raises RunError if the shapes differ; without the check, PyTorch might broadcast the result.
+    """
     if made.shape != place.shape:
         raise RunError(f"PyTorch gives a tensor {list(made.shape)}, and one {list(place.shape)} was planned")
     place.copy_(made)
 
 
 def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:
-    """Scratch bytes from `offset` on as a tensor."""
+    """Return scratch bytes from `offset` (in bytes) as a tensor with type `dtype` and shape `shape`."""
     count = 1
     for extent in shape:
         count *= extent

@@ -1,4 +1,4 @@
-"""What only moves elements: transpose, slice, concat, split, pad, flip, tile. Views are taken beforehand."""
+"""Movement of elements: transpose, slice, concat, split, pad, flip, tile. Kernels create views when bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sublet.runtime.kernel import Array, Call
 
 
 def bits_of(tensor: Tensor) -> Array:
-    """A NumPy array over a tensor, of integers where NumPy lacks the type: for moving elements."""
+    """Return a NumPy array over a tensor, for moving elements; of i16 for bf16, a type missing in NumPy."""
     t = torch()
     array: Array = (tensor.view(t.int16) if tensor.dtype == t.bfloat16 else tensor).numpy()
     return array
@@ -35,7 +35,7 @@ def _slice(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> 
 
 
 def _concat(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Operands that lie in their place already are left alone."""
+    """Copy every input except inputs already in place."""
     axis = int(pick(node.attrs, "axis")) % outputs[0].ndim
     begins = np.cumsum([0, *(x.shape[axis] for x in inputs)]).tolist()
     places = [outputs[0].narrow(axis, begin, x.shape[axis]) for x, begin in zip(inputs, begins, strict=False)]
@@ -52,7 +52,10 @@ def _split(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> 
 
 
 def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Only the margins are filled, unless there is something between: else the input may lie in its place already."""
+    """Fill the margins and copy the input, unless the input is already in place.
+
+    With padding between elements: fill the whole result before copying the input.
+    """
     x, y = inputs[0], outputs[0]
     pads, between = pick(node.attrs, "pads"), pick(node.attrs, "between")
     value = number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype)
@@ -70,13 +73,13 @@ def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
 
 
 def _flip(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """By NumPy, whose arrays may run backwards."""
+    """Copy with NumPy, because NumPy arrays may have negative strides."""
     source = np.flip(bits_of(inputs[0]), axes_in(pick(node.attrs, "axes"), inputs[0].ndim))
     return partial(np.copyto, bits_of(outputs[0]), source)
 
 
 def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """The result as a tensor with two axes for each of the input's: which repetition, and where in it."""
+    """Copy through a view of the result with two axes for each axis of the input: repetition and position."""
     x, repeats = inputs[0], pick(node.attrs, "repeats")
     apart = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
     source = x.view([n for extent in x.shape for n in (1, extent)]).expand(apart)

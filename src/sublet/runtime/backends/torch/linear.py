@@ -1,4 +1,4 @@
-"""Matrix products: each a single call of the library's on views, wherever batches allow it."""
+"""Matrix products, each a single library call on views where strides of the batch axes allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet.runtime.kernel import Call
 
 
 def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """`mm` where b is one matrix and the rows of a follow each other, or a is one too, `bmm` otherwise."""
+    """Call `mm` if a and b are matrices, or if b is a matrix and the rows of a are contiguous; otherwise call `bmm`."""
     a, b = (x.transpose(-1, -2) if node.attrs[f"transpose_{name}"] else x for x, name in zip(inputs, "ab", strict=True))
     out = outputs[0]
     if a.ndim == b.ndim == 2:
@@ -25,12 +25,12 @@ def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
 
 
 def one_matrix(x: Tensor) -> Tensor:
-    """All axes but the last one as one."""
+    """Return a view with all axes but the last merged."""
     return x.view(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _batches(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The factors and the product with a single batch axis, which is a view of theirs: few such, and mostly one."""
+    """Yield (a, b, product) as views with a single batch axis; usually one tuple covers the whole batch."""
     if out.ndim == 2:
         yield tuple(x.unsqueeze(0) for x in (a, b, out))
         return
@@ -41,13 +41,13 @@ def _batches(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _joins(x: Tensor, first: int, end: int) -> bool:
-    """Whether the axes from `first` up to `end` can be seen as one."""
+    """True if the strides allow a view merging the axes from `first` up to `end`."""
     steps = [(x.shape[axis], x.stride(axis)) for axis in range(first, end) if x.shape[axis] != 1]
     return all(step == inner * extent for (_, step), (extent, inner) in pairwise(steps))
 
 
 def _one_batch(x: Tensor) -> Tensor:
-    """The same tensor with all axes before the last two as one."""
+    """Return a view with all axes before the last two merged."""
     axes = [axis for axis in range(x.ndim - 2) if x.shape[axis] != 1]
     count = x.shape[:-2].numel()
     return x.as_strided((count, *x.shape[-2:]), (x.stride(axes[-1]) if axes else 0, *x.stride()[-2:]))
@@ -68,7 +68,7 @@ def _linear(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
 
 
 def matrix_product(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
-    """out = x w + b for matrices and a row b, or None."""
+    """Return the call out = x w + b for matrices; b is a row or None."""
     return partial(torch().mm, x, w, out=out) if b is None else partial(torch().addmm, b, x, w, out=out)
 
 

@@ -1,4 +1,4 @@
-"""Losses: how far what a network says is from what is right."""
+"""Losses: the difference between the output of a network and the target."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ NO_MEAN = 0
 
 
 def _column_bytes(node: Node) -> int:
-    """An index, a number and a bool for each label."""
+    """Return the scratch bytes: an index, a number and a bool for each label."""
     labels = spec_of(operand(node, len(node.inputs) - 1))
     return labels.size * (8 + spec_of(operand(node, 0)).dtype.bits // 8 + 1)
 
 
 class _Columns(NamedTuple):
-    """Tensors [N, 1] in scratch memory, and calls that fill the first two."""
+    """Tensors [N, 1] in scratch memory, with the calls filling `index` and `absent`."""
 
-    index: Tensor  # the labels as ATen takes them, class 0 for a negative one
-    absent: Tensor  # whether a label is negative
+    index: Tensor  # the labels as i64, with class 0 for a negative label
+    absent: Tensor  # True for a negative label
     numbers: Tensor
     filled: list[Call]
 
@@ -52,7 +52,7 @@ def _columns(labels: Tensor, dtype: Any, scratch: Tensor) -> _Columns:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., C] as [N, C]."""
+    """Return [..., C] viewed as [N, C]."""
     return x.view(x.numel() // x.shape[-1], x.shape[-1])
 
 
@@ -69,7 +69,7 @@ def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
 
 
 def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Zeros, but -dloss / p at the label: computed beforehand, for p may be overwritten."""
+    """Fill with zeros, and -dloss / p at the label; computed before the fill, because the result may overwrite p."""
     t, (dloss, p, labels), dp = torch(), inputs, _rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     value = columns.numbers
@@ -85,7 +85,10 @@ def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scr
 
 
 def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """(highest - x[label]) - log(highest probability), for that one is exp(0) / sum: no second exponential of all."""
+    """Compute (highest - x[label]) - log(highest probability).
+
+    The highest probability is exp(0) / sum: no second exponential of all elements is needed.
+    """
     t, x, labels = torch(), _rows(inputs[0]), inputs[1]
     loss, p = outputs[0].view(-1, 1), _rows(outputs[1])
     columns = _columns(labels, x.dtype, scratch)
@@ -104,7 +107,7 @@ def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scra
 
 
 def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """p * dloss, and dloss less at the label."""
+    """Compute p * dloss, minus dloss at the label."""
     t, (dloss, p, labels), dx = torch(), inputs, _rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     weight = columns.numbers
@@ -123,7 +126,10 @@ def _logits_bytes(node: Node) -> int:
 
 
 def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """(max(x, 0) - t x) + softplus(-|x|): softplus(x) - t x needs no scratch, but cancels where x is large, t 1."""
+    """Compute (max(x, 0) - t x) + softplus(-|x|).
+
+    The simpler softplus(x) - t x needs no scratch memory, but cancels for large x and t = 1.
+    """
     t, (x, target), (loss,) = torch(), inputs, outputs
     rest = bytes_as(scratch, x.dtype, x.shape)
     return [
@@ -142,7 +148,7 @@ def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
 
 
 KERNELS: Mapping[str, Fast] = {
-    # ATen gathers and scatters halves with memory of its own.
+    # ATen allocates memory to gather and scatter 16-bit floats.
     "categorical_cross_entropy": Fast(_cross_entropy, _column_bytes, single),
     "categorical_cross_entropy_gradient": Fast(_cross_entropy_gradient, _column_bytes, single),
     "softmax_cross_entropy": Fast(_softmax_cross_entropy, _column_bytes, single),

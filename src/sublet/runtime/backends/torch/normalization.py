@@ -1,7 +1,7 @@
 """Batch, layer, group and RMS normalisation.
 
-Batch norm keeps ATen's kernels where they write where they are told; the others are written with a few calls in place.
-What gradients of rows ATen only gives in fresh memory, it is asked for a piece at a time.
+Batch norm uses ATen's kernels where ATen writes to the planned place; the remaining forward norms are a few calls in
+place. ATen returns gradients of row norms only in newly allocated memory, so the kernels request a few rows at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sublet.runtime.backends.torch.widened import in_single
 from sublet.runtime.kernel import Call
 
 PIECE = 1 << 20
-"""Bytes of input whose gradient is asked of ATen at once: little to allocate, and enough to keep it busy."""
+"""Bytes of input per call of an ATen gradient: small allocations, yet enough work to keep ATen busy."""
 
 
 def _form(form_of: Any, node: Node, position: int) -> Form:
@@ -29,13 +29,19 @@ def _form(form_of: Any, node: Node, position: int) -> Form:
 
 
 def _channels_second(x: Tensor, form: Form) -> Tensor:
-    """As ATen's batch norm takes it: [outer, channels, inner], or channels last in memory when there is no inner."""
+    """Return the tensor in the layout of ATen's batch norm.
+
+    The layout is [outer, channels, inner], or channels last in memory if the inner extent is 1.
+    """
     outer, channels, inner = form.rows
     return x.view(form.rows) if inner > 1 else x.view(1, outer, 1, channels).permute(0, 3, 1, 2)
 
 
 def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out: Tensor, form: Form) -> Call:
-    """out = x factor + shift by channel, in one pass. `fixed` is the mean 0 and variance 1 of a batch norm."""
+    """Return the call out = x factor + shift per channel, in one pass.
+
+    `fixed` holds mean 0 and variance 1: ATen's batch norm computes the affine map.
+    """
     t = torch()
     if form.rows[2] == 1:
         return partial(t.addcmul, shift, x.view(form.rows[:2]), factor, out=out.view(form.rows[:2]))
@@ -45,14 +51,14 @@ def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out
 def _by_statistics(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float, out: Tensor
 ) -> Call:
-    """ATen's batch norm by statistics that are given."""
+    """Return the call of ATen's batch norm with given statistics."""
     function, none = torch().ops.aten.native_batch_norm.out, x.new_empty(0)
     given = (x, scale, bias, mean, var, False, 0.0, epsilon)
     return partial(function, *given, out=out, save_mean=none, save_invstd=none)
 
 
 def _variance(x: Tensor, scratch: Tensor, out: Tensor, axes: Sequence[int]) -> list[Call]:
-    """The root of the sum of squares over axes, the last one first: that is how memory lies."""
+    """Return calls for the root of the sum of squares over axes, last axis first, in the order of memory."""
     t = torch()
     norm = t.linalg.vector_norm
     *outer, last = axes
@@ -61,7 +67,7 @@ def _variance(x: Tensor, scratch: Tensor, out: Tensor, axes: Sequence[int]) -> l
     return [*calls, partial(norm, first, 2, outer, True, out=out)] if outer else calls
 
 
-# Batch norm. Its scratch, in numbers: the means 0, variances 1, two factors, and a norm for each row.
+# Batch norm. Scratch memory per channel: mean 0, variance 1, two factors, and a norm for each row.
 
 
 def _batch_scratch(node: Node) -> int:
@@ -82,7 +88,7 @@ def _batch_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor
 
 
 def _batch_norm_last(node: Node, form: Form, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
-    """ATen's own kernel for channels that lie last."""
+    """Return the call of ATen's kernel for channels-last tensors."""
     x, scale, bias, *_ = inputs
     y, mean, var, saved_mean, saved_rstd = outputs
     return [
@@ -104,7 +110,7 @@ def _batch_norm_last(node: Node, form: Form, inputs: Operands, outputs: Operands
 
 
 def _batch_norm_second(node: Node, form: Form, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
-    """Mean, x - mean, its norm, and one pass that scales and moves: 0.7 of the time of ATen's own kernel."""
+    """Compute the mean, x - mean, the norm, and scale and shift in one pass: 0.7 of the time of ATen's kernel."""
     t = torch()
     x, scale, bias, *_ = inputs
     y, mean, var, saved_mean, rstd = outputs
@@ -130,7 +136,7 @@ def _batch_norm_second(node: Node, form: Form, inputs: Operands, outputs: Operan
 
 
 def _rstd(squares: Tensor, count: int, epsilon: float) -> list[Call]:
-    """1 / sqrt(sum of squares / count + epsilon), where the sum lies."""
+    """Return calls for 1 / sqrt(sum of squares / count + epsilon), in place of the sums."""
     return [partial(squares.mul_, 1 / max(1, count)), partial(squares.add_, epsilon), partial(squares.rsqrt_)]
 
 
@@ -146,9 +152,9 @@ def _batch_gradient_scratch(node: Node) -> int:
 
 
 def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """ATen sums; then dx = dy k + x b + c in two passes, beginning with the input that dx overwrites.
+    """Sum with ATen; then compute dx = dy k + x b + c in two passes, starting with the input overwritten by dx.
 
-    Where it overwrites both, which are the same bytes then, dx = x (k + b) + c in one.
+    If dx overwrites both inputs, dy and x are the same bytes, and one pass computes dx = x (k + b) + c.
 
     k = scale rstd, b = -k rstd dscale / n, c = -k dbias / n - b mean.
     """
@@ -183,7 +189,7 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
 
 
 def _sums(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
-    """The gradients by scale and bias alone, of a backward function of ATen's that is told which to compute."""
+    """Compute only the gradients by scale and bias, with an ATen backward function and its output mask."""
     _, first, second = backward(output_mask=[False, True, True])
     dscale.copy_(first)
     dbias.copy_(second)
@@ -193,7 +199,7 @@ def _sums(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
 
 
 def _norm_scratch(node: Node) -> int:
-    """Of group norm with a scale: a factor for each channel of each sample."""
+    """Return the scratch bytes of a group norm with scale: a factor for each channel of each sample."""
     x, scale = operand(node, 0), (*node.inputs, None)[1]
     channels = prod(group_form(spec_of(x).shape, node.attrs).seen[:2])
     return 0 if scale is None else channels * spec_of(x).dtype.bits // 8
@@ -225,7 +231,7 @@ def _norm(form_of: Any) -> Any:
 
 
 def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: Form) -> list[Call]:
-    """The scale and bias that are left to do, in place."""
+    """Return calls for the remaining scale and bias, in place."""
     if scale is not None and bias is not None:
         return [partial(torch().addcmul, bias.view(form.affine), seen, scale.view(form.affine), out=seen)]
     calls: list[Call] = [] if scale is None else [partial(seen.mul_, scale.view(form.affine))]
@@ -233,18 +239,18 @@ def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: Form) -> list[Call]
 
 
 def _step(count: int, nbytes: int) -> int:
-    """How many of `count` rows or samples of `nbytes` in all come to `PIECE` bytes."""
+    """Return the number of rows or samples in `CHUNK_BYTES`, of `count` rows or samples with `nbytes` bytes in all."""
     return min(count, max(1, PIECE * count // nbytes))
 
 
 def _pieces(count: int, nbytes: int) -> list[slice]:
-    """Slices of so many rows or samples."""
+    """Return slices of `count` rows or samples of at most about `CHUNK_BYTES` each."""
     step = _step(count, nbytes)
     return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def _row_gradient(backward: Callable[..., Any], first: Call | None, pieces: Sequence[tuple[Any, ...]]) -> Call:
-    """`first`, then the gradient by x of each piece, copied to where it belongs."""
+    """Return a call running `first`, then copying the gradient by x of each piece to the planned place."""
 
     def run() -> None:
         if first is not None:
@@ -261,8 +267,8 @@ def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     backward, shape = torch().ops.aten.native_layer_norm_backward, list(form.rows[1:])
     given = [dy.view(form.rows), x.view(form.rows), mean.view(form.kept), rstd.view(form.kept)]
     weight = None if scale is None else scale.view(shape)
-    whole = partial(backward, given[0], given[1], shape, given[2], given[3], weight, weight)
-    first = None if scale is None else partial(_sums, whole, *(out.view(shape) for out in outputs[1:]))
+    full_gradient = partial(backward, given[0], given[1], shape, given[2], given[3], weight, weight)
+    first = None if scale is None else partial(_sums, full_gradient, *(out.view(shape) for out in outputs[1:]))
     dx, pieces = outputs[0].view(form.rows), []
     for piece in _pieces(form.rows[0], x.nbytes):
         grad, part, *stats = (tensor[piece] for tensor in given)
@@ -275,8 +281,8 @@ def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     samples, channels, places = _form(group_form, node, 1).seen
     groups = pick(node.attrs, "groups")
     backward = torch().ops.aten.native_group_norm_backward
-    whole = partial(backward, dy, x, mean, rstd, scale, samples, channels, places, groups)
-    first = None if scale is None else partial(_sums, whole, *outputs[1:])
+    full_gradient = partial(backward, dy, x, mean, rstd, scale, samples, channels, places, groups)
+    first = None if scale is None else partial(_sums, full_gradient, *outputs[1:])
     pieces = []
     for piece in _pieces(samples, x.nbytes):
         parts = [tensor[piece] for tensor in (dy, x, mean, rstd)]
@@ -285,13 +291,13 @@ def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
 
 
 def _rms_scratch(node: Node) -> int:
-    """A piece of rows, and two numbers for each."""
+    """Return the scratch bytes: a slice of rows, and two numbers per row."""
     x, (rows, width) = spec_of(operand(node, 1)), _form(rms_form, node, 1).rows
     return _step(rows, x.nbytes) * (width + 2) * x.dtype.bits // 8
 
 
 def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """dx = rstd g - x rstd^3 sum(g x) / n with g = dy scale, and dscale = sum(dy x rstd), a piece at a time."""
+    """Compute dx = rstd g - x rstd^3 sum(g x) / n with g = dy scale, and dscale = sum(dy x rstd), in row slices."""
     t, form = torch(), _form(rms_form, node, 1)
     dy, x, rstd = inputs[0].view(form.rows), inputs[1].view(form.rows), inputs[3].view(form.kept)
     scale = None if inputs[2] is None else inputs[2].view(-1)
@@ -320,7 +326,7 @@ def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
 
 
 KERNELS: Mapping[str, Fast] = {
-    # ATen's batch norm allocates a few numbers for each channel.
+    # ATen's batch norm allocates a few numbers per channel.
     "batch_norm": in_single(Fast(_batch_norm, _batch_scratch, single, allocates=True)),
     "batch_norm_inference": in_single(Fast(_batch_inference, takes=single, allocates=True)),
     "batch_norm_gradient": in_single(Fast(_batch_gradient, _batch_gradient_scratch, single, allocates=True)),

@@ -1,7 +1,7 @@
-"""Optimisers, in place: a result that is not planned over its input is copied there first.
+"""Optimiser steps in place. An input is first copied to the result if the plan gives the result separate bytes.
 
-PyTorch's fused optimisers read and write each number once. The others are written as several functions and run on one
-block of the weights after the other: a block stays in cache, and scratch memory is two blocks at most.
+PyTorch's fused optimisers read and write each number once. The remaining optimisers consist of several functions, run
+on one block of the weights at a time: a block stays in the cache, and scratch memory is at most two blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Te
 from sublet.runtime.kernel import Call
 
 BLOCK = 1 << 17
-"""Elements of a block: few enough for a cache, many enough that Python's calls do not count."""
+"""Elements of a block: few enough for the cache, many enough to make the overhead of Python calls negligible."""
 
 
 def _copies(sources: Sequence[Tensor], results: Sequence[Tensor]) -> list[Call]:
-    """Calls that copy each input to its result, where that lies elsewhere."""
+    """Return calls copying each input to the result, except for results at the address of the input."""
     pairs = zip(sources, results, strict=True)
     return [partial(result.copy_, source) for source, result in pairs if source.data_ptr() != result.data_ptr()]
 
@@ -45,7 +45,7 @@ def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
 
 
 def _adaptive(name: str) -> Make:
-    """`torch._fused_adam_` or `torch._fused_adamw_`, which take the step that is being made."""
+    """Return a kernel calling `torch._fused_adam_` or `torch._fused_adamw_`; `step` counts from 1."""
 
     def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         w, grad, lr, m, v, step = inputs
@@ -72,7 +72,7 @@ def _adaptive(name: str) -> Make:
 
 
 def _blocks(*tensors: Tensor) -> Iterator[list[Tensor]]:
-    """The same elements of each tensor, a block at a time."""
+    """Yield the same block of elements of every tensor, block by block."""
     flat = [tensor.view(-1) for tensor in tensors]
     for begin in range(0, flat[0].numel(), BLOCK):
         yield [tensor[begin : begin + BLOCK] for tensor in flat]
@@ -116,12 +116,12 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
 
 
 def _lamb_bytes(node: Node) -> int:
-    """A block of the update, and two norms a block."""
+    """Return the scratch bytes: a block of the update, and two norms per block."""
     return _block_bytes(node) + 2 * _block_count(node) * (spec_of(operand(node, 0)).dtype.bits // 8)
 
 
 def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Two rounds over the blocks: the first finds the norms, the second computes the update again and makes it."""
+    """Iterate over the blocks twice: first compute the norms, then recompute the update and apply it."""
     w, grad, lr, m, v, step = inputs
     beta1, beta2, epsilon, decay = (pick(node.attrs, key) for key in ("beta1", "beta2", "epsilon", "decay"))
     blocks = list(_blocks(outputs[0], grad, outputs[1], outputs[2]))
@@ -145,8 +145,8 @@ def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
             update = direction(w, m, v, first, second)
             norm(w, out=norms[0, i])
             norm(update, out=norms[1, i])
-        weights, whole = (math.hypot(*parts) for parts in norms.tolist())
-        trust = weights / whole if weights > 0 and whole > 0 else 1.0
+        weight_norm, update_norm = (math.hypot(*parts) for parts in norms.tolist())
+        trust = weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
         for w, _, m, v in blocks:
             if len(blocks) > 1:
                 update = direction(w, m, v, first, second)
@@ -159,6 +159,6 @@ KERNELS: Mapping[str, Fast] = {
     "sgd": Fast(_sgd),
     "adam": Fast(_adaptive("_fused_adam_")),
     "adamw": Fast(_adaptive("_fused_adamw_")),
-    "lamb": Fast(_lamb, _lamb_bytes, single),  # norms are kept in the type of the weights,
+    "lamb": Fast(_lamb, _lamb_bytes, single),  # norms are stored in the type of the weights
     "rmsprop": Fast(_rmsprop, _rmsprop_bytes),
 }

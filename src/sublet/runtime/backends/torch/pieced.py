@@ -1,7 +1,7 @@
-"""Operators of ATen's that give tensors of PyTorch's own, called for a piece of their tensors at a time.
+"""Chunked calls of ATen operators allocating their results: PyTorch allocates a chunk instead of the whole result.
 
-What PyTorch allocates during a call is then a piece, and not the result. Only operators whose results along an axis
-depend on nothing else along it are cut there: samples of a batch, heads of an attention, elements.
+Only operators with independent results along an axis are chunked along the axis: samples of a batch, heads of an
+attention, elements.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from sublet.runtime.backends.torch.kernel import Tensor, put, torch
 
 PIECE = 1 << 20
-"""Bytes of the results of a piece, where they can be cut as small."""
+"""Bytes of results per chunk, if the results can be cut finely enough."""
 
 Cut = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Pieced:
-    """Which arguments are cut, by position or name, and along how many of the first axes."""
+    """The chunked arguments of an operator, by position or name, and the number of leading axes to chunk."""
 
     arguments: tuple[int | str, ...]
     axes: int = 1
@@ -39,31 +39,33 @@ PIECED: Mapping[str, Pieced] = {
     "hardswish_backward.default": Pieced((0, 1)),
     "native_dropout_backward.default": Pieced((0, 1)),
 }
-"""By the operator's name. Those that PyTorch calls pointwise are cut along their first axis without being listed."""
+"""The rule of each operator. Operators tagged pointwise by PyTorch need no entry: the first axis is chunked."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Calls that give tensors, each with the places that these are copied to."""
+    """Calls returning tensors, each with the places to copy the tensors to."""
 
     calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]
 
     def __call__(self) -> None:
         for call, places in self.calls:
-            found = call()
-            for place, made in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
-                put(place, made)
+            returned = call()
+            for place, result in zip(
+                places, returned if isinstance(returned, tuple | list) else (returned,), strict=True
+            ):
+                put(place, result)
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors that the largest call gives."""
+        """The bytes of the tensors returned by the largest call."""
         return max((sum(place.nbytes for place in places) for _, places in self.calls), default=0)
 
 
 def is_faster_in_pieces(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operator that writes where it is told takes less time piece by piece, each in another layout.
+    """True if an operator with an `out=` overload takes less time in chunks, each in a different layout.
 
-    Maxima with their places take ATen a third of the time where channels lie last.
+    ATen computes maxima with indices in a third of the time for channels-last images.
     """
     return name == "max_pool2d_with_indices.default" and args[0].dim() == 4 and args[0].is_contiguous()
 
@@ -78,7 +80,7 @@ def _channels_last(function: Any) -> Any:
 def pieces_of(
     name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
 ) -> Pieces | None:
-    """A call that computes the results piece by piece; None for an operator that is not cut."""
+    """Return a call computing the results in chunks; None if no chunk rule applies."""
     given = [each for each in results if each is not None]
     how = PIECED.get(name) or _by_element(function, args, given)
     if name == "convolution_backward.default":
@@ -92,13 +94,16 @@ def pieces_of(
             partial(function, *_cut_args(args, how, cut), **_cut_kwargs(args[0].dim(), kwargs, how, cut)),
             [_part(result, cut) for result in given],
         )
-        for cut in _cuts(given, how.axes if args[0].dim() == 4 else 1)  # an image may come without its batch
+        for cut in _cuts(given, how.axes if args[0].dim() == 4 else 1)  # an image may lack the batch axis
     ]
     return Pieces(calls)
 
 
 def _by_element(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Pieced | None:
-    """Of an operator that is element by element and draws nothing: all tensors of the result's rank are cut."""
+    """Return a rule chunking all arguments with the rank of the result; None unless the operator is pointwise.
+
+    None also for an operator drawing random numbers, with several results, or with a scalar result.
+    """
     t = torch()
     if t.Tag.pointwise not in function.tags or t.Tag.nondeterministic_seeded in function.tags or len(results) != 1:
         return None
@@ -109,7 +114,7 @@ def _by_element(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -
 
 
 def _cuts(results: Sequence[Tensor], axes: int) -> Iterator[Cut]:
-    """Slices of the first axes, each of some rows of the first, or of one and some of the second."""
+    """Yield slices of the leading axes: some rows of the first axis, or one row and part of the second axis."""
     extents = [int(extent) for extent in results[0].shape[:axes]]
     nbytes = sum(each.nbytes for each in results)
     count = extents[0] if extents else 1
@@ -127,7 +132,7 @@ def _cuts(results: Sequence[Tensor], axes: int) -> Iterator[Cut]:
 
 
 def _part(tensor: Any, cut: Cut) -> Any:
-    """The piece of a tensor; all of it along axes where it has one element for all."""
+    """Return the chunk of a tensor; the whole tensor along axes of extent 1."""
     if not hasattr(tensor, "dim"):
         return tensor
     for axis, each in enumerate(cut):
@@ -141,13 +146,13 @@ def _cut_args(args: Sequence[Any], how: Pieced, cut: Cut) -> list[Any]:
 
 
 def _cut_kwargs(rank: int, kwargs: Mapping[str, Any], how: Pieced, cut: Cut) -> dict[str, Any]:
-    """A mask, which may lack the first axes, is the same for all of these."""
+    """Return the keyword arguments with chunked masks; a mask may lack leading axes, and is then broadcast."""
     listed = {name: each for name, each in kwargs.items() if name in how.arguments and each is not None}
     return {**kwargs, **{name: _part(each[(None,) * (rank - each.dim())], cut) for name, each in listed.items()}}
 
 
 def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Pieces:
-    """By the input sample by sample; by weight and bias at once, which are small."""
+    """Return the chunked gradient of a convolution: by the input in chunks of samples, by weight and bias whole."""
     dy, x, *rest, _ = args
     calls: list[tuple[Callable[[], Any], Sequence[Tensor]]] = []
     if results[0] is not None:
@@ -156,12 +161,12 @@ def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[
             calls.append((partial(_chosen, part, (0,)), [_part(results[0], cut)]))
     others = [i for i in (1, 2) if results[i] is not None]
     if others:
-        whole = partial(function, dy, x, *rest, [False, 1 in others, 2 in others])
-        calls.append((partial(_chosen, whole, others), [results[i] for i in others]))
+        full_gradient = partial(function, dy, x, *rest, [False, 1 in others, 2 in others])
+        calls.append((partial(_chosen, full_gradient, others), [results[i] for i in others]))
     return Pieces(calls)
 
 
 def _chosen(call: Callable[[], Any], positions: Sequence[int]) -> Sequence[Tensor]:
-    """What a call gives at these positions: PyTorch may compute more than it was asked for."""
-    found = call()
-    return [found[i] for i in positions]
+    """Return the results of `call` at `positions`; PyTorch may compute more results than requested."""
+    results = call()
+    return [results[i] for i in positions]

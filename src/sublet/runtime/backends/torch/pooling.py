@@ -1,7 +1,8 @@
-"""Max and average pooling. Where the maxima are is found a few samples at a time, in scratch memory.
+"""Max and average pooling. The kernels with indices of maxima process a few samples at a time, in scratch memory.
 
-Of images whose channels come first, maxima alone are taken along one axis and then along the other, by a few calls that
-compare all windows at once: a quarter of the time of ATen's kernel, which looks for the places of the maxima too.
+For channels-first images, max pooling without indices is separable: the maxima along an axis, then the maxima
+of the maxima along the second axis. Each step compares all windows in a few calls and takes a quarter of the time of
+ATen's kernel, because ATen also computes the indices.
 """
 
 from __future__ import annotations
@@ -21,42 +22,45 @@ from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, 
 from sublet.runtime.kernel import Call
 
 SLICE_BYTES = 4 << 20
-"""Of the input, at least, in a slice of the batch."""
+"""Minimum bytes of the input in a slice of the batch."""
 
 IMAGE_BYTES = 1 << 20
-"""Of the images of one channel that are compared along both axes before the next ones are: they stay in the cache."""
+"""Bytes of the images compared along both axes before the next images, small enough to stay in the cache."""
 
 INDEX = 8
 """Bytes of the index of a maximum."""
 
 
 def _takes(node: Node) -> bool:
-    """ATen pads both sides alike, by half a window at most."""
+    """True if ATen supports the padding: equal on both sides, and at most half a window."""
     over = pool_windows(node.attrs)
     return over.symmetric and all(2 * pad <= k for pad, k in zip(over.begins, over.kernel, strict=True))
 
 
 def _takes_max(node: Node) -> bool:
-    """A window that steps over a narrow input sees padding alone, of which ATen takes the first element."""
+    """True if ATen supports the max pooling.
+
+    A dilated window may step over a narrow input and see only padding; ATen then returns the first padding element.
+    """
     *_, spatial = image(spec_of(operand(node, len(node.inputs) - 1)), node.attrs, "x")
     steps = pool_windows(node.attrs).dilations
     return _takes(node) and all(step <= extent for step, extent in zip(steps, spatial, strict=True))
 
 
 def _takes_average(node: Node) -> bool:
-    """`avg_pool3d` takes no notice of how a given output is laid out, and no 16-bit floats."""
+    """True if ATen supports the average pooling: `avg_pool3d` ignores an output's layout and lacks 16-bit floats."""
     cubes, dtype = len(pick(node.attrs, "kernel")) == 3, spec_of(result(node)).dtype
     return _takes(node) and not (cubes and (nhwc(node.attrs) or dtype not in (DType.F32, DType.F64)))
 
 
 def _first(node: Node, x: Tensor) -> Tensor:
-    """The tensor seen as [N, C, *spatial] with at least two spatial axes, as ATen's functions with `out` take it."""
+    """Return the tensor as [N, C, *spatial] with at least two spatial axes, as required by functions with `out`."""
     seen = x.movedim(-1, 1) if nhwc(node.attrs) else x
     return seen.unsqueeze(2) if seen.ndim == 3 else seen
 
 
 class _Pool:
-    """The attributes as ATen takes them."""
+    """The attributes of a pooling node as ATen arguments."""
 
     def __init__(self, node: Node) -> None:
         over = pool_windows(node.attrs)
@@ -77,34 +81,34 @@ class _Pool:
 
 
 def _step(x: Value) -> int:
-    """Samples in a slice."""
+    """Return the number of samples in a slice of the batch."""
     spec = spec_of(x)
     return min(spec.shape[0], -(-SLICE_BYTES * spec.shape[0] // max(1, spec.nbytes)))
 
 
 def _maxima(node: Node, inputs: Operands, y: Tensor, scratch: Tensor, values: bool) -> list[tuple[slice, Tensor, Call]]:
-    """For each slice of the batch: where it is, the indices of its maxima, and the call that finds them.
+    """Return for each slice of the batch: the slice, the indices of the maxima, and the call computing the indices.
 
-    The maxima themselves are written to y, or to scratch memory where `values` says so.
+    The call writes the maxima to `y`, or to scratch memory if `values` is true.
     """
     x, pool = _first(node, inputs[-1]), _Pool(node)
     step = _step(operand(node, len(inputs) - 1))
     pooled = getattr(torch()._C._nn, f"max_pool{pool.axes}d_with_indices")
-    found: list[tuple[slice, Tensor, Call]] = []
+    slices: list[tuple[slice, Tensor, Call]] = []
     for begin in range(0, len(x), max(1, step)):
         part = slice(begin, min(len(x), begin + step))
         shape = (part.stop - begin, *y.shape[1:])
         indices = _first(node, bytes_as(scratch, torch().int64, shape))
         maxima = bytes_as(scratch, x.dtype, shape, indices.nbytes) if values else y[part]
         call = partial(pooled, x[part], *pool.of_max, out=(_first(node, maxima), indices))
-        found.append((part, indices, call))
-    return found
+        slices.append((part, indices, call))
+    return slices
 
 
 def _max_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     if _by_axis(node):
         return _maxima_by_axis(node, inputs[0], outputs[0], scratch)
-    return [found[2] for found in _maxima(node, inputs, outputs[0], scratch, values=False)]
+    return [entry[2] for entry in _maxima(node, inputs, outputs[0], scratch, values=False)]
 
 
 def _by_axis(node: Node) -> bool:
@@ -112,33 +116,38 @@ def _by_axis(node: Node) -> bool:
 
 
 def _maxima_by_axis(node: Node, x: Tensor, y: Tensor, scratch: Tensor) -> Calls:
-    """The maxima along the last axis, in scratch memory, and of these the maxima along the other; some images of one
-    channel at a time."""
+    """Compute maxima along the last axis into scratch memory, then maxima of the maxima along the second-last axis.
+
+    Each step processes a few images of one channel, which stay in the cache.
+    """
     x, y = (_first(node, t).flatten(0, 1) for t in (x, y))
     pool = _Pool(node)
     rows, columns = zip(pool.kernel, pool.strides, pool.pads, pool.dilations, strict=True)
     step = _images(operand(node, 0))
     calls: list[Call] = []
     for begin in range(0, len(x), step):
-        part, whole = x[begin : begin + step], y[begin : begin + step]
+        part, target = x[begin : begin + step], y[begin : begin + step]
         if len(pick(node.attrs, "kernel")) > 1:
-            between = bytes_as(scratch, x.dtype, (*part.shape[:2], whole.shape[2]))
+            between = bytes_as(scratch, x.dtype, (*part.shape[:2], target.shape[2]))
             calls += _maxima_along(2, columns, part, between)
-            calls += _maxima_along(1, rows, between, whole)
+            calls += _maxima_along(1, rows, between, target)
         else:
-            calls += _maxima_along(2, columns, part, whole)
+            calls += _maxima_along(2, columns, part, target)
     return calls
 
 
 def _images(x: Value) -> int:
-    """Images of one channel whose maxima are taken at once."""
+    """Return the number of single-channel images processed at a time."""
     spec = spec_of(x)
     count = prod(spec.shape[:2])
     return max(1, min(count, IMAGE_BYTES * count // max(1, spec.nbytes)))
 
 
 def _maxima_along(axis: int, window: tuple[int, ...], x: Tensor, y: Tensor) -> list[Call]:
-    """Element by element of the windows along an axis: each is compared with what its windows have found so far."""
+    """Return calls for windowed maxima along an axis.
+
+    Each call compares one element of all windows with the maxima computed by the earlier calls.
+    """
     (kernel, stride, pad, dilation), extent, count = window, x.shape[axis], y.shape[axis]
     everywhere: list[Tensor] = []
     somewhere: list[tuple[Tensor, Tensor]] = []
@@ -186,7 +195,7 @@ def _max_pool_gather(node: Node, inputs: Operands, outputs: Operands, scratch: T
 
 
 def _scratch(x: Value, y: Value, each: int) -> int:
-    """Bytes for so many an element of the result of a slice."""
+    """Return scratch bytes for a slice: `each` bytes per element of the result."""
     spec = spec_of(y)
     return spec.size // max(1, spec.shape[0]) * _step(x) * each
 
@@ -216,7 +225,7 @@ def _avg_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
 
 
 def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Of the input that ATen asks for it uses the shape."""
+    """Call ATen's backward function; ATen reads only the shape of the input argument, so `dx` serves as the input."""
     pool, dx = _Pool(node), _first(node, outputs[0])
     backward = getattr(torch().ops.aten, f"avg_pool{pool.axes}d_backward").grad_input
     return partial(backward, _first(node, inputs[0]), dx, *pool.of_average(node), grad_input=dx)

@@ -1,4 +1,4 @@
-"""Random numbers: drawn by NumPy right into the planned bytes, a chunk at a time, so that none wait elsewhere."""
+"""Random numbers, drawn by NumPy in chunks directly into the planned bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Te
 from sublet.runtime.kernel import Array
 
 CHUNK = 1 << 14
-"""Elements that are drawn before the next are: what is done to them then finds them in the cache."""
+"""Elements drawn at a time; the following functions then find the elements in the cache."""
 
 
 def _chunk(node: Node) -> int:
@@ -25,7 +25,7 @@ def _chunk(node: Node) -> int:
 
 
 def _places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Array, Tensor]]:
-    """For each chunk where it is drawn, and the tensor to copy it to; None where it is drawn in its place."""
+    """Return for each chunk the array to draw into, and the tensor to copy to; None if drawn in place."""
     if scratch is None:
         return [(piece.numpy(), None) for piece in target.split(CHUNK)]
     buffer = bytes_as(scratch, torch().float32, (size,))
@@ -60,7 +60,7 @@ def _drawing(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node],
 
 
 def _uniform(source: np.random.Generator, place: Array) -> None:
-    """Drawn elsewhere and copied where NumPy refuses the place: at an address that is no multiple of the elements'."""
+    """Draw uniform numbers into `place`; draw elsewhere and copy if the address is misaligned for NumPy."""
     if place.flags.aligned:
         source.random(dtype=place.dtype, out=place)
     else:
@@ -79,7 +79,7 @@ def _normal(source: np.random.Generator, place: Array) -> None:
 
 
 def _draw_scratch(node: Node) -> int:
-    """A chunk in f32, of a type that NumPy does not draw."""
+    """Return the scratch bytes: a chunk in f32, for types not drawn by NumPy."""
     return 0 if spec_of(result(node)).dtype in (DType.F32, DType.F64) else 4 * _chunk(node)
 
 

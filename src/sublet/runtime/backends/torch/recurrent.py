@@ -1,4 +1,4 @@
-"""LSTM and GRU: their steps and walks through time, each a list of calls in place."""
+"""LSTM and GRU: single steps and whole sequences, each as a list of calls in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sublet.runtime.kernel import Call
 
 
 def _states(count: int, position: int) -> Any:
-    """Scratch of `count` states like input `position`."""
+    """Return a scratch function: `count` times the bytes of the input at `position`."""
 
     def scratch(node: Node) -> int:
         return count * spec_of(operand(node, position)).nbytes
@@ -52,7 +52,7 @@ def _lstm_cell(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
 
 
 def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """The gates after their activations come first to where their gradients will be."""
+    """Compute the gradients of an LSTM step; the activated gates first lie in the place of the gate gradients."""
     t = torch()
     dh, dc, gates, c = inputs
     grad, before = outputs
@@ -75,7 +75,10 @@ def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch
 def _lstm_back(
     dh: Tensor, dc: Tensor, bent: Tensor, u: Tensor, gates: Operands, grads: Operands, c: Tensor
 ) -> list[Call]:
-    """One step back: `grads`, which may lie on `gates`, and dc for the step before. `bent` = tanh(c') is spent."""
+    """Return the calls of one step back in time, writing `grads` and the dc of the previous step.
+
+    `grads` may share memory with `gates`. `bent` holds tanh(c') on entry and is overwritten.
+    """
     t = torch()
     i, f, g, o = gates
     di, df, dg, do = grads
@@ -138,7 +141,11 @@ def _gru_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
 def _gru_back(
     dh: Tensor, h: Tensor, inner: Tensor, room: Operands, gates: Operands, of_x: Operands, of_h: Operands
 ) -> list[Call]:
-    """One step back: `of_x`, which may lie on `gates`, and `of_h`. The first of `room` gets the rest of dh."""
+    """Return the calls of one step back in time, writing `of_x` and `of_h`.
+
+    `of_x` may share memory with `gates`. The first tensor of `room` receives the direct part of the dh of the previous
+    step.
+    """
     t = torch()
     u, v, w = room
     r, z, n = gates
@@ -158,14 +165,14 @@ def _gru_back(
 
 
 def _projected(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
-    """out = x w^T + b for all steps at once."""
+    """Return the call out = x w^T + b for all steps at the same time."""
     t = torch()
     rows, flat = x.flatten(0, 1), out.flatten(0, 1)
     return partial(t.mm, rows, w.t(), out=flat) if b is None else partial(t.addmm, b, rows, w.t(), out=flat)
 
 
 def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """The products with the inputs are written where the gates are kept, and there they become gates."""
+    """Write the products with the inputs to the place of the gates and activate the gates in place."""
     t = torch()
     x, h, c, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:7]
     y, last, cell, gates, kept = outputs
@@ -194,7 +201,7 @@ def _start(into: Tensor, grad: Tensor) -> Call:
 
 
 def _lstm_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """dh and dc are carried back in the outputs that they end as."""
+    """Carry dh and dc back through time in the output tensors of the final dh and dc."""
     t = torch()
     dy, dh_last, dc_last, _, _, w_hh, c0, gates, kept = inputs
     grad, dh, dc = outputs
@@ -250,7 +257,10 @@ def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
 
 
 def _walk(*saved: int) -> Any:
-    """Whether a walk back gets gradients of outputs alone: those of what was saved come up in second derivatives."""
+    """Return a predicate: f32 or f64, and no gradient for the saved inputs at positions `saved`.
+
+    Gradients of saved tensors only occur in second derivatives.
+    """
 
     def takes(node: Node) -> bool:
         return single(node) and all(node.inputs[position] is None for position in saved)

@@ -13,17 +13,17 @@ from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, 
 
 
 def axes_and_kept(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
-    """The axes that are reduced, and whether they are kept with one index."""
+    """Return the reduced axes, and True if the reduced axes remain with extent 1."""
     axes = axes_in(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
     return axes, bool(node.attrs["keepdims"])
 
 
 def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """A sum whose result is seen with the axes it was reduced to kept at 1."""
+    """Sum into a view of the result with every reduced axis kept at extent 1."""
     x, out = inputs[0], outputs[0]
     extra = x.ndim - out.ndim
     axes = [a for a in range(x.ndim) if a < extra or (out.shape[a - extra] == 1 and x.shape[a] != 1)]
-    if not axes:  # which to ATen would mean all
+    if not axes:  # ATen would reduce all axes for an empty list
         return partial(out.copy_, x)
     kept = [1 if a in axes else extent for a, extent in enumerate(x.shape)]
     return partial(torch().sum, x, axes, True, out=out.view(kept))

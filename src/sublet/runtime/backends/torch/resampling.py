@@ -1,4 +1,4 @@
-"""Upsampling. ATen allocates an index and a weight for each row and each column, nothing for each element."""
+"""Upsampling. ATen allocates an index and a weight for each row and column, and no memory per element."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sublet.ops.nn.resampling import nearest
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
 
 LARGEST = 1 << 24
-"""Beyond it f32, in which ATen counts, has no odd numbers."""
+"""The largest extent computed by ATen; ATen counts in f32, which has no odd integers beyond 2^24."""
 
 
 def _planes(tensor: Tensor) -> Tensor:
-    """Every channel as an image of its own: ATen then makes no copy with the channels last."""
+    """Return a view of every channel as a separate image; ATen then makes no channels-last copy."""
     return tensor.view(-1, 1, *tensor.shape[2:])
 
 
@@ -40,7 +40,7 @@ def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
 
 
 def _agrees(source: int, extent: int) -> bool:
-    """Whether positions come out right in floating point, in which ATen computes them."""
+    """True if floating-point arithmetic, as in ATen, gives the exact source positions of nearest sampling."""
     if extent > LARGEST:
         return False
     exact, places = nearest(source, extent), np.arange(extent)

@@ -1,4 +1,4 @@
-"""Reductions that choose or multiply, and running sums."""
+"""Reductions by selection or product, and running sums."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from sublet.runtime.backends.torch.reduction import axes_and_kept
 
 
 def _gone(node: Node, position: int) -> tuple[int, ...]:
-    """The axes that are reduced."""
+    """Return the reduced axes of the input at `position`."""
     rank = len(spec_of(operand(node, position)).shape)
     return axes_in(pick(node.attrs, "axes"), rank) if rank else ()
 
 
 def merged(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | None:
-    """The shape as [before, reduced, after] where the axes that are reduced lie side by side; else None."""
+    """Return the shape as [before, reduced, after] if the reduced axes are adjacent; else None.
+
+    Axes of extent 1 are ignored.
+    """
     large = [axis for axis, extent in enumerate(shape) if extent != 1]
     at = [i for i, axis in enumerate(large) if axis in gone]
     if any(b - a != 1 for a, b in pairwise(at)):
@@ -50,7 +53,7 @@ def _prod_takes(node: Node) -> bool:
 
 
 def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Where x is 0 it is taken as 1, and then everything but the one 0 of a product, if there is one, becomes 0."""
+    """Compute with zeros of x as 1; in products with zeros, then set all gradients to 0 except at an only zero."""
     t, x = torch(), inputs[1]
     shape = merged(x.shape, _gone(node, 1))
     assert shape is not None
@@ -100,14 +103,17 @@ def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
 
 
 def _top(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """All in order, as ATen's `topk` takes any of equal elements; the first of them are copied."""
+    """Sort all elements and copy the first k: ATen's `topk` breaks ties arbitrarily."""
     x, axis, k = inputs[0], pick(node.attrs, "axis"), pick(node.attrs, "k")
     indices = bytes_as(scratch, torch().int64, x.shape)
     values = bytes_as(scratch, x.dtype, x.shape, indices.nbytes)
     order = partial(torch().sort, x, dim=axis, descending=bool(node.attrs["largest"]), stable=True)
     return [
         partial(order, out=(values, indices)),
-        *(partial(to.copy_, whole.narrow(axis, 0, k)) for to, whole in zip(outputs, (values, indices), strict=True)),
+        *(
+            partial(to.copy_, ordered.narrow(axis, 0, k))
+            for to, ordered in zip(outputs, (values, indices), strict=True)
+        ),
     ]
 
 
@@ -117,7 +123,7 @@ def _top_scratch(node: Node) -> int:
 
 
 def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    """Backwards by NumPy, whose arrays may run backwards."""
+    """Compute running sums; reversed sums with NumPy, because NumPy arrays may have negative strides."""
     axis = pick(node.attrs, "axis")
     if not node.attrs["reverse"]:
         return partial(torch().cumsum, inputs[0], axis, out=outputs[0])

@@ -1,4 +1,4 @@
-"""Calls that follow one another with nothing to decide between them: they may be recorded, and replayed as one."""
+"""Graph segments: successive calls without control flow in between, recorded once and replayed as a single call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sublet.runtime.kernel import Call
 
 
 class Recorder(Protocol):
-    """Makes one call of many, which does again what they did, at the same addresses, without asking Python."""
+    """A recorder of calls, such as a CUDA graph: replays a call's device work at the same addresses without Python."""
 
     def record(self, call: Call) -> Call:
-        """Do once what a call does, and give what does it again."""
+        """Run `call` once and return a call repeating the same work."""
 
 
 class Part:
-    """A call that may be one of a stretch."""
+    """A call that may become part of a graph segment."""
 
     __slots__ = ("call", "recorder")
 
@@ -30,7 +30,7 @@ class Part:
             self.call()
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
-        """One call for this one and all of the following that may be of the same stretch."""
+        """Merge the call with following calls of the same recorder; return the segment and the number merged."""
         parts = [self]
         for other in following:
             if not isinstance(other, Part) or other.recorder is not self.recorder:
@@ -40,7 +40,10 @@ class Part:
 
 
 class Stretch(InTurn):
-    """Several calls as one, recorded at the second run: in the first one libraries set up, and results are watched."""
+    """A sequence of calls as a single call, recorded at the second run.
+
+    The first run is not recorded: libraries initialise and the calls verify results.
+    """
 
     __slots__ = ("_recorder", "_replay", "_run_before")
 

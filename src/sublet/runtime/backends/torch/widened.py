@@ -1,6 +1,7 @@
-"""Kernels for f32 as kernels for 16-bit floats: operands are widened into scratch, and results rounded from there.
+"""Mixed precision: an f32 kernel as a kernel for 16-bit floats.
 
-That is what the reference does, so that nothing is summed or divided in halves.
+The kernel widens operands into scratch memory, computes in f32 and rounds the results. The reference computes in the
+same way, so no sum or quotient is rounded to 16 bits in between.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from sublet.runtime.kernel import Call
 
 HALVES = (DType.F16, DType.BF16)
 LINE = 64
+"""Alignment of widened operands in scratch memory, in bytes: a cache line."""
 
 
 def in_single(fast: Fast) -> Fast:
-    """The kernel, which for tensors of 16-bit floats computes in f32."""
+    """Return the kernel extended to 16-bit floats; computation is in f32."""
 
     def scratch(node: Node) -> int:
         wide = _widened(node)
@@ -63,7 +65,7 @@ def _is_half(value: Value) -> bool:
 
 
 def _halves(node: Node) -> list[Value]:
-    """What is widened, once for each operand."""
+    """Return the operands to widen, in order; a repeated operand appears repeatedly."""
     return [value for value in (*node.inputs, *node.outputs) if value is not None and _is_half(value)]
 
 
@@ -76,7 +78,7 @@ def _lined(nbytes: int) -> int:
 
 
 def _widened(node: Node) -> Node:
-    """The node with f32 for 16-bit floats; the same one where there are none."""
+    """Return the node with f32 in place of 16-bit floats; the same node if no operand is a 16-bit float."""
     if not _halves(node):
         return node
     inputs, outputs = (tuple(map(_wide, side)) for side in (node.inputs, node.outputs))

@@ -1,6 +1,6 @@
-"""Operators of ATen's that have no `out=` of their own, as calls that write where they are told.
+"""Out variants for ATen operators without an `out=` overload, as calls writing to the planned place.
 
-What they only move or fill is moved or filled there; a gradient that adds rows up is added there.
+Operators moving or filling elements copy or fill in place; gradients adding rows accumulate in place.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from sublet.runtime.backends.torch.kernel import Tensor, torch
 from sublet.runtime.kernel import Call
 
 Write = Callable[..., "Sequence[Call] | None"]
-"""(result, *arguments of the operator) -> calls that write the result; None for arguments that it has none for."""
+"""(result, *arguments of the operator) -> calls writing the result; None for unsupported arguments."""
 
 
 def _filled(value: Any) -> Write:
+    """Return an out variant filling the result with `value`."""
     return lambda out, *args, **kwargs: [partial(out.fill_, value)]
 
 
 def _filled_as_told(position: int) -> Write:
-    """By the argument at this position."""
+    """Return an out variant filling the result with the argument at `position`."""
     return lambda out, *args, **kwargs: [partial(out.fill_, args[position])]
 
 
@@ -38,7 +39,7 @@ def _embedding(out: Tensor, weight: Tensor, indices: Tensor, *rest: Any) -> Sequ
 def _embedding_gradient(
     out: Tensor, dy: Tensor, indices: Tensor, rows: int, padding: int, by_frequency: bool
 ) -> Sequence[Call] | None:
-    """Each row added to the one of its index; nothing at the index that stands for padding."""
+    """Add each row of `dy` to the row of the table at the index; the row of the padding index stays zero."""
     if by_frequency or not indices.is_contiguous() or not dy.is_contiguous():
         return None
     calls = [partial(out.zero_), partial(out.index_add_, 0, indices.view(-1), dy.view(-1, out.shape[1]))]
@@ -46,7 +47,7 @@ def _embedding_gradient(
 
 
 def _within(view: Callable[..., Tensor]) -> Write:
-    """A gradient that is 0 but where a view was taken."""
+    """Return an out variant for the gradient of a view: zero outside the view, `dy` inside."""
 
     def write(out: Tensor, dy: Tensor, sizes: Any, *args: Any) -> Sequence[Call]:
         return [partial(out.zero_), partial(view(out, *args).copy_, dy)]
@@ -55,7 +56,7 @@ def _within(view: Callable[..., Tensor]) -> Write:
 
 
 def _put(view: Callable[..., Tensor]) -> Write:
-    """A tensor with other elements where a view is."""
+    """Return an out variant replacing the elements of a view in a copy of the base tensor."""
 
     def write(out: Tensor, base: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Sequence[Call]:
         calls = [partial(view(out, *args, **kwargs).copy_, source)]
@@ -77,7 +78,7 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int 
 
 
 def _pad(out: Tensor, x: Tensor, pads: Sequence[int], value: Any = 0) -> Sequence[Call]:
-    """Filled, and the input where it belongs; what is padded by less than nothing is cut."""
+    """Fill the result and copy the input to the inner region; negative pads crop the input."""
     inner, source = out, x
     for number in range(len(pads) // 2):
         axis, before, after = x.dim() - 1 - number, pads[2 * number], pads[2 * number + 1]
@@ -87,7 +88,10 @@ def _pad(out: Tensor, x: Tensor, pads: Sequence[int], value: Any = 0) -> Sequenc
 
 
 def _rolled(out: Tensor, x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Sequence[Call] | None:
-    """Every axis in two parts that change places."""
+    """Copy the two parts of every axis in exchanged order.
+
+    None for a repeated axis, or if the numbers of axes and shifts differ.
+    """
     shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (shifts, axes))
     if len(axes) != len(shifts) or len({axis % x.dim() for axis in axes}) != len(axes):
         return None
@@ -105,14 +109,14 @@ def _rolled(out: Tensor, x: Tensor, shifts: Sequence[int], axes: Sequence[int] =
 
 
 def _mean_spread(out: Tensor, dy: Tensor, x: Tensor) -> Sequence[Call] | None:
-    """The gradient of a mean over whole images: the same share everywhere."""
+    """Spread the gradient of a mean over whole images evenly; None if the mean is over smaller windows."""
     if any(extent != 1 for extent in dy.shape[-2:]):
         return None
     return [partial(torch().div, dy.expand(out.shape), out.shape[-1] * out.shape[-2], out=out)]
 
 
 def _repeated(out: Tensor, x: Tensor, repeats: Sequence[int]) -> Sequence[Call]:
-    """The output seen with an axis for each repetition."""
+    """Copy through a view of the output with a separate axis per repetition."""
     shape = (1,) * (len(repeats) - x.dim()) + tuple(x.shape)
     both = [extent for pair in zip(repeats, shape, strict=True) for extent in pair]
     inner = x.view([extent for each in shape for extent in (1, each)]) if x.is_contiguous() else None
@@ -152,4 +156,4 @@ WRITTEN: Mapping[str, Write] = {
     "_adaptive_avg_pool2d_backward.default": _mean_spread,
     "repeat.default": _repeated,
 }
-"""By the operator's name. None of them draws numbers, and each has one result."""
+"""The out variant of each operator. No operator here draws random numbers, and each has a single result."""
