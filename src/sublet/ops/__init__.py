@@ -1,4 +1,4 @@
-"""Commands as records of facts, in dialects."""
+"""Operators as records of facts, in dialects."""
 
 from sublet.ops.aten import COLLECTIVES, JOINED, PREFIX, aten, collective, joined
 from sublet.ops.nn import nn_op

@@ -1,7 +1,7 @@
-"""When a block of a row-major tensor is a range of its bytes.
+"""Contiguous slices: the blocks of a row-major tensor with a contiguous range of bytes.
 
-A block is contiguous when, with k the last dimension in which it is smaller than the tensor, it has
-extent 1 in every dimension before k.
+Let k be the last dimension with a smaller extent in the block than in the tensor. The block is contiguous if every
+dimension before k has extent 1 in the block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from sublet.ops.op import Share
 
 
 def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> int | None:
-    """The byte at which the block of `shape` at `begin` starts in `whole`; None if it is empty or not contiguous."""
+    """Return the byte offset of the block of `shape` at `begin` in `whole`.
+
+    None if the block is empty, not contiguous or not inside `whole`.
+    """
     if len(shape) != len(whole.shape) or 0 in shape:
         return None
     if any(start < 0 or start + n > extent for start, n, extent in zip(begin, shape, whole.shape, strict=True)):
@@ -30,22 +33,25 @@ def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) 
 def block(
     output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int], operand: int = 0
 ) -> tuple[Share, ...]:
-    """The share of output `output`, the block of `shape` at `begin` in an input, which is a `source`; or none."""
+    """Return the share of output number `output`, the block of `shape` at `begin` in an input.
+
+    `operand` is the number of the input and `source` the spec. Empty if the block is not contiguous.
+    """
     offset = block_offset(source, shape, begin)
     return () if offset is None else (Share(output, operand, offset),)
 
 
 def byte_offset(dtype: DType, first: int, size: int) -> int | None:
-    """The byte at which element `first` starts; None when the elements do not fill whole bytes."""
+    """Return the byte offset of element `first`; None if the first byte or the length is not whole bytes."""
     if first * dtype.bits % 8 or size * dtype.bits % 8:
         return None
     return first * dtype.bits // 8
 
 
 def stacked(result: TensorSpec, specs: Sequence[TensorSpec], axis: int) -> tuple[Share, ...]:
-    """The inputs that lie in `result`, their concatenation along `axis`, one after another.
+    """Return the shares of inputs lying one after another in `result`, the concatenation along `axis`.
 
-    They do when no dimension before the axis is larger than 1.
+    Empty if a dimension before the axis is larger than 1.
     """
     if prod(result.shape[:axis]) != 1:
         return ()
@@ -60,6 +66,6 @@ def stacked(result: TensorSpec, specs: Sequence[TensorSpec], axis: int) -> tuple
 
 
 def only_ones_move(shape: Sequence[int], axes: Sequence[int]) -> bool:
-    """Whether a transposition by `axes` leaves the elements in their order: only dimensions of extent 1 move."""
+    """True if a transposition by `axes` keeps the order of elements: only dimensions of extent 1 move."""
     moved = [axis for axis in axes if shape[axis] != 1]
     return moved == sorted(moved)

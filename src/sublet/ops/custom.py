@@ -1,4 +1,4 @@
-"""Dialects of the user's own: ops by name, each under a prefix that no built-in dialect has."""
+"""User-defined dialects: ops by name, under a prefix without a built-in dialect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ops: dict[str, dict[str, Op]] = {}
 
 
 def define(op: Op) -> None:
-    """Make the op known; one of the same name is replaced.
+    """Register the op; an op with the same name is replaced.
 
-    Raises RunError when its name has no prefix, or one that is taken.
+    Raises RunError if the name has no prefix, or a prefix of a built-in dialect.
     """
     prefix, _, rest = op.name.partition(".")
     if not prefix or not rest:

@@ -1,4 +1,4 @@
-"""Writes nodes of the nn dialect, with fresh names and inferred specs: for builders, gradient rules and passes."""
+"""Emitter of nn nodes, with fresh names and inferred specs: for builders, gradient rules and passes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sublet.ops.nn.command import PREFIX, Command, spec_of
 from sublet.ops.op import lookup, registered
 
 CONSTANT_ELEMENTS = 16
-"""A larger constant is filled in at run time, a smaller one is a literal of the root graph."""
+"""Maximum elements of a literal of the root graph; larger constants are filled at run time."""
 
 
 class Names:
-    """Hands out names that are unique in a whole program."""
+    """A generator of names, unique in a whole program."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
@@ -24,11 +24,11 @@ class Names:
 
     @classmethod
     def of(cls, graph: Graph) -> Names:
-        """All that are not in a program: of values and nodes."""
+        """Return a generator avoiding all names of values and nodes of a program."""
         return cls([v.name for v in graph.values()] + [n.name for n in graph.walk()])
 
     def fresh(self, hint: str) -> str:
-        """`hint`, or `hint_2`, `hint_3`, ... where that is taken."""
+        """Return `hint`, or `hint_2`, `hint_3`, ... if `hint` is taken."""
         if hint not in self._taken:
             self._taken.add(hint)
             return hint
@@ -42,7 +42,7 @@ class Names:
 
 
 class Literals:
-    """The small constants of a program, each once; they become weights of the root graph."""
+    """The small constants of a program, without duplicates; the constants become weights of the root graph."""
 
     def __init__(self, names: Names, present: Iterable[Value] = ()) -> None:
         self._names = names
@@ -50,20 +50,20 @@ class Literals:
         self.added: list[Value] = []
 
     def of(self, elements: tuple[int | float | bool, ...], spec: TensorSpec) -> Value:
-        """The constant with these elements."""
-        found = self._present.get((spec, elements))
-        if found is None or repr(found.literal) != repr(elements):  # 0.0 == -0.0 and 1 == True, but differ
+        """Return the constant with the given elements and spec."""
+        constant = self._present.get((spec, elements))
+        if constant is None or repr(constant.literal) != repr(elements):  # 0.0 == -0.0 and 1 == True
             shown = str(elements[0]) if len(elements) == 1 else "list"
-            found = Value(self._names.fresh(f"const.{spec.dtype}.{shown}"), spec, elements)
-            self._present[spec, elements] = found
-            self.added.append(found)
-        return found
+            constant = Value(self._names.fresh(f"const.{spec.dtype}.{shown}"), spec, elements)
+            self._present[spec, elements] = constant
+            self.added.append(constant)
+        return constant
 
 
 class Emitter:
-    """Appends nodes to one level of a program; see `sublet.ops.op.Emit`.
+    """A writer appending nodes to one level of a program; see `sublet.ops.op.Emit`.
 
-    `scope` comes before the names of new nodes, `source` says in messages where they come from.
+    `scope` is the prefix for names of new nodes; `source` names the origin of new nodes in messages.
     """
 
     def __init__(self, names: Names, literals: Literals, scope: str = "", source: str = "") -> None:
@@ -75,24 +75,24 @@ class Emitter:
 
     @classmethod
     def of(cls, graph: Graph) -> Emitter:
-        """One that writes to `graph`, the root of a program, after its nodes."""
+        """Return an emitter for `graph`, the root of a program, appending after the last node."""
         names = Names.of(graph)
         emitter = cls(names, Literals(names, graph.weights))
         emitter.nodes.extend(graph.nodes)
         return emitter
 
     def inside(self) -> Emitter:
-        """One for a sub-graph below this level."""
+        """Return an emitter for a sub-graph below the current level."""
         return Emitter(self.names, self.literals, self.scope, self.source)
 
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        made = self.several(op, *inputs, **attrs)
-        if len(made) != 1:
-            raise SpecError(f"{op} has {len(made)} outputs here, not one")
-        return made[0]
+        outputs = self.several(op, *inputs, **attrs)
+        if len(outputs) != 1:
+            raise SpecError(f"{op} has {len(outputs)} outputs here, not one")
+        return outputs[0]
 
     def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
-        """All outputs of a new node. Raises SpecError when the command does not take such inputs or attributes."""
+        """Append a node and return all outputs. Raises SpecError if the op rejects the inputs or attributes."""
         record = command(op) if op.startswith(PREFIX) or not registered(op.partition(".")[0]) else lookup(op)
         complete = record.completed(attrs) if isinstance(record, Command) else _plain(op, attrs)
         least, most = record.inputs or (0, len(inputs))
@@ -111,11 +111,11 @@ class Emitter:
         return outputs
 
     def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
-        """A constant of the type of `like`, the same number everywhere."""
+        """Return a constant with the type of `like`, with `number` as every element."""
         return self.filled(number, TensorSpec(spec_of(like).dtype, shape))
 
     def filled(self, number: float, spec: TensorSpec) -> Value:
-        """A tensor with the same number everywhere."""
+        """Return a tensor with `number` as every element: a literal if small, else the output of an nn.fill node."""
         element = _element(number, spec.dtype)
         if spec.size <= CONSTANT_ELEMENTS:
             return self.literals.of((element,) * spec.size, spec)
@@ -123,14 +123,17 @@ class Emitter:
 
 
 def _plain(op: str, attrs: Mapping[str, Attr]) -> dict[str, Attr]:
-    """The attributes of an op of the user's own, as a node holds them. Raises SpecError for what none can be."""
-    found: dict[str, Attr] = {}
+    """Return the attributes of a user-defined op in the form stored by nodes.
+
+    Raises SpecError for a value other than a number, text or list.
+    """
+    stored: dict[str, Attr] = {}
     for key, content in attrs.items():
-        found[key] = tuple(content) if isinstance(content, list) else content
+        stored[key] = tuple(content) if isinstance(content, list) else content
         items = content if isinstance(content, list | tuple) else (content,)
         if not all(isinstance(item, int | float | str | bytes) for item in items):
             raise SpecError(f"{op}: {key} = {content!r} must be a number, text, or a list of such")
-    return found
+    return stored
 
 
 def _element(number: float, dtype: DType) -> int | float | bool:

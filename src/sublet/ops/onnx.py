@@ -1,8 +1,7 @@
-"""The `onnx` dialect: ONNX operators as they are, "onnx.Conv" or "onnx.com.microsoft.FusedConv".
+"""The `onnx` dialect: ONNX operators under the names "onnx.Conv" or "onnx.com.microsoft.FusedConv".
 
-Facts come from the tables here and hold for every version of an operator: they are read off specs
-and literals, never off a version. Arity and determinism come from the ONNX schemas when the onnx
-package is installed.
+The tables of facts hold for every version of an operator: facts depend on specs and literals, never on a version.
+Arity and determinism come from the ONNX schemas if the onnx package is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ RANDOM = frozenset(
         *("RandomUniformLike", "SequenceMap"),
     }
 )
-"""Not pure. Dropout is, but for training, and SequenceMap, but for what it maps: the names do not tell."""
+"""Impure operators. Dropout is random only in training, and SequenceMap only if its body is: names cannot tell."""
 
 ANY_NUMBER = (1 << 31) - 1
 Arity = tuple[int, int]
@@ -30,17 +29,17 @@ Arity = tuple[int, int]
 
 @lru_cache(maxsize=4096)
 def onnx_op(name: str) -> Op:
-    """The record of the operator `name`; one without a schema gets a record without facts."""
+    """Return the record of the operator `name`; without facts if the operator has no schema."""
     domain, _, op_type = name.removeprefix(PREFIX).rpartition(".")
     key = f"{domain}.{op_type}" if domain else op_type
     arity = _arities().get((domain, op_type))
-    known = arity is not None or domain.startswith("com.microsoft") or domain == ""
+    is_standard = arity is not None or domain.startswith("com.microsoft") or domain == ""
     return Op(
         name,
         views=onnx_views.VIEWS.get(key, none),
         parts=onnx_views.PARTS.get(key, none),
         inplace=onnx_inplace.INPLACE.get(key, none),
-        pure=known and op_type not in RANDOM,
+        pure=is_standard and op_type not in RANDOM,
         inputs=arity and arity[0],
         outputs=arity and arity[1],
     )
@@ -48,23 +47,23 @@ def onnx_op(name: str) -> Op:
 
 @lru_cache(maxsize=1)
 def _arities() -> Mapping[tuple[str, str], tuple[Arity, Arity]]:
-    """Fewest and most inputs and outputs over all versions of every operator; empty without onnx.
+    """Return (min, max) numbers of inputs and outputs over all versions of every operator; empty without onnx.
 
-    An operator with sub-graphs takes what they capture as inputs too.
+    The captured values of sub-graphs count as inputs of the operator.
     """
     try:
         defs = require("onnx.defs", extra="onnx")
     except MissingExtraError:
         return {}
     graphs = {defs.OpSchema.AttrType.GRAPH, defs.OpSchema.AttrType.GRAPHS}
-    found: dict[tuple[str, str], tuple[Arity, Arity]] = {}
+    arities: dict[tuple[str, str], tuple[Arity, Arity]] = {}
     for schema in defs.get_all_schemas_with_history():
         captures = any(attribute.type in graphs for attribute in schema.attributes.values())
         inputs = (schema.min_input, ANY_NUMBER if captures else schema.max_input)
         outputs = (schema.min_output, schema.max_output)
-        before = found.get((schema.domain, schema.name), (inputs, outputs))
-        found[schema.domain, schema.name] = (_span(before[0], inputs), _span(before[1], outputs))
-    return found
+        before = arities.get((schema.domain, schema.name), (inputs, outputs))
+        arities[schema.domain, schema.name] = (_span(before[0], inputs), _span(before[1], outputs))
+    return arities
 
 
 def _span(a: Arity, b: Arity) -> Arity:

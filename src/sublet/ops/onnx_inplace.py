@@ -1,8 +1,8 @@
-"""Which inputs ONNX operators may overwrite with their output.
+"""In-place facts of ONNX operators: the inputs overwritable by the output.
 
-An element-wise kernel reads element i of an input of the output's shape only to write element i.
-That every entry is true of ONNX Runtime's CPU kernels is tested by running them in one buffer. Gelu,
-FastGelu and QuickGelu are missing for that reason: they read their input again after writing.
+An element-wise kernel reads element i of an input with the output's shape only to write element i. Tests verify every
+entry by running ONNX Runtime's CPU kernels in a single buffer. Gelu, FastGelu and QuickGelu are missing: their kernels
+read the input again after writing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ BINARY = (
 )
 VARIADIC = ("Mean", "Sum")
 EXTREMES = ("Max", "Min")
-"""Their old kernels copy the first input to the output before they look at the second."""
+"""Operators whose old kernels copy the first input to the output before reading the second input."""
 
 ROW_READ_AGAIN = {"LogSoftmax": DType.F64}
-"""Kernels that read a row again after writing it, and for which elements."""
+"""Kernels reading a row again after writing the row, with the affected element type."""
 
 NORMALIZATIONS = ("LayerNormalization", "LogSoftmax", "SimplifiedLayerNormalization", "Softmax")
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 
 
 def fits(source: Value | None, result: Value | None) -> bool:
-    """Both are planned, of equal shape and of elements of equal size, a byte or more."""
+    """True if both values are plannable, have equal shapes, and elements of equal size, of at least a byte."""
     if source is None or result is None:
         return False
     a, b = source.spec, result.spec
@@ -45,7 +45,7 @@ def fits(source: Value | None, result: Value | None) -> bool:
 
 
 def elementwise(positions: Sequence[int]) -> Shares:
-    """A function that lets output 0 overwrite any of the inputs at `positions` that fits."""
+    """Return the fact: output 0 may overwrite any fitting input at `positions`."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
@@ -55,27 +55,30 @@ def elementwise(positions: Sequence[int]) -> Shares:
 
 
 def _overwritten(node: Node) -> tuple[Share, ...]:
-    """Output 0 may start as input 0, provided that no other input is the same value."""
+    """Return the share of output 0 with input 0, unless input 0 is repeated at a different position."""
     if not node.inputs or not node.outputs or not fits(node.inputs[0], node.outputs[0]):
         return ()
     return () if node.inputs[0] in node.inputs[1:] else (Share(0, 0),)
 
 
 def _inference(node: Node) -> tuple[Share, ...]:
-    """BatchNormalization over running statistics: a factor and a term for each channel."""
+    """Return the share for BatchNormalization with running statistics: a factor and a term for each channel."""
     training = node.attrs.get("training_mode", 0) or any(node.outputs[1:])
     return () if training else _overwritten(node)
 
 
 def _accumulated(node: Node) -> tuple[Share, ...]:
-    """A convolution with a fourth input, which it is added to."""
+    """Return the share of a convolution with a fourth input, the initial value of the sum."""
     if len(node.inputs) < 4 or not node.outputs or not fits(node.inputs[3], node.outputs[0]):
         return ()
     return () if node.inputs[3] in node.inputs[:3] else (Share(0, 3),)
 
 
 def _row_by_row(positions: Sequence[int]) -> Shares:
-    """Each row along the last axis is read before it is written. Without an attribute the rows may be longer."""
+    """Return the fact for kernels reading each row along the last axis before writing the row.
+
+    An attribute `axis` must name the last axis; without the attribute, the rows may span several axes.
+    """
 
     any_of_them = elementwise(positions)
 

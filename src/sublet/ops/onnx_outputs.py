@@ -1,8 +1,8 @@
-"""Outputs that kernels write whether or not anybody wants them.
+"""Outputs written by ONNX Runtime kernels even if unused.
 
-An operator may let its optional outputs go; a kernel of it need not. ONNX Runtime's write through a null pointer where
-one of these is missing, or refuse the node. Found by `tests/runtime/omitted_outputs.py`, which runs every operator of
-several outputs in every subset of them.
+The operator's optional outputs may be omitted, but some kernels of ONNX Runtime then write through a null pointer or
+refuse the node. `tests/runtime/omitted_outputs.py` found the entries by running every operator with several outputs
+with every subset of the outputs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ def _all(inputs: Sequence[bool], outputs: int) -> frozenset[int]:
 
 
 def _training(inputs: Sequence[bool], outputs: int) -> frozenset[int]:
-    """With more than one output it trains, and before version 14 that is all that tells."""
+    """Return all outputs if more than one is listed.
+
+    More than one output means training mode; before version 14 no attribute says so.
+    """
     return frozenset(range(outputs)) if outputs > 1 else NONE
 
 
 def _cached(past: int) -> Rule:
-    """The two inputs from `past` on are earlier keys and values; they go into the present ones."""
+    """Return the rule of attention caches: outputs 1 and 2 if input `past` or `past` + 1 is present.
+
+    The inputs are earlier keys and values; the outputs are the updated keys and values.
+    """
     return lambda inputs, outputs: frozenset({1, 2}) if any(inputs[past : past + 2]) else NONE
 
 
@@ -33,13 +39,13 @@ WRITTEN: Mapping[tuple[str, str], Rule] = {
     ("", "Split"): _all,
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): _cached(5),
 }
-"""By domain and operator."""
+"""The rule of each operator, by domain and name."""
 
 
 def written_outputs(domain: str, op_type: str, inputs: Sequence[bool], outputs: int) -> frozenset[int]:
-    """The positions of the outputs that a kernel writes in any case.
+    """Return the positions of the outputs written by the kernel in any case.
 
-    `inputs` says which are given; `outputs` is how many the node lists, empty ones included.
+    `inputs` is True for each input present; `outputs` is the number of outputs listed by the node, with omitted ones.
     """
     rule = WRITTEN.get((domain, op_type))
     return NONE if rule is None else rule(inputs, outputs)

@@ -1,6 +1,6 @@
-"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts).
+"""Views and concat operands in place of ONNX operators: outputs as bytes of an input, and outputs containing inputs.
 
-A node has them only if they explain every byte of its outputs: then it runs without a kernel, and none need know.
+A node has shares only if the shares explain every byte of the outputs: the node then runs without a kernel.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from sublet.ops.op import Share, Shares
 
 
 def _first(values: Sequence[Value | None]) -> TensorSpec | None:
-    """The spec of the first value, if it is present, planned and not empty."""
+    """Return the spec of the first value if present, plannable and not empty; else None."""
     spec = values[0].spec if values and values[0] is not None else None
     return spec if isinstance(spec, TensorSpec) and spec.nbytes else None
 
 
 def _pair(node: Node) -> tuple[TensorSpec, TensorSpec] | None:
-    """The specs of the first input and output, when both are planned and of one data type."""
+    """Return the specs of the first input and output if both are plannable and of equal type; else None."""
     source, result = _first(node.inputs), _first(node.outputs)
     return (source, result) if source and result and source.dtype is result.dtype else None
 
 
 def _same_bytes(node: Node) -> tuple[Share, ...]:
-    """The output is the whole input: same type, same number of elements in the same order."""
+    """Return the share of the output with the whole input, for equal types and equal numbers of elements."""
     pair = _pair(node)
     return (Share(0, 0),) if pair and pair[0].size == pair[1].size else ()
 
 
 def _dropout(node: Node) -> tuple[Share, ...]:
-    """Nothing is dropped in inference, and without a mask to make there is nothing to do."""
+    """Return the share for inference without a mask output: a copy of the input."""
     masked = len(node.outputs) > 1 and node.outputs[1] is not None
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if masked or node.attrs.get("is_test", 1) != 1:
@@ -42,7 +42,7 @@ def _dropout(node: Node) -> tuple[Share, ...]:
 
 
 def _transpose(node: Node) -> tuple[Share, ...]:
-    """Only dimensions of extent 1 move."""
+    """Return the share if only dimensions of extent 1 move."""
     pair = _pair(node)
     if pair is None:
         return ()
@@ -53,7 +53,7 @@ def _transpose(node: Node) -> tuple[Share, ...]:
 
 
 def _pad(node: Node) -> tuple[Share, ...]:
-    """Every pad is 0."""
+    """Return the share if every pad is 0."""
     pads = _numbers(node, "pads", 1)
     return _same_bytes(node) if pads is not None and not any(pads) else ()
 
@@ -98,7 +98,7 @@ def _split(node: Node) -> tuple[Share, ...]:
 
 
 def _gather(node: Node) -> tuple[Share, ...]:
-    """The indices are constants that count up by one."""
+    """Return the share if the indices are constants counting up by one."""
     pair = _pair(node)
     indices = _whole(node.inputs[1].literal) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     axis = _axis(node, len(pair[0].shape)) if pair else None
@@ -116,7 +116,10 @@ def _gather(node: Node) -> tuple[Share, ...]:
 
 
 def _concat(node: Node) -> tuple[Share, ...]:
-    """Inputs lie in the output one after another when no dimension before the axis is larger than 1."""
+    """Return the shares of the inputs lying one after another in the output.
+
+    Empty if a dimension before the axis is larger than 1.
+    """
     result = _first(node.outputs)
     specs = [value.spec if value is not None else None for value in node.inputs]
     planned = [spec for spec in specs if isinstance(spec, TensorSpec)]
@@ -132,7 +135,7 @@ def _ints(node: Node, name: str) -> tuple[int, ...] | None:
 
 
 def _whole(found: object) -> tuple[int, ...] | None:
-    """A list of integers; None for anything else."""
+    """Return a list of integers; None for any other value."""
     if not isinstance(found, tuple) or not all(isinstance(number, int) for number in found):
         return None
     return tuple(int(number) for number in found)
@@ -143,7 +146,7 @@ def _given(node: Node, name: str, position: int) -> bool:
 
 
 def _numbers(node: Node, name: str, position: int) -> tuple[int, ...] | None:
-    """A list that is an attribute in old versions and a constant input in new ones; None if not known."""
+    """Return a list given as an attribute in old versions, or as a constant input in new versions; None if unknown."""
     if name in node.attrs:
         return _ints(node, name)
     value = node.inputs[position] if len(node.inputs) > position else None
@@ -151,7 +154,7 @@ def _numbers(node: Node, name: str, position: int) -> tuple[int, ...] | None:
 
 
 def _axis(node: Node, rank: int) -> int | None:
-    """The attribute `axis`, counted from the front, 0 by default."""
+    """Return the attribute `axis` counted from the front, by default 0; None if invalid."""
     axis = node.attrs.get("axis", 0)
     return axis % rank if isinstance(axis, int) and -rank <= axis < rank else None
 

@@ -1,7 +1,7 @@
-"""An op is a record of facts. The planner, the passes, the checker and the runtime know only these.
+"""Op records: the facts of an operator, as the only interface of planner, passes, checker and runtime to operators.
 
-A dialect is a function from an op's name to its record, registered under a prefix; `lookup` finds
-the record of any node. Facts are functions of one node: its specs, attributes and literals.
+A dialect is a function from the name of an op to the record, registered under a prefix; `lookup` finds the record for
+any node. Facts are functions of one node: of specs, attributes and literals.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from sublet.ir.graph import Attr, Node, Value
 
 
 class Share(NamedTuple):
-    """Output `output` and input `input` of one node may be the same bytes.
+    """A statement that output `output` and input `input` of a node may share bytes.
 
-    The output's byte 0 and the input's byte 0 are `offset` bytes apart: for a view the output
-    starts at `offset` in the input; for a part the input starts at `offset` in the output.
+    Byte 0 of the output and byte 0 of the input are `offset` bytes apart. For a view, the output starts at `offset` in
+    the input. For a concat operand in place, the input starts at `offset` in the output.
     """
 
     output: int
@@ -28,9 +28,9 @@ class Share(NamedTuple):
 
 
 def shared(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Value, int]]:
-    """(output, input, offset) of each share of a node of which both are there."""
-    found = ((node.outputs[share.output], node.inputs[share.input], share.offset) for share in shares)
-    return [(output, read, offset) for output, read, offset in found if output is not None and read is not None]
+    """Return (output, input, offset) for each share of a node, skipping shares with an omitted output or input."""
+    present = ((node.outputs[share.output], node.inputs[share.input], share.offset) for share in shares)
+    return [(output, read, offset) for output, read, offset in present if output is not None and read is not None]
 
 
 Shares = Callable[[Node], tuple[Share, ...]]
@@ -38,54 +38,59 @@ Shares = Callable[[Node], tuple[Share, ...]]
 Specs = Sequence[TensorSpec | None]
 Attrs = Mapping[str, Attr]
 Infer = Callable[[Specs, Attrs], tuple[TensorSpec, ...]]
-"""(specs of the inputs, None for an omitted one; attributes) -> specs of the outputs. Raises SpecError."""
+"""(specs of the inputs, None if omitted; attributes) -> specs of the outputs. Raises SpecError."""
 
 
 class Emit(Protocol):
-    """Appends nodes to a graph; what gradient rules and passes write with."""
+    """A function appending nodes to a graph, used by gradient rules and passes."""
 
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        """The only output of a new node. Raises SpecError when the op does not take such inputs."""
+        """Append a node and return the only output.
+
+        Raises SpecError if the op rejects the inputs or has several outputs.
+        """
 
     def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
-        """All outputs of a new node."""
+        """Append a node and return all outputs."""
 
     def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
-        """A constant of the type of `like`, the same number everywhere."""
+        """Return a constant with the type of `like`, with `number` as every element."""
 
 
 Grads = tuple[Value | None, ...]
 Gradient = Callable[[Emit, Node, Grads], Sequence[Value | None]]
-"""(emit, node, gradients of its outputs) -> gradients of its inputs. None stands for zero; not all given are None."""
+"""(emit, node, gradients of the outputs) -> gradients of the inputs. None is zero; not all outputs have None."""
 
 
 @dataclass(frozen=True)
 class ByParts:
-    """In the place of a gradient: `expand` writes the node in smaller commands and gives its outputs; these are
-    differentiated."""
+    """A gradient by expansion, in place of a gradient rule.
+
+    `expand` writes the node as smaller commands and returns their outputs; the smaller commands are differentiated.
+    """
 
     expand: Callable[[Emit, Node], Sequence[Value]]
 
 
 def none(node: Node) -> tuple[Share, ...]:
-    """The fact of an op that shares nothing."""
+    """Return no shares: the fact of an op without shared bytes."""
     return ()
 
 
 @dataclass(frozen=True)
 class Op:
-    """Facts about one command.
+    """The facts of an op.
 
-    views     the output *is* bytes of the input (Reshape, a contiguous Slice): no work when they
-              lie at the same place, else a copy. Nothing is overwritten.
-    parts     the output *contains* the input (Concat): no work for an input that was written in
-              its place, else a copy. Nothing is overwritten.
-    inplace   the kernel may overwrite the input with the output (Relu), provided the input is not
-              read afterwards. Both have the same number of bytes.
-    pure      the same inputs give the same outputs, and nothing else happens.
-    arity     least and greatest number of inputs and of outputs; None where the op does not say.
-    infer     the specs of the outputs; None where the op does not say
-    gradient  the rule of reverse mode, written with ops; None where there is none
+    views     the output *is* bytes of the input (Reshape, a contiguous Slice): no work if both lie at the same place,
+              else a copy. No bytes are overwritten.
+    parts     the output *contains* the input (Concat): no work for an input already written in place, else a copy. No
+              bytes are overwritten.
+    inplace   the kernel may overwrite the input with the output (Relu), provided no later node reads the input. Both
+              have the same number of bytes.
+    pure      equal inputs give equal outputs, without side effects.
+    inputs, outputs   minimum and maximum number; None if unknown.
+    infer     the specs of the outputs; None if unknown
+    gradient  the rule of reverse mode, written with ops; None if missing
     """
 
     name: str
@@ -103,21 +108,21 @@ _dialects: dict[str, Callable[[str], Op]] = {}
 
 
 def register(prefix: str, dialect: Callable[[str], Op]) -> None:
-    """Make `dialect` answer for every op named `prefix.*`."""
+    """Register `dialect` for every op named `prefix.*`."""
     _dialects[prefix] = dialect
 
 
 def registered(prefix: str) -> bool:
-    """Whether some dialect answers for `prefix.*`."""
+    """True if a dialect is registered for `prefix.*`."""
     return prefix in _dialects
 
 
 def lookup(name: str) -> Op:
-    """The record of the op called `name` ("dialect.Name"). Raises SubletError when there is none."""
+    """Return the record of the op `name` ("dialect.Name"). Raises SubletError if no dialect has the op."""
     prefix = name.partition(".")[0]
     try:
         dialect = _dialects[prefix]
     except KeyError:
-        known = ", ".join(sorted(_dialects)) or "none"
-        raise SubletError(f"op {name!r} is of no known dialect (known: {known})") from None
+        prefixes = ", ".join(sorted(_dialects)) or "none"
+        raise SubletError(f"op {name!r} is of no known dialect (known: {prefixes})") from None
     return dialect(name)

@@ -1,25 +1,25 @@
-"""What a legal graph satisfies, as code. Every rule has a number and a name; all findings are told.
+"""The rules of legal graphs. Every rule has a number and a name; `findings` reports all violations.
 
- 1 unique-name      value names are unique in the whole program, and so are node names; none is empty
- 2 undefined-value  a value is used after its definition, in its graph or a sub-graph below it
- 3 literal          a literal has one element for each element of its tensor
+ 1 unique-name      names of values are unique in the whole program, names of nodes too; no name is empty
+ 2 undefined-value  a value is used after its definition, in the same graph or a nested sub-graph
+ 3 literal          a literal has an element for each element of the tensor
  4 weights          only the root graph has weights
  5 unknown-op       every op is known to its dialect
- 6 arity            an op gets and gives as many values as it allows
- 7 arm              an arm has no inputs and as many outputs as its node, with equal specs
+ 6 arity            an op has an allowed number of inputs and outputs
+ 7 arm              an arm has no inputs and as many outputs as the node, with equal specs
  8 index            a branch index is one element, bool or integer; a branch has an arm
- 9 fallback         there is one fallback an output with its spec, or none at all
-10 loop-arity       a body takes the counter, a value a carry and a slice; gives an update a carry, and the rows
+ 9 fallback         each output has a fallback with equal spec, or no output has a fallback
+10 loop-arity       a body takes the counter, the carries and the slices; a body gives the carries, then the rows
 11 counter          a loop's counter is an i64 scalar
 12 condition        a loop's condition is one bool element, ready after the first `check` nodes
 13 carry            initial value, parameter, update and final value of a carry have equal specs
-14 slice            a slice is its sequence without the sliced axis, and is not read before the check
-15 row              a stacked output is its row with one more axis
-16 depth            sub-graphs nest at most MAX_DEPTH deep, loops at most MAX_LOOPS: every analysis descends
-                    into them, and the checker replays each round of a loop twice
-17 update           only the root graph has updates; a target is an input or weight, once, has no literal and is no
-                    output; its source is a value of the root graph, and both are planned, with equal specs
-18 spec             outputs have the specs that their op infers from its inputs and attributes, where it says
+14 slice            a slice is the sequence without the sliced axis, and is not read before the check
+15 row              a stacked output is the row with one more axis
+16 depth            sub-graphs nest at most MAX_DEPTH deep, loops at most MAX_LOOPS: every analysis recurses, and the
+                    checker replays each iteration of a loop twice
+17 update           only the root graph has updates; a target is an input or weight, updated once, without a literal,
+                    and is no output; the source is a value of the root graph; both are plannable, with equal specs
+18 spec             outputs have the specs inferred by the op from inputs and attributes, if the op has inference
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ CONTROL_OPS = frozenset({"while", "case"})
 
 
 def findings(graph: Graph) -> tuple[Finding, ...]:
-    """Every broken rule of the program, in program order; empty for a legal graph."""
+    """Return every violated rule of the program, in program order; empty for a legal graph.
+
+    For too deep nesting, only the violation of rule 16 is returned.
+    """
     too_deep = tuple(_depth(graph))
     if too_deep:
-        return too_deep  # the other rules descend into it
+        return too_deep  # the other rules recurse into sub-graphs
     return (
         *_names(graph),
         *_literals(graph),
@@ -54,13 +57,13 @@ def findings(graph: Graph) -> tuple[Finding, ...]:
 
 def verify(graph: Graph) -> None:
     """Raise GraphError with all findings unless the graph is legal."""
-    found = findings(graph)
-    if found:
-        raise GraphError(found)
+    violations = findings(graph)
+    if violations:
+        raise GraphError(violations)
 
 
 def _depth(graph: Graph) -> Iterator[Finding]:
-    """Level by level, so that a program of any depth is refused and not recursed into."""
+    """Yield a finding for too deep nesting; iterate by level, to refuse a program of any depth without recursion."""
     level: list[tuple[Graph, int]] = [(graph, 0)]
     for depth in range(MAX_DEPTH + 1):
         for outer, loops in level:
@@ -127,10 +130,10 @@ def _undefined(values: Iterable[Value], visible: set[Value], where: str) -> Iter
 
 
 def _updates(graph: Graph) -> Iterator[Finding]:
-    """Rule 17."""
+    """Yield the findings of rule 17."""
     where = f"graph @{graph.name} updates"
     there = {*graph.inputs, *graph.weights}
-    made = there.union(*(node.defs for node in graph.nodes))
+    defined = there.union(*(node.defs for node in graph.nodes))
     seen: set[Value] = set()
     for target, source in graph.updates:
         if target not in there:
@@ -144,7 +147,7 @@ def _updates(graph: Graph) -> Iterator[Finding]:
         if target in graph.outputs:
             fix = f"return {source} for the new content, or a copy of it (nn.copy, onnx.Identity) for the old"
             yield Finding("update", where, f"{target} is updated and also an output", fix)
-        yield from _undefined((source,), made, where)
+        yield from _undefined((source,), defined, where)
         if target.spec != source.spec:
             yield Finding("update", where, f"{target} is {target.spec}, its source {source} is {source.spec}")
         elif not target.plannable:
@@ -153,7 +156,7 @@ def _updates(graph: Graph) -> Iterator[Finding]:
 
 
 def _ready(node: While, outer: set[Value]) -> Iterator[Finding]:
-    """Rules 12 and 14: what the evaluation nodes of a loop may see."""
+    """Yield the findings of rules 12 and 14: the values visible to the evaluation nodes of a loop."""
     before = node.body.nodes[: node.check]
     visible = outer | set(node.body.inputs[: 1 + node.carried]) | {v for n in before for v in n.defs}
     if node.condition not in visible:
@@ -199,7 +202,7 @@ def _op(node: Node) -> Iterator[Finding]:
 def _inferred(node: Node, infer: Infer) -> Iterator[Finding]:
     outside = [value for value in (*node.uses, *node.defs) if not isinstance(value.spec, TensorSpec)]
     if outside:
-        return  # such values have no spec to compare; their kernels take what comes
+        return  # unplannable values have no spec to compare; kernels accept any content
     try:
         specs = infer([v.spec if v and isinstance(v.spec, TensorSpec) else None for v in node.inputs], node.attrs)
     except SubletError as error:

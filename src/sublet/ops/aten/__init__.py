@@ -1,7 +1,7 @@
-"""The `aten` dialect: operators of PyTorch's ATen by name and overload, `aten.add.Tensor`, with arguments as data.
+"""The `aten` dialect: PyTorch ATen operators by name and overload, `aten.add.Tensor`, with arguments as data.
 
-A tensor argument is a value with a layout, so that views of PyTorch's are no nodes: who reads one reads the bytes that
-it is a view of.
+A tensor argument is a value with a layout. PyTorch views are therefore no nodes: a reader of a view reads the bytes of
+the viewed value.
 """
 
 from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode

@@ -1,6 +1,6 @@
-"""The facts of ATen's operators: which inputs their kernels may overwrite, what is only a view, what is random.
+"""Facts of ATen operators: overwritable inputs, views, randomness.
 
-`facts.json` was found by running PyTorch's own operators with their output over each of their inputs.
+`facts.json` was measured by running PyTorch's operators with the output over each input.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sublet.ops.op import Op, Share, Shares, none
 
 PREFIX = "aten."
 AS_STRIDED = "aten.as_strided"
-"""A tensor that begins as elements of another: a range of its bytes where the plan can leave it there, else a copy."""
+"""A copy of a strided view: a range of the input's bytes if the plan can leave the tensor there, else a copy."""
 
 DEVICE = "device"
-"""The attribute of a node whose operator runs elsewhere than on the CPU: the device, as "cuda:0"."""
+"""The attribute of a node with an operator running on a device other than the CPU, such as "cuda:0"."""
 
 COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default", "aten.lift_fresh_copy.default")
-"""Their output has the content of their input."""
+"""Operators with the content of the input as output."""
 
 
 ROW_BY_ROW = {
@@ -35,21 +35,21 @@ ROW_BY_ROW = {
     "_softmax_backward_data.default": (0, 1),
     "_log_softmax_backward_data.default": (0, 1),
 }
-"""What these overwrite where they work along the last axis; along another one they read what they have written.
+"""Arguments overwritten by operators along the last axis; along any other axis, the kernels read written elements.
 
-This is known of kernels for the CPU. All others that overwrite are element by element: PyTorch's TensorIterator runs
-them on every device, and takes a tensor that is an operand and the result (`assert_no_partial_overlap`).
+The rule holds for CPU kernels. All other overwriting operators are element-wise: PyTorch's TensorIterator runs them on
+every device, and accepts a tensor as both operand and result (`assert_no_partial_overlap`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an operator.
+    """The facts of an operator.
 
-    overwrites  the arguments, by position, that its kernel may overwrite with its first output
-    out         the overload that writes where it is told; "" where there is none that does so without a copy
-    inside      the overload that writes over its first argument, where there is no `out`
-    random      whether it draws from PyTorch's generator
+    overwrites  the positions of arguments overwritable with the first output
+    out         the overload writing to given tensors; "" if missing, or if PyTorch copies internally
+    inside      the overload overwriting the first argument, for operators without `out`
+    random      True if the operator draws from PyTorch's generator
     """
 
     overwrites: tuple[int, ...] = ()
@@ -65,14 +65,14 @@ def _found() -> Any:
 
 @cache
 def facts() -> Mapping[str, Facts]:
-    """The facts by name, `add.Tensor`."""
+    """Return the facts by name, such as `add.Tensor`."""
     operators = _found()["operators"].items()
-    return {name: Facts(**{**found, "overwrites": tuple(found.get("overwrites", ()))}) for name, found in operators}
+    return {name: Facts(**{**record, "overwrites": tuple(record.get("overwrites", ()))}) for name, record in operators}
 
 
 @cache
 def other_version(version: str) -> str:
-    """What is wrong with the facts for a version of PyTorch; "" for the one that they were found in."""
+    """Return an error text if `version` of PyTorch differs from the version of the facts; else ""."""
     known = str(_found()["version"])
     if version.partition("+")[0] == known:
         return ""
@@ -83,16 +83,16 @@ def other_version(version: str) -> str:
 
 @cache
 def aten(name: str) -> Op:
-    """The record of an operator; of one without facts nothing is assumed, nor that it is the same each time."""
+    """Return the record of an operator; an operator without facts counts as impure and shares no bytes."""
     if name == AS_STRIDED or name in COPIES:
         return Op(name, views=same_elements)
-    found = facts().get(name.removeprefix(PREFIX))
-    if found is None:
+    op_facts = facts().get(name.removeprefix(PREFIX))
+    if op_facts is None:
         return Op(name, pure=False)
     parts = _stacked if name == "aten.cat.default" else none
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
         return Op(name, inplace=_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    return Op(name, parts=parts, inplace=overwriting(found.overwrites), pure=not found.random)
+    return Op(name, parts=parts, inplace=overwriting(op_facts.overwrites), pure=not op_facts.random)
 
 
 def _planned(value: Value | None) -> TensorSpec | None:
@@ -100,7 +100,7 @@ def _planned(value: Value | None) -> TensorSpec | None:
 
 
 def same_elements(node: Node) -> tuple[Share, ...]:
-    """The output is a range of the bytes of the input, in their order."""
+    """Return the share of a view: the output as a range of the bytes of the input, in order."""
     call = decode(node)
     source, result = _planned(node.inputs[0]) if node.inputs else None, _planned(node.outputs[0])
     used = call.args[0] if call.args else None
@@ -116,7 +116,7 @@ def same_elements(node: Node) -> tuple[Share, ...]:
 
 
 def overwriting(positions: tuple[int, ...]) -> Shares:
-    """That the first output may lie over the arguments at these positions, where it lies as they do."""
+    """Return the fact: the first output may overwrite the arguments at `positions` if layouts are equal."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = _planned(node.outputs[0]) if node.outputs else None
@@ -124,15 +124,15 @@ def overwriting(positions: tuple[int, ...]) -> Shares:
             return ()
         call = decode(node)
         written = call.outputs[0] or Strided.contiguous(result.shape)
-        found = (call.args[position] for position in positions if position < len(call.args))
-        inputs = (argument.input for argument in found if isinstance(argument, Use))
+        arguments = (call.args[position] for position in positions if position < len(call.args))
+        inputs = (argument.input for argument in arguments if isinstance(argument, Use))
         return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _laid_alike(node, call, i, written, result))
 
     return shares
 
 
 def _along_rows(positions: tuple[int, ...]) -> Shares:
-    """Of an operator whose axis follows its tensors."""
+    """Return the fact for an operator with the axis as the argument after the tensors; valid only for the last axis."""
     over = overwriting(positions)
 
     def shares(node: Node) -> tuple[Share, ...]:
@@ -148,7 +148,7 @@ def _along_rows(positions: tuple[int, ...]) -> Shares:
 
 
 def _laid_alike(node: Node, call: Call, position: int, written: Strided, result: TensorSpec) -> bool:
-    """Whether the output lies as the input does, element by element, wherever the call reads that."""
+    """True if the output has the same layout, element by element, as every use of the input in the call."""
     source = _planned(node.inputs[position])
     if source is None or source.dtype.bits != result.dtype.bits or source.nbytes != result.nbytes:
         return False
@@ -157,7 +157,10 @@ def _laid_alike(node: Node, call: Call, position: int, written: Strided, result:
 
 
 def _stacked(node: Node) -> tuple[Share, ...]:
-    """Tensors lie in their concatenation one after another when no axis before is longer than 1."""
+    """Return the shares of tensors lying one after another in their concatenation.
+
+    Empty if an axis before the concatenated axis is longer than 1.
+    """
     call = decode(node)
     result = _planned(node.outputs[0])
     tensors = call.args[0] if call.args else None
@@ -166,9 +169,9 @@ def _stacked(node: Node) -> tuple[Share, ...]:
     if result is None or not isinstance(tensors, tuple) or not isinstance(axis, int) or call.outputs[0] is not None:
         return ()
     rank = len(result.shape)
-    whole = all(isinstance(t, Use) and t.layout is None for t in tensors)
-    if not whole or len(tensors) != len(specs) or not -rank <= axis < rank:
+    is_contiguous = all(isinstance(t, Use) and t.layout is None for t in tensors)
+    if not is_contiguous or len(tensors) != len(specs) or not -rank <= axis < rank:
         return ()
-    known = [spec for spec in specs if spec is not None and len(spec.shape) == rank]
-    shares = stacked(result, known, axis % rank) if len(known) == len(specs) else ()
-    return shares if sum(known[share.input].nbytes for share in shares) == result.nbytes else ()
+    present = [spec for spec in specs if spec is not None and len(spec.shape) == rank]
+    shares = stacked(result, present, axis % rank) if len(present) == len(specs) else ()
+    return shares if sum(present[share.input].nbytes for share in shares) == result.nbytes else ()

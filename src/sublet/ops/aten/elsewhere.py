@@ -1,4 +1,4 @@
-"""Operators that do not keep to what their schemas say on a device: what a graph may not have there, and why."""
+"""Device exceptions: operators violating their schemas on a device, hence forbidden in a graph, with the reason."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ SEEDS: Mapping[str, tuple[int, ...]] = {
     f"{PREFIX}_scaled_dot_product_efficient_attention.default": (2, 3),
     f"{PREFIX}_scaled_dot_product_cudnn_attention.default": (6, 7),
 }
-"""Results, by position, that are seeds of numbers drawn. They lie on the CPU, or on the device while a CUDA graph is
-captured, whatever tracing says, and their readers take them there. Nobody reads them where nothing is dropped."""
+"""Positions of results that are seeds of random numbers. Seeds lie on the CPU, or on the device during the capture of a
+CUDA graph, whatever tracing says, and readers expect them there. Without dropout no operator reads the seeds.
+"""
 
 STATISTICS = (f"{PREFIX}cudnn_batch_norm.default", f"{PREFIX}miopen_batch_norm.default")
-"""They change running statistics in training, and their schemas do not say so."""
+"""Operators changing running statistics in training, contrary to their schemas."""
 
 
 def unsound(name: str, arguments: Mapping[str, Any]) -> str:
-    """Why an operator with these arguments, by name, cannot be planned on a device; "" where it can."""
+    """Return the reason why an operator with the given arguments cannot be planned on a device; "" if plannable."""
     if name in SEEDS and arguments.get("dropout_p"):
         return f"{name} with dropout: where its seed lies depends on how it is run"
     if name in STATISTICS and arguments.get("training"):

@@ -1,7 +1,7 @@
-"""Names of PyTorch's operators and enumerations as PyTorch's objects.
+"""Lookup of PyTorch's operators and enumerations by name.
 
-A name may come from a file: a `.pt2` program, a graph in text form, a plan. `getattr` on PyTorch's modules imports
-modules and reaches any attribute, so a name is looked up in tables of what PyTorch has registered, and nowhere else.
+A name may come from a file: a `.pt2` program, a graph in text form, a plan. `getattr` on PyTorch's modules would import
+modules and reach any attribute. A name is therefore looked up only in tables of registered PyTorch operators.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from typing import Any
 from sublet.base.extras import require
 
 NAMESPACES = ("aten", "_c10d_functional")
-"""Namespaces of operators that a program may call."""
+"""Namespaces of operators callable by programs."""
 
 REFUSED = re.compile(r"from_file|_print|_cufft_\w+|set_data|retain_grad|record_stream|_backward")
-"""Operators, without their overloads, that open files, print, or change PyTorch's own state."""
+"""Operators, without overloads, that open files, print, or change PyTorch's state."""
 
 TAKEN = {
     *("Tensor", "int", "float", "bool", "number", "str"),
     *("ScalarType", "Layout", "Device", "MemoryFormat", "Generator", "Any"),
 }
-"""Types of arguments that a program may give, as they are or in lists. A generator is always None there, and what may
-be anything (the group of a collective) is a text."""
+"""Types of arguments allowed in programs, alone or in lists. A generator is always None there, and an argument of any
+type (the group of a collective) is a text.
+"""
 
 DEVICE_NAME = re.compile(r"(cpu|cuda|meta)(:[0-9]{1,3})?")
 
 
 @cache
 def operators() -> frozenset[str]:
-    """Return the names of all operators that a program may call, as `aten.add.Tensor`."""
+    """Return the names of all operators callable by programs, for example `aten.add.Tensor`."""
     c = require("torch", extra="torch")._C
-    found = set()
+    names = set()
     for full in c._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")
         name, _, overload = rest.partition(".")
         if namespace not in NAMESPACES or REFUSED.fullmatch(name):
             continue
         if _takes_data(c._get_schema(f"{namespace}::{name}", overload)):
-            found.add(f"{namespace}.{name}.{overload or 'default'}")
-    return frozenset(found)
+            names.add(f"{namespace}.{name}.{overload or 'default'}")
+    return frozenset(names)
 
 
 def _takes_data(schema: Any) -> bool:
@@ -50,7 +51,7 @@ def _takes_data(schema: Any) -> bool:
 
 
 def find_operator(name: str) -> Any:
-    """Return the operator `aten.add.Tensor`, or None where PyTorch has none of this name that a program may call."""
+    """Return the operator of a name like `aten.add.Tensor`; None if missing or not callable by programs."""
     if name not in operators():
         return None
     namespace, packet, overload = name.split(".")
@@ -67,7 +68,7 @@ def _enumerations() -> dict[str, dict[str, Any]]:
 
 
 def find_named(kind: str, name: str) -> Any:
-    """Return the dtype, layout, memory format or device of a name, as `float32`; None where PyTorch has none."""
+    """Return the dtype, layout, memory format or device with a name like `float32`; None if PyTorch lacks the name."""
     if kind == "device":
         return require("torch", extra="torch").device(name) if DEVICE_NAME.fullmatch(name) else None
     return _enumerations()[kind].get(name)

@@ -1,4 +1,4 @@
-"""The `nn` dialect: commands of Sublet's own, few, closed under differentiation, each with a NumPy reference.
+"""The `nn` dialect: Sublet's commands, few, closed under differentiation, each with a NumPy reference.
 
 A family of commands is a module with a tuple COMMANDS.
 """
@@ -17,27 +17,27 @@ FAMILIES = (
     *("loss", "normalization", "optimizer", "pooling", "random", "recurrent", "reduction", "resampling", "selection"),
     "softmax",
 )
-"""The modules of commands here; those of their kernels on PyTorch have the same names, see `runtime.backends.torch`."""
+"""The modules of commands; the modules of PyTorch kernels have the same names, see `runtime.backends.torch`."""
 
 
 def _collected() -> dict[str, Command]:
-    found: dict[str, Command] = {}
+    commands: dict[str, Command] = {}
     for family in FAMILIES:
         for record in import_module(f"{__name__}.{family}").COMMANDS:
-            if record.name in found:
+            if record.name in commands:
                 raise SubletError(f"there are two commands called nn.{record.name}")
-            found[record.name] = record
-    return found
+            commands[record.name] = record
+    return commands
 
 
 COMMANDS: Mapping[str, Command] = _collected()
-"""Every command by its name, without the prefix."""
+"""Every command by name, without the prefix."""
 
 _OPS = {PREFIX + record.name: record.op for record in COMMANDS.values()}
 
 
 def command(op: str) -> Command:
-    """The record of the op "nn.name". Raises SubletError when there is none."""
+    """Return the record of the op "nn.name". Raises SubletError if the dialect lacks the op."""
     try:
         return COMMANDS[op.removeprefix(PREFIX)]
     except KeyError:
@@ -45,5 +45,5 @@ def command(op: str) -> Command:
 
 
 def nn_op(name: str) -> Op:
-    """The facts of the op "nn.name". Raises SubletError when there is none."""
+    """Return the facts of the op "nn.name". Raises SubletError if the dialect lacks the op."""
     return _OPS[name] if name in _OPS else command(name).op

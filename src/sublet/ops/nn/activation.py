@@ -1,8 +1,8 @@
 """Activations.
 
-Where the derivative can be told from the result, the gradient takes the result, so that an activation may overwrite
-its input: relu, leaky_relu, sigmoid, tanh, softplus and elu do. Swish, gelu and hard_swish fall and rise, so
-their gradients need the input.
+If the derivative is a function of the result, the gradient reads the result, so an activation may overwrite the input:
+relu, leaky_relu, sigmoid, tanh, softplus and elu. Swish, gelu and hard_swish are not monotonic, so their gradients
+read the input.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
 from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Infer, Shares, Specs
 
 Slope = Callable[[Emit, Node, Value], Value]
-"""(emit, node, y or x) -> the derivative there, in smaller commands."""
+"""(emit, node, y or x) -> the derivative, in smaller commands."""
 
 Reads = tuple[str, Callable[[Node], Value]]
-"""What the gradient of an activation reads of it, as its text calls that."""
+"""The operand read by the gradient of an activation: the name for the help text, and the getter."""
 
 OVER_EITHER = over(0, 1)
 BY_RESULT: Reads = ("y", result)
@@ -33,11 +33,11 @@ BY_INPUT: Reads = ("x", lambda node: operand(node, 0))
 
 ROOT_2_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
-"""Of the approximation of gelu by tanh (Hendrycks and Gimpel 2016, section 2)."""
+"""The cubic coefficient in the tanh approximation of gelu (Hendrycks and Gimpel 2016, section 2)."""
 
 
 def pair(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """The gradient of a result and the value it is computed from have one spec, which is that of what comes out."""
+    """Return the spec of the gradient; the gradient of the result and the second operand must have equal specs."""
     dy, value = of_type(specs[0], FLOATS, "the gradient"), of_type(specs[1], FLOATS, "input 1")
     equal(dy, value, "the gradient and input 1")
     return (dy,)
@@ -54,7 +54,10 @@ def activation(
     checked: Callable[[Infer], Infer] = lambda infer: infer,
     inplace: Shares = OVER_EITHER,
 ) -> tuple[Command, Command]:
-    """`<name>(x) -> y` and `<name>_gradient(dy, y or x) -> dx`, both in place; `again` is the rule of the gradient."""
+    """Return the commands `<name>(x) -> y` and `<name>_gradient(dy, y or x) -> dx`, both in place.
+
+    `again` is the gradient rule of the gradient command.
+    """
     role, seen = reads
     op = f"{name}_gradient"
     rule = elementwise(lambda emit, node, grad: emit(f"nn.{op}", grad, seen(node), **node.attrs))
@@ -68,23 +71,23 @@ def activation(
 
 
 def _not_negative(infer: Infer) -> Infer:
-    """`infer`, once alpha is none below 0: the result would not tell the derivative."""
+    """Return `infer` with a check: alpha must not be negative, because the result then determines the derivative."""
 
-    def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    def infer_checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         if not pick(attrs, "alpha") >= 0:
             raise SpecError(f"alpha = {pick(attrs, 'alpha')} must not be negative")
         return infer(specs, attrs)
 
-    return checked
+    return infer_checked
 
 
 def _times(slope: Slope) -> ByParts:
-    """A gradient is dy times the derivative."""
+    """Return the gradient rule dy times the derivative, as an expansion."""
     return ByParts(lambda emit, node: [emit("nn.mul", operand(node, 0), slope(emit, node, operand(node, 1)))])
 
 
 def _leaky(node: Node) -> Value:
-    """The result, which has the sign of the input unless the slope is negative."""
+    """Return the result, or the input for a negative slope: the sign of the result then differs from the sign of x."""
     return result(node) if pick(node.attrs, "slope") >= 0 else operand(node, 0)
 
 
@@ -93,16 +96,16 @@ def _erf(emit: Emit, node: Node, grad: Value) -> Value:
     return emit("nn.mul", grad, scaled(emit, _bell(emit, x, 1), 2 / math.sqrt(math.pi)))
 
 
-# Reference functions. Arrays come as float64 or float32, and stay so.
+# Reference functions. Arrays have type float64 or float32, and results the same type.
 
 
 def erf(x: Any) -> Any:
-    """The error function, element by element."""
+    """Return the error function, element by element."""
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -124,7 +127,7 @@ def _swish_gradient(dy: Any, x: Any) -> Any:
     return dy * rise * (1 + x * (1 - rise))
 
 
-# Derivatives in smaller commands, for gradients of gradients.
+# Derivatives as smaller commands, for second derivatives.
 
 
 def _plus(emit: Emit, a: Value, number: float) -> Value:
@@ -132,7 +135,7 @@ def _plus(emit: Emit, a: Value, number: float) -> Value:
 
 
 def _bell(emit: Emit, x: Value, scale: float) -> Value:
-    """exp(-scale x^2)."""
+    """Return exp(-scale x^2)."""
     return emit("nn.exp", scaled(emit, emit("nn.square", x), -scale))
 
 
@@ -157,7 +160,7 @@ def _tanh_slope(emit: Emit, node: Node, y: Value) -> Value:
 
 
 def _softplus_slope(emit: Emit, node: Node, y: Value) -> Value:
-    """sigmoid(x) = 1 - exp(-y)."""
+    """Return sigmoid(x) = 1 - exp(-y)."""
     return one_minus(emit, emit("nn.exp", emit("nn.neg", y)))
 
 

@@ -1,6 +1,6 @@
 """Scaled dot-product attention.
 
-Its gradient needs q, k, v and the mask alone: the probabilities are computed again, a piece at a time.
+The gradient needs only q, k, v and the mask: the kernel recomputes the probabilities in tiles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
 
 
 def factor(attrs: Attrs, width: int) -> float:
-    """What scores are multiplied by: the attribute `scale`, or 1 / sqrt(width of a query) where that is 0."""
+    """Return the factor of the scores: the attribute `scale`, or 1 / sqrt(width of a query) if `scale` is 0."""
     given: float = pick(attrs, "scale")
     return given or 1 / sqrt(max(1, width))
 
@@ -39,7 +39,10 @@ def _scores(q: Any, k: Any, mask: Any, scale: float, causal: int) -> Any:
 
 
 def _probabilities(scores: Any) -> tuple[Any, Any]:
-    """The softmax of each row, 0 where nothing is allowed, and the logarithm of its sum of exponentials."""
+    """Return the softmax of each row, and the logarithm of the sum of exponentials.
+
+    A row without any allowed key has probabilities 0 and a logarithm of -inf.
+    """
     highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     base = np.where(np.isneginf(highest), 0, highest)
     raised = np.exp(scores - base)
@@ -66,7 +69,7 @@ def _attention_gradient(
 
 
 def _checked(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
-    """The shape of the scores, [B, H, T, S]."""
+    """Return the shape of the scores, [B, H, T, S]. Raises SpecError if q, k, v or mask do not fit."""
     shown = f"q {q}, k {k}, v {v}"
     same_type((q, k, v), FLOATS)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
@@ -100,17 +103,17 @@ def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _allowed(emit: Emit, node: Node, mask: Value | None, rows: int, columns: int) -> Value | None:
-    """Where a query may attend to a key, as far as bools say; None for everywhere."""
-    found = mask if mask is not None and spec_of(mask).dtype is DType.BOOL else None
+    """Return the bools of allowed (query, key) pairs by bool mask and causality; None if all pairs are allowed."""
+    bools = mask if mask is not None and spec_of(mask).dtype is DType.BOOL else None
     if not pick(node.attrs, "causal"):
-        return found
+        return bools
     query = emit("nn.reshape", emit("nn.iota", count=rows, dtype="i64"), shape=(rows, 1))
     past = emit("nn.less_equal", emit("nn.iota", count=columns, dtype="i64"), query)
-    return past if found is None else emit("nn.logical_and", found, past)
+    return past if bools is None else emit("nn.logical_and", bools, past)
 
 
 def _softmax(emit: Emit, node: Node, q: Value, k: Value, mask: Value | None) -> tuple[Value, Value]:
-    """The scores, where allowed, and the probabilities."""
+    """Return the masked scores and the probabilities."""
     scale = emit.constant(factor(node.attrs, spec_of(q).shape[3]), q)
     scores = emit("nn.mul", emit("nn.matmul", q, k, transpose_b=1), scale)
     if mask is not None and spec_of(mask).dtype is not DType.BOOL:
@@ -118,7 +121,7 @@ def _softmax(emit: Emit, node: Node, q: Value, k: Value, mask: Value | None) -> 
     allowed = _allowed(emit, node, mask, spec_of(q).shape[2], spec_of(k).shape[2])
     if allowed is None:
         return scores, emit("nn.softmax", scores, axis=-1)
-    # Not -inf: a row where nothing is allowed is finite, and its probabilities are taken away afterwards.
+    # A finite number instead of -inf keeps rows without an allowed key finite; their probabilities are zeroed below.
     scores = emit("nn.where", allowed, scores, emit.constant(-1e4 if _half(q) else -1e30, q))
     return scores, emit("nn.where", allowed, emit("nn.softmax", scores, axis=-1), emit.constant(0, q))
 
@@ -128,19 +131,22 @@ def _half(value: Value) -> bool:
 
 
 def _score_gradient(emit: Emit, p: Value, dp: Value) -> Value:
-    """Through the softmax: p (dp - sum(p dp))."""
+    """Return the gradient through the softmax: p (dp - sum(p dp))."""
     inner = emit("nn.sum", emit("nn.mul", p, dp), axes=(-1,), keepdims=1)
     return emit("nn.mul", p, emit("nn.sub", dp, inner))
 
 
 def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """q, k and v by one command. What only few ask for is written with small ones: the mask, and through lse."""
+    """Return the gradients of q, k and v as one command.
+
+    The rarely needed gradients of the mask, and through lse, are written with small commands.
+    """
     dy, dlse = grads
     q, k, v = (operand(node, i) for i in range(3))
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    found: list[Value | None] = [None, None, None]
+    gradients: list[Value | None] = [None, None, None]
     if dy is not None:
-        found = list(emit.several("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
+        gradients = list(emit.several("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
     learnt = mask is not None and spec_of(mask).dtype is not DType.BOOL
     terms: list[Value] = []
     _, p = _softmax(emit, node, q, k, mask) if learnt or dlse is not None else (None, None)
@@ -149,12 +155,12 @@ def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         terms.append(ds)
         scaled = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
         for i, more in enumerate((emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1))):
-            found[i] = total(emit, found[i], more)
+            gradients[i] = total(emit, gradients[i], more)
     if p is not None and dy is not None:
         terms.append(_score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1)))
     if mask is None or not learnt:
-        return [*found, None][: len(node.inputs)]
-    return [*found, total(emit, *(to_shape(emit, term, mask) for term in terms))]
+        return [*gradients, None][: len(node.inputs)]
+    return [*gradients, total(emit, *(to_shape(emit, term, mask) for term in terms))]
 
 
 def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:

@@ -1,4 +1,4 @@
-"""One step of LSTM and GRU, from the products with the weights on. Gates stand in PyTorch's order.
+"""Single steps of LSTM and GRU, after the products with the weights. Gates are in PyTorch's order.
 
 LSTM: input, forget, candidate, output; GRU: reset, update, candidate.
 """
@@ -41,7 +41,7 @@ def _lstm_cell_gradient(dh: Any, dc: Any, gates: Any, c: Any) -> tuple[Any, Any]
 
 
 def _gru_gates(x: Any, h: Any) -> tuple[Any, ...]:
-    """Reset, update, candidate, and what the reset is applied to."""
+    """Return reset, update, candidate, and the term multiplied by the reset gate."""
     (xr, xz, xn), (hr, hz, hn) = np.split(x, 3, axis=-1), np.split(h, 3, axis=-1)
     r = sigmoid(xr + hr)
     return r, sigmoid(xz + hz), np.tanh(xn + r * hn), hn
@@ -60,15 +60,15 @@ def _gru_cell_gradient(dh: Any, x: Any, inner: Any, h: Any) -> tuple[Any, Any, A
 
 
 def state(spec: TensorSpec | None, role: str) -> TensorSpec:
-    """The spec of a state, [B, H]."""
-    found = of_type(spec, FLOATS, role)
-    if len(found.shape) != 2:
-        raise SpecError(f"{role} is {found}, it must be [batch, hidden]")
-    return found
+    """Return the spec of a state, [B, H]."""
+    checked = of_type(spec, FLOATS, role)
+    if len(checked.shape) != 2:
+        raise SpecError(f"{role} is {checked}, it must be [batch, hidden]")
+    return checked
 
 
 def widened(spec: TensorSpec, times: int) -> TensorSpec:
-    """A spec with the last axis `times` as long: all gates."""
+    """Return a spec with the last axis `times` as long: the spec of all gates."""
     return TensorSpec(spec.dtype, (*spec.shape[:-1], times * spec.shape[-1]))
 
 

@@ -1,7 +1,7 @@
-"""A command of the `nn` dialect: everything there is to know about it, in one record [NNC: command].
+"""Commands of the `nn` dialect: all facts of a command in a single record [NNC: command].
 
-A command is added by one record in one file: its facts, its NumPy reference and its gradient. The tests walk all
-records and check every fact of each on the uses in `tests/nn/examples.txt`.
+A command is defined by a single record in a single file: facts, NumPy reference and gradient. The tests check every
+fact of every record on the examples in `tests/nn/examples.txt`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PREFIX = "nn."
 Compute = Callable[..., Any]
 """`compute(*inputs, **attrs)`: NumPy arrays in (None for an omitted input), an array or a tuple of arrays out.
 
-It must not change its inputs. Arrays of 16-bit floats come as float32; results are rounded to the type
-that `infer` says. It is the definition of the command: plain, total, and as exact as its type allows.
+The function must not change the inputs. Arrays of 16-bit floats arrive as float32; results are rounded to the type
+given by `infer`. The function is the definition of the command: simple, total, and as exact as the type allows.
 """
 
 
 @dataclass(frozen=True)
 class Required:
-    """Stands in `Command.attrs` for an attribute that must be given, and says of what kind: one like `like`."""
+    """A marker in `Command.attrs` for a required attribute, of the kind of `like`."""
 
     like: Attr
 
@@ -40,22 +40,21 @@ REQUIRED_INTEGERS = Required(())
 REQUIRED_TEXTS = Required(("",))
 
 WIDEST = range(-(1 << 63), 1 << 63)
-"""What an integer attribute may be: kernels keep them in 64 bits."""
+"""The range of integer attributes: kernels store integers in 64 bits."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
+    """A command of the nn dialect.
 
-    name       without the prefix of the dialect
-    text       what it computes, of what shapes, and whose idea it is: the help of `sublet.nn.<name>`
+    name       the name without the dialect prefix
+    text       a description with shapes and literature: the help of `sublet.nn.<name>`
     infer      the specs of the outputs. Raises SpecError
     compute    the NumPy reference
-    attrs      every attribute with its default, or that it is required; a node holds them all. Their kind is that of
-               the default: False for 0 or 1, 0, 0.0, "" or () for integers
-    gradient   the rule of reverse mode, a graph of commands; None when there is no gradient
-    constant   positions of inputs that have no gradient although they may be floating-point numbers
-    inputs, outputs   least and greatest number
+    attrs      every attribute with the default, or a marker for a required attribute; a node stores all attributes. The
+               default defines the kind: False for 0 or 1, 0, 0.0, "" or () for integers
+    gradient   the rule of reverse mode, a graph of commands; None without a gradient
+    inputs, outputs   minimum and maximum number
     views, parts, inplace, pure   see `Op`
     """
 
@@ -74,7 +73,7 @@ class Command:
 
     @property
     def op(self) -> Op:
-        """Its facts, as every op has them."""
+        """The facts as an op record."""
         return Op(
             PREFIX + self.name,
             views=self.views,
@@ -88,7 +87,7 @@ class Command:
         )
 
     def _inferred(self, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        """The specs of the outputs of a node, whose attributes must be complete."""
+        """Return the specs of the outputs of a node with complete attributes. Raises SpecError."""
         complete = self.completed(attrs)
         missing = [key for key in complete if key not in attrs]
         if missing:
@@ -97,29 +96,29 @@ class Command:
             return self.infer(specs, complete)
         except SpecError:
             raise
-        except SubletError as error:  # a tensor of an impossible shape
+        except SubletError as error:  # a tensor with an invalid shape
             raise SpecError(str(error)) from None
 
     def completed(self, attrs: Attrs) -> dict[str, Attr]:
-        """The attributes with defaults filled in, as the graph keeps them: lists as tuples, flags as 0 or 1, and so on.
+        """Return the attributes with defaults filled in, in the form stored by a graph (tuples, flags as 0 or 1).
 
-        Raises SpecError for an unknown, missing or ill-typed one.
+        Raises SpecError for an unknown, missing or ill-typed attribute.
         """
         unknown = [key for key in attrs if key not in self.attrs]
         if unknown:
             known = ", ".join(self.attrs) or "none"
             raise SpecError(f"nn.{self.name} has no attribute {unknown[0]!r}; it has {known}")
-        found: dict[str, Attr] = {}
+        complete: dict[str, Attr] = {}
         for key, default in self.attrs.items():
             if key not in attrs and isinstance(default, Required):
                 raise SpecError(f"nn.{self.name} needs the attribute {key!r}")
             like = default.like if isinstance(default, Required) else default
-            found[key] = _typed(f"nn.{self.name}: {key}", attrs.get(key, like), like)
-        return found
+            complete[key] = _typed(f"nn.{self.name}: {key}", attrs.get(key, like), like)
+        return complete
 
 
 def _typed(name: str, value: Any, like: Attr) -> Any:
-    """An attribute of the kind of `like`. Raises SpecError for another one."""
+    """Return an attribute converted to the kind of `like`. Raises SpecError for a value of a different kind."""
     if not isinstance(like, tuple):
         return _single(name, value, like)
     if not isinstance(value, list | tuple):
@@ -129,10 +128,10 @@ def _typed(name: str, value: Any, like: Attr) -> Any:
 
 def _single(name: str, value: Any, like: Any) -> Any:
     kind, read = next((kind, read) for type_, kind, read in _KINDS if isinstance(like, type_))
-    found = read(value)
-    if found is None:
+    converted = read(value)
+    if converted is None:
         raise SpecError(f"{name} = {value!r} must be {kind}")
-    return found
+    return converted
 
 
 def _flag(value: Any) -> int | None:
@@ -144,10 +143,13 @@ def _integer(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A float; an integer that no float is equal to stays one, for nn.fill."""
+    """Return a float; an integer without an equal float stays an integer, for nn.fill.
+
+    None for integers of magnitude 2^64 or more.
+    """
     if isinstance(value, Integral):
-        whole = int(value)
-        return None if abs(whole) >= 1 << 64 else whole if float(whole) != whole else float(whole)
+        integer = int(value)
+        return None if abs(integer) >= 1 << 64 else integer if float(integer) != integer else float(integer)
     return float(value) if isinstance(value, Real) else None
 
 
@@ -162,11 +164,11 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (float, "a number", _number),
     (str, "text", _text),
 )
-"""How an attribute of each kind is called, and read: None where it is of another kind."""
+"""For each kind of attribute the name and the reader; a reader returns None for a value of a different kind."""
 
 
 def over(*positions: int, output: int = 0) -> Shares:
-    """The fact that output `output` may overwrite any input at `positions` that has its spec."""
+    """Return the fact: output `output` may overwrite any input at `positions` with equal shape and element size."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[output] if output < len(node.outputs) else None
@@ -176,15 +178,15 @@ def over(*positions: int, output: int = 0) -> Shares:
 
 
 def over_only(*pairs: tuple[int, int]) -> Shares:
-    """The fact that output o may overwrite input i for each (o, i), if that input is given at no other position."""
+    """Return the fact: for each (o, i), output o may overwrite input i, unless the node reads input i twice."""
 
     def shares(node: Node) -> tuple[Share, ...]:
-        found = []
+        shares_found = []
         for output, i in pairs:
-            given = output < len(node.outputs) and i < len(node.inputs)
-            if given and _same(node.inputs[i], node.outputs[output]) and node.inputs.count(node.inputs[i]) == 1:
-                found.append(Share(output, i))
-        return tuple(found)
+            is_present = output < len(node.outputs) and i < len(node.inputs)
+            if is_present and _same(node.inputs[i], node.outputs[output]) and node.inputs.count(node.inputs[i]) == 1:
+                shares_found.append(Share(output, i))
+        return tuple(shares_found)
 
     return shares
 
@@ -202,7 +204,7 @@ def _same(source: Value | None, result: Value | None) -> bool:
 
 
 def whole(node: Node) -> tuple[Share, ...]:
-    """The fact that output 0 is all the bytes of input 0: a reshape."""
+    """Return the share of output 0 with all bytes of input 0, as for a reshape."""
     source, result = node.inputs[0], node.outputs[0]
     if source is None or result is None or not source.nbytes or source.nbytes != result.nbytes:
         return ()
@@ -210,12 +212,12 @@ def whole(node: Node) -> tuple[Share, ...]:
 
 
 def spec_of(value: Value) -> TensorSpec:
-    """The spec of a value of the dialect, which is always planned. Raises SpecError when it is not."""
+    """Return the spec of a value of the dialect. Raises SpecError if the value is not plannable."""
     if not isinstance(value.spec, TensorSpec):
         raise SpecError(f"%{value.name} is {value.spec}: commands of the nn dialect take tensors of known shape")
     return value.spec
 
 
 def pick(attrs: Attrs, key: str) -> Any:
-    """An attribute, untyped: its record says what it is."""
+    """Return an attribute without a static type; the command record defines the type."""
     return attrs[key]

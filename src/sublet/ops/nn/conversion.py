@@ -29,7 +29,7 @@ from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 
 def made(attrs: Attrs) -> TensorSpec:
-    """The spec that the attributes `shape` and `dtype` give."""
+    """Return the spec given by the attributes `shape` and `dtype`."""
     return TensorSpec(type_named(pick(attrs, "dtype")), shape_given(pick(attrs, "shape")))
 
 
@@ -69,7 +69,7 @@ def _cast_views(node: Node) -> tuple[Share, ...]:
 
 
 def _cast_inplace(node: Node) -> tuple[Share, ...]:
-    """Element by element, where both types have the same number of bits."""
+    """Return the share for types of equal size: conversion works element by element."""
     return () if _to_same_type(node) else over(0)(node)
 
 
@@ -86,12 +86,12 @@ def _same(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def last_axes(rank: int) -> tuple[int, ...]:
-    """The order of axes that brings [N, C, *spatial] to [N, *spatial, C]."""
+    """Return the order of axes for converting [N, C, *spatial] to [N, *spatial, C]."""
     return (0, *range(2, rank), 1)
 
 
 def first_axes(rank: int) -> tuple[int, ...]:
-    """The order of axes that brings [N, *spatial, C] to [N, C, *spatial]."""
+    """Return the order of axes for converting [N, *spatial, C] to [N, C, *spatial]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
@@ -113,10 +113,10 @@ def _layout(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before
 
 
 STOP_GRADIENT = "nn.stop_gradient"
-"""Differentiation takes what it gives for a constant."""
+"""Differentiation treats the output as a constant."""
 
 OFFLOAD, RELOAD = "nn.offload", "nn.reload"
-"""A tensor goes to a slower memory, and comes back."""
+"""Copies of a tensor to a slower memory, and back."""
 
 COMMANDS = (
     Command(

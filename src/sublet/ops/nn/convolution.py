@@ -1,7 +1,8 @@
 """Convolutions and their gradients, which are convolutions too.
 
-A convolution is linear in x and in w. Its gradients by x and by w are the two other products of the same three
-tensors, and the gradients of each of the three are the other two: the commands are closed under differentiation.
+A convolution is linear in x and in w. The gradients by x and by w are the two other products of the same three
+tensors, and the gradients of each product are the remaining two products: the commands are closed under
+differentiation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _groups(attrs: Attrs) -> int:
 
 
 def convolved(x: TensorSpec, w: TensorSpec, attrs: Attrs, roles: tuple[str, str] = ("x", "w")) -> Extents:
-    """The shape of conv(x, w). Raises SpecError when there is none."""
+    """Return the shape of conv(x, w). Raises SpecError if the shapes do not fit."""
     samples, channels, spatial = image(x, attrs, roles[0])
     groups = _groups(attrs)
     if len(w.shape) != len(x.shape):
@@ -63,7 +64,7 @@ def _conv_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _missing(role: str, first: str) -> Any:
-    """Of a gradient: the third tensor of the product, whose shape is an attribute."""
+    """Return the inference rule of a gradient: the result is the third tensor of the product, with shape `shape`."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         dtype = same_type(specs, FLOATS)
@@ -81,12 +82,12 @@ def _missing(role: str, first: str) -> Any:
 
 
 def _grouped(x: Any, groups: int) -> Any:
-    """[N, C, *spatial] as [N, G, C / G, points]."""
+    """Return [N, C, *spatial] as [N, G, C / G, points]."""
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, prod(x.shape[2:]))
 
 
 def _taps(w: Any, groups: int) -> Any:
-    """Weights as [G, O / G, I / G, *kernel]."""
+    """Return the weights as [G, O / G, I / G, *kernel]."""
     return w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
 
 
@@ -95,25 +96,25 @@ def _with_bias(y: Any, b: Any) -> Any:
 
 
 def _conv(x: Any, w: Any, b: Any = None, *, groups: int, layout: str, **attrs: Any) -> Any:
-    """A product of matrices for each place of the kernel."""
+    """Compute a convolution as a matrix product for each position of the kernel."""
     over, x = windows(attrs, w.shape[2:]), to_first(x, layout)
     counts = over.counts(x.shape[2:])
-    whole, by_place = over.padded(x, counts), _taps(w, groups)
+    padded, by_place = over.padded(x, counts), _taps(w, groups)
     y = np.zeros((x.shape[0], groups, w.shape[0] // groups, prod(counts)), x.dtype)
     for place, where in over.taps(counts):
-        y += np.matmul(by_place[(..., *place)], _grouped(whole[:, :, *where], groups))
+        y += np.matmul(by_place[(..., *place)], _grouped(padded[:, :, *where], groups))
     return from_first(_with_bias(y.reshape(x.shape[0], w.shape[0], *counts), b), layout)
 
 
 def _spread(dy: Any, w: Any, groups: int, over: Windows, spatial: Sequence[int]) -> Any:
-    """dy [N, O, *counts] times w, added up where windows lie over [N, C, *spatial]."""
+    """Return dy [N, O, *counts] times w, accumulated at the windows over [N, C, *spatial]."""
     counts, channels = dy.shape[2:], w.shape[1] * groups
-    whole = np.zeros((dy.shape[0], channels, *over.reach(spatial, counts)), dy.dtype)
+    padded = np.zeros((dy.shape[0], channels, *over.reach(spatial, counts)), dy.dtype)
     by_place, rows = np.swapaxes(_taps(w, groups), 1, 2), _grouped(dy, groups)
     for place, where in over.taps(counts):
         part = np.matmul(by_place[(..., *place)], rows)
-        whole[:, :, *where] += part.reshape(dy.shape[0], channels, *counts)
-    return whole[over.inside(spatial)]
+        padded[:, :, *where] += part.reshape(dy.shape[0], channels, *counts)
+    return padded[over.inside(spatial)]
 
 
 def _conv_input_gradient(dy: Any, w: Any, *, groups: int, layout: str, shape: Extents, **attrs: Any) -> Any:
@@ -124,21 +125,21 @@ def _conv_input_gradient(dy: Any, w: Any, *, groups: int, layout: str, shape: Ex
 def _conv_weight_gradient(dy: Any, x: Any, *, groups: int, layout: str, shape: Extents, **attrs: Any) -> Any:
     over, x, dy = windows(attrs, shape[2:]), to_first(x, layout), to_first(dy, layout)
     counts = dy.shape[2:]
-    whole, rows = over.padded(x, counts), _grouped(dy, groups)
+    padded, rows = over.padded(x, counts), _grouped(dy, groups)
     dw: Any = np.zeros(shape, x.dtype)
     for place, where in over.taps(counts):
-        products = np.matmul(rows, np.swapaxes(_grouped(whole[:, :, *where], groups), -1, -2))
+        products = np.matmul(rows, np.swapaxes(_grouped(padded[:, :, *where], groups), -1, -2))
         dw[(..., *place)] = products.sum(0).reshape(shape[:2])
     return dw
 
 
 def _same(node: Node) -> dict[str, Attr]:
-    """The attributes that a convolution and its gradients have in common."""
+    """Return the attributes shared by a convolution and its gradients."""
     return {key: node.attrs[key] for key in SHARED}
 
 
 def _bias_gradient(emit: Emit, node: Node, dy: Value) -> list[Value | None]:
-    """Of the third input, where there is one."""
+    """Return the gradient of the third input, if the node has a third input."""
     if len(node.inputs) < 3:
         return []
     rank = len(spec_of(dy).shape)
@@ -157,7 +158,7 @@ def _conv_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _input_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """The gradient g of dx stands where x stood."""
+    """Return the gradients of dx = conv_input_gradient(dy, w): the gradient g of dx takes the place of x."""
     g, dy, w, attrs = given(grads), operand(node, 0), operand(node, 1), _same(node)
     return [
         emit("nn.conv", g, w, **attrs),
@@ -167,7 +168,7 @@ def _input_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value
 
 
 def _weight_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """The gradient g of dw stands where w stood."""
+    """Return the gradients of dw = conv_weight_gradient(dy, x): the gradient g of dw takes the place of w."""
     g, dy, x, attrs = given(grads), operand(node, 0), operand(node, 1), _same(node)
     return [
         emit("nn.conv", x, g, **attrs),
@@ -176,13 +177,13 @@ def _weight_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Valu
 
 
 def _uncovered(over: Windows, counts: Sequence[int], extra: Sequence[int]) -> Extents:
-    """What so many windows lie over, without padding, and `extra` more."""
+    """Return the extents covered by `counts` windows, without padding, plus `extra`."""
     sides = zip(counts, over.strides, over.spans, over.begins, over.ends, extra, strict=True)
     return tuple((n - 1) * s + span - begin - end + e for n, s, span, begin, end, e in sides)
 
 
 def _transposed(x: TensorSpec, w: TensorSpec, attrs: Attrs) -> Extents:
-    """The shape of which x is the convolution with w."""
+    """Return the shape with x as its convolution with w: the output shape of a transposed convolution."""
     samples, channels, counts = image(x, attrs, "x")
     groups = _groups(attrs)
     if len(w.shape) != len(x.shape) or w.shape[0] != channels or channels % groups:

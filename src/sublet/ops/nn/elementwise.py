@@ -1,4 +1,4 @@
-"""Arithmetic, comparison and choice, element by element, with NumPy's broadcasting."""
+"""Arithmetic, comparison and selection, element by element, with NumPy's broadcasting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unary(
     rule: Times | None,
     attrs: dict[str, Attr | Required] | None = None,
 ) -> Command:
-    """A command of one floating-point input."""
+    """Return a command with one floating-point input."""
     return Command(
         name,
         text,
@@ -36,7 +36,7 @@ def unary(
 
 
 def binary(name: str, text: str, compute: Callable[..., Any], a: Times | None, b: Times | None) -> Command:
-    """A command of two inputs of one type."""
+    """Return a command with two inputs of equal type."""
     return Command(
         name,
         text,
@@ -49,7 +49,7 @@ def binary(name: str, text: str, compute: Callable[..., Any], a: Times | None, b
 
 
 def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
-    """A command of two inputs of one type that gives bools."""
+    """Return a command comparing two inputs of equal type; the result has type bool."""
     return Command(
         name,
         text,
@@ -61,7 +61,7 @@ def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
 
 
 def logical(name: str, text: str, compute: Callable[..., Any], count: int) -> Command:
-    """A command of bools."""
+    """Return a command on bools."""
     return Command(
         name,
         text,
@@ -97,7 +97,7 @@ def _zero(emit: Emit, node: Node, grad: Value) -> Value:
 
 
 def _pow_a(emit: Emit, node: Node, grad: Value) -> Value:
-    """b a^(b - 1); 0 where b is 0, whatever a is. Mostly b is a literal, and then a number is all it takes."""
+    """Return b a^(b - 1); 0 for b = 0, whatever a. A literal b, the usual case, needs only a constant exponent."""
     a, b = operand(node, 0), operand(node, 1)
     if b.literal is not None and spec_of(b).size == 1:
         exponent = float(b.literal[0])
@@ -106,26 +106,26 @@ def _pow_a(emit: Emit, node: Node, grad: Value) -> Value:
         lower = a if exponent == 2 else emit("nn.pow", a, emit.constant(exponent - 1, a))
         return product(emit, grad, scaled(emit, lower, exponent))
     lower = emit("nn.pow", a, emit("nn.sub", b, emit.constant(1, b)))
-    nothing = emit("nn.equal", b, emit.constant(0, b))
-    return emit("nn.where", nothing, emit.constant(0, grad), product(emit, grad, b, lower))
+    is_flat = emit("nn.equal", b, emit.constant(0, b))
+    return emit("nn.where", is_flat, emit.constant(0, grad), product(emit, grad, b, lower))
 
 
 def _pow_b(emit: Emit, node: Node, grad: Value) -> Value:
-    """a^b log(a); 0 where a is 0 and the power is finite: it stays 0, or is 1 there alone."""
+    """Return a^b log(a); 0 for a = 0 and b >= 0, where the power is finite and locally constant (0, or 1 at b = 0)."""
     a, b = operand(node, 0), operand(node, 1)
     zero, positive = emit("nn.equal", a, emit.constant(0, a)), emit("nn.greater_equal", b, emit.constant(0, b))
-    nothing = emit("nn.logical_and", zero, positive)
-    found = product(emit, grad, result(node), emit("nn.log", a))
-    return emit("nn.where", nothing, emit.constant(0, grad), found)
+    is_flat = emit("nn.logical_and", zero, positive)
+    slope = product(emit, grad, result(node), emit("nn.log", a))
+    return emit("nn.where", is_flat, emit.constant(0, grad), slope)
 
 
 def _div_b(emit: Emit, node: Node, grad: Value) -> Value:
-    """-grad * (a / b) / b."""
+    """Return -grad * (a / b) / b."""
     return emit("nn.neg", emit("nn.div", product(emit, grad, result(node)), operand(node, 1)))
 
 
 def _larger(position: int, test: str) -> Times:
-    """The gradient goes to the input that was taken; the first, where both are equal."""
+    """Return the rule of maximum or minimum: the gradient goes to the selected input, the first for equal inputs."""
 
     def rule(emit: Emit, node: Node, grad: Value) -> Value:
         mask = emit(test, operand(node, 0), operand(node, 1))
@@ -156,11 +156,11 @@ def _clamp(emit: Emit, node: Node, grad: Value) -> Value:
 
 
 def _power(a: Any, b: Any) -> Any:
-    """a^b; of integers its whole part."""
+    """Return a^b; for integers, truncated to an integer."""
     if a.dtype.kind not in "iu":
         return np.power(a, b)
-    whole = np.power(a, np.maximum(b, 0))
-    return np.where(b < 0, np.where(np.abs(a) == 1, np.power(a, b & 1), 0), whole)
+    power = np.power(a, np.maximum(b, 0))
+    return np.where(b < 0, np.where(np.abs(a) == 1, np.power(a, b & 1), 0), power)
 
 
 COMMANDS = (

@@ -1,6 +1,6 @@
-"""How the normalisations see a tensor, and what they are in NumPy.
+"""Shapes of the normalisations, and their NumPy definitions.
 
-All are one thing seen in different shapes: statistics over some axes, then a scale and a bias along others.
+All normalisations are one algorithm on different shapes: statistics over some axes, then scale and bias along others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from sublet.ops.op import Attrs
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor is seen: as `rows` for its statistics, taken over `axes`; as `seen` for scale and bias.
+    """The shapes of a normalisation.
 
-    Scale and bias are the same along the axes `across`. `centred` is 0 where the mean is not subtracted.
+    rows         the shape for statistics, taken over `axes`
+    affine_view  the shape for scale and bias, constant along the axes `affine_axes`
+    centred      0 if the mean is not subtracted
     """
 
     rows: tuple[int, ...]
@@ -32,42 +34,42 @@ class Form:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The shape of the statistics beside `rows`."""
+        """The shape of the statistics, broadcastable to `rows`."""
         return tuple(1 if axis in self.axes else extent for axis, extent in enumerate(self.rows))
 
     @property
     def affine(self) -> tuple[int, ...]:
-        """The shape of scale and bias beside `seen`."""
+        """The shape of scale and bias, broadcastable to `affine_view`."""
         return tuple(1 if axis in self.across else extent for axis, extent in enumerate(self.seen))
 
     @property
     def count(self) -> int:
-        """Elements that go into one statistic."""
+        """The number of elements per statistic."""
         return prod(self.rows[axis] for axis in self.axes)
 
 
 def batch_form(shape: Sequence[int], attrs: Attrs) -> Form:
-    """Statistics of each channel, over the samples and places."""
+    """Return the form of batch norm: statistics of each channel, over samples and places."""
     axis = axis_in(pick(attrs, "axis"), len(shape))
     rows = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
     return Form(rows, (0, 2), rows, (0, 2))
 
 
 def layer_form(shape: Sequence[int], attrs: Attrs) -> Form:
-    """Statistics over the last `axes` axes, for each index of those before."""
+    """Return the form of layer norm: statistics over the last `axes` axes, for each index of the leading axes."""
     first = len(shape) - pick(attrs, "axes")
     rows = (prod(shape[:first]), prod(shape[first:]))
     return Form(rows, (1,), rows, (0,))
 
 
 def rms_form(shape: Sequence[int], attrs: Attrs) -> Form:
-    """As `layer_form`, around zero instead of the mean."""
+    """Return the form of RMS norm: as `layer_form`, but without subtracting the mean."""
     form = layer_form(shape, attrs)
     return Form(form.rows, form.axes, form.seen, form.across, centred=0)
 
 
 def group_form(shape: Sequence[int], attrs: Attrs) -> Form:
-    """Statistics of each group of channels of each sample."""
+    """Return the form of group norm: statistics of each group of channels of each sample."""
     samples, channels, places = shape[0], shape[1], prod(shape[2:])
     groups = pick(attrs, "groups")
     rows = (samples * groups, channels // groups * places)
@@ -75,19 +77,19 @@ def group_form(shape: Sequence[int], attrs: Attrs) -> Form:
 
 
 def moments(x: Any, form: Form) -> tuple[Any, Any]:
-    """Mean (0 where the form is not centred) and variance, of the shape `form.kept`."""
+    """Return mean (0 if the form is not centred) and variance, of shape `form.statistics_shape`."""
     rows = x.reshape(form.rows)
     mean = _mean(rows, form) if form.centred else np.zeros(form.kept, x.dtype)
     return mean, _mean(np.square(rows - mean), form)
 
 
 def _mean(rows: Any, form: Form) -> Any:
-    """Of the shape `form.kept`; 0 of no elements."""
+    """Return the mean, of shape `form.statistics_shape`; 0 for no elements."""
     return rows.sum(axis=form.axes, keepdims=True) / max(1, form.count)
 
 
 def applied(x: Any, scale: Any, bias: Any, mean: Any, rstd: Any, form: Form) -> Any:
-    """x normalised, scaled and moved."""
+    """Return x normalised, scaled and shifted."""
     y = ((x.reshape(form.rows) - mean) * rstd).reshape(form.seen)
     y = y if scale is None else y * scale.reshape(form.affine)
     y = y if bias is None else y + bias.reshape(form.affine)
@@ -95,7 +97,7 @@ def applied(x: Any, scale: Any, bias: Any, mean: Any, rstd: Any, form: Form) -> 
 
 
 def gradients(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, form: Form) -> tuple[Any, ...]:
-    """The gradients by x, scale and bias; only the first where there is no scale."""
+    """Return the gradients by x, scale and bias; only by x without a scale."""
     rstd = rstd.reshape(form.kept)
     normal = (x.reshape(form.rows) - (mean.reshape(form.kept) if form.centred else 0)) * rstd
     seen = dy.reshape(form.seen)
@@ -111,7 +113,11 @@ def gradients(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, form: Form) -> 
 def batch_norm(
     x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float, momentum: float, axis: int
 ) -> tuple[Any, ...]:
-    """Training: by the statistics of the batch; the running ones move towards them, the variance unbiased."""
+    """Normalise with the statistics of the batch, for training.
+
+    Returns y, new running mean and variance, batch mean, and 1 / deviation. The running variance uses the unbiased
+    variance of the batch.
+    """
     form = batch_form(x.shape, {"axis": axis})
     at, spread = moments(x, form)
     rstd = 1 / np.sqrt(spread + epsilon)
@@ -126,14 +132,14 @@ def batch_norm(
 
 
 def batch_inference(x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float, axis: int) -> Any:
-    """By the running statistics."""
+    """Normalise with the running statistics."""
     form = batch_form(x.shape, {"axis": axis})
     rstd = 1 / np.sqrt(var + epsilon)
     return applied(x, scale, bias, mean.reshape(form.kept), rstd.reshape(form.kept), form)
 
 
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, axes: int, epsilon: float) -> tuple[Any, ...]:
-    """Of each index of the leading axes."""
+    """Normalise each index of the leading axes. Returns y, mean and 1 / deviation."""
     form, kept = layer_form(x.shape, {"axes": axes}), x.shape[: x.ndim - axes]
     mean, var = moments(x, form)
     rstd = 1 / np.sqrt(var + epsilon)
@@ -141,7 +147,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, axes: int, epsilo
 
 
 def group_norm(x: Any, scale: Any = None, bias: Any = None, *, groups: int, epsilon: float) -> tuple[Any, ...]:
-    """Of each group of channels of each sample."""
+    """Normalise each group of channels of each sample. Returns y, mean and 1 / deviation."""
     form, kept = group_form(x.shape, {"groups": groups}), (x.shape[0], groups)
     mean, var = moments(x, form)
     rstd = 1 / np.sqrt(var + epsilon)
@@ -149,7 +155,7 @@ def group_norm(x: Any, scale: Any = None, bias: Any = None, *, groups: int, epsi
 
 
 def rms_norm(x: Any, scale: Any = None, *, axes: int, epsilon: float) -> tuple[Any, ...]:
-    """By the root of the mean square, without subtracting the mean (Zhang and Sennrich, 2019)."""
+    """Divide by the root mean square, without the mean (Zhang and Sennrich, 2019). Returns y and 1 / root."""
     form = rms_form(x.shape, {"axes": axes})
     mean, square = moments(x, form)
     rstd = 1 / np.sqrt(square + epsilon)
@@ -157,20 +163,20 @@ def rms_norm(x: Any, scale: Any = None, *, axes: int, epsilon: float) -> tuple[A
 
 
 def batch_gradient(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, axis: int) -> tuple[Any, ...]:
-    """The gradients of `batch_norm` by x, scale and bias."""
+    """Return the gradients of `batch_norm` by x, scale and bias."""
     return gradients(dy, x, scale, mean, rstd, batch_form(x.shape, {"axis": axis}))
 
 
 def layer_gradient(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, axes: int) -> tuple[Any, ...]:
-    """The gradients of `layer_norm` by x, and by scale and bias where there is a scale."""
+    """Return the gradients of `layer_norm` by x, and by scale and bias if a scale is present."""
     return gradients(dy, x, scale, mean, rstd, layer_form(x.shape, {"axes": axes}))
 
 
 def group_gradient(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, groups: int) -> tuple[Any, ...]:
-    """The gradients of `group_norm` by x, and by scale and bias where there is a scale."""
+    """Return the gradients of `group_norm` by x, and by scale and bias if a scale is present."""
     return gradients(dy, x, scale, mean, rstd, group_form(x.shape, {"groups": groups}))
 
 
 def rms_gradient(dy: Any, x: Any, scale: Any, rstd: Any, axes: int) -> tuple[Any, ...]:
-    """The gradients of `rms_norm` by x, and by scale where there is one."""
+    """Return the gradients of `rms_norm` by x, and by scale if a scale is present."""
     return gradients(dy, x, scale, None, rstd, rms_form(x.shape, {"axes": axes}))[:2]

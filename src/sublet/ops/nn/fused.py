@@ -1,11 +1,11 @@
-"""Commands that do the work of several, made by the passes that fuse.
+"""Fused commands, written by the fusing passes.
 
-`chain` holds element-wise commands as text, one a step:
+`chain` holds element-wise commands as text, a command per step:
 
     nn.chain(%x, %b) {steps = ["mul x0 x0", "add s0 x1", "clamp s1 low=0.0 high=6.0"]}
 
-x0, x1, ... are its inputs, s0, s1, ... the results of earlier steps; the last step is the result. A step is a command
-of the dialect that works element by element, and what it gives has the shape of the result.
+x0, x1, ... are the inputs of the chain; s0, s1, ... are results of earlier steps; the last step is the result. Every
+step is an element-wise command of the dialect, with a result of the shape of the chain's result.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sublet.ops.nn.shapes import present
 from sublet.ops.op import Attrs, ByParts, Emit, Specs
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
-"""Their kernels write before they have read both operands: a chain, and a step of it, may be written over any."""
+"""Commands with kernels that write before reading both operands: a chain, and any step, may overwrite any operand."""
 
 STEPS: Mapping[str, Command] = {
     record.name: record for record in (*elementwise.COMMANDS, *activation.COMMANDS) if record.name not in NOT_STEPS
 }
-"""The commands that work element by element, so that a chain may hold them."""
+"""The element-wise commands, allowed as steps of a chain."""
 
 OPERAND = re.compile(r"[xs][0-9]{1,9}")
-"""An input of the chain or an earlier step, by its number."""
+"""An input of the chain or an earlier step, by number."""
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One step: its command, its operands ("x0", "s3"), its attributes."""
+    """A step of a chain: command, operands ("x0", "s3") and attributes."""
 
     command: Command
     operands: tuple[str, ...]
@@ -45,13 +45,13 @@ class ChainStep:
 
     @property
     def text(self) -> str:
-        """As a chain holds it."""
+        """The step in text form, as stored in a chain."""
         given = (f"{key}={value!r}" for key, value in self.attrs.items())
         return " ".join([self.command.name, *self.operands, *given])
 
 
 def chain_steps(attrs: Attrs) -> tuple[ChainStep, ...]:
-    """The steps of a chain. Raises SpecError for one that cannot be read."""
+    """Return the steps of a chain. Raises SpecError for an invalid step."""
     return tuple(_read(str(text)) for text in pick(attrs, "steps"))
 
 
@@ -73,7 +73,7 @@ def _is_float(number: str) -> bool:
 
 
 def _operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]) -> Any:
-    """What an operand of the step at `position` is: an input of the chain or an earlier result."""
+    """Return the operand `name` of the step at `position`: an input of the chain or an earlier result."""
     of = given if name.startswith("x") else made
     if not OPERAND.fullmatch(name) or int(name[1:]) >= len(of):
         raise SpecError(f"nn.chain: step {position} reads {name!r}, which is no input and no earlier step")
@@ -81,21 +81,21 @@ def _operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]
 
 
 def specs_of_steps(specs: Specs, attrs: Attrs) -> list[TensorSpec]:
-    """The spec of the result of each step. Raises SpecError unless all have one shape."""
+    """Return the spec of the result of each step. Raises SpecError unless all steps have equal shape."""
     given = [present(spec, f"input {i}") for i, spec in enumerate(specs)]
-    made: list[TensorSpec] = []
+    outputs: list[TensorSpec] = []
     for position, step in enumerate(chain_steps(attrs)):
-        operands = [_operand(name, position, given, made) for name in step.operands]
+        operands = [_operand(name, position, given, outputs) for name in step.operands]
         least, most = step.command.inputs
         if not least <= len(operands) <= most:
             raise SpecError(f"nn.chain: step {position}, {step.text!r}, has {len(operands)} operands")
-        made += step.command.infer(operands, step.attrs)
-    if not made:
+        outputs += step.command.infer(operands, step.attrs)
+    if not outputs:
         raise SpecError("nn.chain has no steps")
-    for position, spec in enumerate(made):
-        if spec.shape != made[-1].shape:
-            raise SpecError(f"nn.chain: step {position} gives {spec}, the last {made[-1]}: they must have one shape")
-    return made
+    for position, spec in enumerate(outputs):
+        if spec.shape != outputs[-1].shape:
+            raise SpecError(f"nn.chain: step {position} gives {spec}, the last {outputs[-1]}: they must have one shape")
+    return outputs
 
 
 def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -103,23 +103,23 @@ def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _compute(*inputs: Any, steps: tuple[str, ...]) -> Any:
-    made: list[Any] = []
+    outputs: list[Any] = []
     for position, step in enumerate(chain_steps({"steps": steps})):
-        operands = [_operand(name, position, inputs, made) for name in step.operands]
-        made.append(step.command.compute(*operands, **step.attrs))
-    return made[-1]
+        operands = [_operand(name, position, inputs, outputs) for name in step.operands]
+        outputs.append(step.command.compute(*operands, **step.attrs))
+    return outputs[-1]
 
 
 def _expand(emit: Emit, node: Node) -> Sequence[Value]:
-    made: list[Value] = []
+    emitted: list[Value] = []
     for position, step in enumerate(chain_steps(node.attrs)):
-        operands = [_operand(name, position, node.inputs, made) for name in step.operands]
-        made.append(emit(PREFIX + step.command.name, *operands, **step.attrs))
-    return made[-1:]
+        operands = [_operand(name, position, node.inputs, emitted) for name in step.operands]
+        emitted.append(emit(PREFIX + step.command.name, *operands, **step.attrs))
+    return emitted[-1:]
 
 
 MOST = 64
-"""Inputs of a chain at most."""
+"""Maximum inputs of a chain."""
 
 COMMANDS: tuple[Command, ...] = (
     Command(

@@ -1,4 +1,4 @@
-"""What gradient rules are made of."""
+"""Building blocks of gradient rules."""
 
 from __future__ import annotations
 
@@ -10,74 +10,74 @@ from sublet.ops.op import Emit, Gradient, Grads
 
 
 def to_shape(emit: Emit, grad: Value, like: Value) -> Value:
-    """The gradient of an input that was broadcast: summed over the axes it was extended along."""
+    """Return the gradient of a broadcast input: sum over the broadcast axes."""
     shape = spec_of(like).shape
     return grad if spec_of(grad).shape == shape else emit("nn.sum_to", grad, shape=shape)
 
 
 def given(grads: Grads) -> Value:
-    """The gradient of the only output."""
+    """Return the gradient of the only output."""
     (grad,) = grads
     assert grad is not None
     return grad
 
 
 def operand(node: Node, position: int) -> Value:
-    """An input that is present."""
+    """Return the input at `position`, which must be present."""
     value = node.inputs[position]
     assert value is not None
     return value
 
 
 def result(node: Node, position: int = 0) -> Value:
-    """An output that is present."""
+    """Return the output at `position`, which must be present."""
     value = node.outputs[position]
     assert value is not None
     return value
 
 
 def reshaped(emit: Emit, value: Value, shape: tuple[int, ...]) -> Value:
-    """The value in another shape; itself where it has it."""
+    """Return the value reshaped to `shape`; the same value if the shape is equal."""
     return value if spec_of(value).shape == shape else emit("nn.reshape", value, shape=shape)
 
 
 def zeros(emit: Emit, like: Value) -> Value:
-    """Zeros with the spec of a value."""
+    """Return zeros with the spec of `like`."""
     return emit.constant(0, like, spec_of(like).shape)
 
 
 def scaled(emit: Emit, value: Value, number: float) -> Value:
-    """The value times a number."""
+    """Return the value times a number."""
     return emit("nn.mul", value, emit.constant(number, value))
 
 
 def one_minus(emit: Emit, value: Value) -> Value:
-    """1 - value."""
+    """Return 1 - value."""
     return emit("nn.sub", emit.constant(1, value), value)
 
 
 def product(emit: Emit, first: Value, *factors: Value) -> Value:
-    """The product of several values."""
+    """Return the product of several values."""
     for factor in factors:
         first = emit("nn.mul", first, factor)
     return first
 
 
 def total(emit: Emit, *terms: Value | None) -> Value | None:
-    """The sum of the terms that are there; None where none is."""
-    found: Value | None = None
+    """Return the sum of the present terms; None if all terms are None."""
+    added: Value | None = None
     for term in terms:
         if term is not None:
-            found = term if found is None else emit("nn.add", found, term)
-    return found
+            added = term if added is None else emit("nn.add", added, term)
+    return added
 
 
 Times = Callable[[Emit, Node, Value], Value]
-"""(emit, node, gradient of the output) -> gradient of one input, before it is summed to its shape."""
+"""(emit, node, gradient of the output) -> gradient of one input, before summing to the input's shape."""
 
 
 def elementwise(*rules: Times | None) -> Gradient:
-    """The gradient of a command of one output whose inputs are broadcast together: one rule an input, None for zero."""
+    """Return the gradient of a command with one output and broadcast inputs: one rule per input, None for zero."""
 
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         grad = given(grads)
@@ -90,5 +90,5 @@ def elementwise(*rules: Times | None) -> Gradient:
 
 
 def by(op: str, *positions: int) -> Times:
-    """The gradient is `op(grad, *inputs at these positions)`, with the attributes of the node."""
+    """Return the rule `op(grad, *inputs at positions)`, with the attributes of the node."""
     return lambda emit, node, grad: emit(op, grad, *(operand(node, i) for i in positions), **node.attrs)

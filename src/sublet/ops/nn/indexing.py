@@ -1,4 +1,4 @@
-"""Reading and writing at indices. An index outside the tensor stops the run with an error."""
+"""Reads and writes at indices. An index outside the tensor stops the run with an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 
 def within(indices: Any, extent: int) -> Any:
-    """The indices, once all are of [0, extent). Raises IndexError."""
+    """Return the indices unchanged. Raises IndexError unless all lie in [0, extent)."""
     if indices.size and not (indices.min() >= 0 and indices.max() < extent):
         raise IndexError(f"indices {indices.min()} to {indices.max()} into an axis of {extent} elements")
     return indices
@@ -67,7 +67,7 @@ def _summed_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _index_select_gradient(dy: Any, indices: Any, axis: int, extent: int) -> Any:
-    """Zeros, to which every slice of dy is added where it was taken from."""
+    """Return zeros, plus every slice of dy at the source index of the slice."""
     before, after = dy.shape[:axis], dy.shape[axis + indices.ndim :]
     y = np.zeros((*before, extent, *after), dy.dtype)
     pieces = dy.reshape(*before, indices.size, *after)
@@ -103,7 +103,7 @@ def _embedding_gradient_back(emit: Emit, node: Node, grads: Grads) -> Sequence[V
 
 
 def _along(x: TensorSpec, indices: TensorSpec, axis: int) -> None:
-    """Raise unless both have the same extents except along the axis."""
+    """Raise SpecError unless both specs have equal extents except along the axis."""
     rank = len(x.shape)
     if len(indices.shape) != rank or any(x.shape[k] != indices.shape[k] for k in range(rank) if k != axis):
         raise SpecError(f"{x} and the indices, {indices}, may only differ along axis {axis}")
@@ -182,7 +182,7 @@ def _row(stack: Any, i: Any) -> Any:
 
 
 def _row_views(node: Node) -> tuple[Share, ...]:
-    """The index is a constant."""
+    """Return the share with the row of a constant index."""
     stack, literal = spec_of(operand(node, 0)), operand(node, 1).literal
     if literal is None:
         return ()

@@ -1,4 +1,4 @@
-"""What only moves elements: transpose, slice, concat, split, pad, flip, tile."""
+"""Movement of elements: transpose, slice, concat, split, pad, flip, tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 MANY = 1 << 20
-"""No command has more inputs or outputs."""
+"""Maximum inputs or outputs of a command."""
 
 
 def bounds(
@@ -27,35 +27,35 @@ def bounds(
     steps: Sequence[int] = (),
     axes: Sequence[int] = (),
 ) -> dict[str, tuple[int, ...]]:
-    """The attributes of nn.slice for `x[starts:ends:steps]` along some axes, as Python counts: from the end if below 0.
+    """Return the attributes of nn.slice for `x[starts:ends:steps]`; negative indices count from the end, as in Python.
 
-    `axes` are the first ones where not given, and steps are 1. Raises SpecError for a step below 1: nn.flip reverses.
+    `axes` defaults to the first axes, `steps` to 1. Raises SpecError for a step below 1: nn.flip reverses an axis.
     """
     axes = [axis_in(axis, len(shape)) for axis in axes] if axes else range(len(starts))
     steps = steps or (1,) * len(starts)
     if not len(starts) == len(ends) == len(steps) == len(axes) <= len(shape):
         raise SpecError(f"{len(starts)} starts, {len(ends)} ends and {len(steps)} steps for {len(shape)} axes")
-    found = [(0, extent, 1) for extent in shape]
+    ranges = [(0, extent, 1) for extent in shape]
     for start, end, step, axis in zip(starts, ends, steps, axes, strict=True):
         if step < 1:
             raise SpecError(f"step {step} along axis {axis} is below 1; nn.flip reverses an axis")
         begin, stop, _ = slice(start, end, step).indices(shape[axis])
-        found[axis] = (begin, max(begin, stop), step)
-    columns = zip(*found, strict=True) if found else ((), (), ())
+        ranges[axis] = (begin, max(begin, stop), step)
+    columns = zip(*ranges, strict=True) if ranges else ((), (), ())
     return dict(zip(("starts", "ends", "steps"), columns, strict=True))
 
 
 def cut(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
-    """`x[begin:end]` along one axis."""
+    """Return `x[begin:end]` along one axis."""
     return emit("nn.slice", x, **bounds(spec_of(x).shape, (begin,), (end,), axes=(axis,)))
 
 
 def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, ...]:
-    """An attribute with a number for each axis."""
-    found = pick(attrs, key)
-    if len(found) != rank or any(n < least for n in found):
-        raise SpecError(f"{key} = {list(found)} must be {rank} integers, one for each axis, none below {least}")
-    return tuple(found)
+    """Return an attribute with a number for each axis, none below `least`."""
+    numbers = pick(attrs, key)
+    if len(numbers) != rank or any(n < least for n in numbers):
+        raise SpecError(f"{key} = {list(numbers)} must be {rank} integers, one for each axis, none below {least}")
+    return tuple(numbers)
 
 
 def _permutation(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _slice_views(node: Node) -> tuple[Share, ...]:
 
 
 def _slice_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """The gradient where it was cut from, zeros around it and between what steps were taken over."""
+    """Return the gradient at the sliced elements, padded with zeros around and between the elements."""
     grad, shape = given(grads), spec_of(operand(node, 0)).shape
     starts, between = pick(node.attrs, "starts"), [step - 1 for step in pick(node.attrs, "steps")]
     after = [
@@ -136,12 +136,12 @@ def _concat_parts(node: Node) -> tuple[Share, ...]:
 
 
 def _concat_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    found, begin, axis = [], 0, _axis(node)
+    gradients, begin, axis = [], 0, _axis(node)
     for value in node.uses:
         extent = spec_of(value).shape[axis]
-        found.append(cut(emit, given(grads), axis, begin, begin + extent))
+        gradients.append(cut(emit, given(grads), axis, begin, begin + extent))
         begin += extent
-    return found
+    return gradients
 
 
 def _split_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -191,7 +191,7 @@ def _pad_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def inner(shape: Sequence[int], pads: Sequence[int], between: Sequence[int]) -> tuple[slice, ...]:
-    """Where the elements of a tensor of `shape` lie in what nn.pad makes of it."""
+    """Return the slices of a tensor's elements in the result of nn.pad, for a tensor of `shape`."""
     gaps = between or (0,) * len(shape)
     return tuple(
         slice(start, start + n + max(0, n - 1) * gap, gap + 1) for start, n, gap in zip(pads, shape, gaps, strict=False)
@@ -211,7 +211,7 @@ def _pad_views(node: Node) -> tuple[Share, ...]:
 
 
 def _pad_parts(node: Node) -> tuple[Share, ...]:
-    """The input lies in the result, where it is padded along the leading axis: the kernel fills in the rest."""
+    """Return the share of the input in the result, for padding along the leading axis: the kernel fills the rest."""
     x, y = spec_of(operand(node, 0)), spec_of(result(node))
     gaps = zip(pick(node.attrs, "between"), x.shape, strict=False)
     if any(gap and n > 1 for gap, n in gaps) or x.size == y.size:
@@ -220,7 +220,7 @@ def _pad_parts(node: Node) -> tuple[Share, ...]:
 
 
 def block_part(y: TensorSpec, x: TensorSpec, begin: Sequence[int]) -> tuple[Share, ...]:
-    """The share of input 0, an `x` that lies at `begin` in output 0, a `y`; none where it is not contiguous."""
+    """Return the share of input 0 with spec `x`, at `begin` in output 0 with spec `y`; empty if not contiguous."""
     offset = block_offset(y, x.shape, begin)
     return () if offset is None else (Share(0, 0, offset),)
 

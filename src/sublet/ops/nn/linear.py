@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 
 def _factor(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
-    """Rows and columns of a factor, the way it is multiplied."""
+    """Return rows and columns of a factor after transposition."""
     if len(spec.shape) < 2:
         raise SpecError(f"{name} is {spec}: a factor must have at least two axes; see nn.reshape")
     rows, columns = spec.shape[-2:]
@@ -28,7 +28,7 @@ def _factor(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
 
 
 def _product(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int]:
-    """Rows and columns of the product of the last two axes."""
+    """Return rows and columns of the product over the last two axes."""
     (rows, inner), (other, columns) = (
         _factor(spec, pick(attrs, f"transpose_{name}"), name) for spec, name in zip((a, b), NAMES, strict=True)
     )
@@ -60,15 +60,15 @@ def _matmul(a: Any, b: Any, transpose_a: int, transpose_b: int) -> Any:
 
 
 def rows(emit: Emit, x: Value) -> Value:
-    """All axes but the last one as one: a matrix over the same bytes."""
+    """Return a view with all axes but the last merged: a matrix over the same bytes."""
     shape = spec_of(x).shape
     return reshaped(emit, x, (prod(shape[:-1]), shape[-1]))
 
 
 def _matmul_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """dA = dY B^T and dB = A^T dY, transposed where the factor was.
+    """Return dA = dY B^T and dB = A^T dY, transposed for a transposed factor.
 
-    A matrix that is multiplied by a whole batch has its gradient as one product over all rows of the batch.
+    The gradient of a matrix multiplied by a whole batch is one product over all rows of the batch.
     """
     dy, a, b = given(grads), operand(node, 0), operand(node, 1)
     da = _by_a(emit, node, dy, b)
@@ -139,17 +139,17 @@ def _linear(x: Any, w: Any, b: Any = None) -> Any:
 
 
 def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """Each is one product of matrices, whatever axes x has."""
+    """Return the gradients, each as one matrix product, for any number of axes of x."""
     x, w = operand(node, 0), operand(node, 1)
     dy, shape = rows(emit, given(grads)), spec_of(x).shape
-    found = [
+    gradients = [
         reshaped(emit, emit("nn.matmul", dy, w), shape),
         emit("nn.matmul", dy, rows(emit, x), transpose_a=1),
     ]
     if len(node.inputs) < 3:
-        return found
+        return gradients
     b = node.inputs[2]
-    return [*found, None if b is None else to_shape(emit, dy, b)]
+    return [*gradients, None if b is None else to_shape(emit, dy, b)]
 
 
 _FLAGS = {"transpose_a": False, "transpose_b": False}

@@ -1,7 +1,7 @@
-"""Losses: how far what a network says is from what is right; one number a sample, or one an element.
+"""Losses: the difference between the output of a network and the target, one number per sample or per element.
 
-Labels count the classes from 0. A negative label says that there is none: its loss is 0 and has no gradient
-(padding in a batch of texts; PyTorch writes -100).
+Labels count the classes from 0. A negative label means no label: the loss is 0 and has no gradient, as for
+padding in a batch of texts (PyTorch uses -100).
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from sublet.ops.nn.softmax import softmax
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Shares, Specs
 
 TINY = 1e-12
-"""The gradient of binary cross entropy divides by p (1 - p), and by no less than this (as in PyTorch)."""
+"""Minimum divisor p (1 - p) in the gradient of binary cross entropy (as in PyTorch)."""
 LOWEST_LOG = -100
-"""Binary cross entropy takes no logarithm for less than this (as in PyTorch)."""
+"""Minimum logarithm in binary cross entropy (as in PyTorch)."""
 
 OVER_ANY = over(0, 1, 2)
 
 
-# Classes: one label a row.
+# Classification losses: one label per row.
 
 
 def _rows(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpec]:
-    """The spec of scores [..., C], once labels [...] go with them, and that of one number a label."""
+    """Return the spec of scores [..., C] and the spec of losses [...].
+
+    Raises SpecError if the labels [...] do not fit the scores.
+    """
     x = of_type(specs[scores], FLOATS, f"input {scores}")
     given = of_type(specs[labels], INDICES, f"input {labels}, the labels,")
     if not x.shape or x.shape[-1] < 1:
@@ -60,14 +63,14 @@ def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _hot(labels: Any, classes: int) -> Any:
-    """[..., C]: whether a class is the label. Raises IndexError for a label that is no class."""
+    """Return bools [..., C], True at the label. Raises IndexError for a label beyond the classes."""
     if labels.size and labels.max() >= classes:
         raise IndexError(f"the label {labels.max()} is none of {classes} classes")
     return labels[..., None] == np.arange(classes)
 
 
 def _picked(x: Any, labels: Any) -> Any:
-    """What stands at the labels; 0 where there is none."""
+    """Return the elements at the labels; 0 for negative labels."""
     return np.where(_hot(labels, x.shape[-1]), x, 0).sum(axis=-1)
 
 
@@ -91,7 +94,7 @@ def _softmax_cross_entropy_gradient(dloss: Any, p: Any, labels: Any) -> Any:
 
 
 def _column(emit: Emit, value: Value) -> Value:
-    """[...] as [..., 1]."""
+    """Return [...] as [..., 1]."""
     return emit("nn.reshape", value, shape=(*spec_of(value).shape, 1))
 
 
@@ -103,21 +106,21 @@ def _hot_mask(emit: Emit, labels: Value, p: Value) -> Value:
 def _cross_entropy_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dloss, p, labels = (operand(node, i) for i in range(3))
     hot = _hot_mask(emit, labels, p)
-    # Where p is not asked for it may be 0: 1 / p is not computed there.
+    # p may be 0 away from the label; dividing by 1 there avoids 1 / 0.
     ratio = emit("nn.div", _column(emit, dloss), emit("nn.where", hot, p, emit.constant(1, p)))
     return [emit("nn.where", hot, emit("nn.neg", ratio), emit.constant(0, p))]
 
 
 def _softmax_cross_entropy_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dloss, p, labels = (operand(node, i) for i in range(3))
-    one = emit("nn.where", _hot_mask(emit, labels, p), emit.constant(1, p), emit.constant(0, p))
-    known = emit("nn.greater_equal", labels, emit.constant(0, labels))
-    weight = emit("nn.where", known, dloss, emit.constant(0, dloss))
-    return [emit("nn.mul", emit("nn.sub", p, one), _column(emit, weight))]
+    one_hot = emit("nn.where", _hot_mask(emit, labels, p), emit.constant(1, p), emit.constant(0, p))
+    has_label = emit("nn.greater_equal", labels, emit.constant(0, labels))
+    weight = emit("nn.where", has_label, dloss, emit.constant(0, dloss))
+    return [emit("nn.mul", emit("nn.sub", p, one_hot), _column(emit, weight))]
 
 
 def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """From the probabilities, so that they may be written over the scores."""
+    """Compute the gradient from the probabilities, so the probabilities may overwrite the scores."""
     dloss, dp = grads
     p, labels = result(node, 1), operand(node, 1)
     through_p = None if dp is None else emit("nn.softmax_gradient", dp, p, axis=-1)
@@ -125,11 +128,11 @@ def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequenc
     return [total(emit, through_p, own), None]
 
 
-# Targets: one a number.
+# Regression losses: one target per element.
 
 
 def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
-    """All inputs are of one floating-point spec, which is that of what comes out."""
+    """Return an inference rule for inputs of equal floating-point specs; the output has the same spec."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         first, *others = (of_type(spec, FLOATS, role) for spec, role in zip(specs, roles, strict=True))
@@ -152,9 +155,9 @@ def _pairwise(
     inplace: Shares = OVER_ANY,
     attrs: dict[str, Attr] | None = None,
 ) -> tuple[Command, Command]:
-    """`<name>(x, t) -> loss` and `<name>_gradient(dloss, x, t) -> dx`.
+    """Return the commands `<name>(x, t) -> loss` and `<name>_gradient(dloss, x, t) -> dx`.
 
-    `target` is the gradient of the loss by t; `slope` is its derivative by x in smaller commands.
+    `target` is the gradient of the loss by t; `slope` is the derivative by x in smaller commands.
     """
 
     def rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -181,7 +184,7 @@ def _pairwise(
 
 
 def _neg_of_gradient(emit: Emit, node: Node, dloss: Value) -> Value:
-    """Of a loss of x - t."""
+    """Return the gradient by t for a loss of x - t: the negated gradient by x."""
     by_x = emit(f"{node.op}_gradient", dloss, operand(node, 0), operand(node, 1), **node.attrs)
     return emit("nn.neg", by_x)
 

@@ -1,6 +1,6 @@
 """Batch, layer, group and RMS normalisation.
 
-`Form` says how each sees a tensor. Their gradients need the input and the statistics, nothing else of its size.
+`NormForm` describes the shapes of each. The gradients need only the input and the statistics.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Specs
 
 
 def _needs(spec: TensorSpec | None, x: TensorSpec, shape: Sequence[int], role: str) -> None:
-    """Raise unless the spec has the type of x and `shape`."""
+    """Raise SpecError unless the spec has the type of x and the shape `shape`."""
     equal(present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and what it must be,")
 
 
 def _channels(specs: Specs, attrs: Attrs, roles: Sequence[str], x_at: int = 0) -> TensorSpec:
-    """The spec of x, once everything named in `roles` after it is one number a channel."""
+    """Return the spec of x; check for one number per channel in every input named in `roles`."""
     x = of_type(specs[x_at], FLOATS, "x")
     channels = (x.shape[axis_in(pick(attrs, "axis"), len(x.shape))],)
     for role, spec in zip(roles, specs[x_at + 1 :], strict=True):
@@ -56,7 +56,7 @@ def _batch_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _parts_of(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the statistics and of the scale, of a norm over rows or groups."""
+    """Return the shapes of the statistics and of the scale, for a norm over rows or groups."""
     rank = len(x.shape)
     if "axes" in attrs:
         axes = pick(attrs, "axes")
@@ -70,7 +70,7 @@ def _parts_of(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _norm_infer(count: int) -> Any:
-    """Of layer_norm and group_norm, with two statistics, and rms_norm, with one."""
+    """Return the inference rule of layer_norm and group_norm (two statistics) or rms_norm (one statistic)."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         x = of_type(specs[0], FLOATS, "x")
@@ -113,19 +113,19 @@ def _centre(emit: Emit, x: Value, mean: Value | None, form: Form) -> Value:
 def _of_moments(
     emit: Emit, x: Value, mean: Value | None, form: Form, dmean: Value | None, dvar: Value | None
 ) -> list[Value]:
-    """What x gets from the gradients of its mean and its variance: dmean / n, 2 dvar (x - mean) / n."""
-    found = []
+    """Return the gradients of x through the mean and the variance: dmean / n and 2 dvar (x - mean) / n."""
+    terms = []
     if dmean is not None:
         share = reshaped(emit, scaled(emit, dmean, 1 / max(1, form.count)), form.kept)
-        found.append(emit("nn.broadcast_to", share, shape=form.rows))
+        terms.append(emit("nn.broadcast_to", share, shape=form.rows))
     if dvar is not None:
         share = reshaped(emit, scaled(emit, dvar, 2 / max(1, form.count)), form.kept)
-        found.append(emit("nn.mul", _centre(emit, x, mean, form), share))
-    return [reshaped(emit, term, spec_of(x).shape) for term in found]
+        terms.append(emit("nn.mul", _centre(emit, x, mean, form), share))
+    return [reshaped(emit, term, spec_of(x).shape) for term in terms]
 
 
 def _of_rstd(emit: Emit, drstd: Value | None, rstd: Value) -> Value | None:
-    """The gradient of the variance: -drstd rstd^3 / 2."""
+    """Return the gradient of the variance: -drstd rstd^3 / 2."""
     if drstd is None:
         return None
     return scaled(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
@@ -149,17 +149,17 @@ def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _norm_rule(name: str, form_of: Any) -> Gradient:
-    """Of the norms over rows and groups: outputs are y, the mean where there is one, and rstd."""
+    """Return the gradient rule of a norm over rows or groups, with outputs y, mean (if present) and rstd."""
 
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         x, scale = operand(node, 0), (*node.inputs, None)[1]
         form = form_of(spec_of(x).shape, node.attrs)
         *means, rstd = (result(node, i) for i in range(1, len(node.outputs)))
         attrs = {key: value for key, value in node.attrs.items() if key != "epsilon"}
-        found: tuple[Value | None, ...] = ()
+        gradients: tuple[Value | None, ...] = ()
         if grads[0] is not None:
-            found = emit.several(name, grads[0], x, scale, *means, rstd, **attrs)
-        dx, dscale, dbias = (*found, None, None, None)[:3]
+            gradients = emit.several(name, grads[0], x, scale, *means, rstd, **attrs)
+        dx, dscale, dbias = (*gradients, None, None, None)[:3]
         mean, dmean = (means[0], grads[1]) if means else (None, None)
         others = _of_moments(emit, x, mean, form, dmean, _of_rstd(emit, grads[-1], rstd))
         return [total(emit, dx, *others), dscale, dbias][: len(node.inputs)]
@@ -168,7 +168,7 @@ def _norm_rule(name: str, form_of: Any) -> Gradient:
 
 
 def _gradient_parts(form_of: Any) -> ByParts:
-    """The same formula as `_gradients`, in commands."""
+    """Return the formula of `forms.norm_gradients` as an expansion into commands."""
 
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
         dy, x, scale = operand(node, 0), operand(node, 1), node.inputs[2]
@@ -183,17 +183,17 @@ def _gradient_parts(form_of: Any) -> ByParts:
         dx = emit("nn.sub", grad, inner)
         if form.centred:
             dx = emit("nn.sub", dx, mean(grad))
-        found = [reshaped(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
+        gradients = [reshaped(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
         if scale is not None:
             for part in (emit("nn.mul", seen, reshaped(emit, normal, form.seen)), seen):
-                found.append(reshaped(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
-        return found[: len(node.outputs)]
+                gradients.append(reshaped(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
+        return gradients[: len(node.outputs)]
 
     return ByParts(expand)
 
 
 def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
-    """y = x a + (bias - mean a), a = scale / sqrt(var + epsilon)."""
+    """Return y = x a + (bias - mean a), a = scale / sqrt(var + epsilon)."""
     x, scale, bias, mean, var = (operand(node, i) for i in range(5))
     form = batch_form(spec_of(x).shape, node.attrs)
     deviation = emit("nn.sqrt", emit("nn.add", var, emit.constant(pick(node.attrs, "epsilon"), var)))
@@ -206,7 +206,10 @@ def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
 def _row_commands(
     name: str, text: str, compute: Any, gradient: Any, form_of: Any, scales: int, over: dict[str, Attr | Required]
 ) -> tuple[Command, ...]:
-    """A norm over rows or groups, and its gradient command. `scales` counts scale and bias, as do the statistics."""
+    """Return the command of a norm over rows or groups, and the gradient command.
+
+    `scales` is the number of scale and bias inputs, and equally the number of statistics.
+    """
     stats = ("mean", "rstd")[-scales:]
     gradient_name = f"{name}_gradient"
     return (

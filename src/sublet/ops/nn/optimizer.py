@@ -1,10 +1,9 @@
-"""Optimisers: commands that take a gradient and update weights in place.
+"""Optimisers: commands updating weights in place with a gradient.
 
-Each takes the weights, their gradient, the learning rate (f32[], so that a schedule can change it) and the state it
-keeps between steps, which starts at 0; the results are the new weights and the new state, all of one spec. `step`
-counts from 1. `decay` adds decay * w to the gradient, in adamw and lamb to the update. The numbers are those of
-torch.optim, with one exception: PyTorch's first momentum is the whole gradient, here dampening acts from the first
-step on.
+Inputs are the weights, the gradient, the learning rate (f32[], so a schedule can change the rate) and the state kept
+between steps, initially 0. Results are the new weights and the new state, all of equal spec. `step` counts from 1.
+`decay` adds decay * w to the gradient; in adamw and lamb to the update. The results equal torch.optim, with one
+exception: PyTorch's first momentum is the whole gradient, while here dampening applies from the first step.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ def _at(specs: Specs, position: int) -> TensorSpec | None:
 
 
 def _scalar(specs: Specs, position: int, wanted: TensorSpec, role: str) -> None:
-    found = _at(specs, position)
-    if found != wanted:
-        raise SpecError(f"{role} is {found or 'missing'}, but must be {wanted}")
+    spec = _at(specs, position)
+    if spec != wanted:
+        raise SpecError(f"{role} is {spec or 'missing'}, but must be {wanted}")
 
 
 def _updated(specs: Specs, *states: str) -> tuple[TensorSpec, ...]:
-    """The specs of the new weights and states, for the inputs (w, grad, lr, *states)."""
+    """Return the specs of the new weights and states, for the inputs (w, grad, lr, *states)."""
     w = of_type(specs[0], FLOATS, "w")
     equal(of_type(specs[1], FLOATS, "grad"), w, "grad and w")
     _scalar(specs, 2, RATE, "lr")
@@ -50,7 +49,7 @@ def _fraction(attrs: Attrs, key: str) -> None:
 
 
 def _kept(specs: Specs, attrs: Attrs, position: int) -> list[str]:
-    """The momentum is a state exactly when there is one."""
+    """Return the momentum state, if the attribute momentum is not 0. Raises SpecError for a state without momentum."""
     if pick(attrs, "momentum"):
         return ["momentum"]
     if _at(specs, position) is not None:
@@ -67,9 +66,9 @@ def _sgd_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 def _adam_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     _fraction(attrs, "beta1")
     _fraction(attrs, "beta2")
-    found = _updated(specs, "m", "v")
+    outputs = _updated(specs, "m", "v")
     _scalar(specs, 5, STEP, "step")
-    return found
+    return outputs
 
 
 def _rmsprop_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -88,7 +87,7 @@ def _sgd(
     decay: float,
     nesterov: int,
 ) -> Any:
-    """Sutskever et al., 2013, as torch.optim.SGD: the rate is not part of the momentum."""
+    """Compute SGD as torch.optim.SGD (Sutskever et al., 2013): the momentum does not include the rate."""
     grad = grad + decay * w
     if before is None:
         return w - float(lr) * grad
@@ -97,9 +96,9 @@ def _sgd(
 
 
 def _moved(grad: Any, m: Any, v: Any, step: Any, *, beta1: float, beta2: float, epsilon: float) -> tuple[Any, Any, Any]:
-    """The direction of Adam, and the new means of the gradient and of its square.
+    """Return the direction of Adam, and the new means of the gradient and of the squared gradient.
 
-    It is one mean over the root of the other, both corrected for having started at 0.
+    The direction is the mean over the root of the mean square, both corrected for starting at 0.
     """
     m, v = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
     mean, square = m / (1 - beta1 ** int(step)), v / (1 - beta2 ** int(step))
@@ -117,7 +116,10 @@ def _adamw(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: floa
 
 
 def _lamb(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
-    """You et al., 2020, algorithm 2, with phi(z) = z: the update has the norm of the weights; 1 for a norm of 0."""
+    """Compute LAMB (You et al., 2020, algorithm 2) with phi(z) = z: the update has the norm of the weights.
+
+    The trust ratio is 1 if a norm is 0.
+    """
     direction, m, v = _moved(grad, m, v, step, **rates)
     update = direction + decay * w
     sizes = float(np.linalg.norm(w.reshape(-1))), float(np.linalg.norm(update.reshape(-1)))
@@ -137,7 +139,7 @@ def _rmsprop(
     epsilon: float,
     decay: float,
 ) -> Any:
-    """Tieleman and Hinton, 2012, as torch.optim.RMSprop: epsilon is added to the root."""
+    """Compute RMSProp as torch.optim.RMSprop (Tieleman and Hinton, 2012): epsilon is added to the root."""
     grad = grad + decay * w
     v = alpha * v + (1 - alpha) * grad**2
     step = grad / (np.sqrt(v) + epsilon)
@@ -148,7 +150,7 @@ def _rmsprop(
 
 
 def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
-    """`<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
+    """Return the command `<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
     return Command(
         name,
         text,

@@ -1,7 +1,7 @@
 """Max and average pooling.
 
-The gradient of max pooling is linear in dy once x says where the maxima are; what undoes it is picking the elements at
-the maxima. Both find the maxima again, from x: nothing but x is kept for them.
+The gradient of max pooling is linear in dy, given the positions of the maxima of x. The gradient of the gradient
+gathers elements at the maxima. Both recompute the maxima from x: no indices are saved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AVERAGE: dict[str, Attr | Required] = {
 
 
 def pool_windows(attrs: Attrs) -> Windows:
-    """The windows of a pooling: without strides they lie side by side. Raises SpecError."""
+    """Return the windows of a pooling; without strides, windows lie side by side. Raises SpecError."""
     kernel = pick(attrs, "kernel")
     return windows({**attrs, "strides": tuple(pick(attrs, "strides")) or kernel}, kernel)
 
@@ -79,10 +79,10 @@ def _average_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...
 
 
 def _by_place(x: Any, over: Windows, outside: float) -> Any:
-    """[N, C, *spatial] as [N, C, *counts, places]: the elements of each window; `outside` in the padding."""
+    """Return [N, C, *spatial] as [N, C, *counts, places]: the elements of each window, `outside` for padding."""
     counts = over.counts(x.shape[2:])
-    whole = over.padded(x, counts, outside)
-    return np.stack([whole[:, :, *where] for _, where in over.taps(counts)], -1)
+    padded = over.padded(x, counts, outside)
+    return np.stack([padded[:, :, *where] for _, where in over.taps(counts)], -1)
 
 
 def _max_pool(x: Any, layout: str, **attrs: Any) -> Any:
@@ -90,17 +90,17 @@ def _max_pool(x: Any, layout: str, **attrs: Any) -> Any:
 
 
 def _maxima(x: Any, over: Windows) -> Any:
-    """Which place of each window the first maximum is at."""
+    """Return the position of the first maximum in each window."""
     return _by_place(x, over, -np.inf).argmax(-1)
 
 
 def _max_pool_gradient(dy: Any, x: Any, layout: str, **attrs: Any) -> Any:
     over, dy, x = pool_windows(attrs), to_first(dy, layout), to_first(x, layout)
     maxima, counts = _maxima(x, over), dy.shape[2:]
-    whole = np.zeros((*x.shape[:2], *over.reach(x.shape[2:], counts)), dy.dtype)
+    padded = np.zeros((*x.shape[:2], *over.reach(x.shape[2:], counts)), dy.dtype)
     for i, (_, where) in enumerate(over.taps(counts)):
-        whole[:, :, *where] += np.where(maxima == i, dy, 0)
-    return from_first(whole[over.inside(x.shape[2:])], layout)
+        padded[:, :, *where] += np.where(maxima == i, dy, 0)
+    return from_first(padded[over.inside(x.shape[2:])], layout)
 
 
 def _max_pool_gather(ddx: Any, x: Any, layout: str, **attrs: Any) -> Any:
@@ -111,7 +111,7 @@ def _max_pool_gather(ddx: Any, x: Any, layout: str, **attrs: Any) -> Any:
 
 
 def _divisors(spatial: Sequence[int], over: Windows, count_include_pad: int, dtype: Any) -> Any:
-    """How many elements each window averages; the ones beyond all padding never count."""
+    """Return the number of elements averaged by each window; elements beyond the padding never count."""
     counts = over.counts(spatial)
     counted = np.zeros((1, 1, *over.reach(spatial, counts)), dtype)
     if count_include_pad:
@@ -131,10 +131,10 @@ def _avg_pool_gradient(dy: Any, layout: str, count_include_pad: int, shape: Exte
     over, dy = pool_windows(attrs), to_first(dy, layout)
     spatial, counts = shape[1:-1] if layout == "nhwc" else shape[2:], dy.shape[2:]
     each = dy / _divisors(spatial, over, count_include_pad, dy.dtype)
-    whole = np.zeros((*dy.shape[:2], *over.reach(spatial, counts)), dy.dtype)
+    padded = np.zeros((*dy.shape[:2], *over.reach(spatial, counts)), dy.dtype)
     for _, where in over.taps(counts):
-        whole[:, :, *where] += each
-    return from_first(whole[over.inside(spatial)], layout)
+        padded[:, :, *where] += each
+    return from_first(padded[over.inside(spatial)], layout)
 
 
 def _average_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -161,7 +161,7 @@ COMMANDS: tuple[Command, ...] = (
         "The gradient of nn.max_pool: (dy, x) -> dx. The maxima are found again, the first of equal ones.",
         _max_gradient_infer,
         _max_pool_gradient,
-        # Where the maxima are does not change with x, almost everywhere.
+        # The positions of the maxima are constant in x almost everywhere: no gradient by x.
         elementwise(by("nn.max_pool_gather", 1), None),
         MAX,
         inputs=(2, 2),

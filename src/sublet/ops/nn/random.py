@@ -1,8 +1,8 @@
-"""Random numbers, and dropout: functions of a key, so that a run can be repeated and a mask be made anew.
+"""Random numbers and dropout as functions of a key: runs are repeatable, and a mask can be recomputed.
 
-The numbers are those of Philox, a generator that encrypts a counter [Salmon et al. 2011, "Parallel random numbers: as
-easy as 1, 2, 3"], in the order of the elements. Each place in a program has a `stream` of its own; the key changes from
-one run, or one round of a loop, to the next.
+The numbers come from Philox, a generator encrypting a counter [Salmon et al. 2011, "Parallel random numbers: as easy as
+1, 2, 3"], in the order of the elements. Each place in a program has a separate `stream`; the key changes from
+run to run, and from iteration to iteration of a loop.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sublet.ops.op import Attrs, Infer, Share, Specs
 
 
 def generator(key: Any, stream: int) -> np.random.Generator:
-    """The source of the numbers of a key and a stream, at its beginning."""
+    """Return the generator for a key and a stream, at the start of the sequence."""
     words = np.array([int(key) % 2**64, stream % 2**64], np.uint64)
     return np.random.Generator(np.random.Philox(key=words))
 
 
 def drawn(dtype: DType) -> Any:
-    """The type in which numbers of a type are drawn."""
+    """Return the NumPy type used for drawing numbers of `dtype`."""
     return np.float64 if dtype is DType.F64 else np.float32
 
 
 def scale_of(rate: float) -> float:
-    """What the elements that dropout leaves are multiplied by."""
+    """Return the factor of the elements kept by dropout, 1 / (1 - rate)."""
     return 1 / (1 - rate)
 
 
@@ -88,7 +88,7 @@ def _dropout_views(node: Node) -> tuple[Share, ...]:
 
 
 def _dropping(name: str, text: str, gradient: str) -> Command:
-    """Dropout is linear: its gradient drops the same elements, with a mask that is drawn again and never kept."""
+    """Return a dropout command; the gradient drops the same elements, with a recomputed mask."""
     return Command(
         name,
         text,

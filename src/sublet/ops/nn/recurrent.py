@@ -1,8 +1,8 @@
-"""LSTM and GRU over a sequence, and the single steps of `cells`. Gates stand in PyTorch's order.
+"""LSTM and GRU over a sequence, and the single steps of `cells`. Gates are in PyTorch's order.
 
-The forward pass keeps what its gradient needs: the gates after their activations, and the cells of an LSTM. The
-gradient command walks back through time and gives the gradient of the gates before their activations; all else is
-products with that, each of one call.
+The forward pass saves the inputs of the gradient: the activated gates, and the cells of an LSTM. The gradient command
+goes back through time and returns the gradient of the gates before activation. All further gradients are single
+products with the gate gradient.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
 
 
 def _projected(x: Any, w: Any, b: Any) -> Any:
-    found = x @ w.T
-    return found if b is None else found + b
+    y = x @ w.T
+    return y if b is None else y + b
 
 
 def _lstm(x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ def _lstm_gradient(
     dy: Any, dh: Any, dc: Any, dgates: Any, dcells: Any, w_hh: Any, c0: Any, gates: Any, kept: Any
 ) -> tuple[Any, ...]:
     dh, dc = (np.zeros_like(c0) if grad is None else grad for grad in (dh, dc))
-    found = np.zeros_like(gates)
+    dgates_before = np.zeros_like(gates)
     for t in reversed(range(len(gates))):
         i, f, g, o = np.split(gates[t], 4, axis=-1)
         bent, before = np.tanh(kept[t]), kept[t - 1] if t else c0
@@ -58,9 +58,9 @@ def _lstm_gradient(
         active = np.concatenate((dc * g, dc * before, dc * i, dh * bent), axis=-1)
         active = active if dgates is None else active + dgates[t]
         slopes = np.concatenate((i * (1 - i), f * (1 - f), 1 - g**2, o * (1 - o)), axis=-1)
-        found[t] = active * slopes
-        dh, dc = found[t] @ w_hh, dc * f
-    return found, dh, dc
+        dgates_before[t] = active * slopes
+        dh, dc = dgates_before[t] @ w_hh, dc * f
+    return dgates_before, dh, dc
 
 
 def _gru(x: Any, h0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ def _gru_gradient(
 
 
 def _sequence(specs: Specs, states: int, gates: int) -> tuple[TensorSpec, TensorSpec]:
-    """The specs of y and of the state, once x, states, weights and biases fit each other."""
+    """Return the specs of y and of the state. Raises SpecError unless x, states, weights and biases fit each other."""
     same_type(specs, FLOATS)
     x, h = present(specs[0], "x"), state(specs[1], "h0")
     if len(x.shape) != 3 or not x.shape[0] or x.shape[1] != h.shape[0]:
@@ -124,14 +124,14 @@ def _gru_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _fit(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optional: int) -> None:
-    """Raise unless every spec is the wanted one; the first `optional` may be missing."""
+    """Raise SpecError unless every spec is the wanted spec; the first `optional` specs may be missing."""
     for i, (spec, role, right) in enumerate(zip(specs, roles, wanted, strict=True)):
         if spec is not None or i >= optional:
             equal(present(spec, role), right, f"{role} is wrong: it and what it must be")
 
 
 def _of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
-    """The specs of the gates, of y, of the state and of w_hh."""
+    """Return the specs of the gates, of y, of the state and of w_hh."""
     gates = of_type(spec, FLOATS, "gates")
     if len(gates.shape) != 3 or not gates.shape[0] or gates.shape[2] % count:
         raise SpecError(f"the gates are {gates}, they must be [time > 0, batch, {count} * hidden]")
@@ -159,19 +159,19 @@ def _gru_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _flat(emit: Emit, value: Value) -> Value:
-    """Time and batch as one axis."""
+    """Return the value with time and batch merged into one axis."""
     time, batch, width = spec_of(value).shape
     return emit("nn.reshape", value, shape=(time * batch, width))
 
 
 def _through_input(emit: Emit, grad: Value, x: Value, w: Value) -> tuple[Value, Value]:
-    """The gradients of x and of its weights, by that of the gates."""
+    """Return the gradients of x and of the input weights, given the gradient of the gates."""
     dx = emit("nn.reshape", emit("nn.matmul", grad, w), shape=spec_of(x).shape)
     return dx, emit("nn.matmul", grad, _flat(emit, x), transpose_a=1)
 
 
 def _of_recurrence(emit: Emit, grad: Value, h0: Value, y: Value) -> Value:
-    """The gradient of w_hh: the first step comes from h0, the others from the outputs before them."""
+    """Return the gradient of w_hh: the first step reads h0, each later step the output of the previous step."""
     time = spec_of(y).shape[0]
     first = emit("nn.matmul", _row(emit, grad, 0), h0, transpose_a=1)
     if time == 1:
@@ -205,12 +205,12 @@ def _gru_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _plus(emit: Emit, value: Value | None, more: Value | None, t: int) -> Value | None:
-    """A value and row t of another, where they are there."""
+    """Return the sum of a value and row t of `more`, if present."""
     return total(emit, value, None if more is None else _row(emit, more, t))
 
 
 def _stacked(emit: Emit, rows: Sequence[Value]) -> Value:
-    """Rows that were found last first, as one value with time as its first axis."""
+    """Return rows, ordered from last to first, as one value with time as the first axis."""
     shape = spec_of(rows[0]).shape
     return emit("nn.concat", *(emit("nn.reshape", row, shape=(1, *shape)) for row in reversed(rows)), axis=0)
 
@@ -224,7 +224,7 @@ def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, dh, dc, dgates, dcells = node.inputs[:5]
     w_hh, c0, gates, kept = (operand(node, i) for i in range(5, 9))
     dh, dc = (zeros(emit, c0) if grad is None else grad for grad in (dh, dc))
-    found: list[Value] = []
+    gate_rows: list[Value] = []
     for t in reversed(range(spec_of(gates).shape[0])):
         i, f, g, o = _gates_of(emit, gates, t, 4)
         bent, before = emit("nn.tanh", _row(emit, kept, t)), _row(emit, kept, t - 1) if t else c0
@@ -240,10 +240,10 @@ def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
             emit("nn.tanh_gradient" if gate is g else "nn.sigmoid_gradient", grad, gate)
             for grad, gate in zip(active, (i, f, g, o), strict=True)
         ]
-        found.append(emit("nn.concat", *rows, axis=-1))
-        dh, dc = emit("nn.matmul", found[-1], w_hh), product(emit, dc, f)
+        gate_rows.append(emit("nn.concat", *rows, axis=-1))
+        dh, dc = emit("nn.matmul", gate_rows[-1], w_hh), product(emit, dc, f)
     assert dh is not None
-    return [_stacked(emit, found), dh, dc]
+    return [_stacked(emit, gate_rows), dh, dc]
 
 
 def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:

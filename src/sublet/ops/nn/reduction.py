@@ -1,4 +1,4 @@
-"""Reductions over axes, and what undoes them: broadcasting."""
+"""Reductions over axes, and their inverse: broadcasting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sublet.ops.op import Attrs, Emit, Gradient, Grads, Infer, Specs
 
 
 def reduced(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[int, ...]:
-    """The shape without `axes`, or with 1 in their place."""
+    """Return the shape without `axes`, or with 1 in place of `axes`."""
     gone = axes_in(axes, len(shape))
     if keepdims:
         return tuple(1 if axis in gone else extent for axis, extent in enumerate(shape))
@@ -26,7 +26,7 @@ def reduced(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[i
 
 
 def infer_reduced(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """Numbers without the axes of a reduction."""
+    """Return the spec of a reduction of numbers."""
     x = of_type(specs[0], NUMBERS)
     return (TensorSpec(x.dtype, reduced(x.shape, pick(attrs, "axes"), pick(attrs, "keepdims"))),)
 
@@ -37,19 +37,19 @@ def _infer_mean(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _mean_of(x: Any, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
-    found = np.sum(x, axis=axis, keepdims=keepdims)
-    return found / x.dtype.type(x.size // max(1, found.size))
+    total = np.sum(x, axis=axis, keepdims=keepdims)
+    return total / x.dtype.type(x.size // max(1, total.size))
 
 
 def spread(emit: Emit, node: Node, grad: Value) -> Value:
-    """The gradient of a reduced value, once for every element that went into it."""
+    """Return the gradient of a reduced value, broadcast to every reduced element."""
     x = spec_of(operand(node, 0))
     kept = reduced(x.shape, pick(node.attrs, "axes"), 1)
     return emit("nn.broadcast_to", emit("nn.reshape", grad, shape=kept), shape=x.shape)
 
 
 def reduction(name: str, text: str, infer: Infer, function: Callable[..., Any], rule: Gradient) -> Command:
-    """A command that reduces over `axes`; all of them for ()."""
+    """Return a command reducing over `axes`; over all axes for ()."""
 
     def compute(x: Any, axes: tuple[int, ...], keepdims: int) -> Any:
         return function(x, axis=tuple(axes) or None, keepdims=bool(keepdims))
@@ -105,7 +105,7 @@ def _reshape_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def back_to(op: str) -> Gradient:
-    """The gradient of a command that changes the shape: `op` with the shape of the input."""
+    """Return the gradient rule of a command changing the shape: `op` with the shape of the input."""
 
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         return [emit(op, given(grads), shape=spec_of(operand(node, 0)).shape)]

@@ -1,4 +1,4 @@
-"""Upsampling of images: along each axis a sparse matrix, so the gradient is its transpose."""
+"""Upsampling of images: a sparse matrix along each axis, so the gradient is the transposed matrix."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODES = ("nearest", "bilinear")
 
 
 def nearest(source: int, extent: int) -> NDArray[np.int64]:
-    """The element of `source` that each of `extent` elements is a copy of."""
+    """Return for each of `extent` elements the index of the element to copy, among `source` elements."""
     return np.arange(extent) * source // max(1, extent)
 
 
 def weights(source: int, extent: int, mode: str, align_corners: int) -> NDArray[np.float64]:
-    """W[extent, source]: element i of the result is the sum over k of W[i, k] x[k].
+    """Return W[extent, source]: element i of the result is the sum over k of W[i, k] x[k].
 
-    Positions are those of PyTorch: the centres of the first and last elements coincide if `align_corners`, else
+    Positions are as in PyTorch: the centres of the first and last elements coincide if `align_corners`, else
     the outer edges do.
     """
     matrix = np.zeros((extent, source))

@@ -1,4 +1,4 @@
-"""Reductions that choose or multiply (max, min, argmax, argmin, prod, norm), and running sums."""
+"""Reductions by selection or product (max, min, argmax, argmin, prod, norm), top-k, histograms and running sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Axes = tuple[int, ...]
 
 
 def _some_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """Of a reduction that has no result for no elements."""
+    """Return the spec of a reduction undefined for no elements. Raises SpecError for an empty reduction."""
     (y,) = infer_reduced(specs, attrs)
     x = of_type(specs[0], NUMBERS)
     if y.size and not x.size:
@@ -30,7 +30,7 @@ def _some_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _of_result_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """(dy, x, y?) -> like x, where dy and y are what x reduces to."""
+    """Return the spec of x for (dy, x, y?); dy and y must have the spec of the reduced x."""
     x = of_type(specs[1], FLOATS, "x")
     for i, spec in enumerate(specs):
         if i != 1:
@@ -40,7 +40,7 @@ def _of_result_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _kept(emit: Emit, node: Node, small: Value, position: int) -> Value:
-    """A reduced value with extent 1 along the axes that are gone, so that it broadcasts against the input."""
+    """Return a reduced value with extent 1 along the reduced axes, broadcastable to the input."""
     shape = reduced(spec_of(operand(node, position)).shape, pick(node.attrs, "axes"), 1)
     return reshaped(emit, small, shape)
 
@@ -54,7 +54,7 @@ def _extremum_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | Non
 
 
 def _extremum_gradient(dy: Any, x: Any, y: Any, axes: Axes, keepdims: int) -> Any:
-    """dy in equal shares where x is y."""
+    """Return dy in equal shares at the elements of x equal to y."""
     kept = reduced(x.shape, axes, 1)
     mask = x == y.reshape(kept)
     count = np.maximum(mask.sum(tuple(axes) or None, keepdims=True), 1)
@@ -71,7 +71,10 @@ def _extremum_parts(emit: Emit, node: Node) -> Sequence[Value]:
 
 
 def _prod_gradient(dy: Any, x: Any, axes: Axes, keepdims: int) -> Any:
-    """dy times the product of all others. With one 0 only its own gradient is not 0, with several none is."""
+    """Return dy times the product of all other elements.
+
+    With one zero, only the gradient of the zero is nonzero; with several zeros, all gradients are 0.
+    """
     kept, over_all = reduced(x.shape, axes, 1), tuple(axes) or None
     zero = x == 0
     count = zero.sum(over_all, keepdims=True)
@@ -81,7 +84,7 @@ def _prod_gradient(dy: Any, x: Any, axes: Axes, keepdims: int) -> Any:
 
 
 def _prod_parts(emit: Emit, node: Node) -> Sequence[Value]:
-    """The product is written as a tree of products of two, and differentiated: nothing is divided by."""
+    """Write the product as a binary tree of products and differentiate the tree: no division is needed."""
     dy, x = operand(node, 0), operand(node, 1)
     shape = spec_of(x).shape
     gone = axes_in(pick(node.attrs, "axes"), len(shape))
@@ -94,7 +97,10 @@ def _prod_parts(emit: Emit, node: Node) -> Sequence[Value]:
 
 
 def _of_rows(emit: Emit, dy: Value, x: Value) -> Value:
-    """The gradient of the product of each row: that of the row of pairs, times the other one of the pair."""
+    """Return the gradient of the product of each row.
+
+    Each element receives the gradient of its pair's product, times the partner in the pair.
+    """
     size, count = spec_of(x).shape
     if count < 2:
         return dy if count else x
@@ -126,7 +132,7 @@ def _norm(x: Any, p: float, axes: Axes, keepdims: int) -> Any:
 
 
 def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """dy sign(x) (|x| / y)^(p - 1); 0 where y is. Nothing but factors the size of y is kept for p = 1 and 2."""
+    """Return dy sign(x) (|x| / y)^(p - 1); 0 for y = 0. For p = 1 and 2, extra factors have only the size of y."""
     x, y, dy, p = operand(node, 0), result(node), given(grads), pick(node.attrs, "p")
     if p == inf:
         size = emit("nn.abs", x)
@@ -139,7 +145,7 @@ def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     if p == 2:
         return [emit("nn.mul", x, scale)]
     powers = emit("nn.pow", emit("nn.abs", x), emit.constant(p - 1, x))
-    if p < 1:  # where x is 0 the slope has no limit; 0, as PyTorch has it
+    if p < 1:  # the slope is unbounded at x = 0; use 0, as PyTorch does
         powers = emit("nn.masked_fill", powers, emit("nn.equal", x, emit.constant(0, x)), value=0.0)
     return [emit("nn.mul", emit("nn.mul", emit("nn.sign", x), powers), scale)]
 
@@ -161,7 +167,10 @@ def _top_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _top(x: Any, k: int, axis: int, largest: int) -> Any:
-    """NaN is above all numbers; of equal elements the first comes first."""
+    """Return the k largest or smallest elements and positions.
+
+    NaN is above all numbers; of equal elements the first comes first.
+    """
     if largest:
         order = np.flip(x.shape[axis] - 1 - np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
     else:
@@ -206,7 +215,7 @@ def _running_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None
 
 
 def _position(name: str, text: str, function: Callable[..., Any]) -> Command:
-    """The position of the first of the extreme elements."""
+    """Return a command for the position of the first extreme element."""
     return Command(
         name,
         text,

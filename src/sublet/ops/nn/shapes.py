@@ -1,4 +1,4 @@
-"""What shape inference of most commands is made of. Everything here raises SpecError with the shapes it saw."""
+"""Building blocks of shape inference. All functions raise SpecError with the offending shapes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ INDICES = (DType.I32, DType.I64)
 
 
 def present(spec: TensorSpec | None, role: str) -> TensorSpec:
-    """The spec of an input that must be there."""
+    """Return the spec of a required input."""
     if spec is None:
         raise SpecError(f"{role} is missing")
     return spec
 
 
 def of_type(spec: TensorSpec | None, allowed: Sequence[DType], role: str = "the input") -> TensorSpec:
-    """The spec, once its type is one of `allowed`."""
-    found = present(spec, role)
-    if found.dtype not in allowed:
+    """Return the spec of an input with a type in `allowed`."""
+    checked = present(spec, role)
+    if checked.dtype not in allowed:
         names = ", ".join(dtype.text for dtype in allowed)
-        raise SpecError(f"{role} is {found}, its type must be one of {names}")
-    return found
+        raise SpecError(f"{role} is {checked}, its type must be one of {names}")
+    return checked
 
 
 def same_type(specs: Specs, allowed: Sequence[DType] = NUMBERS) -> DType:
-    """The one type of all inputs that are present."""
+    """Return the common type of all present inputs."""
     given = [of_type(spec, allowed, f"input {i}") for i, spec in enumerate(specs) if spec is not None]
     if not given:
         raise SpecError("there must be an input")
@@ -45,7 +45,7 @@ def same_type(specs: Specs, allowed: Sequence[DType] = NUMBERS) -> DType:
 
 
 def broadcast(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """The shape that all inputs are extended to, as NumPy does it."""
+    """Return the common shape of all inputs after NumPy broadcasting."""
     rank = max(len(spec.shape) for spec in specs)
     shape = [1] * rank
     for spec in specs:
@@ -59,22 +59,22 @@ def broadcast(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
 
 
 def axis_in(axis: int, rank: int) -> int:
-    """The axis counted from the front."""
+    """Return the axis counted from the front."""
     if not -rank <= axis < rank:
         raise SpecError(f"axis {axis} is not one of a tensor with {rank} axes")
     return axis % rank
 
 
 def axes_in(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, ascending, each once; all of them for ()."""
-    found = tuple(sorted(axis_in(axis, rank) for axis in axes)) if axes else tuple(range(rank))
-    if len(set(found)) != len(found):
+    """Return the axes counted from the front, ascending, without repetition; all axes for ()."""
+    ordered = tuple(sorted(axis_in(axis, rank) for axis in axes)) if axes else tuple(range(rank))
+    if len(set(ordered)) != len(ordered):
         raise SpecError(f"axes {list(axes)} name one axis twice")
-    return found
+    return ordered
 
 
 def elementwise(allowed: Sequence[DType] = NUMBERS, result: DType | None = None) -> Infer:
-    """Inputs of one type, broadcast together."""
+    """Return an inference rule for inputs of equal type, broadcast together."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         given = [present(spec, f"input {i}") for i, spec in enumerate(specs)]
@@ -85,18 +85,18 @@ def elementwise(allowed: Sequence[DType] = NUMBERS, result: DType | None = None)
 
 
 def like_first(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    """One output, with the floating-point spec of the first input."""
+    """Return the spec of the only output: the floating-point spec of the first input."""
     return (of_type(specs[0], FLOATS),)
 
 
 def equal(a: TensorSpec, b: TensorSpec, roles: str) -> None:
-    """Raise unless both specs are the same."""
+    """Raise SpecError unless both specs are equal."""
     if a != b:
         raise SpecError(f"{roles} are {a} and {b}, but must be equal")
 
 
 def type_named(text: str, allowed: Sequence[DType] = ANY) -> DType:
-    """The type that an attribute names: "f32"."""
+    """Return the type named by an attribute, for example "f32"."""
     names = {dtype.text: dtype for dtype in allowed}
     if text not in names:
         raise SpecError(f"dtype = {text!r} must be one of {', '.join(names)}")
@@ -104,14 +104,14 @@ def type_named(text: str, allowed: Sequence[DType] = ANY) -> DType:
 
 
 def shape_given(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape that an attribute gives."""
+    """Return the shape given by an attribute."""
     if any(extent < 0 for extent in shape):
         raise SpecError(f"shape = {list(shape)} must be a list of extents, none below 0")
     return tuple(shape)
 
 
 def number_of(value: float, dtype: DType) -> float | int | bool:
-    """A number that an attribute gives, as one of `dtype`: rounded to a float of that type, refused as an integer."""
+    """Return a number as an element of `dtype`: floats are rounded, fractions and overflow of integers are errors."""
     kind = NUMPY[dtype]
     if dtype in FLOATS:
         with np.errstate(over="ignore"):

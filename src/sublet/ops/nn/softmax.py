@@ -1,4 +1,4 @@
-"""Softmax and its logarithm: their gradients take the result, so that it may be written over the input."""
+"""Softmax and log-softmax: the gradients read the result, so the result may overwrite the input."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from sublet.ops.op import Attrs, ByParts, Emit, Infer, Specs
 
 
 def softmax(x: Any, axis: int) -> Any:
-    """Exponentials, scaled to sum to 1 along an axis."""
+    """Return exponentials scaled to sum 1 along an axis."""
     powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return powers / powers.sum(axis=axis, keepdims=True)
 
 
 def log_softmax(x: Any, axis: int) -> Any:
-    """The logarithm of softmax, without an underflow."""
+    """Return the logarithm of softmax, without underflow."""
     shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
 def _weighted(emit: Emit, node: Node) -> Sequence[Value]:
-    """Softmax: y * (dy - sum(dy * y))."""
+    """Return the softmax gradient y * (dy - sum(dy * y))."""
     dy, y = operand(node, 0), operand(node, 1)
     total = emit("nn.sum", emit("nn.mul", dy, y), axes=(pick(node.attrs, "axis"),), keepdims=1)
     return [emit("nn.mul", y, emit("nn.sub", dy, total))]
 
 
 def _weighted_log(emit: Emit, node: Node) -> Sequence[Value]:
-    """Log-softmax: dy - exp(y) * sum(dy)."""
+    """Return the log-softmax gradient dy - exp(y) * sum(dy)."""
     dy, y = operand(node, 0), operand(node, 1)
     total = emit("nn.sum", dy, axes=(pick(node.attrs, "axis"),), keepdims=1)
     return [emit("nn.sub", dy, emit("nn.mul", emit("nn.exp", y), total))]
 
 
 def _along(infer: Infer) -> Infer:
-    """`infer`, once the axis is one of the first input."""
+    """Return `infer` with a check of the attribute `axis`."""
 
-    def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        (found,) = infer(specs, attrs)
-        axis_in(pick(attrs, "axis"), len(found.shape))
-        return (found,)
+    def infer_checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        (spec,) = infer(specs, attrs)
+        axis_in(pick(attrs, "axis"), len(spec.shape))
+        return (spec,)
 
-    return checked
+    return infer_checked
 
 
 COMMANDS = (

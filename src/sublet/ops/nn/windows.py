@@ -1,4 +1,4 @@
-"""Windows that slide over spatial axes: what convolution and pooling have in common."""
+"""Sliding windows over spatial axes, shared by convolution and pooling."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Extents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows lie over the spatial axes; every tuple has one number an axis.
+    """The geometry of sliding windows; every tuple has a number for each spatial axis.
 
-    begins, ends   elements of padding before the first and after the last
-    ceil           whether a last window may stick out beyond the padding, as PyTorch's `ceil_mode`
+    begins, ends   elements of padding before the first and after the last element
+    ceil           1 if a last window may extend beyond the padding, as with PyTorch's `ceil_mode`
     """
 
     kernel: Extents
@@ -35,17 +35,17 @@ class Windows:
 
     @property
     def spans(self) -> Extents:
-        """From the first element of a window to behind its last."""
+        """The extents of a window, dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def symmetric(self) -> bool:
-        """Whether there is as much padding before as after."""
+        """True if padding before and after is equal along every axis."""
         return self.begins == self.ends
 
     def counts(self, extents: Sequence[int]) -> Extents:
-        """How many windows there are along each axis. Raises SpecError where there is none."""
-        found = []
+        """Return the number of windows along each axis. Raises SpecError if no window fits."""
+        counts = []
         for axis, (extent, span) in enumerate(zip(extents, self.spans, strict=True)):
             begin, stride = self.begins[axis], self.strides[axis]
             room = extent + begin + self.ends[axis] - span
@@ -56,36 +56,36 @@ class Windows:
                 )
             count = (-(-room // stride) if self.ceil else room // stride) + 1
             if self.ceil and (count - 1) * stride >= extent + begin:
-                count -= 1  # a window that would begin in the padding behind
-            found.append(count)
-        return tuple(found)
+                count -= 1  # a last window starting in the padding at the end
+            counts.append(count)
+        return tuple(counts)
 
     def taps(self, counts: Sequence[int]) -> Iterator[tuple[Extents, tuple[slice, ...]]]:
-        """Each place in the window, and where it lies in the padded input as the window moves."""
+        """Yield each position in the window, with the slices of the padded input at the position for all windows."""
         for place in product(*map(range, self.kernel)):
             steps = zip(place, self.strides, self.dilations, counts, strict=True)
             yield place, tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, s, d, n in steps)
 
     def padded(self, x: Any, counts: Sequence[int], value: float = 0) -> Any:
-        """An input [N, C, *spatial] with its padding, as far as windows reach."""
+        """Return an input [N, C, *spatial] with padding, as far as windows reach."""
         reach = self.reach(x.shape[2:], counts)
-        whole = np.full((*x.shape[:2], *reach), value, x.dtype)
-        whole[self.inside(x.shape[2:])] = x
-        return whole
+        padded = np.full((*x.shape[:2], *reach), value, x.dtype)
+        padded[self.inside(x.shape[2:])] = x
+        return padded
 
     def reach(self, extents: Sequence[int], counts: Sequence[int]) -> Extents:
-        """Spatial extents of the padded input."""
+        """Return the spatial extents of the padded input."""
         sides = zip(extents, counts, self.strides, self.spans, self.begins, self.ends, strict=True)
         return tuple(max(x + b + e, (n - 1) * s + span) for x, n, s, span, b, e in sides)
 
     def inside(self, extents: Sequence[int]) -> tuple[slice, ...]:
-        """Where the input [N, C, *spatial] lies in the padded one."""
+        """Return the slices of the input [N, C, *spatial] in the padded input."""
         spatial = (slice(b, b + x) for b, x in zip(self.begins, extents, strict=True))
         return (slice(None), slice(None), *spatial)
 
 
 def windows(attrs: Attrs, kernel: Sequence[int]) -> Windows:
-    """The windows that attributes describe. Raises SpecError for one that has the wrong length or range."""
+    """Return the windows described by attributes. Raises SpecError for an attribute of wrong length or range."""
     axes = len(kernel)
     if any(extent < 1 for extent in kernel):
         raise SpecError(f"the kernel {list(kernel)} must be at least 1 along each axis")
@@ -97,14 +97,14 @@ def windows(attrs: Attrs, kernel: Sequence[int]) -> Windows:
 
 def _per_axis(attrs: Attrs, key: str, length: int, default: int, least: int) -> Extents:
     given = tuple(pick(attrs, key)) if key in attrs else ()
-    found = given or (default,) * length
-    if len(found) != length or any(number < least for number in found):
-        raise SpecError(f"{key} = {list(found)} must be {length} integers, each at least {least}")
-    return found
+    numbers = given or (default,) * length
+    if len(numbers) != length or any(number < least for number in numbers):
+        raise SpecError(f"{key} = {list(numbers)} must be {length} integers, each at least {least}")
+    return numbers
 
 
 def nhwc(attrs: Attrs) -> bool:
-    """Whether channels are the last axis. Raises SpecError for a layout that is neither."""
+    """True if channels are the last axis. Raises SpecError for an unknown layout."""
     layout = pick(attrs, "layout")
     if layout not in LAYOUTS:
         raise SpecError(f"layout = {layout!r} must be one of {', '.join(LAYOUTS)}")
@@ -112,7 +112,7 @@ def nhwc(attrs: Attrs) -> bool:
 
 
 def image(spec: TensorSpec, attrs: Attrs, role: str) -> tuple[int, int, Extents]:
-    """Samples, channels and spatial extents. Raises SpecError unless there are 1 to 3 spatial axes."""
+    """Return samples, channels and spatial extents. Raises SpecError unless the tensor has 1 to 3 spatial axes."""
     last, shape = nhwc(attrs), spec.shape
     if not 3 <= len(shape) <= 5:
         axes = "[N, *spatial, C]" if last else "[N, C, *spatial]"
@@ -123,15 +123,15 @@ def image(spec: TensorSpec, attrs: Attrs, role: str) -> tuple[int, int, Extents]
 
 
 def shape_of(samples: int, channels: int, spatial: Sequence[int], attrs: Attrs) -> Extents:
-    """The shape in the layout of the attributes."""
+    """Return the shape in the layout of the attributes."""
     return (samples, *spatial, channels) if nhwc(attrs) else (samples, channels, *spatial)
 
 
 def to_first(x: Any, layout: str) -> Any:
-    """The array seen as [N, C, *spatial]."""
+    """Return the array viewed as [N, C, *spatial]."""
     return np.moveaxis(x, -1, 1) if layout == "nhwc" else x
 
 
 def from_first(x: Any, layout: str) -> Any:
-    """An array [N, C, *spatial] seen in a layout."""
+    """Return an array [N, C, *spatial] viewed in `layout`."""
     return np.moveaxis(x, 1, -1) if layout == "nhwc" else x
