@@ -1,10 +1,11 @@
-"""Plans that other tools made, judged: against the model they are for, or by the lifetimes that they tell.
+"""Verification of memory plans made by other tools: against the model, or by the lifetimes in the plan's file.
 
-placed       ForeignPlan: which tensor lies where, and what the tool says besides
-judged       a plan of a model: replayed by the checker, byte by byte
-judged_lives a plan that tells lifetimes: tensors that live together lie apart
-judgement    what is found: what is wrong, what could not be judged, how far it is from a lower bound
-json_form    the documented JSON that any tool can write (docs/foreign.md)
+ForeignPlan          the plan as plain data: the region and offset of each tensor, and further declarations of the tool
+judge_by_replay      judge a plan of a model: the checker replays the model byte by byte
+judge_by_lifetimes   judge a plan with lifetimes: tensors with overlapping lifetimes must not overlap in memory
+judge_packing        judge the offsets of a packing problem, region by region
+ForeignVerdict       the violations, the tensors that could not be judged, and the distance to a lower bound
+json_form            the documented JSON format for plans of any tool (docs/foreign.md)
 """
 
 from sublet.foreign.judgement import By, Judgement, Outcome, RegionJudged

@@ -1,6 +1,7 @@
-"""Constants that nodes of an ONNX file compute, as nodes again: a tool that places them writes them when they run.
+"""Nodes for constants computed by an ONNX file, for plans with an arena place for the constants.
 
-Reading a model makes weights of what depends on no input. That is no mistake of a plan which reuses their bytes.
+The ONNX front end folds every node without a dependence on an input into a weight. A tool may instead run the node and
+write the result into the arena. The arena bytes are then live only from the node on, so a plan may use them before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ CONSTANT = "onnx.Constant"
 
 
 def with_computed(graph: Graph, model: onnx.ModelProto, placed: Collection[str]) -> Graph:
-    """The graph in which those of its weights that a tool `placed`, and a node of the file defines, are so defined."""
+    """Return the graph with an `onnx.Constant` node for each folded weight with an arena place.
+
+    A weight is replaced if the tool placed it (its name is in `placed`), a node of `model` defines it, and the graph
+    knows its content. Return `graph` itself if no weight qualifies.
+    """
     position = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
     moved = {value: position[value.name] for value in graph.weights if value.name in position and value.name in placed}
     moved = {value: at for value, at in moved.items() if value in graph.constants}
@@ -37,7 +42,11 @@ def with_computed(graph: Graph, model: onnx.ModelProto, placed: Collection[str])
 
 
 def _due(graph: Graph, position: Mapping[str, int], moved: Mapping[Value, int]) -> dict[Value, int]:
-    """Before which node of the graph each constant is computed: the first that comes later in the file, or reads it."""
+    """Return the insertion index of each constant: the new node goes before the graph node of this index.
+
+    The index is the smaller of two: the first node with a later position in the file, and the first reader of the
+    constant; the number of nodes if neither exists.
+    """
     due = dict.fromkeys(moved, len(graph.nodes))
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
@@ -53,6 +62,7 @@ def _due(graph: Graph, position: Mapping[str, int], moved: Mapping[Value, int]) 
 
 
 def _free(name: str, taken: set[str]) -> str:
+    """Return `name` with underscores appended until unused, and add the result to `taken`."""
     while name in taken:
         name += "_"
     taken.add(name)

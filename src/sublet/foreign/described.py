@@ -1,7 +1,7 @@
-"""What a plan says besides where values lie, worked out for one that says nothing: lives, buffers, sums, copies.
+"""Derived claims of a foreign plan: live ranges, buffers, byte sums and copies.
 
-A foreign plan tells offsets only. Its lives and what shares bytes are found here as the checker finds them when it
-judges what a plan claims, so that the plan can be drawn, and be judged as any other if it is right.
+A foreign plan declares offsets only. The functions here compute the rest by the checker's own analysis. The completed
+plan can be drawn, and a correct plan then passes the checker like a plan by Sublet.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from sublet.plan.schedule import Schedule
 from sublet.plan.slots import peak
 
 MOST_POINTS = 1 << 22
+"""Limit of program points. Beyond, `timeline` raises TooLongError."""
 
 
 def described(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
-    """The plan with points, lives, buffers, peak, sums and copies. It has no pointers and no copies of bodies."""
+    """Return the plan with points, live ranges, buffers, peak, byte sums and copies filled in.
+
+    The result renames no loop-carried value and has a single version of each loop body.
+    """
     points = timeline(graph, schedule, frozenset(), {}, MOST_POINTS)
     walk = Walk(points, Places(plan))
     constants = {value.name for value in graph.constants}
@@ -43,7 +47,11 @@ def described(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
 
 
 def _placements(plan: MemoryPlan, found: Ties, live: Mapping[int, Ranges]) -> Iterator[Placement]:
-    """The placements with their lives, and why values are the same bytes: one of each buffer came first."""
+    """Yield each placement with live range, buffer, and the reason to share bytes with another value.
+
+    Placements tied by a relation in `found`, with a common storage and at least 1 byte each, form a buffer. A single
+    value of each buffer has the reason "own": the representative.
+    """
     arenas = {storage.name for storage in plan.arenas}
     kin = Kin()
     reasons: dict[int, tuple[str, int]] = {}
@@ -57,7 +65,7 @@ def _placements(plan: MemoryPlan, found: Ties, live: Mapping[int, Ranges]) -> It
     members: dict[int, list[int]] = {}
     for i in range(len(plan.placements)):
         members.setdefault(kin.of(i), []).append(i)
-    first = {group: _first(several, reasons) for group, several in members.items()}
+    first = {group: _first(positions, reasons) for group, positions in members.items()}
     numbers: dict[int, int] = {}
     for i, place in enumerate(plan.placements):
         group = kin.of(i)
@@ -69,20 +77,22 @@ def _placements(plan: MemoryPlan, found: Ties, live: Mapping[int, Ranges]) -> It
 
 
 def _sized(*places: Placement) -> bool:
+    """Return True if every placement has at least 1 byte."""
     return all(place.region.nbytes for place in places)
 
 
 def _first(members: list[int], reasons: Mapping[int, tuple[str, int]]) -> int:
-    """Of a buffer the value that has no reason to share bytes."""
+    """Return a buffer's representative: the first member without a reason to share bytes, else the first member."""
     return next((i for i in members if i not in reasons), members[0])
 
 
 def _sum(plan: MemoryPlan, kinds: set[str] | None) -> int:
+    """Return the bytes of all placements in arenas, or only of placements with a reason in `kinds`."""
     return sum(place.region.nbytes for place in plan.in_arenas if kinds is None or place.how in kinds)
 
 
 def _moves(walk: Walk) -> Iterator[CopiedMove]:
-    """What control flow copies, since no value of such a plan is a pointer."""
+    """Yield the copies made by control flow: a foreign plan renames no loop-carried value, so every carry is copied."""
     for visit in walk.visits:
         for destination, sources, nbytes in copied(walk, visit):
             yield CopiedMove(walk.moment(visit).point.edge, min(sources), destination.name, nbytes)

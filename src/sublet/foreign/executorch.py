@@ -1,4 +1,4 @@
-"""Programs of ExecuTorch, judged by their own instructions: nothing of lifetimes is believed, they tell none."""
+"""Verification of ExecuTorch programs by replay of their instructions; the file declares no lifetimes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ SUFFIX = ".pte"
 
 
 def is_pte(path: Path) -> bool:
-    """Whether a file is a program of ExecuTorch, by its suffix."""
+    """Return True if the suffix of `path` is that of an ExecuTorch program (`.pte`)."""
     return path.suffix.lower() == SUFFIX
 
 
 def judged_pte(path: Path) -> Judgement:
-    """The plan in a program's file, judged. Raises ModelError when it cannot be read or is too large."""
+    """Read an ExecuTorch program and return the verdict on its memory plan.
+
+    Raises ModelError if the file cannot be read, is too large, or has no method.
+    """
     programs = read_programs(path)
     if not programs:
         raise ModelError(f"{path} has no method to judge")
@@ -32,14 +35,18 @@ def judged_pte(path: Path) -> Judgement:
 
 
 def judged_programs(programs: Iterable[Program]) -> Judgement:
-    """The plans of the methods of a program, each by itself: whether every step reads what was written for it."""
-    several = list(programs)
+    """Return the verdict on the memory plans of all methods of a program.
+
+    Each method is replayed alone. A step must read the content that the program wrote for the step. A region has a
+    lower bound only if its method has no finding.
+    """
+    methods = list(programs)
     findings: list[Finding] = []
     regions: list[RegionJudged] = []
     drawn: list[tuple[Problem, Packing]] = []
     names: list[str] = []
-    for program in several:
-        prefix = f"{program.name}: " if len(several) > 1 else ""
+    for program in methods:
+        prefix = f"{program.name}: " if len(methods) > 1 else ""
         wrong = replay(program)
         findings += [replace(finding, where=f"{prefix}{finding.where}") for finding in wrong]
         when = held(program)

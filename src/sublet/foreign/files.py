@@ -1,4 +1,4 @@
-"""Foreign plans from files: which kind it is, by its suffix or by what it says it is."""
+"""Readers of foreign plans from files. The suffix or the content of a file decides its format."""
 
 from __future__ import annotations
 
@@ -31,26 +31,29 @@ PICKLE_SUFFIXES = (".pickle", ".pkl")
 
 
 def is_foreign_json(path: Path) -> bool:
-    """Whether a file is the documented JSON of a foreign plan, and no plan of Sublet's."""
+    """Return True if the file is the documented JSON of a foreign plan. A plan file of Sublet gives False."""
     if path.suffix.lower() != ".json":
         return False
     text = read_text(path, PlanError)
     try:
         return is_placed(parse_json(text, str(path), PlanError))
-    except PlanError:  # whoever reads the file next says what is wrong with it
+    except PlanError:  # the next reader of the file reports the error
         return False
 
 
 def plan_beside(path: Path) -> ForeignPlan:
-    """The plan of a model in a file of its own. Raises PlanError when it cannot be read."""
+    """Read a foreign plan from a file beside the model. Raises PlanError if the file cannot be read."""
     try:
         return placed_from_json(read_text(path, PlanError), str(path))
-    except PlanError as error:  # of the plan as a whole, which knows the tool's name and no file
+    except PlanError as error:  # errors of the whole plan name the tool, but not the file
         raise error if str(path) in str(error) else PlanError(f"{path}: {error}") from None
 
 
 def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judgement:
-    """The plan that the file of a model brings with it, judged. Raises PlanError when there is none."""
+    """Return the verdict on the plan embedded in a model's file: ONNX metadata, or an offline plan for TFLM.
+
+    `capacity` is the size in bytes of the plan's single memory. Raises PlanError if the file has no plan.
+    """
     if is_onnx(path):
         proto = read_model(path)
         check_texts(proto, path.name)
@@ -63,9 +66,9 @@ def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judg
 
 
 def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
-    """The packing problem in a file: MiniMalloc's CSV, a partial order, or the allocations of a PyTorch snapshot.
+    """Read a packing problem: MiniMalloc's CSV, a partial order, or the allocations in a PyTorch snapshot.
 
-    Raises ProblemError or ModelError when it cannot be read, or has several devices.
+    Raises ProblemError or ModelError if the file cannot be read, or is a snapshot of several devices.
     """
     if not is_snapshot(path):
         return read_problem(path, lifetimes)
@@ -76,19 +79,20 @@ def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> P
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether a file is a pickle, by its suffix."""
+    """Return True if the suffix of `path` is that of a pickle."""
     return path.suffix.lower() in PICKLE_SUFFIXES
 
 
 def tells_lifetimes(path: Path) -> bool:
-    """Whether a file tells lifetimes, or instructions, so that it is judged without a model."""
+    """Return True if the file can be judged without a model, because it has lifetimes or instructions."""
     return is_pte(path) or path.suffix.lower() == CSV_SUFFIX or is_foreign_json(path)
 
 
 def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None) -> Judgement:
-    """A plan that tells lifetimes or instructions, judged, its one memory of `capacity` bytes where that is told.
+    """Return the verdict on a plan with lifetimes or instructions.
 
-    Raises PlanError, ProblemError or ModelError when it cannot be read.
+    `capacity` is the size in bytes of the plan's single memory, if the caller knows the size; a `.pte` file declares
+    sizes. Raises PlanError, ProblemError or ModelError if the file cannot be read.
     """
     if is_pte(path):
         if capacity is not None:

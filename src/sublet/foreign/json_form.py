@@ -1,15 +1,15 @@
-"""The JSON in which any tool can tell where its tensors lie; docs/foreign.md has an example of each kind.
+"""Reader of the documented JSON format for plans of any tool; docs/foreign.md has an example of each kind.
 
     format      "sublet-placed"; `version` 1           tensors    a list of objects:
-    tool        who planned, for people                name       of the tensor in the model
-    alignment   every offset is to be a multiple       offset     in its region; null or -1: it has no place
+    tool        name of the planner, for people        name       of the tensor in the model
+    alignment   every offset must be a multiple        offset     in the region; null or -1: no place
     regions     sizes of memories, by name             region     the memory; "arena" if missing
-    steps       what happens at step 0, 1, ...         bytes      its size, as the tool has it
+    steps       descriptions of steps 0, 1, ...        bytes      size, as the tool has it
                                                        lifetimes  [[begin, end], ...], half-open ranges of steps
-                                                       shares     a tensor whose bytes it is on purpose
+                                                       shares     a tensor with the same bytes on purpose
 
-Only format, version, and the names and offsets of tensors are needed for a plan of a model; without a model every
-placed tensor needs bytes and lifetimes.
+A plan of a model needs only format, version, and the names and offsets of tensors. Without a model, every placed tensor
+needs bytes and lifetimes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ NO_PLACE = -1
 
 
 def is_placed(raw: Any) -> bool:
-    """Whether decoded JSON says that it is of this form."""
+    """Return True if decoded JSON declares the format of foreign plans."""
     return isinstance(raw, Mapping) and raw.get("format") == FORMAT
 
 
 def placed_from_json(text: str, source: str) -> ForeignPlan:
-    """The plan in a JSON text. Raises PlanError naming the field that is wrong."""
+    """Parse a plan from JSON text. Raises PlanError with the name of the wrong field."""
     return placed_from_object(parse_json(text, source, PlanError), source)
 
 
 def placed_from_object(raw: Any, source: str) -> ForeignPlan:
-    """The plan in decoded JSON. Raises PlanError naming the field that is wrong."""
+    """Return the plan in decoded JSON. Raises PlanError with the name of the wrong field."""
     read = _Reader(source)
     fields = read.record(raw, "", FIELDS, ("format", "version", "tensors"))
     if fields["format"] != FORMAT or fields["version"] != VERSION:
@@ -70,6 +70,7 @@ def placed_from_object(raw: Any, source: str) -> ForeignPlan:
 def _plan(
     read: _Reader, fields: Mapping[str, Any], placed: tuple[Placed, ...], left_out: tuple[str, ...]
 ) -> ForeignPlan:
+    """Return the plan from the placed tensors and the remaining fields."""
     regions = fields.get("regions", {})
     if not isinstance(regions, dict):
         raise read.error("regions", "must be an object of sizes by name")
@@ -86,15 +87,17 @@ def _plan(
 
 
 class _Reader:
-    """Typed access to decoded JSON; every complaint names the file and the field."""
+    """Typed access to decoded JSON; every error names the file and the field."""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def error(self, field: str, what: str) -> PlanError:
+        """Return the error for `field`."""
         return PlanError(f"{self._source}: {f'{field} ' if field else ''}{what}")
 
     def record(self, raw: Any, field: str, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any]:
+        """Return `raw` as an object with all `needed` fields and only `known` fields. Raises PlanError otherwise."""
         if not isinstance(raw, dict):
             raise self.error(field, f"must be an object, not {_shown(raw)}")
         for name in needed:
@@ -106,22 +109,26 @@ class _Reader:
         return raw
 
     def array(self, raw: Any, field: str) -> list[Any]:
+        """Return `raw` as a list. Raises PlanError otherwise."""
         if not isinstance(raw, list):
             raise self.error(field, f"must be a list, not {_shown(raw)}")
         return raw
 
     def text(self, raw: Any, field: str, *, empty: bool = False) -> str:
+        """Return `raw` as a string, empty only if `empty` allows an empty string. Raises PlanError otherwise."""
         if not isinstance(raw, str) or not (raw or empty):
             raise self.error(field, f"must be a text, not {_shown(raw)}")
         return raw
 
     def integer(self, raw: Any, field: str, least: int, most: int) -> int:
+        """Return `raw` as an integer from `least` to `most`. Raises PlanError otherwise."""
         if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw <= most:
             raise self.error(field, f"must be an integer from {least} to {most}, not {_shown(raw)}")
         return raw
 
     def ranges(self, raw: Any, field: str) -> tuple[tuple[int, int], ...]:
-        found = []
+        """Return `raw` as half-open ranges of steps with begin < end. Raises PlanError otherwise."""
+        pairs = []
         for i, pair in enumerate(self.array(raw, field)):
             ends = self.array(pair, f"{field}[{i}]")
             if len(ends) != 2:
@@ -129,9 +136,10 @@ class _Reader:
             begin, end = (self.integer(edge, f"{field}[{i}]", -MAX_TIME, MAX_TIME) for edge in ends)
             if begin >= end:
                 raise self.error(f"{field}[{i}]", f"must begin before it ends, not {_shown(pair)}")
-            found.append((begin, end))
-        return tuple(found)
+            pairs.append((begin, end))
+        return tuple(pairs)
 
 
 def _shown(raw: Any) -> str:
+    """Return the first 40 characters of the repr, for error messages."""
     return repr(raw)[:40]

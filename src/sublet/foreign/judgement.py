@@ -1,4 +1,4 @@
-"""What is found of a plan that another tool made: what is wrong, what could not be judged, how far it is from best."""
+"""Verdict on a plan by another tool: violations, tensors not judged, and the distance to a lower bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sublet.plan import MemoryPlan
 
 
 class Outcome(StrEnum):
-    """Right in all of its tensors; wrong; or right as far as it could be judged, which is not all."""
+    """Kind of a verdict: right; wrong; or right in all judged tensors, with further tensors not judged."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 class By(StrEnum):
-    """What a plan was held against."""
+    """Evidence for a verdict: the source of the live ranges that the plan was checked against."""
 
     REPLAY = "the model, replayed byte by byte"
     LIFETIMES = "the lifetimes that the file tells"
@@ -33,7 +33,7 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegionJudged:
-    """A memory of the plan: what it takes, and what no plan of the same tensors with the same sharing can do below."""
+    """Verdict on a memory of the plan: the size, and a lower bound for the same tensors with the same sharing."""
 
     name: str
     nbytes: int
@@ -42,13 +42,13 @@ class RegionJudged:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found.
+    """Verdict on a plan by another tool.
 
-    findings     every rule that is broken
-    judged       the tensors that were held against the rules
-    not_judged   for each other tensor why not
-    plan         what is drawn of a plan of a model: lives and points are of the model
-    drawn        for each region the packing that is drawn of a plan that tells lifetimes
+    findings     every violated rule
+    judged       the tensors checked against the rules
+    not_judged   the reason for each remaining tensor
+    plan         the plan to draw, for a plan of a model: live ranges and points come from the model
+    drawn        the packing of each region to draw, for a plan with lifetimes
     """
 
     tool: str
@@ -62,27 +62,27 @@ class Judgement:
 
     @property
     def outcome(self) -> Outcome:
-        """In one word; wrong also where only a part was judged."""
+        """The kind of the verdict: wrong if any rule is violated, even if only some tensors were judged."""
         if self.findings:
             return Outcome.WRONG
         return Outcome.PARTLY if self.not_judged else Outcome.RIGHT
 
     @property
     def nbytes(self) -> int:
-        """What all regions take together."""
+        """The size of all regions together, in bytes."""
         return sum(region.nbytes for region in self.regions)
 
     @property
     def lower_bound_bytes(self) -> int:
-        """What they take at least, each with the tensors that it has."""
+        """The sum of the regions' lower bounds, in bytes. The assignment of tensors to regions is fixed."""
         return sum(region.lower_bound_bytes for region in self.regions)
 
 
 def most_held(pieces: Iterable[tuple[int, int, Ranges]]) -> int:
-    """The most bytes that hold something at one time, of (begin, end, when it holds something); each counts once.
+    """Return the most bytes in use at any time; `pieces` are (begin, end, time ranges in use). A byte counts once.
 
-    Of a right plan that is a bound: tensors that are needed at one time are different bytes, but for those that the
-    plan makes the same on purpose. So no plan that shares what this one shares has fewer.
+    The result is a lower bound if the plan is right. Tensors needed at the same time then have different bytes, apart
+    from tensors shared on purpose. So no plan with the same sharing uses fewer bytes.
     """
     held = [(begin, end, live) for begin, end, live in pieces if begin < end]
     edges = sorted({edge for begin, end, _ in held for edge in (begin, end)})

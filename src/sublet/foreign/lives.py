@@ -1,6 +1,6 @@
-"""A foreign plan that tells lifetimes: no model is asked, so what is judged is that nobody's bytes are another's too.
+"""Verification of a foreign plan by the lifetimes in its file: tensors with overlapping lifetimes must not overlap.
 
-Whether the lifetimes are those of a program is not looked at; the verdict says so.
+No model is read. The verdict says that the lifetimes themselves are not verified.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sublet.packing.validate import find_violations
 from sublet.plan import ARENA
 
 Place = tuple[str, int]
-"""A region, and the offset in it."""
+"""A region, and an offset in the region."""
 
 
 def judged_lives(foreign: ForeignPlan) -> Judgement:
-    """Whether tensors with overlapping lifetimes lie apart, in range and aligned.
+    """Return the verdict on a plan with lifetimes: overlaps, ends of regions, alignment.
 
-    Raises PlanError where a tensor tells no size or no lifetimes, or shares the bytes of one that is not there.
+    Raises PlanError if a tensor has no size or no lifetimes, or shares bytes of a tensor missing from the plan.
     """
     buffers = tuple(_buffer(tensor, foreign) for tensor in foreign.tensors)
     problem = Problem(buffers, name=foreign.tool, may_overlap=tuple(_shared(foreign)))
@@ -45,7 +45,11 @@ def judged_packing(
     steps: Sequence[str] = (),
     not_judged: Mapping[str, str] | None = None,
 ) -> Judgement:
-    """Whether the buffers of a problem are right in these places, None for no place; each region is by itself."""
+    """Return the verdict on the given places of a packing problem's buffers. Each region is judged alone.
+
+    `places` has (region, offset) for each buffer, or None for a buffer without a place. `sizes` has the bytes of
+    regions; a region without a size ends at the end of its last buffer.
+    """
     sizes = sizes or {}
     names = dict.fromkeys((*sizes, *(place[0] for place in places if place is not None)))
     findings: list[Finding] = []
@@ -77,10 +81,12 @@ def judged_packing(
 
 
 def _in_region(finding: Finding, region: str) -> Finding:
+    """Return the finding with the name of the region added to its location, if `region` is not empty."""
     return replace(finding, where=f"{finding.where} in {region}") if region else finding
 
 
 def _buffer(tensor: Placed, foreign: ForeignPlan) -> Buffer:
+    """Return the packing buffer of a tensor. Raises PlanError if size or lifetimes are missing or invalid."""
     if tensor.nbytes is None or not tensor.lifetimes:
         lacks = "bytes" if tensor.nbytes is None else "lifetimes"
         raise PlanError(
@@ -95,7 +101,10 @@ def _buffer(tensor: Placed, foreign: ForeignPlan) -> Buffer:
 
 
 def _shared(foreign: ForeignPlan) -> Iterator[tuple[int, int]]:
-    """The pairs that may be the same bytes: all that one tensor's bytes are shared by, one after another."""
+    """Yield the pairs of tensors allowed to overlap: all pairs within each chain of `shares`.
+
+    Raises PlanError if a chain is a cycle or leads to an unknown tensor.
+    """
     positions = {tensor.name: i for i, tensor in enumerate(foreign.tensors)}
     left, groups = set(foreign.left_out), dict[int, list[int]]()
     for i, tensor in enumerate(foreign.tensors):

@@ -1,9 +1,9 @@
-"""A plan written into the metadata of its ONNX model, under the keys that onnxsim writes; see `onnx_metadata`.
+"""Writer of a plan into the metadata of its ONNX model, under the keys of onnxsim; see `onnx_metadata`.
 
-Who reads it runs the nodes as they stand in the file, so they are put into the plan's order. Otherwise the file stays
-what it is, but for an entry in `value_info` of each tensor that had none. What is written is read again and judged.
-A tensor with no single place (one that takes turns, moves from round to round, or stands for another), or whose name
-several graphs of the file give to tensors of their own, is left without an offset, and counted.
+A reader of the metadata runs the nodes in file order. The writer therefore sorts the nodes into the plan's order. Apart
+from the order, the file gains only metadata and a `value_info` entry for each tensor without one. The written plan is
+read back and judged. A tensor without a single place gets no offset and is counted: a value with alternating places, a
+value that moves between iterations, a renamed carry, or a name defined by several graphs of the file.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 PREFIX = "onnxsim."
 MOST_NAMED = 20
+"""Limit of unplanned tensors listed by name in the metadata; all are counted."""
 
 
 def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
-    """The model's file with the plan in it.
+    """Return the model's file with the plan in its metadata, as {file name: bytes}.
 
-    Raises PlanError for a plan of anything but an ONNX model as it is in its file, and where no order of the nodes in
-    the file is that of the plan.
+    Raises PlanError if the plan is not for the unchanged graph of an ONNX file, or if no node order of the file matches
+    the plan's order.
     """
     if told.model is None or not is_onnx(told.model):
         raise PlanError("a plan is written into the ONNX model that it is for: give an .onnx file")
@@ -68,7 +69,7 @@ def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
 
 
 def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
-    """Read what is written, and judge it. Raises PlanError where it does not run right in the order of the file."""
+    """Read the written plan back and judge it. Raises PlanError if the plan is wrong in the node order of the file."""
     read = from_proto(
         model, dict(plan.dims), where=path.name, folder=path.parent, assume=dict(plan.recipe.assumed) or None
     )
@@ -81,6 +82,7 @@ def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
 
 
 def _annotate(model: onnx.ModelProto, plan: MemoryPlan) -> None:
+    """Write offsets, sizes and totals into the metadata of `model`, in place of any earlier plan."""
     places = _single(plan)
     ambiguous = several(graph for graph, _ in graphs_of(model.graph))
     left = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound(plan)
@@ -114,7 +116,7 @@ def _annotate(model: onnx.ModelProto, plan: MemoryPlan) -> None:
 
 
 def _single(plan: MemoryPlan) -> dict[str, Placement]:
-    """The values that lie in one place of an arena throughout."""
+    """Return the placements of values with a single contiguous place in an arena for the whole run."""
     places: dict[str, list[Placement]] = {}
     for place in plan.placements:
         places.setdefault(place.value, []).append(place)
@@ -128,16 +130,18 @@ def _single(plan: MemoryPlan) -> dict[str, Placement]:
 
 
 def _bound(plan: MemoryPlan) -> set[str]:
+    """Return the names of values bound to storage outside of the arenas."""
     arenas = {storage.name for storage in plan.arenas}
     return {p.value for p in plan.placements if p.how != POINTER and p.region.storage not in arenas}
 
 
 def _defined(graph: Any) -> set[str]:
+    """Return the names of node outputs and graph inputs."""
     return {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
 
 
 def _typed(value: Any, spec: str) -> None:
-    """The type of a tensor, as the plan has it."""
+    """Set the element type and the extents of an ONNX value from the plan's `spec`, such as "f32[2,3]"."""
     dtype, _, shape = spec.rstrip("]").partition("[")
     value.type.tensor_type.elem_type = ELEMENTS[DType.parse(dtype)]
     value.type.tensor_type.shape.SetInParent()
@@ -146,7 +150,7 @@ def _typed(value: Any, spec: str) -> None:
 
 
 def _forget(holder: Any) -> None:
-    """Take away what another plan has left under these keys."""
+    """Remove the metadata entries of an earlier plan from `holder`, and from its values if `holder` is a graph."""
     for one in (holder, *(values_of(holder) if hasattr(holder, "node") else ())):
         kept = [entry for entry in one.metadata_props if not _is_ours(entry.key)]
         if len(kept) < len(one.metadata_props):
@@ -157,9 +161,11 @@ def _forget(holder: Any) -> None:
 
 
 def _is_ours(key: str) -> bool:
+    """Return True if `key` is a metadata key of a plan."""
     name = key.removeprefix(PREFIX)
     return key.startswith(PREFIX) and (name in (OFFSET, SIZE, REGION) or name.startswith("memory_plan_"))
 
 
 def _put(holder: Any, key: str, value: object) -> None:
+    """Add a metadata entry under the prefix of onnxsim."""
     holder.metadata_props.add(key=PREFIX + key, value=str(value))

@@ -1,9 +1,9 @@
-"""The plan in the metadata of an ONNX file, under the keys that onnxsim writes and `sublet export --to onnx` too.
+"""Reader of a plan from the metadata of an ONNX file, under the keys of onnxsim and of `sublet export --to onnx`.
 
-A value (input, output or value_info of a graph) has `<prefix>mem_offset` and `<prefix>mem_size`; the model has
-`<prefix>memory_plan_arena_bytes`. The graph of a branch or loop that has this key too has memory of its own, which
-its offsets count in; another's count in that of the graph around. Sublet writes `<prefix>memory_plan_alignment` too,
-and `<prefix>mem_region`, which names one of several memories.
+A value (input, output or value_info of a graph) has `<prefix>mem_offset` and `<prefix>mem_size`. The model has
+`<prefix>memory_plan_arena_bytes`. If the graph of a branch or loop has the arena key too, the offsets of the graph
+count in separate memory; otherwise they count in the memory of the enclosing graph. Sublet also writes
+`<prefix>memory_plan_alignment`, and `<prefix>mem_region` with the name of the memory if a plan has several.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 OFFSET, SIZE, REGION, ARENA_BYTES = "mem_offset", "mem_size", "mem_region", "memory_plan_arena_bytes"
 ALIGNMENT, FINGERPRINT = "memory_plan_alignment", "memory_plan_fingerprint"
-"""Keys that Sublet writes, and onnxsim does not."""
+"""Keys written by Sublet, but not by onnxsim."""
 
 
 def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
-    """The plan in a model's metadata. Raises PlanError when there is none, or one that makes no sense."""
+    """Return the plan in a model's metadata.
+
+    Raises PlanError if the file has no plan, plans of several tools, or an invalid plan.
+    """
     prefixes = _prefixes(model)
     if len(prefixes) != 1:
         what = f"plans of several tools: {', '.join(sorted(prefixes))}" if prefixes else "no plan in its metadata"
@@ -33,6 +36,7 @@ def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
 
 
 def _prefixes(model: onnx.ModelProto) -> set[str]:
+    """Return the prefixes of all offset keys in the model."""
     entries = (
         entry for graph, _ in graphs_of(model.graph) for value in values_of(graph) for entry in value.metadata_props
     )
@@ -40,14 +44,17 @@ def _prefixes(model: onnx.ModelProto) -> set[str]:
 
 
 def values_of(graph: onnx.GraphProto) -> Iterator[Any]:
-    """What a graph tells types of, and metadata."""
+    """Yield the inputs, outputs and value_info entries of a graph: all values with a type and metadata."""
     yield from graph.input
     yield from graph.output
     yield from graph.value_info
 
 
 def graphs_of(graph: onnx.GraphProto, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """A graph and all within it, each with the graphs around it, those and itself by (graph, name of the attribute)."""
+    """Yield a graph and all nested graphs, each with the path from the outermost graph to it.
+
+    A path is a tuple of (graph, "node.attribute"), and is empty for the outermost graph.
+    """
     yield graph, path
     for i, node in enumerate(graph.node):
         for attribute in node.attribute:
@@ -56,11 +63,13 @@ def graphs_of(graph: onnx.GraphProto, path: tuple[Any, ...] = ()) -> Iterator[tu
 
 
 class _Metadata:
+    """Metadata of a model, read under a single key prefix."""
+
     def __init__(self, model: onnx.ModelProto, source: str, prefix: str) -> None:
         self._model, self._source, self._prefix = model, source, prefix
 
     def plan(self) -> ForeignPlan:
-        """All offsets; a name that several graphs define is left out, as it is not known which one is meant."""
+        """Return the plan with all offsets. A name defined by several graphs is left out: the metadata is ambiguous."""
         placed: dict[str, Placed] = {}
         sizes: dict[str, int] = {}
         graphs = list(graphs_of(self._model.graph))
@@ -75,9 +84,9 @@ class _Metadata:
                 if value.name in ambiguous and path:
                     left[value.name] = None
                     continue
-                told = keys.get(REGION, region)
+                memory = keys.get(REGION, region)
                 size = self._integer(keys[SIZE], value.name) if SIZE in keys else None
-                tensor = Placed(value.name, self._integer(keys[OFFSET], value.name), told, size)
+                tensor = Placed(value.name, self._integer(keys[OFFSET], value.name), memory, size)
                 if placed.setdefault(value.name, tensor) != tensor:
                     raise PlanError(f"{self._source}: {value.name!r} is placed twice, at different offsets")
         names = tuple(name for name in left if name not in placed)
@@ -88,12 +97,16 @@ class _Metadata:
 
     @property
     def _tool(self) -> str:
+        """The name of the tool: Sublet if the metadata has a fingerprint, else the key prefix."""
         if FINGERPRINT in self._keys(self._model):
             return "Sublet"
         return self._prefix.rstrip("./_") or "metadata"
 
     def _memory(self, path: Sequence[tuple[Any, str]], sizes: dict[str, int]) -> str:
-        """The memory that the offsets of a graph count in: of its own, or of the innermost around that has its own."""
+        """Return the memory for the graph at `path`: the memory of the innermost graph with a size, else the arena.
+
+        The size of the memory, if declared, is noted in `sizes`.
+        """
         names = [name for _, name in path]
         own = [i for i, (graph, _) in enumerate(path) if ARENA_BYTES in self._keys(graph)]
         region = "/".join(names[: own[-1] + 1]) if own else ARENA
@@ -103,6 +116,7 @@ class _Metadata:
         return region
 
     def _keys(self, holder: Any) -> Mapping[str, str]:
+        """Return the metadata entries of `holder` under the prefix, without the prefix."""
         return {
             entry.key.removeprefix(self._prefix): entry.value
             for entry in holder.metadata_props
@@ -110,13 +124,14 @@ class _Metadata:
         }
 
     def _integer(self, text: str, name: str) -> int:
+        """Return the integer in a metadata entry of at most 20 ASCII characters. Raises PlanError otherwise."""
         if not text.lstrip("-").isdecimal() or not text.isascii() or len(text) > 20:
             raise PlanError(f"{self._source}: {name!r} has {text[:40]!r} for an integer in its metadata")
         return int(text)
 
 
 def several(graphs: Iterator[Any]) -> set[str]:
-    """The names that more than one graph defines: Sublet tells them apart, by other names."""
+    """Return the names defined by more than one graph; Sublet reads such values under different names."""
     seen: set[str] = set()
     twice: set[str] = set()
     for graph in graphs:

@@ -1,4 +1,4 @@
-"""The nodes of an ONNX file in the order of a plan."""
+"""Reordering of the nodes of an ONNX file into the order of a plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BEFORE_ALL = -1
 
 
 def reorder(graph: Any, plan: MemoryPlan) -> None:
-    """Put the nodes of a graph, and of those within it, into the order in which the plan runs what they compute.
+    """Sort the nodes of a graph, and of all nested graphs, into the order of the plan's schedule.
 
-    A node that the plan does not have stays behind what it reads: it is a constant, or another name for something.
+    A node missing from the plan (a constant, or an alias of another value) keeps its place after its operands.
     """
     positions: dict[str, int] = {}
     _number(plan.schedule, positions)
@@ -30,14 +30,14 @@ def reorder(graph: Any, plan: MemoryPlan) -> None:
             order.append((at, i))
         if order != sorted(order):
             nodes = [type(node)() for node in one.node]
-            for made, node in zip(nodes, one.node, strict=True):
-                made.CopyFrom(node)
+            for copy, node in zip(nodes, one.node, strict=True):
+                copy.CopyFrom(node)
             del one.node[:]
             one.node.extend(nodes[i] for _, i in sorted(order))
 
 
 def _number(schedule: Schedule, positions: dict[str, int]) -> None:
-    """The position of each step in a run, those of sub-graphs behind their node."""
+    """Number the steps of a schedule in execution order; the steps of nested bodies follow their node."""
     for step in schedule.steps:
         positions[step.node] = len(positions)
         for body in schedule.bodies.get(step.node, ()):

@@ -1,8 +1,8 @@
-"""A pickle from a stranger, read without executing anything: only dicts, lists, tuples, texts, bytes and numbers.
+"""Safe reader of untrusted pickles: dicts, lists, tuples, strings, bytes and numbers, without execution of any code.
 
-This is an interpreter of the few opcodes that make such things. Whatever would import, call or build an object is
-refused by name. What it makes is bounded by the file: nothing is longer than the file has bytes, keys are texts, and
-containers are counted. Things that are referred to twice are one thing, so a reader must count its own steps.
+The reader interprets only the opcodes that build plain data. It refuses every opcode that imports, calls or builds an
+object, by name. The file bounds the result: no element is longer than the file, keys are strings, and the containers
+are counted. An object referenced twice is shared in the result, so a consumer must count its own steps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 from sublet.base.errors import ModelError
 
 MOST_BYTES = 1 << 30
+"""Limit of bytes of a pickle. Beyond, the pickle is refused."""
 MOST_CONTAINERS = 1 << 24
+"""Limit of dicts, lists and tuples in a pickle. Beyond, the pickle is refused."""
 MOST_LONG = 16
-"""Bytes of an integer."""
+"""Limit of bytes of an integer: no address or size is longer. Beyond, the pickle is refused."""
 PROTOCOLS = range(2, 6)
 
 CALLS = {
@@ -29,13 +31,18 @@ MARK = object()
 
 
 def unpickled(raw: bytes, where: str) -> Any:
-    """What a pickle holds. Raises ModelError for anything but plain containers, and for what is cut off or too big."""
+    """Return the plain data in a pickle.
+
+    Raises ModelError for opcodes other than those of plain data, and for a truncated or oversized pickle.
+    """
     if len(raw) > MOST_BYTES:
         raise ModelError(f"{where}: {len(raw)} bytes; a pickle of more than 1 GiB is not read")
     return _Machine(raw, where).run()
 
 
 class _Machine:
+    """A stack machine for the supported pickle opcodes."""
+
     def __init__(self, raw: bytes, where: str) -> None:
         self._raw, self._where, self._at = raw, where, 0
         self._stack: list[Any] = []
@@ -43,10 +50,11 @@ class _Machine:
         self._containers = 0
 
     def error(self, what: str) -> ModelError:
+        """Return the error with the current byte position."""
         return ModelError(f"{self._where}: byte {self._at}: {what}")
 
     def run(self) -> Any:
-        """The one thing that is left when the pickle says stop."""
+        """Execute the opcodes up to STOP and return the single remaining object."""
         raw, stop = self._raw, ord(".")
         if len(raw) < 2 or raw[0] != 0x80 or raw[1] not in PROTOCOLS:
             raise self.error("this is no pickle of protocol 2 to 5")
@@ -64,52 +72,62 @@ class _Machine:
         raise self.error("the pickle is cut off")
 
     def take(self, count: int) -> bytes:
+        """Return the next `count` bytes. Raises ModelError at the end of the file."""
         if count > len(self._raw) - self._at:
             raise self.error("the pickle is cut off, or a length in it is false")
         self._at += count
         return self._raw[self._at - count : self._at]
 
     def number(self, form: str) -> Any:
+        """Return the next number, little-endian, in the `struct` format `form`."""
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
 
     def push(self, thing: Any) -> None:
+        """Push an object."""
         self._stack.append(thing)
 
     def pop(self) -> Any:
+        """Pop an object. Raises ModelError if the stack is empty or its top is a mark."""
         if not self._stack or self._stack[-1] is MARK:
             raise self.error("takes something that is not there")
         return self._stack.pop()
 
     def contain(self, thing: Any) -> None:
+        """Push a new container. Raises ModelError beyond MAX_CONTAINERS."""
         self._containers += 1
         if self._containers > MOST_CONTAINERS:
             raise self.error(f"the pickle makes more than {MOST_CONTAINERS} containers")
         self.push(thing)
 
     def since_mark(self) -> list[Any]:
+        """Pop the last mark and all objects above the mark, and return the objects."""
         for i in range(len(self._stack) - 1, -1, -1):
             if self._stack[i] is MARK:
-                found = self._stack[i + 1 :]
+                items = self._stack[i + 1 :]
                 del self._stack[i:]
-                return found
+                return items
         raise self.error("takes a list of things that is not there")
 
     def tuple_of(self, count: int) -> None:
+        """Pop `count` objects and push them as a tuple."""
         self.contain(tuple(reversed([self.pop() for _ in range(count)])))
 
     def text(self, form: str) -> None:
+        """Push a UTF-8 string with a length in the format `form`."""
         try:
             self.push(self.take(self.number(form)).decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
             raise self.error("a text is not UTF-8") from error
 
     def long(self, form: str) -> None:
+        """Push a signed integer with a byte count in the format `form`, at most MAX_LONG_BYTES."""
         count = self.number(form)
         if not 0 <= count <= MOST_LONG:
             raise self.error(f"an integer of {count} bytes; more than {MOST_LONG} is no address or size")
         self.push(int.from_bytes(self.take(count), "little", signed=True))
 
     def extend(self, items: list[Any]) -> None:
+        """Append `items` to the list on top of the stack."""
         target = self.pop()
         if not isinstance(target, list):
             raise self.error("adds to what is no list")
@@ -117,6 +135,7 @@ class _Machine:
         self.push(target)
 
     def set_items(self, items: list[Any]) -> None:
+        """Store alternating keys and values of `items` in the dict on top of the stack."""
         target = self.pop()
         if not isinstance(target, dict) or len(items) % 2:
             raise self.error("sets items of what is no dict")
@@ -127,21 +146,26 @@ class _Machine:
         self.push(target)
 
     def append(self) -> None:
+        """Pop an object and append it to the list below."""
         self.extend([self.pop()])
 
     def set_item(self) -> None:
+        """Pop a value and a key and store them in the dict below."""
         value, key = self.pop(), self.pop()
         self.set_items([key, value])
 
     def remember(self, key: int) -> None:
+        """Store the top of the stack in the memo under `key`."""
         if not self._stack or self._stack[-1] is MARK:
             raise self.error("remembers what is not there")
         self._memo[key] = self._stack[-1]
 
     def memoize(self) -> None:
+        """Store the top of the stack in the memo under the next number."""
         self.remember(len(self._memo))
 
     def recall(self, form: str) -> None:
+        """Push the memo entry with the number in the format `form`."""
         key = self.number(form)
         if key not in self._memo:
             raise self.error(f"refers to thing {key}, which was not made")
@@ -149,6 +173,7 @@ class _Machine:
 
 
 def _refusal(code: int) -> str:
+    """Return the error text for an unsupported opcode."""
     name = NAMES.get(code, f"0x{code:02x}")
     if name in CALLS:
         return (
@@ -159,6 +184,7 @@ def _refusal(code: int) -> str:
 
 
 def _framed(machine: _Machine) -> None:
+    """Skip the length of a frame: frames are only a hint for buffering."""
     machine.number("Q")
 
 
@@ -201,4 +227,4 @@ ACTIONS: dict[int, Callable[[_Machine], None]] = {
         b"j": lambda m: m.recall("I"),
     }.items()
 }
-"""What each opcode does, of those that make plain things."""
+"""The action of each supported opcode."""

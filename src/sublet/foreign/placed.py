@@ -1,4 +1,4 @@
-"""A plan that another tool made, as plain data: which tensor lies where, and what the tool says besides."""
+"""A memory plan by another tool as plain data: the region and offset of each tensor, and further declarations."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from sublet.base.errors import Finding, PlanError
 from sublet.plan import ARENA
 
 Lifetimes = tuple[tuple[int, int], ...]
-"""Half-open ranges of steps at which a tensor's bytes are needed, in order."""
+"""Half-open ranges of steps, in order: the live range of a tensor's bytes."""
 
 LARGEST = 1 << 61
-"""No offset or size is beyond this."""
+"""Limit of offsets and sizes in bytes. Beyond, the plan is refused."""
 MOST_ALIGNMENT = 1 << 32
+"""Limit of the alignment in bytes. Beyond, the plan is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor as a tool placed it: bytes [offset, offset + nbytes) of a region.
+    """A tensor as placed by a tool: bytes [offset, offset + nbytes) of a region.
 
-    nbytes     as the tool says; None when only the model tells
-    lifetimes  as the tool says; empty when only the model tells
-    shares     a tensor whose bytes it is on purpose (a view, or written in place); "" for none
+    nbytes     size by the tool; None if only the model has a size
+    lifetimes  lifetimes by the tool; empty if only the model has lifetimes
+    shares     name of a tensor with the same bytes on purpose (a view, or an in-place result); "" for none
     """
 
     name: str
@@ -35,17 +36,18 @@ class Placed:
 
 @dataclass(frozen=True)
 class ForeignPlan:
-    """What a tool planned.
+    """A memory plan by another tool.
 
-    tensors    those that it placed, each name once
-    tool       who made it, for people
-    regions    the sizes of memories, as far as they are told; others end where the last tensor in them ends
-    alignment  every offset is to be a multiple of it; None when the tool says none
-    left_out   tensors that it knows and gave no place
-    findings   what breaks a rule of the tool's own
-    nested     regions that lie in room that another reserves, nobody tells where: their bytes are counted there
-    steps      what happens at each step of the lifetimes, for people
-    Raises PlanError for a name that is placed twice.
+    tensors    the placed tensors, each name once
+    tool       name of the planner, for people
+    regions    sizes of memories in bytes, as far as declared; a region without a size ends with its last tensor
+    alignment  every offset must be a multiple; None if the tool declares none
+    left_out   tensors known to the tool, but without a place
+    findings   violations of the tool's own rules
+    nested     regions inside of room reserved by another region, at an unknown offset: their bytes count in that region
+    steps      a description of each step of the lifetimes, for people
+
+    Raises PlanError for a name listed twice, numbers beyond 2^61, an invalid alignment, or an invalid region name.
     """
 
     tensors: tuple[Placed, ...]
@@ -63,8 +65,8 @@ class ForeignPlan:
             if name in seen:
                 raise PlanError(f"the plan of {self.tool} lists {name!r} twice: one line a tensor is needed")
             seen.add(name)
-        told = [number for t in self.tensors for number in (t.offset, t.nbytes or 0)]
-        if any(abs(number) > LARGEST for number in (*told, *self.regions.values())):
+        numbers = [number for t in self.tensors for number in (t.offset, t.nbytes or 0)]
+        if any(abs(number) > LARGEST for number in (*numbers, *self.regions.values())):
             raise PlanError(f"the plan of {self.tool} has a number beyond 2^61")
         if self.alignment is not None and not 1 <= self.alignment <= MOST_ALIGNMENT:
             raise PlanError(f"the plan of {self.tool}: alignment {self.alignment} must be between 1 and 2^32")
@@ -73,7 +75,10 @@ class ForeignPlan:
                 raise PlanError(f"the plan of {self.tool}: {name!r} is no name for a region")
 
     def within(self, capacity: int | None) -> ForeignPlan:
-        """The plan, whose one memory has so many bytes. Raises PlanError where it has several."""
+        """Return the plan with `capacity` bytes for the single memory; the plan itself if `capacity` is None.
+
+        Raises PlanError if the plan has several memories.
+        """
         if capacity is None:
             return self
         if len(self.region_names) > 1:
@@ -81,11 +86,14 @@ class ForeignPlan:
         return replace(self, regions=dict.fromkeys(self.region_names, capacity))
 
     def size_of(self, region: str, sizes: Mapping[str, int]) -> int:
-        """The bytes of a region: as told, else up to the end of the last tensor; `sizes` are those of the tensors."""
+        """Return the bytes of a region: its declared size, else the end of its last tensor.
+
+        `sizes` has the bytes of each tensor.
+        """
         ends = (t.offset + sizes[t.name] for t in self.tensors if t.region == region and sizes.get(t.name))
         return self.regions.get(region, max(ends, default=0))
 
     @property
     def region_names(self) -> tuple[str, ...]:
-        """The regions, those told first."""
+        """The names of all regions, beginning with the regions of a declared size."""
         return tuple(dict.fromkeys((*self.regions, *(tensor.region for tensor in self.tensors))))

@@ -1,7 +1,8 @@
-"""A foreign plan of a model: its offsets become a `MemoryPlan` of the model's own order, and the checker replays that.
+"""Verification of a foreign plan against its model: the checker replays the model in the foreign offsets.
 
-What the tool left out gets memory of its own, in which nothing can be overwritten: the verdict is of the others then.
-Weights without a place are constants of the program, and inputs and outputs without one memory of the caller.
+The offsets become a `MemoryPlan` with the node order of the model. A tensor without a place gets separate storage, safe
+from overwrites; the verdict then covers only the placed tensors. Weights without a place are constants of the program,
+and inputs and outputs without a place are memory of the caller.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from sublet.plan.records import bound_to
 from sublet.plan.schedule import Schedule, serial
 
 LEFT_OUT = "left out"
-"""The kind of the memory that a tensor without a place gets in what is drawn."""
+"""The storage kind of a tensor without a place, in the plan to draw."""
 
 
 def judged(model: Model, foreign: ForeignPlan) -> Judgement:
-    """Whether a model runs right in the places that a tool gave its tensors, node after node in the model's order.
+    """Return the verdict on a plan of a model: the checker replays every node in the order of the model.
 
-    Raises PlanError when no tensor of the plan is one of the model, GraphError for an illegal graph.
+    Raises PlanError if no tensor of the plan is in the model, GraphError for an illegal graph.
     """
     graph = model.graph
     verify(graph)
@@ -59,7 +60,10 @@ def judged(model: Model, foreign: ForeignPlan) -> Judgement:
 
 
 def _alone(foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[Finding]:
-    """What is wrong with a tensor by itself, and the checker is not asked: elements where they may not stand."""
+    """Yield a finding for each tensor with misaligned elements, if the plan declares no alignment.
+
+    The checker itself does not test the alignment of elements.
+    """
     for tensor in foreign.tensors:
         spec = values[tensor.name].spec if tensor.name in values else None
         if not isinstance(spec, TensorSpec) or not spec.nbytes:
@@ -71,12 +75,12 @@ def _alone(foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[Findin
 
 
 def _width(dtype: DType) -> int:
-    """What an element is aligned to; a complex number is two."""
+    """Return the alignment of an element in bytes; a complex number is aligned like its parts."""
     return max(1, dtype.bits // (16 if dtype in (DType.C64, DType.C128) else 8))
 
 
 def _not_judged(graph: Graph, foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
-    """The tensors that nothing is said of, and why."""
+    """Yield the name of each tensor without a verdict, and the reason."""
     callers = {value.name for value in (*graph.inputs, *graph.weights, *graph.outputs)}
     placed = {tensor.name for tensor in foreign.tensors}
     for name, value in values.items():
@@ -91,7 +95,7 @@ def _not_judged(graph: Graph, foreign: ForeignPlan, values: Mapping[str, Value])
 
 
 def _as_plan(graph: Graph, schedule: Schedule, foreign: ForeignPlan, values: Mapping[str, Value]) -> MemoryPlan:
-    """The offsets as a plan that claims nothing else."""
+    """Return the foreign offsets as a MemoryPlan without any further claims: no live ranges, buffers or bounds."""
     placed = {tensor.name: tensor for tensor in foreign.tensors if tensor.name in values}
     kinds = _kinds(graph)
     sizes = {name: max(values[name].nbytes, tensor.nbytes or 0) for name, tensor in placed.items()}
@@ -131,31 +135,35 @@ def _as_plan(graph: Graph, schedule: Schedule, foreign: ForeignPlan, values: Map
 
 
 def _kinds(graph: Graph) -> dict[str, str]:
-    """Whose memory the values are in that no tool has placed, where it is the caller's."""
+    """Return the storage kind of each value in memory of the caller: weight, input or output, in this precedence."""
     kinds = {value.name: "output" for value in graph.outputs}
     kinds |= {value.name: "input" for value in graph.inputs}
     return kinds | {value.name: "weight" for value in graph.weights}
 
 
 def _own(name: str, kind: str, nbytes: int) -> Storage:
-    """Memory for one value alone."""
+    """Return storage for a single value: memory of the caller if `kind` is set, else a separate arena "?name"."""
     return Storage(bound_to(name), kind, nbytes) if kind else Storage(f"?{name}", ARENA, nbytes)
 
 
 def _region(tensor: Placed, value: Value) -> Region:
-    """Where the elements lie; a tool may give a tensor more bytes than they take, but not fewer."""
-    told = value.nbytes if tensor.nbytes is None else min(tensor.nbytes, value.nbytes)
-    return Region(tensor.region, tensor.offset, told)
+    """Return the region of a value's elements; bytes reserved beyond the elements are ignored."""
+    nbytes = value.nbytes if tensor.nbytes is None else min(tensor.nbytes, value.nbytes)
+    return Region(tensor.region, tensor.offset, nbytes)
 
 
 def _outside(graph: Graph, kinds: Mapping[str, str]) -> Iterator[Outside]:
+    """Yield the values without known bytes, as entries outside of the plan."""
     for value in graph.values():
         if isinstance(value.spec, Unplannable):
             yield Outside.of(value.name, value.spec, value.name in kinds)
 
 
 def _regions(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionJudged]:
-    """Each memory of the tool, and the most bytes that hold something needed at one point, with those nested in it."""
+    """Yield the verdict on each memory of the tool, with the most bytes in use at any point as lower bound.
+
+    Nested regions count in the region around them.
+    """
     sizes = {storage.name: storage.nbytes for storage in plan.arenas}
     for name in foreign.region_names:
         if name in foreign.nested:
@@ -170,7 +178,7 @@ def _regions(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionJudged]:
 
 
 def _as_drawn(plan: MemoryPlan, regions: Sequence[RegionJudged]) -> MemoryPlan:
-    """The plan without the memory of what the tool left out."""
+    """Return the plan to draw: storage of left-out tensors is marked and belongs to no buffer or byte sum."""
     storages = tuple(replace(s, kind=LEFT_OUT) if s.name.startswith("?") else s for s in plan.storages)
     names = {storage.name for storage in storages if storage.kind == LEFT_OUT}
     places = tuple(replace(p, buffer=-1) if p.region.storage in names else p for p in plan.placements)

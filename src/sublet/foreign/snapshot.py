@@ -1,7 +1,7 @@
-"""A memory snapshot of PyTorch's allocator, replayed: what lived when, what was reserved, and how it could be packed.
+"""Replay of a PyTorch memory snapshot: lifetimes of allocations, reserved bytes, and a packing problem.
 
-`torch.cuda.memory._dump_snapshot` writes one: for each device the events of its allocator in order, and the segments
-that it holds at the end. A step of time is an event. What was allocated before the first event lives from there.
+`torch.cuda.memory._dump_snapshot` writes a snapshot: for each device the allocator's events in order, and the segments
+held at the end. An event is a step of time. An allocation from before the first event is live from step 0 on.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
 from sublet.packing.validate import find_violations
 
 ALIGNMENT = 512
-"""Bytes that PyTorch rounds every block to."""
+"""Bytes of PyTorch's rounding of block sizes."""
 MOST_DEVICES = 4096
+"""Limit of device numbers. Beyond, the snapshot is refused."""
 TAKES, GIVES_BACK = ("alloc",), ("free_completed", "free")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One device of a snapshot.
+    """A device of a snapshot.
 
-    problem    a buffer for each allocation, by number and the innermost frame that is told
-    packing    where the allocator put each, counted from the lowest address
-    allocated_bytes   the most that was allocated at one time
-    reserved_bytes    the most that the allocator held at one time
-    findings   allocations that took bytes of another that lived
+    problem    a buffer for each allocation, named by number and innermost recorded stack frame
+    packing    the allocator's offset of each buffer, counted from the lowest address
+    allocated_bytes   the most bytes allocated at the same time
+    reserved_bytes    the most bytes held by the allocator at the same time
+    findings   allocations that overlap another live allocation
     """
 
     device: int
@@ -45,7 +46,7 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
-    """The devices of a snapshot that have allocations. Raises ModelError for what is none, or is hostile."""
+    """Return all devices with allocations in a snapshot file. Raises ModelError for an invalid or hostile file."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ModelError(f"{path}: {path.stat().st_size} bytes; a snapshot of more than 1 GiB is not read")
@@ -56,12 +57,15 @@ def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
 
 
 def snapshots(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
-    """The devices of a decoded snapshot. One that lists more than `most` things refers to some again and again."""
+    """Return the devices in a decoded snapshot.
+
+    Raises ModelError if the snapshot has more than `most` elements: a small file can reference an object very often.
+    """
     reader = _Reader(where, most)
     whole = reader.mapping(record, "the snapshot")
     traces = reader.array(whole.get("device_traces", []), "device_traces")
     segments = [reader.mapping(one, "a segment") for one in reader.array(whole.get("segments", []), "segments")]
-    found = []
+    devices = []
     for device in range(max([len(traces), *(reader.integer(one, "device") + 1 for one in segments)])):
         events = reader.array(traces[device], f"device_traces[{device}]") if device < len(traces) else []
         own = [one for one in segments if reader.integer(one, "device") == device]
@@ -70,39 +74,44 @@ def snapshots(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
             replay.event(reader.mapping(event, "an event"))
         replay.end(own)
         if replay.buffers:
-            found.append(replay.made(where))
-    if not found:
+            devices.append(replay.made(where))
+    if not devices:
         raise ModelError(f"{where} has no allocations: torch.cuda.memory._record_memory_history() records them")
-    return tuple(found)
+    return tuple(devices)
 
 
 class _Reader:
-    """Typed access, which counts what it is asked for: a small file may refer to one thing very often."""
+    """Typed access to decoded data, with a limit: a small file can reference an object very often."""
 
     def __init__(self, where: str, most: int) -> None:
         self._where, self._left, self._most = where, max(most, 1), most
 
     def error(self, what: str) -> ModelError:
+        """Return the error with the name of the file."""
         return ModelError(f"{self._where}: {what}")
 
     def spend(self) -> None:
+        """Count an access. Raises ModelError beyond the limit."""
         self._left -= 1
         if self._left < 0:
             raise self.error(f"lists more than {self._most} things, which it has no bytes for: it refers to some again")
 
     def mapping(self, thing: Any, what: str) -> Mapping[str, Any]:
+        """Return `thing` as a dict. Raises ModelError otherwise."""
         self.spend()
         if not isinstance(thing, dict):
             raise self.error(f"{what} is a {type(thing).__name__}, and must be a dict")
         return thing
 
     def array(self, thing: Any, what: str) -> list[Any]:
+        """Return `thing` as a list. Raises ModelError otherwise."""
         self.spend()
         if not isinstance(thing, list):
             raise self.error(f"{what} is a {type(thing).__name__}, and must be a list")
         return thing
 
     def integer(self, record: Mapping[str, Any], key: str, default: int = 0) -> int:
+        """Return an integer entry from 0 to 2^62, `default` if missing. Raises ModelError otherwise."""
         value = record.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
             raise self.error(f"{key} must be an integer from 0 to 2^62")
@@ -112,7 +121,7 @@ class _Reader:
 
 
 class _Replay:
-    """One device, event by event."""
+    """State of a device's allocator, updated event by event."""
 
     def __init__(self, reader: _Reader, device: int) -> None:
         self._reader, self._device = reader, device
@@ -122,7 +131,7 @@ class _Replay:
         self.buffers: list[tuple[int, int, int, int, str]] = []  # (address, size, begin, end, label)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take, give back, grow or shrink."""
+        """Apply an allocation, a free, or a change of the reserved bytes. Further kinds of events only take time."""
         action = event.get("action")
         if not isinstance(action, str):
             raise self._reader.error("an event has no action")
@@ -138,6 +147,7 @@ class _Replay:
             self._reserved.append(self._reserved[-1] + (size if action in GROWS else -size))
 
     def _end(self, address: int) -> bool:
+        """End the live allocation at `address`. Return False if no allocation is live at the address."""
         number = self._live.pop(address, None)
         if number is None:
             return False
@@ -146,7 +156,11 @@ class _Replay:
         return True
 
     def end(self, segments: list[Mapping[str, Any]]) -> None:
-        """What lives when the snapshot is taken, and what is reserved then."""
+        """Add the allocations and reserved bytes in the final segments.
+
+        An allocation in a segment without an event is live from step 0. The reserved bytes before the first event
+        follow from the final bytes, minus all changes.
+        """
         self._step += 1
         held = 0
         for segment in segments:
@@ -158,14 +172,14 @@ class _Replay:
                 size = self._reader.integer(block, "size")
                 if block.get("state") == "active_allocated" and begin not in self._live and size:
                     self._live[begin] = len(self.buffers)
-                    told = self._reader.integer(block, "requested_size", size) or size
-                    self.buffers.append((begin, told, 0, -1, _label(block) or "allocated before the first event"))
+                    requested = self._reader.integer(block, "requested_size", size) or size
+                    self.buffers.append((begin, requested, 0, -1, _label(block) or "allocated before the first event"))
                 address = begin + size
         before = held - self._reserved[-1]
         self._peak = max([held, *(before + level for level in self._reserved)])
 
     def made(self, where: str) -> Snapshot:
-        """The device, as a problem."""
+        """Return the device as a packing problem with the allocator's own packing."""
         addresses = [address for address, *_ in self.buffers]
         ends = [address + size for address, size, *_ in self.buffers]
         alignment = _alignment(addresses)
@@ -184,17 +198,17 @@ class _Replay:
 
 
 def most_allocated(problem: Problem) -> int:
-    """The most bytes that live at one time."""
+    """Return the most bytes live at the same time."""
     return highest(levels((((buffer.lower, buffer.upper),), buffer.size) for buffer in problem.buffers))[1]
 
 
 def _alignment(addresses: list[int]) -> int:
-    """What the allocator aligns to, as far as its addresses tell, and PyTorch's rounding at most."""
+    """Return the greatest common divisor of all addresses and PyTorch's rounding of 512 bytes."""
     return gcd(ALIGNMENT, *addresses)
 
 
 def _label(record: Mapping[str, Any]) -> str:
-    """The innermost frame in a file of the user's, else of anybody's; "" when none is told."""
+    """Return the innermost frame with a file name and a line, of the first 64 frames; "" if no frame has both."""
     frames = record.get("frames")
     for frame in frames[:64] if isinstance(frames, list) else ():
         if isinstance(frame, dict):

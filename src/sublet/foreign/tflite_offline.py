@@ -1,9 +1,9 @@
-"""The offline plan that a .tflite file carries for TensorFlow Lite Micro, as a foreign plan of its first subgraph.
+"""Reader of a .tflite file's offline plan for TensorFlow Lite Micro (TFLM), as a foreign plan of the first subgraph.
 
-TFLM finds places by itself for tensors at -1: they are left out, and so are constants, which lie in the file, and the
-tensors of other subgraphs. It copies the operands of IF and WHILE into those and back, tensor by tensor, which a
-replay of the model does at one go: what does not survive that is found here. What outlasts a run has memory of its
-own there.
+TFLM itself places the tensors at -1. The plan leaves out these tensors, constants (stored in the file), and tensors of
+further subgraphs. TFLM copies the operands of IF and WHILE into the subgraph and back, tensor by tensor. A replay of
+the model copies all operands at once, so operands overwritten during the copies are found here. Variable tensors keep
+their content between runs, in separate memory.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sublet.frontends.tflite.program import Program
 
 
 def placed_from_tflite(program: Program) -> ForeignPlan:
-    """The plan in a file. Raises PlanError when there is none."""
+    """Return the plan in a .tflite file. Raises PlanError if the file has no plan."""
     offsets = offline_plan(program)
     if offsets is None:
         raise PlanError(f"{program.where} has no plan in its metadata ({METADATA})")
-    made = converted(program)
+    conversion = converted(program)
     tensors = [
-        Placed(made.tensors[index], offset)
+        Placed(conversion.tensors[index], offset)
         for index, offset in enumerate(offsets[0])
-        if offset is not None and index in made.tensors
+        if offset is not None and index in conversion.tensors
     ]
-    tensors += [Placed(name, 0, f"variable {'/'.join(key[1:])}") for name, key in made.outlasting.items()]
-    placed = {tensor.name for tensor in tensors} | {weight.name for weight in made.model.graph.weights}
-    left_out = (value.name for value in made.model.graph.values() if value.nbytes and value.name not in placed)
+    tensors += [Placed(name, 0, f"variable {'/'.join(key[1:])}") for name, key in conversion.outlasting.items()]
+    placed = {tensor.name for tensor in tensors} | {weight.name for weight in conversion.model.graph.weights}
+    left_out = (value.name for value in conversion.model.graph.values() if value.nbytes and value.name not in placed)
     findings = _not_surviving(program, offsets[0])
     return ForeignPlan(
         tuple(tensors), METADATA, alignment=ALIGNMENT, left_out=tuple(left_out), findings=tuple(findings)
@@ -39,7 +39,7 @@ def placed_from_tflite(program: Program) -> ForeignPlan:
 
 
 def _not_surviving(program: Program, offsets: Sequence[int | None]) -> Iterator[Finding]:
-    """What is lost while operands are copied."""
+    """Yield a finding for each operand overwritten before TFLM has copied it."""
     main = program.subgraphs[0]
     for each in destroyed(program, offsets):
         operator = main.operators[each.position]

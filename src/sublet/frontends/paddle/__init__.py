@@ -1,1 +1,1 @@
-"""Programs of Paddle: read, planned, rewritten; their kernels stay Paddle's."""
+"""The Paddle front end: read, plan and rewrite Paddle programs. Paddle's own kernels run the rewritten programs."""

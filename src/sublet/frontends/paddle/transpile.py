@@ -1,8 +1,8 @@
-"""The memory optimization transpiler: a program becomes one that computes the same and holds less, with a report.
+"""The memory optimization transpiler: rewrite a program into an equivalent program with fewer live bytes, and report.
 
-Whatever a policy does, the result is replayed beside the original by a checker that knows nothing of policies
-(`checking/`). A rewritten program of Sublet's own policy that the checker refuses is an error; a baseline's is given
-with what was found in its report.
+After any policy, the checker (`checking/`) runs the rewritten program beside the original. The checker knows nothing of
+policies. If the checker refuses a program by Sublet's own policy, `transpile` raises an error. A program by a baseline
+policy is returned with the findings in the report.
 """
 
 from __future__ import annotations
@@ -30,23 +30,27 @@ OWN = "sublet"
 BASELINES = ("seed", "level0", "level1")
 POLICIES = (*BASELINES, OWN)
 BY_NAME = ("in place", "temporaries outside", "updates awaited")
-"""The passes that the arena form does without: there places are shared, and operators run in their order anyway."""
+"""Passes without use in the arena form: the arena shares places, and operators run in program order."""
 
 MOVERS = ("feed", "fetch", "fetch_v2")
-"""Operators that move what is fed and fetched."""
+"""Operators that move feeds and fetches."""
 
 LOSS = 0x100
-"""The bit of `op_role` that says that an operator computes the loss."""
+"""The value of `op_role` for an operator that computes the loss."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to do, by which policy.
+    """A request to rewrite a program.
 
-    `dims` and `shapes` tell extents that the program leaves open (see `shapes.bound`), `trips` how often loops run at
-    most, by the name of their condition; `keep` what will be fetched, beside what the program itself says is.
-    `skip_grads` is of the published levels: gradients of parameters stay as they are. `arena` asks for the arena form:
-    views of one tensor in place of names that are shared; one that is `lasting` stays from run to run.
+    policy      the name of the policy, from POLICIES
+    dims        single extents left open by the program, by "variable.axis" (see `shapes.infer_sizes`)
+    shapes      whole shapes of variables with open extents
+    trips       the most iterations of each loop, by the name of the loop's condition
+    keep        names to be fetched, beside the fetches in the program
+    skip_grads  for the published levels: gradients of parameters keep their names
+    arena       return the arena form: views of a single tensor instead of shared names
+    lasting     keep the arena from run to run
     """
 
     policy: str = OWN
@@ -61,9 +65,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class InArena:
-    """The arena form: how large the arena is, the least it can be, how many variables lie in it, and why others do not.
+    """Report on the arena form: the size of the arena, a lower bound for the size, and the variables in the arena.
 
-    `judgement` is of the arena form; what the report says besides is of the program that got it.
+    `placed` is the number of variables in the arena, `outside` has the reason for each variable outside. `judgement` is
+    the checker's verdict on the arena form; the rest of the report describes the program before the arena form.
     """
 
     bytes: int
@@ -74,20 +79,21 @@ class InArena:
 
     @property
     def proven(self) -> bool:
+        """True if the checker has proven the arena form equivalent to the original."""
         return self.judgement is not None and self.judgement.equal
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was done, and what is known of it.
+    """Report on a rewritten program.
 
-    before, after  bytes of the original and of the rewritten program; None where sizes or trips are not known
-    unknown_bytes  why they are not known, in words
-    kept           names that are there after a run
-    left_alone     types of operators of which nothing is known but their slots, and how many there are of each
-    judgement      what the checker found; None where it could not run both programs
-    unjudged       why not
-    completed      variables whose data type was missing, so that Paddle would not parse the program
+    before, after  bytes of the original and of the rewritten program; None if sizes or trip counts are unknown
+    unknown_bytes  the reason for unknown bytes
+    kept           names available after a run
+    left_alone     the number of operators of each type without facts beyond their slots
+    judgement      the checker's verdict; None if the checker could not run both programs
+    unjudged       the reason for a missing verdict
+    completed      variables without a data type in the file, for which Paddle would refuse to parse the program
     """
 
     policy: str
@@ -103,27 +109,28 @@ class Report:
 
     @property
     def proven(self) -> bool:
-        """Whether the checker has found that both programs compute the same."""
+        """True if the checker has proven both programs equivalent."""
         return self.judgement is not None and self.judgement.equal
 
     @property
     def findings(self) -> tuple[Finding, ...]:
+        """The findings of the checker; empty without a verdict."""
         return () if self.judgement is None else self.judgement.findings
 
 
 @dataclass(frozen=True)
 class Transpiled:
-    """A rewritten program, and what is known of it."""
+    """A rewritten program with a report."""
 
     program: Program
     report: Report
 
 
 def transpile(program: Program, asked: Asked | None = None, before: Memory | None = None) -> Transpiled:
-    """Rewrite a program by a policy. `before` is what the program holds, where that is known already.
+    """Rewrite a program by a policy. `before` is the predicted memory of the original program, if already known.
 
-    Raises ModelError for names and extents that make no sense, PlanError for a policy that is not there, and
-    PlanViolation if the checker refuses what Sublet's own policy made.
+    Raises ModelError for invalid names and extents, PlanError for an unknown policy or contradictory options, and
+    PlanViolation if the checker refuses a program by Sublet's own policy.
     """
     asked = asked or Asked()
     if asked.policy not in POLICIES:
@@ -139,21 +146,21 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
     judgement, unjudged = _judged(program, rewritten, sizes, asked)
     if asked.policy == OWN and judgement is not None and not judgement.equal:
         for block, name in sizes.unknown:
-            sizes.shape(block, name)  # raises: it may be that only this is missing
+            sizes.shape(block, name)  # raises: the unknown extents may be the only cause
         raise PlanViolation(judgement.findings)
     before, after, unknown = _memories(sizes, rewritten, names_only, asked, before)
     alone = left_alone(program)
     report = Report(
         asked.policy, before, after, unknown, tuple(asked.keep), alone, judgement, unjudged, completed=names
     )
-    made = Transpiled(rewritten, report)
-    return _in_arena(program, sizes, made, asked) if asked.arena else made
+    transpiled = Transpiled(rewritten, report)
+    return _in_arena(program, sizes, transpiled, asked) if asked.arena else transpiled
 
 
 def kept(program: Program, names: Collection[str] = ()) -> tuple[str, ...]:
-    """What is there after a run: the names told, what is fetched, losses, and results that nobody reads.
+    """Return the names to keep after a run: `names`, fetched variables, losses, and results without a reader.
 
-    Raises ModelError for a name that block 0 does not have.
+    Raises ModelError for a name missing from block 0.
     """
     top = program.blocks[0]
     for name in names:
@@ -161,32 +168,35 @@ def kept(program: Program, names: Collection[str] = ()) -> tuple[str, ...]:
             near = get_close_matches(name, top.vars, 1)
             advice = f"; did you mean {near[0]!r}?" if near else ""
             raise ModelError(f"there is no variable {name!r:.80} to keep in block 0{advice}")
-    found = dict.fromkeys(names)
+    kept_names = dict.fromkeys(names)
     read = {name for block in program.blocks for op in block.ops for name in op.reads}
     for op in top.ops:
         role = op.attrs.get("op_role")
         is_loss = role is not None and isinstance(role.value, int) and role.value == LOSS
         if op.type in ("fetch", "fetch_v2"):
-            found.update(dict.fromkeys(there(op.reads)))
+            kept_names.update(dict.fromkeys(there(op.reads)))
         for name in there(op.writes) if op.block() is None else ():
             var = top.vars.get(name)
             if var is not None and not var.persistable and var.kind == TENSOR and (is_loss or name not in read):
-                found[name] = None
-    return tuple(found)
+                kept_names[name] = None
+    return tuple(kept_names)
 
 
 def left_alone(program: Program) -> dict[str, int]:
-    """Types of operators that no experiment has been made with: nothing is written over what they read."""
-    found: dict[str, int] = {}
+    """Return the number of operators without experimental facts, by type.
+
+    Sublet's own policy writes over no input of such operators.
+    """
+    counts: dict[str, int] = {}
     for block in program.blocks:
         for op in block.ops:
             if op.block() is None and op.type not in MOVERS and not of(op.type).known:
-                found[op.type] = found.get(op.type, 0) + 1
-    return dict(sorted(found.items()))
+                counts[op.type] = counts.get(op.type, 0) + 1
+    return dict(sorted(counts.items()))
 
 
 def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, bool]:
-    """The program of a policy, and whether it exchanged names and did nothing else."""
+    """Return the program rewritten by the policy, and True if the policy only exchanged names."""
     if asked.policy == OWN:
         passes = [change for name, change in PASSES.items() if not (asked.arena and name in BY_NAME)]
         return reduce(lambda before, change: change(before, asked.keep), passes, program), False
@@ -197,6 +207,7 @@ def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, b
 
 
 def _judged(program: Program, rewritten: Program, sizes: Sizes, asked: Asked) -> tuple[Judgement | None, str]:
+    """Return the checker's verdict, or None and the reason if the checker cannot run both programs."""
     try:
         return judge(program, rewritten, sizes, keep=asked.keep), ""
     except ModelError as error:
@@ -206,11 +217,11 @@ def _judged(program: Program, rewritten: Program, sizes: Sizes, asked: Asked) ->
 def _memories(
     sizes: Sizes, rewritten: Program, names_only: bool, asked: Asked, before: Memory | None
 ) -> tuple[Memory | None, Memory | None, str]:
-    """What both programs hold, and why that is not known."""
+    """Return the predicted memory of the original and of the rewritten program, or the reason for unknown bytes."""
     keep = frozenset(Place(0, name) for name in asked.keep)
     try:
         before = before or memory(sizes, keep, asked.trips)
-        if names_only:  # the order is the same, and so is what it needs
+        if names_only:  # same order of operators, so same lower bound
             after = memory_of(rewritten, SizesOfRenamed(sizes, rewritten), keep, asked.trips)
             return before, replace(after, bound=before.bound), ""
         return before, memory(bound(rewritten, asked.shapes, asked.dims), keep, asked.trips), ""
@@ -219,14 +230,14 @@ def _memories(
 
 
 def _in_arena(program: Program, sizes: Sizes, made: Transpiled, asked: Asked) -> Transpiled:
-    """The arena form of a rewritten program. Raises ModelError for extents that nobody told."""
+    """Return the arena form of a rewritten program. Raises ModelError for open extents without a value."""
     form = arena(made.program, bound(made.program, asked.shapes, asked.dims), asked.keep)
     given = lasting(form.program) if asked.lasting else form.program
     judgement, _ = _judged(program, given, sizes, asked)
-    told = InArena(form.bytes, form.bound, len(form.places), form.outside, judgement)
+    report = InArena(form.bytes, form.bound, len(form.places), form.outside, judgement)
     after = made.report.after
-    if after is not None:  # a lasting arena is counted like one that each run makes first
+    if after is not None:  # a lasting arena counts like an arena allocated in each run
         placed = SizesInArena(bound(form.program, asked.shapes, asked.dims), frozenset(form.places))
         keep = frozenset(Place(0, name) for name in asked.keep)
         after = replace(memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
-    return Transpiled(given, replace(made.report, after=after, arena=told))
+    return Transpiled(given, replace(made.report, after=after, arena=report))

@@ -1,10 +1,10 @@
-"""A program whose tensors lie in one: views of an arena at planned offsets, in the bodies of loops and branches too.
+"""The arena form of a program: tensors become views of a single arena at planned offsets, in loops and branches too.
 
-    placeable   which variables can lie there, and why others cannot
-    sharing     which of them are the same bytes: outputs in the place of inputs, copies on what they copy
-    views       the program, with the arena and its views in front of every block
+    placeable   the variables allowed in the arena, and the reasons for the variables outside
+    coalescing  shared places: outputs in the place of inputs, copies in the place of their sources
+    views       the rewritten program, with the arena and the views at the beginning of each block
 
-`arena` ties these together.
+`to_arena_form` combines the three modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which variables can lie in an arena, and why the others cannot."""
+"""Selection of the variables allowed in an arena, with a reason for each variable outside."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ GRADIENT_OWNERS = ("while_grad", "conditional_block_grad")
 def outside(
     program: Program, flow: Flow, sizes: Sizes, keep: Collection[str]
 ) -> tuple[dict[Place, int], dict[Place, str]]:
-    """The bytes of every variable that can lie in an arena, and of every other why it cannot."""
+    """Return the bytes of each variable allowed in an arena, and the reason for each variable outside.
+
+    `keep` names the variables of block 0 kept for the caller; kept variables stay outside.
+    """
     why = _touched(program, flow, sizes)
     written, perhaps = set(flow.scopes.writers), perhaps_nothing(program)
     for point in flow.points:
         if point.kind == "keep":
             for place in point.uses:
                 why.setdefault(place, "is kept of every trip for the gradient block")
-    found: dict[Place, int] = {}
+    nbytes: dict[Place, int] = {}
     for block in program.blocks:
         for var in block.vars.values():
             place = Place(block.index, var.name)
@@ -42,12 +45,12 @@ def outside(
             elif None in (dims := sizes.dims(block.index, var.name) or (None,)):
                 why[place] = f"has open extents {dims}"
             elif place not in why and (size := sizes.nbytes(block.index, var.name)):
-                found[place] = size
-    return found, {place: reason for place, reason in why.items() if place not in found}
+                nbytes[place] = size
+    return nbytes, {place: reason for place, reason in why.items() if place not in nbytes}
 
 
 def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
-    """What operators do with variables that no fact tells: those stay where Paddle puts them."""
+    """Return the reason for each variable kept outside by an operator that shares, replaces or looks up the memory."""
     why: dict[Place, str] = {}
     for block in program.blocks:
         for op in block.ops:
@@ -65,14 +68,14 @@ def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
 
 
 def facts_at(block: int, op: Op, sizes: Sizes) -> OpFacts:
-    """The facts of an operator where it stands."""
+    """Return the facts of an operator of a block, for the extents of the operator's inputs in `sizes`."""
     return facts_where(op, lambda name: sizes.dims(block, name))
 
 
 def _left_alone(op: Op, facts: OpFacts) -> tuple[str, ...]:
-    """The names whose memory an operator may share, replace or look into."""
+    """Return the names with memory that the operator may share, replace or inspect."""
     if op.type in FORWARD_OWNERS:
-        return ()  # operators of its block read and write them
+        return ()  # only the operators in the block read and write the names
     if op.type in GRADIENT_OWNERS:
         return (*op.inputs.get(f"Out{GRAD}", ()), *op.writes)
     if not facts.known:

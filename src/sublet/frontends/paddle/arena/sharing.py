@@ -1,6 +1,6 @@
-"""Which variables of an arena are the same bytes: an output in the place of an input, a copy on what it copies.
+"""Coalescing of arena variables: an output takes the place of an input, a copy takes the place of its source.
 
-Variables that share a place form a class. A class is one buffer: it is alive where any of its variables is.
+Coalesced variables form a class. A class is a single buffer, live at every point where any of its variables is live.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Pair = tuple[Place, Place]
 
 
 class Classes:
-    """Variables that share their place, joined one pair after another.
+    """Classes of coalesced variables, joined pair by pair.
 
-    At one point one variable may be born where another is read for the last time only if that is in-place, which the
-    facts tell of one pair at a time (`allowed`, by point).
+    At a point, a variable may be defined where another variable has its last use only if the operator is in-place for
+    the pair. `allowed` has the in-place pairs of each point. The operator facts hold for a single pair at a time, so
+    each point uses at most one pair.
     """
 
     def __init__(
@@ -38,10 +39,15 @@ class Classes:
         self.head: dict[Place, Place] = {place: place for place in sizes}
 
     def same(self, one: Place, other: Place) -> bool:
+        """Return True if both variables are in the same class."""
         return one in self.head and other in self.head and self.head[one] == self.head[other]
 
     def join(self, one: Place, other: Place) -> None:
-        """Make two variables share a place, if no one needs other bytes there meanwhile."""
+        """Join the classes of two variables, if legal.
+
+        The join is illegal if the sizes differ, if the live ranges overlap, or if a last use of a variable meets a
+        definition of another at a point without the matching in-place pair.
+        """
         first, second = self.head[one], self.head[other]
         if first == second or self.sizes[one] != self.sizes[other]:
             return
@@ -53,7 +59,11 @@ class Classes:
             self._unite(first, second)
 
     def join_copy(self, source: Place, copy: Place) -> None:
-        """Put a copy where the bits are that it copies, though both are needed, if nothing is written there then."""
+        """Join a copy with the source even if both are live, if legal.
+
+        The join is illegal if the sizes differ, if the source is written during the copy's live range, or if the live
+        ranges of any two further members overlap.
+        """
         first, second = self.head[source], self.head[copy]
         if first == second or self.sizes[source] != self.sizes[copy]:
             return
@@ -65,7 +75,7 @@ class Classes:
         self._unite(first, second)
 
     def _met(self, ending: Place, beginning: Place) -> Iterator[tuple[int, Pair]]:
-        """Points at which a member of one class is read for the last time, and one of another is written."""
+        """Yield each point with a last use in class `ending` and a definition in class `beginning`, and both."""
         begins: dict[int, list[Place]] = {}
         for member in self.members[beginning]:
             for begin, _ in self.own[member]:
@@ -76,6 +86,7 @@ class Classes:
                     yield end // 2, (member, other)
 
     def _unite(self, first: Place, second: Place) -> None:
+        """Merge two classes into the larger class."""
         if len(self.members[first]) < len(self.members[second]):
             first, second = second, first
         for member in self.members[second]:
@@ -85,15 +96,19 @@ class Classes:
 
 
 def _whole(halves: Ranges) -> Ranges:
-    """Half points widened to the points they touch."""
+    """Return ranges of read and write slots, widened to whole points."""
     return merge((begin // 2 * 2, (end + 1) // 2 * 2) for begin, end in halves)
 
 
 def shared(
     program: Program, flow: Flow, lives: LiveRanges[Place], sizes: Sizes, found: Mapping[Place, int]
 ) -> tuple[Classes, dict[Place, str]]:
-    """The classes of the variables `found`, and those that must leave the arena because of where another lies."""
-    points = {  # a block that nothing runs has none
+    """Return the classes of the variables in `found`, and the variables that must leave the arena, with reasons.
+
+    A variable must leave if an operator compares only allocations: in an arena such an operator takes any place of its
+    inputs for an in-place output.
+    """
+    points = {  # a block that is never run has no points
         flow.at[block.index, index]: (block.index, op)
         for block in program.blocks
         for index, op in enumerate(block.ops)
@@ -115,7 +130,7 @@ def shared(
 
 
 def _pairs(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, int]) -> Iterator[Pair]:
-    """What of an operator may be in-place: the input, and the output."""
+    """Yield the (input, output) pairs for which the operator is known to be in-place."""
     facts = facts_at(block, op, sizes)
     for source, target in sorted(facts.placed | facts.placed_first):
         names = op.inputs.get(source, ())
@@ -127,6 +142,7 @@ def _pairs(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, i
 
 
 def _copies(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, int]) -> Iterator[Pair]:
+    """Yield the in-place pairs with an output equal to the input."""
     equal = facts_at(block, op, sizes).equal
     return (
         pair
@@ -141,7 +157,7 @@ def _copies(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, 
 
 
 def _misplaced(flow: Flow, block: int, op: Op, classes: Classes, allowed: tuple[Pair, ...]) -> Iterator[Place]:
-    """Outputs of an operator that lie beside its inputs in the arena, and not on one that they may lie on."""
+    """Yield the outputs in the arena, beside an input in the arena, that are not coalesced with an allowed input."""
     beside = any(flow.scopes.place(block, name) in classes.head for name in op.reads)
     for name in op.writes:
         out = flow.scopes.place(block, name)

@@ -1,4 +1,4 @@
-"""The program in the arena form: one tensor, and views of it at planned offsets in front of every block."""
+"""The arena form of a program: a single tensor, and views at planned offsets at the beginning of each block."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ END = "sublet.arena.end"
 ALIGNMENT = 64
 UINT8 = 20
 POISON = 255
-"""All bits set is NaN in every floating-point type, and -1 in every integer."""
+"""A byte with all bits set: NaN in every floating-point type, -1 in every signed integer type."""
 
 
 @dataclass(frozen=True)
 class Arena:
     """A program in the arena form.
 
-    places   by variable, its offset and bytes in the arena
-    outside  by variable, why it is not there
-    bound    bytes below which no arena can hold these variables with these lives and places shared
+    places   the offset and bytes of each variable in the arena
+    outside  the reason for each variable outside of the arena
+    bytes    the size of the arena
+    bound    a lower bound in bytes for any arena with the same variables, live ranges and coalescing
     """
 
     program: Program
@@ -41,9 +42,10 @@ class Arena:
 
 
 def arena(program: Program, sizes: Sizes, keep: Collection[str] = (), *, poisoned: bool = False) -> Arena:
-    """The arena form of a program after which the variables `keep` of block 0 can be fetched.
+    """Return the arena form of a program. The variables `keep` of block 0 can be fetched after a run.
 
-    `poisoned` fills the arena before every run, so that whatever is read before it is written is seen.
+    With `poisoned`, the program fills the arena with NaN (-1 for integers) before each run, to expose reads before
+    writes. Raises ModelError if the program already is in the arena form.
     """
     if any(name in block.vars for block in program.blocks for name in (ARENA, END)):
         raise ModelError(f"the program has a variable {ARENA!r}: it is in the arena form already")
@@ -62,11 +64,11 @@ def arena(program: Program, sizes: Sizes, keep: Collection[str] = (), *, poisone
 
 
 def lasting(program: Program) -> Program:
-    """A program in the arena form whose arena stays from run to run.
+    """Return a program in the arena form with an arena kept from run to run.
 
-    That belongs into a program for training: otherwise every run allocates an arena, and Paddle may free that of the
-    run before a moment later. An inference predictor keeps it by itself, and would look for a lasting one among the
-    parameters.
+    A training program needs a lasting arena. Otherwise each run allocates an arena, and Paddle may free the arena of
+    the previous run a moment later. An inference predictor keeps the arena by itself, and would search for a lasting
+    arena among the parameters.
     """
     top = program.blocks[0]
     if ARENA not in top.vars:
@@ -76,6 +78,7 @@ def lasting(program: Program) -> Program:
 
 
 def _packed(classes: Classes) -> tuple[dict[Place, tuple[int, int]], int, int]:
+    """Return the places of all variables, the size of the arena and a lower bound for the size."""
     buffers = []
     for number, (head, members) in enumerate(sorted(classes.members.items())):
         pieces = whole_points(classes.halves[head])
@@ -95,21 +98,23 @@ def _packed(classes: Classes) -> tuple[dict[Place, tuple[int, int]], int, int]:
 
 
 def _with_views(block: Block, places: Mapping[Place, tuple[int, int]], total: int, poisoned: bool) -> Block:
+    """Return a block with its view operators in front; block 0 also defines the arena."""
     views = [
         _view(name, *places[Place(block.index, name)]) for name in block.vars if Place(block.index, name) in places
     ]
     if block.index:
         return replace(block, ops=(*views, *block.ops)) if views else block
-    made: dict[str, Var] = {
+    arena_vars: dict[str, Var] = {
         ARENA: new_var(ARENA, DType.U8, (total,)),
         END: new_var(END, DType.U8, (1,)),
     }
-    end = () if not total else (_view(END, 0, 1),)  # so that Paddle lets go of the arena after everything else
+    end = () if not total else (_view(END, 0, 1),)  # the last use of the arena: Paddle frees it last
     front = (_made(total, poisoned), *views) if total else ()
-    return replace(block, vars={**block.vars, **made}, ops=(*front, *block.ops, *end)) if total else block
+    return replace(block, vars={**block.vars, **arena_vars}, ops=(*front, *block.ops, *end)) if total else block
 
 
 def _made(total: int, poisoned: bool) -> Op:
+    """Return the operator that allocates the arena, or fills the arena if `poisoned`."""
     attrs = {"shape": Attr("LONGS", (total,)), "dtype": Attr("INT", UINT8)}
     if poisoned:
         attrs |= {"value": Attr("FLOAT", float(POISON)), "str_value": Attr("STRING", str(POISON))}
@@ -117,5 +122,6 @@ def _made(total: int, poisoned: bool) -> Op:
 
 
 def _view(name: str, offset: int, size: int) -> Op:
+    """Return the operator that makes a variable a view of arena bytes [offset, offset + size)."""
     attrs = {"begin_idx": Attr("LONG", offset), "end_idx": Attr("LONG", offset + size)}
     return new_op("view_slice", {"input": [ARENA]}, {"out": [name]}, attrs)

@@ -1,10 +1,10 @@
-"""Whether a rewritten program computes what the original does: both are run with terms for numbers, and compared.
+"""The equivalence checker: run the original and the rewritten program symbolically, and compare the results.
 
-It knows nothing of policies: it reads two programs, and of facts only which ops may write over what they read. What
-is proven is said in `Judgement`: equal bits of all that is fetched and all that persists, for the numbers of rounds
-and the ways through branches that were tried; of conditions that are numbers in the program, the one way they go.
-Of runs that Paddle does not end, as where an operator reads what nobody wrote, it is only said that nothing that is
-fetched or persists is computed of memory that came there by the rewriting.
+The checker knows nothing of policies. Its inputs are two programs, and the facts about in-place operators. A verdict
+(`EquivalenceVerdict`) proves equal bits of all fetched and all persistable variables, for the tried trip counts and the
+tried ways through branches; a condition computed from constants goes only its computed way. For a run that Paddle
+itself aborts, such as a run with a read of an unwritten variable, the verdict proves less: no fetched or persistable
+result depends on memory assigned by the rewriting.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.format.program import TENSOR, Op, Program
 
 TRIPS = (0, 1, 2, 3)
+"""Tried trip counts of loops without a known condition."""
 MOST_WAYS = 64
+"""Limit of tried combinations of branches for each trip count. Beyond, `every_way` of the verdict is False."""
 GIVEN = Op("given", {}, {}, {})
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison found.
+    """Verdict on the equivalence of two programs.
 
-    findings  what is wrong, each with block, op and name; nothing when the programs are equal
-    trips     the numbers of rounds that loops were run for whose condition is no known number
-    every_way whether every combination of branches was tried for each of them
-    in_order  whether it holds only where operators run in the order they are written: views in one tensor are nothing
-              that Paddle orders by (`FLAGS_new_executor_sequential_run=1`)
+    findings  the differences, each with block, operator and name; empty if the programs are equal
+    trips     the tried trip counts of loops without a known condition
+    every_way True if every combination of branches was tried for each trip count
+    in_order  True if the verdict holds only for execution in program order: Paddle does not order operators by views of
+              a common tensor (`FLAGS_new_executor_sequential_run=1` enforces program order)
     """
 
     findings: tuple[Finding, ...]
@@ -42,6 +44,7 @@ class Judgement:
 
     @property
     def equal(self) -> bool:
+        """True if no difference was found."""
         return not self.findings
 
 
@@ -54,7 +57,11 @@ def judge(
     trips: Iterable[int] = TRIPS,
     most_ways: int = MOST_WAYS,
 ) -> Judgement:
-    """Compare two programs; `keep` names what is fetched, `sizes` are those of the original."""
+    """Return the verdict on the equivalence of two programs.
+
+    `keep` names the fetched variables, `sizes` has the extents of the original, `trips` the trip counts to try, and
+    `most_ways` limits the combinations of branches for each trip count.
+    """
     findings = dict.fromkeys((*unnamed(original, rewritten), *mistyped(original, rewritten)))
     kept, usual, every_way = frozenset(keep), inplace_of(original), True
     tried: list[int] = []
@@ -69,14 +76,14 @@ def judge(
             asked |= first.asked or second.asked
         every_way &= choices.all_tried
         if not asked:
-            break  # every loop knows how often it runs
+            break  # all trip counts follow from the program: further counts change nothing
         tried.append(count)
     in_order = any(op.type == VIEW for block in rewritten.blocks for op in block.ops)
     return Judgement(tuple(findings), tuple(tried), every_way, in_order)
 
 
 def _differences(first: Run, second: Run) -> Iterator[Finding]:
-    """What two runs find wrong, and what they end with that is not the same."""
+    """Run both programs and yield the findings of each run and all differences of their results."""
     ends = [_run(first)]
     second.known.observed, second.known.absent = first.observed, first.absent
     ends.append(_run(second))
@@ -89,7 +96,7 @@ def _differences(first: Run, second: Run) -> Iterator[Finding]:
 
 
 def _run(run: Run) -> dict[str, Term]:
-    """Run a program from a state in which all that persists, and all that is fed, is there."""
+    """Run a program with all persistable and fed variables present, and return the final term of each kept name."""
     block = run.program.blocks[0]
     written = {name for op in block.ops for name in op.writes}
     for name, var in block.vars.items():
@@ -101,6 +108,6 @@ def _run(run: Run) -> dict[str, Term]:
 
 
 def _content(run: Run, name: str) -> Term:
-    """What a name holds at the end."""
+    """Return the term held by a name at the end; a new lost term if the bytes are mixed."""
     term = content(run.terms, run.top.find(name))
     return run.terms.lost(name) if term is None else term

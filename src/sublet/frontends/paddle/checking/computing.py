@@ -1,4 +1,4 @@
-"""An operator that computes: what its outputs are, whether it may lie where it does, which numbers are known."""
+"""Symbolic execution of an ordinary operator: output terms, checks of in-place safety, and known scalars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from sublet.frontends.paddle.operators.facts import OpFacts
 
 
 def computed(step: Step) -> None:
-    """An op that computes its outputs from its inputs."""
+    """Execute an operator that computes its outputs from its inputs.
+
+    An output is a lost term if the operator writes over an operand during the computation, if two outputs overlap, or
+    if the operator compares only allocations and the output is not at the place of an input.
+    """
     run, op, known = step.run, step.op, step.facts
     applied = step.applied()
     step.require_applied(applied)
@@ -26,7 +30,7 @@ def computed(step: Step) -> None:
                 step.shape(name)
                 continue
             if step.read(name) == run.terms.nothing and name in op.writes:
-                # it gets memory by being written, and Paddle computes of what lies there where it fails elsewhere
+                # the write allocates memory, so Paddle computes on unwritten bytes instead of a failure
                 step.missing(f"{slot}, written over", never_written(name))
             if variable is not None and variable.place is not None:
                 reads.append((slot, position, variable.place))
@@ -40,7 +44,7 @@ def computed(step: Step) -> None:
         for source, _, other in reads:
             if known.holder and (source, slot) in known.equal and place == other:
                 _same_bits(run, term, other.term)
-    # an op that writes over what it still reads spoils all that it computes of it
+    # an operator that overwrites an operand during the computation destroys all of its outputs
     spoiled = next(
         filter(None, (_destroyed(step, known, slot, name, place, reads) for slot, name, _, place in written)), ""
     )
@@ -60,9 +64,10 @@ def computed(step: Step) -> None:
 
 
 def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
-    """Note that a reshape made a term of another of its size: who reads the place by the name of that finds it there.
+    """Note that a reshape gave `term` the bits of `copied`, if both have the same size.
 
-    Other ops that copy as a rule do not always: a sum over one element makes 0.0 of -0.0, or has another type.
+    A reader of the place by the old name then finds the old bits. Further copying operators do not copy bit by bit in
+    every case: a sum over a single element turns -0.0 into 0.0, or changes the type.
     """
     nbytes = run.known.nbytes
     if copied is not None and copied in nbytes and nbytes.get(term) == nbytes[copied]:
@@ -70,6 +75,7 @@ def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
 
 
 def _results(op: Op) -> Iterator[tuple[str, str, int]]:
+    """Yield the slot, name and position of each output."""
     for slot, names in sorted(op.outputs.items()):
         for position, name in enumerate(names):
             if name not in (EMPTY, ""):
@@ -79,7 +85,7 @@ def _results(op: Op) -> Iterator[tuple[str, str, int]]:
 def _destroyed(
     step: Step, known: OpFacts, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]
 ) -> str:
-    """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
+    """Return the reason for a destroyed output: the operator writes over an operand still in use. Return "" if safe."""
     op = step.op
     for source, position, other in reads:
         if not place.meets(other):
@@ -94,12 +100,12 @@ def _destroyed(
 
 
 def _view_over(known: OpFacts, source: str, position: int, slot: str) -> bool:
-    """Whether an output may be a view at the place of that argument."""
+    """Return True if the output may be a view at the place of the given argument."""
     return (source, slot) in known.placed or (position == 0 and (source, slot) in known.placed_first)
 
 
 def _draw(step: Step) -> tuple[int, ...]:
-    """The place among all ops that draw random numbers, of one that does."""
+    """Return the index of the operator among all random draws as a tuple; () for a deterministic operator."""
     if "seed" not in step.op.attrs or step.op.type.endswith("_grad"):
         return ()
     step.run.drawn += 1
@@ -120,13 +126,14 @@ COUNTING = {"increment", "scale", *COMPARED}
 
 
 def _literal(step: Step, term: Term) -> None:
-    """Note the number that a result is, where it is one that is known: counters and what they are compared with."""
+    """Note the scalar value of a result, if known: loop counters and their comparisons."""
     value = _number(step)
     if value is not None:
         step.run.terms.literal[term] = value
 
 
 def _number(step: Step) -> float | None:
+    """Return the scalar value of the operator's result, or None."""
     op, terms = step.op, step.run.terms
     attrs: Mapping[str, object] = {name: attr.value for name, attr in op.attrs.items()}
     if op.type == "fill_constant":
@@ -136,7 +143,7 @@ def _number(step: Step) -> float | None:
         return float(value) if one and not given and isinstance(value, (int, float)) else None
     if op.type not in COUNTING:
         return None
-    names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y
+    names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y: read inputs only
     numbers = [terms.literal.get(step.read(name)) if name != EMPTY else None for name in names]
     x, y = numbers
     if x is None:

@@ -1,4 +1,4 @@
-"""Blocks of ops, loops, branches and their gradients: which scopes there are, and what is freed, kept and copied."""
+"""Symbolic execution of blocks, loops, branches and their gradients: scopes, garbage collection, snapshots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sublet.frontends.paddle.checking.terms import Term
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
 
 NO_MEMORY = ("XShape", "ReserveSpace")
-"""Slots in which ops note what has extents, and no bytes on a CPU."""
+"""Output slots with extents, but without bytes on a CPU."""
 MOST_ROUNDS = 4096
-"""Rounds of a loop whose condition is known by number; a longer one is not followed."""
+"""Limit of iterations of a loop with a known condition. Beyond, the checker reports the finding "rounds"."""
 
 
 def run_block(run: Run, index: int, scope: Scope, kept: frozenset[str]) -> None:
-    """Run the ops of a block, and free its own variables after their last mention but for those that are `kept`."""
+    """Run the operators of a block, and free the block's variables after the last mention, except those in `kept`."""
     block = run.program.blocks[index]
     for var in block.vars.values():
         if var.persistable:
@@ -36,31 +36,33 @@ def run_block(run: Run, index: int, scope: Scope, kept: frozenset[str]) -> None:
 
 
 def _gone(run: Run, step: Step) -> Variable:
+    """Return a variable with lost content, for a name freed after the step."""
     return tensor(run.terms.lost(f"was freed after {step.where}, which is the last of its block to name it"), 1)
 
 
 def _last_mentions(block: Block, kept: frozenset[str]) -> dict[int, list[str]]:
-    """The variables of a block that the executor frees, by the op after which it does."""
+    """Return the variables that the executor frees, by the index of the operator before the free."""
     last = {name: i for i, op in enumerate(block.ops) for name in (*op.reads, *op.writes)}
-    found: dict[int, list[str]] = {}
+    freed: dict[int, list[str]] = {}
     for name, i in last.items():
         if name in block.vars and not block.vars[name].persistable and name not in kept:
-            found.setdefault(i, []).append(name)
-    return found
+            freed.setdefault(i, []).append(name)
+    return freed
 
 
 def _kept_for_gradient(program: Program, index: int) -> frozenset[str]:
-    """What a block keeps until its gradient runs: all that the gradient block names."""
+    """Return the names that a block keeps until its gradient runs: all names in the gradient block."""
     gradients = [block for block in program.blocks if block.forward == index]
     return frozenset(name for block in gradients for op in block.ops for name in (*op.reads, *op.writes))
 
 
 def _while(step: Step) -> None:
+    """Run a loop. A training loop keeps a scope for each iteration."""
     run, program, op = step.run, step.run.program, step.op
     inner = op.block()
     assert inner is not None
     training = not _true(op, "is_test")
-    for name in op.inputs.get("X", ()):  # Paddle looks at them even where no round is made
+    for name in op.inputs.get("X", ()):  # Paddle looks them up even without an iteration
         variable = step.variable(name)
         if variable is None or (variable.place is None and variable.array is None and not variable.scopes):
             step.absent(name)
@@ -80,7 +82,10 @@ def _while(step: Step) -> None:
 
 
 def _goes_on(step: Step, count: int) -> bool:
-    """Whether a loop goes on: as its condition says where that is a number, else so often as was asked for."""
+    """Return True if the loop runs another iteration.
+
+    The condition decides if its value is known; otherwise the loop runs the requested number of iterations.
+    """
     term = step.read(step.one("Condition"))
     condition = step.run.terms.literal.get(term)
     alike = step.observe(term)
@@ -88,7 +93,7 @@ def _goes_on(step: Step, count: int) -> bool:
         step.run.asked = True
         return count < step.run.trips
     if not alike:
-        return False  # the programs differ, however often this one goes on
+        return False  # the programs already differ: stop here
     if condition and count == MOST_ROUNDS:
         step.run.tell(step.where, f"takes more than {MOST_ROUNDS} rounds, which are not followed", "rounds")
         return False
@@ -96,9 +101,9 @@ def _goes_on(step: Step, count: int) -> bool:
 
 
 def _copied_inputs(step: Step, body: Block) -> dict[str, Variable]:
-    """What a training loop saves at the start of a round, so that its gradient finds it: inputs that are tensors.
+    """Return the snapshot of inputs that a training loop saves at the start of an iteration for its gradient.
 
-    Not parameters, and not what an op of the body has among its inputs and its outputs.
+    The snapshot has all tensors except parameters and names both read and written by an operator of the body.
     """
     updated = {name for op in body.ops for name in set(op.reads) & set(op.writes)}
     saved = {}
@@ -114,6 +119,7 @@ def _copied_inputs(step: Step, body: Block) -> dict[str, Variable]:
 
 
 def _while_grad(step: Step) -> None:
+    """Run the gradient of a loop: the gradient block in the scope of each iteration, the last iteration first."""
     run, op, scope = step.run, step.op, step.scope
     inner = op.block()
     assert inner is not None
@@ -134,7 +140,7 @@ def _while_grad(step: Step) -> None:
             found = body.find(f"{name}{GRAD}")
             if gradient in (EMPTY, "") or found is None:
                 continue
-            if found.array is None and f"{name}{GRAD}" not in body.variables:  # Paddle renames it, and not around it
+            if found.array is None and f"{name}{GRAD}" not in body.variables:  # Paddle looks only in the block's scope
                 step.missing(f"{name}{GRAD}", f"%{name}{GRAD} is no variable of the block that it runs")
             target = scope.found(gradient)
             if found.array is not None:
@@ -154,7 +160,7 @@ def _while_grad(step: Step) -> None:
 
 
 def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> Variable:
-    """The gradient of an output as a round finds it: the one outside, or zeros where nobody made one."""
+    """Return the gradient of a loop output at the start of an iteration: the outer gradient, or zeros if missing."""
     if given is None or (given.place is None and given.array is None):
         return tensor(step.run.terms.of("zeros for", name.removesuffix(GRAD)), 1)
     array = None if given.array is None else Array(dict(given.array.elements), given.array.source)
@@ -162,7 +168,7 @@ def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> Variable
 
 
 def _written_within(run: Run, given: Variable | None, own: Variable) -> None:
-    """The gradient outside lies where that of the round does: what was written there is what it holds, in its shape."""
+    """Give the outer gradient the content written by an iteration to the shared place, if shape and type are equal."""
     if given is None or given.place is None or given.place != own.place or given.shown is None or own.shown is None:
         return
     before, now = ((run.terms.dims.get(term), run.known.dtypes.get(term)) for term in (given.shown, own.shown))
@@ -171,6 +177,7 @@ def _written_within(run: Run, given: Variable | None, own: Variable) -> None:
 
 
 def _conditional(step: Step) -> None:
+    """Run the block of a branch if the branch is taken, and keep its scope."""
     run, op = step.run, step.op
     inner = op.block()
     assert inner is not None
@@ -183,6 +190,7 @@ def _conditional(step: Step) -> None:
 
 
 def _conditional_grad(step: Step) -> None:
+    """Run the gradient of a branch; the gradients of a branch not taken are zeros."""
     run, op = step.run, step.op
     inner = op.block()
     assert inner is not None
@@ -200,13 +208,14 @@ def _conditional_grad(step: Step) -> None:
     last = Step(run, run.program.blocks[inner], len(run.program.blocks[inner].ops), op, body)
     for name, gradient in zip(inputs, gradients, strict=False):
         if gradient not in (EMPTY, ""):
-            found = f"{name}{GRAD}" in body.variables  # Paddle looks in the block alone, and not around it
+            found = f"{name}{GRAD}" in body.variables  # Paddle looks only in the block's scope
             term = last.read(f"{name}{GRAD}") if found else run.terms.of("zeros like", step.shape(name))
             step.write(gradient, term)
     variable.scopes = []
 
 
 def _taken(step: Step) -> bool:
+    """Observe the conditions of a branch and return True if all hold."""
     conditions = [step.read(name) for name in step.op.inputs.get("Cond", ())]
     for condition in conditions:
         step.observe(condition)
@@ -214,34 +223,38 @@ def _taken(step: Step) -> bool:
 
 
 def _true(op: Op, name: str) -> bool:
+    """Return True if the attribute exists and is true."""
     attr = op.attrs.get(name)
     return attr is not None and attr.value is True
 
 
 def _select_input(step: Step) -> None:
+    """Execute `select_input`: the mask picks an input."""
     _hand_on(step, step.read(step.op.inputs["X"][_chosen(step)]), step.one("Out"))
 
 
 def _select_output(step: Step) -> None:
+    """Execute `select_output`: the mask picks an output."""
     chosen = step.op.outputs["Out"][_chosen(step)]
     if chosen != EMPTY:
         _hand_on(step, step.read(step.one("X")), chosen)
 
 
 def _hand_on(step: Step, term: Term, name: str) -> None:
-    """Write a term to a name; one that is nothing leaves what is there."""
+    """Write a term to a name. A missing value leaves the name unchanged."""
     if term != step.run.terms.nothing:
         step.write(name, term)
 
 
 def _chosen(step: Step) -> int:
-    """Which of the tensors a mask picks."""
+    """Return the index of the tensor picked by the mask."""
     mask = step.read(step.one("Mask"))
     step.observe(mask)
     return int(step.run.choices.holds(mask))
 
 
 def _assign(step: Step) -> None:
+    """Execute `assign` for a tensor or an array."""
     source = step.variable(step.one("X"))
     if source is not None and source.array is not None:
         array = source.array
@@ -256,9 +269,10 @@ def _assign(step: Step) -> None:
 
 
 def _share_data(step: Step) -> None:
-    """Out becomes a view of X: what is written to one later is written over the other.
+    """Execute `share_data`: Out becomes a view of X, so a write to either changes both.
 
-    Not followed is a view of what persists, which the next run might write over; of what has no memory it fails.
+    The checker does not model views of persistable variables, which the next run might overwrite. A view of a variable
+    without memory fails in Paddle.
     """
     name = step.one("X")
     source, var = step.variable(name), step.run.program.var(step.block.index, name)
@@ -270,9 +284,9 @@ def _share_data(step: Step) -> None:
 
 
 def _depend(step: Step) -> None:
-    """X, one tensor, goes on under its own name, once what it waits for is there: Paddle computes nothing here.
+    """Execute `depend`: X, a single tensor, keeps its name and waits for the tensors in `Dep`; Paddle computes nothing.
 
-    Its code only asks that X and Out are one variable (2.6.2, 3.0.0, 3.3.1).
+    Paddle's code only requires X and Out to be the same variable (2.6.2, 3.0.0, 3.3.1).
     """
     names, variable = step.op.inputs.get("X", ()), step.variable(step.one("X"))
     if len(names) != 1 or names != step.op.outputs.get("Out") or variable is None or variable.array is not None:
@@ -283,10 +297,12 @@ def _depend(step: Step) -> None:
 
 
 def _logical_not(step: Step) -> None:
+    """Execute `logical_not`."""
     step.write(step.one("Out"), step.run.terms.of("not", step.read(step.one("X"))))
 
 
 def _cast(step: Step) -> None:
+    """Execute `cast`; a known scalar keeps its value."""
     term = step.read(step.one("X"))
     cast = step.run.terms.of("cast", term, str(step.op.attrs.get("out_dtype")))
     literal = step.run.terms.literal.get(term)
@@ -296,15 +312,17 @@ def _cast(step: Step) -> None:
 
 
 def _feed(step: Step) -> None:
+    """Execute `feed`."""
     step.write(step.one("Out"), step.run.terms.of("fed", step.one("Out")))
 
 
 def _fetch(step: Step) -> None:
+    """Execute `fetch`."""
     step.observe(step.read(step.one("X")))
 
 
 def _view(step: Step) -> None:
-    """A range of a tensor's first dimension, in its own bytes."""
+    """Execute `view_slice`: a range of a tensor's first dimension, in the tensor's own bytes."""
     source = step.variable(step.one("input"))
     var = step.run.program.var(step.block.index, step.one("input"))
     if source is None or source.place is None or var is None or var.dtype is None:
@@ -322,7 +340,7 @@ def _view(step: Step) -> None:
 
 
 def _empty(step: Step) -> None:
-    """Memory that nobody has written yet."""
+    """Execute `empty`: allocate memory with unwritten content."""
     var = step.run.program.var(step.block.index, step.one("Out"))
     nbytes = var.dtype.bits // 8 if var is not None and var.dtype is not None else 1
     shape = step.op.attrs["shape"].value if "shape" in step.op.attrs else ()
@@ -333,7 +351,7 @@ def _empty(step: Step) -> None:
 
 
 APPLIED = {"cast", "logical_not", *ARRAYS}
-"""Of the special ops those that are handed their operands whole, as any other is (`computed`)."""
+"""Special operators with whole operands, checked against the original like ordinary operators (`compute_outputs`)."""
 
 SPECIAL: Mapping[str, Callable[[Step], None]] = {
     "while": _while,

@@ -1,8 +1,7 @@
-"""A program, run with terms for numbers, the way Paddle's executor runs it: scopes, garbage collection, allocations.
+"""Symbolic model of Paddle's executor: scopes, garbage collection and allocations, with terms instead of numbers.
 
-What is modelled is what rewriting can break: which name leads to which bytes, which bytes an op may write over while
-it reads them, what the executor frees and when, what a loop keeps of each round for its gradient, and what gradient
-blocks find only because of a name.
+The model covers everything that a rewriting can break: the bytes behind each name, the bytes an operator may write
+while it reads, the executor's frees, the scopes kept for the gradient of a loop, and the gradients found only by name.
 """
 
 from __future__ import annotations
@@ -26,19 +25,22 @@ ASIDE = {
     *("op_callstack", "op_role", "op_role_var", "op_namescope", "op_device"),
     *("with_quant_attr", "skip_eager_deletion_vars", "is_test"),
 }
-"""Attributes that change no number: where an op comes from, what it is for, what its block may not free."""
+"""Attributes without influence on results: source location, role, device, names excluded from garbage collection."""
 
 
 Applied = tuple[str, tuple[tuple[str, object], ...], tuple[tuple[str, tuple[Term | None, ...]], ...]]
-"""An op by its type, its attributes, and what its operands hold or show."""
+"""The application of an operator: type, attributes, and the terms (or shape terms) of its operands."""
 
 
 Absence = tuple[int, str, int | None, str]
-"""A block, an op, the block that it runs, and what is not there: a slot, or more of it in words."""
+"""A missing operand: block, operator type, nested block, and the slot (or a description)."""
 
 
 class Sizes(Protocol):
-    """What is known of the tensors of a program: extents, None where they are open; `written` by (block, op, name)."""
+    """Known extents of a program's tensors; an open extent is None.
+
+    `dims_at_writes` has the extents of each assignment, by (block, operator, name).
+    """
 
     @property
     def written(self) -> Mapping[tuple[int, int, str], Dims]: ...
@@ -49,18 +51,18 @@ class Sizes(Protocol):
 
 
 TOTAL = {"fill_constant"}
-"""Ops that fail for no operand. Those whose bytes are followed (`control.py`) are not asked either: `assign`, views."""
+"""Operators that fail for no operand. Operators with followed bytes (`control.py`: `assign`, views) are exempt too."""
 
 
 @dataclass
 class Known:
-    """What the run of the original tells of that of the rewritten program.
+    """Facts from the run of the original program, for the run of the rewritten program.
 
-    nbytes   the bytes of terms whose extents are known
-    dtypes   the types of terms, as declared where they are written
-    applied  what ops were applied to, those without a result that is used as well
-    absent   how often an op finds nothing where it needs something: it can do without, or Paddle fails there
-    observed what left the program, or decided where it went, by op and in order
+    nbytes   the bytes of each term with known extents
+    dtypes   the declared type of each term
+    applied  the applications of operators in the original
+    absent   the number of times an operator misses an operand: the operator works without, or Paddle fails there
+    observed the terms fetched or used as a condition, by operator and in order
     """
 
     nbytes: dict[Term, int] = field(default_factory=dict)
@@ -72,10 +74,11 @@ class Known:
 
 @dataclass
 class Run:
-    """What a run of a program has in common in all of its blocks.
+    """State of a symbolic run, common to all blocks.
 
-    `sizes` are those of the original program, None while the rewritten one runs: then `known` tells of its terms.
-    `usual` are the (op, input slot, output slot) that the original itself computes in place.
+    `sizes` has the extents of the original program, and is None during the run of the rewritten program; `known` then
+    has the facts about terms. `original_inplace` has the (operator, input slot, output slot) triples that the original
+    computes in place.
     """
 
     program: Program
@@ -90,14 +93,15 @@ class Run:
     observed: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)
     absent: Counter[Absence] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    drawn: int = 0  # ops so far that draw random numbers
-    asked: bool = False  # whether the number of rounds mattered
+    drawn: int = 0  # number of random draws so far
+    asked: bool = False  # True if a loop used the requested trip count
 
     def tell(self, where: str, what: str, rule: str) -> None:
+        """Add a finding."""
         self.findings.append(Finding(rule, where, what))
 
     def literal_int(self, term: Term, where: str) -> int | None:
-        """The integer that a term is, told when it is none."""
+        """Return the integer value of a term. If unknown, add a finding and return None."""
         value = self.terms.literal.get(term)
         if value is None:
             self.tell(where, "the index into an array is no number that is known", "index")
@@ -106,7 +110,7 @@ class Run:
 
 
 def inplace_of(program: Program) -> frozenset[tuple[str, str, str]]:
-    """What a program computes in place as it is: an op and the slots in which it has one name."""
+    """Return the (operator, input slot, output slot) triples for which the program itself uses a common name."""
     return frozenset(
         (op.type, source, target)
         for block in program.blocks
@@ -119,7 +123,7 @@ def inplace_of(program: Program) -> frozenset[tuple[str, str, str]]:
 
 @dataclass
 class Step:
-    """One op of one block, in the scope in which it runs."""
+    """An operator of a block, in the scope of its execution."""
 
     run: Run
     block: Block
@@ -129,23 +133,27 @@ class Step:
 
     @property
     def where(self) -> str:
+        """The location for findings: block, operator index and type."""
         return f"block {self.block.index}, op {self.index} ({self.op.type})"
 
     @cached_property
     def facts(self) -> OpFacts:
+        """The facts of the operator, for declared extents."""
         return facts_declared(self.run.program, self.block.index, self.op)
 
     def one(self, slot: str) -> str:
-        """The name in a slot that takes one; empty where there is none."""
+        """Return the name in a slot for a single name; "" if the slot is empty."""
         names = self.op.inputs.get(slot) or self.op.outputs.get(slot) or ()
         return names[0] if names and names[0] != EMPTY else ""
 
     def variable(self, name: str) -> Variable | None:
+        """Return the variable of a name, or None."""
         return self.scope.find(name)
 
     def observe(self, term: Term) -> bool:
-        """Note what leaves the program, or decides where it goes; each op of its own, as these may change places.
-        Whether that is what the original observes there.
+        """Note a fetched term or a condition. Return True if the original observes the same term here, or runs now.
+
+        Each operator type, block and fetch column has a separate sequence: different operators may change places.
         """
         column = self.op.attrs.get("col")
         op = (self.op.type, self.op.block(), column.value if column is not None else None)
@@ -155,7 +163,7 @@ class Step:
         return self.run.sizes is not None or known[len(observed) - 1 : len(observed)] == [term]
 
     def read(self, name: str) -> Term:
-        """What a name holds; told where that is nothing, or not what was written there."""
+        """Return the term held by a name. Add a finding if the name is unwritten, or lost the last written content."""
         terms, term = self.run.terms, self._held(name)
         if term == terms.nothing:
             self.absent(name)
@@ -169,30 +177,33 @@ class Step:
         return term
 
     def _held(self, name: str) -> Term | None:
+        """Return the term held by a name; None for mixed bytes."""
         return content(self.run.terms, self.scope.find(name))
 
     def absent(self, name: str) -> None:
-        """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
+        """Report a missing operand: Paddle fails there, unless the original misses the operand too."""
         for slot in (slot for slot, names in self.op.inputs.items() if name in names):
             self.missing(slot, never_written(name))
 
     def assigned(self, term: Term) -> None:
-        """To assign what has no memory leaves a tensor that has some with 0 extents: what reads it computes of that,
-        and fails where there is no memory. Told where there is some, unless the original is so too.
+        """Report an assignment of nothing to a variable with content, unless the original does the same.
+
+        In Paddle such an assignment leaves a tensor with memory at 0 extents. A reader then computes on the 0 extents,
+        and fails only if the tensor has no memory.
         """
         nothing, out = self.run.terms.nothing, self.one("Out")
         if term == nothing != self._held(out):
             self.missing("Out", f"%{out} gets nothing, and holds something else")
 
     def missing(self, what: str, told: str) -> None:
-        """Something that an op needs is not there: told, unless the original is so too, and as often."""
+        """Count a missing operand, and report it if the original misses the operand less often."""
         key = (self.block.index, self.op.type, self.op.block(), what)
         self.run.absent[key] += 1
         if self.run.sizes is None and self.run.absent[key] > self.run.known.absent[key]:
             self.run.tell(self.where, told, "absent")
 
     def applied(self) -> Applied:
-        """What an op is applied to."""
+        """Return the application: type, attributes and operand terms of the operator."""
         shape_only = self.facts.shape_only
         operands = (
             (slot, tuple(self._seen(name, slot in shape_only) for name in names if name != EMPTY))
@@ -201,6 +212,7 @@ class Step:
         return self.op.type, attributes(self.op), tuple(operands)
 
     def _seen(self, name: str, shape_only: bool) -> Term | None:
+        """Return the term of an operand, or its shape term if the operator reads only the shape."""
         variable = self.scope.find(name)
         if not shape_only or variable is None:
             return self._held(name)
@@ -208,7 +220,7 @@ class Step:
         return None if shown is None else self.run.terms.shape(shown)
 
     def require_applied(self, applied: Applied) -> None:
-        """What the original does not do as well may fail in Paddle (by types, say), whoever uses its result."""
+        """Report an application absent from the original: Paddle may refuse the application, for example by types."""
         run, nothing = self.run, self.run.terms.nothing
         if run.sizes is not None:
             run.known.applied.add(applied)
@@ -220,7 +232,7 @@ class Step:
                 run.tell(self.where, "is applied to what the original program applies no such op to", "new")
 
     def shape(self, name: str) -> Term:
-        """What a name shows to an op that reads its shape only."""
+        """Return the shape term of a name for an operator that reads only the shape."""
         terms, variable = self.run.terms, self.scope.find(name)
         shown = variable.shown if variable is not None and variable.array is None else None
         if shown is None:
@@ -231,12 +243,13 @@ class Step:
         return terms.shape(shown)
 
     def place(self, name: str, term: Term) -> Place:
-        """Where a term goes that is written to a name: over what is there, if it fits."""
+        """Return the bytes for a term written to a name: the present bytes if the term fits, else a new allocation."""
         nbytes = max(1, self._nbytes(name, term))
         variable = self.scope.found(name)
         return variable.place.sized(nbytes) if variable.place else Place(Allocation(nbytes), 0, nbytes)
 
     def write(self, name: str, term: Term, place: Place | None = None) -> None:
+        """Write a term to a name. Report a difference between the declared type and the type of the term."""
         var = self.run.program.var(self.block.index, name)
         if var is not None and var.dtype is not None and term != self.run.terms.nothing:
             dtype = self.run.known.dtypes.setdefault(term, var.dtype)
@@ -247,13 +260,13 @@ class Step:
         variable.place.put(term)
 
     def _nbytes(self, name: str, term: Term) -> int:
-        """Bytes of a term; 1 where its extents are open, and of nothing, which goes by names of any extents."""
+        """Return the bytes of a term; 1 for open extents, and for the missing value, which fits any extents."""
         run = self.run
         if term == run.terms.nothing:
             return 1
         if run.sizes is not None and term not in run.known.nbytes:
             own = run.program.home(self.block.index, name) is not None
-            here = self.block.index if own else self.block.forward  # a gradient block sees what the forward one left
+            here = self.block.index if own else self.block.forward  # a gradient block sees forward variables
             dims = run.sizes.written.get((self.block.index, self.index, name)) or run.sizes.dims(here, name)
             dtype = run.sizes.dtype(here, name)
             if dims is not None and None not in dims and dtype is not None:
@@ -264,9 +277,9 @@ class Step:
 
 
 def content(terms: Terms, variable: Variable | None) -> Term | None:
-    """What a variable holds: what was written by its name, if those bits are there, since it has that shape.
+    """Return the term held by a variable: the last written term, if its bits are present.
 
-    None where its bytes are parts of several terms.
+    Return None if the bytes are parts of several terms.
     """
     if variable is None or (variable.place is None and variable.array is None):
         return terms.nothing
@@ -280,11 +293,12 @@ def content(terms: Terms, variable: Variable | None) -> Term | None:
 
 
 def never_written(name: str) -> str:
+    """Return the finding text for a name without content."""
     return f"%{name} was never written"
 
 
 def attributes(op: Op) -> tuple[tuple[str, object], ...]:
-    """The attributes of an op that decide what it computes."""
+    """Return the attributes with influence on the result of an operator."""
     return tuple(
         (name, _frozen(attr.value))
         for name, attr in sorted(op.attrs.items())
@@ -293,4 +307,5 @@ def attributes(op: Op) -> tuple[tuple[str, object], ...]:
 
 
 def _frozen(value: object) -> object:
+    """Return a hashable copy of an attribute's value."""
     return tuple(value) if isinstance(value, list) else value

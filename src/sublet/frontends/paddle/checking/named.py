@@ -1,7 +1,8 @@
-"""What names must be: declared where they are used; told by the owner of a block that takes them from around itself.
+"""Rules for names and types: declaration of each name, captures of blocks, and operand types of operators.
 
-The executor makes variables of the former, and orders and frees by the latter. And of types that their operators take:
-Paddle looks at those before a run, in blocks too that are never run.
+A block may use a name from outside only if the operator that runs the block lists the name: the executor creates
+variables from declarations, and orders and frees by the lists. Paddle checks operand types before a run, even in blocks
+that never run.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from sublet.frontends.paddle.format.program import EMPTY, GRAD, TENSOR, Block, O
 
 VIEW = "view_slice"
 ANY_TYPE = (VIEW, "assign", "share_data", "while", "while_grad", "conditional_block", "conditional_block_grad")
-"""Operators that hand on what is of any type."""
+"""Operators for operands of any type."""
 WAITING = "depend"
 WAITING_TYPES = {DType.F32, DType.F64, DType.I32, DType.I64}
-"""Types of the tensor X that goes on after `depend`: from 3.0 on Paddle has no kernel for others. What X waits for may
-be of any type."""
+"""Types of the operand X of `depend`: since 3.0 Paddle has no kernel for further types. The operands `Dep` may have any
+type."""
 
 Types = tuple[str, frozenset[tuple[str, frozenset[DType | None]]]]
-"""An operator by its type and those of its operands, slot by slot."""
+"""The type of an operator, and the types of its operands by slot."""
 
 
 def unnamed(original: Program, rewritten: Program) -> list[Finding]:
-    """What blocks of a rewritten program take from around them, or leave there, without being told by their owner.
+    """Return a finding for each name captured or left by a block without mention by the block's owner.
 
-    What the original does not tell either is left alone.
+    A capture already present in the original gives no finding.
     """
     known = {(block, name) for block, name, _ in _found(original)}
     return [finding for block, name, finding in _found(rewritten) if (block, name) not in known]
 
 
 def mistyped(original: Program, rewritten: Program) -> Iterator[Finding]:
-    """The operators of a rewritten program whose operands are of types that no such operator of the original has."""
+    """Yield each operator of the rewritten program with a combination of operand types absent from the original."""
     known = {types for *_, types in _types(original)}
     for block, i, op, types in _types(rewritten):
         if op.reads and types not in known and op.type not in ANY_TYPE and not _waits(rewritten, block, op):
@@ -44,6 +45,7 @@ def mistyped(original: Program, rewritten: Program) -> Iterator[Finding]:
 
 
 def _types(program: Program) -> Iterator[tuple[Block, int, Op, Types]]:
+    """Yield each operator with its operand types."""
     for block in program.blocks:
         for i, op in enumerate(block.ops):
             slots = {
@@ -53,7 +55,7 @@ def _types(program: Program) -> Iterator[tuple[Block, int, Op, Types]]:
 
 
 def _waits(program: Program, block: Block, op: Op) -> bool:
-    """Whether an operator hands on a tensor of a type for which Paddle can make it wait."""
+    """Return True if the operator is a `depend` on tensors of types with a kernel for `depend`."""
     tensors = [program.var(block.index, name) for name in op.inputs.get("X", ())]
     return op.type == WAITING and all(
         var is not None and var.kind == TENSOR and var.dtype in WAITING_TYPES for var in tensors
@@ -61,6 +63,7 @@ def _waits(program: Program, block: Block, op: Op) -> bool:
 
 
 def _dtype(program: Program, block: Block, name: str) -> DType | None:
+    """Return the element type of a name; a gradient block also sees variables of its forward block."""
     var = program.var(block.index, name)
     if var is None and block.forward >= 0:
         var = program.var(block.forward, name)
@@ -68,6 +71,7 @@ def _dtype(program: Program, block: Block, name: str) -> DType | None:
 
 
 def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
+    """Yield a finding for each undeclared name, duplicate loop input and unlisted capture, with its block and name."""
     for block in program.blocks:
         for i, op in enumerate(block.ops):
             for name in (*op.reads, *op.writes):
@@ -83,13 +87,13 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
                     where = f"block {block.index}, op {i} (while)"
                     what = f"%{name} is an input more than once, and the loop saves each under one name"
                     yield inner, name, Finding("twice", where, what)
-            told = {*op.reads, *op.writes, *(f"{name}{GRAD}" for name in op.reads)}
+            listed = {*op.reads, *op.writes, *(f"{name}{GRAD}" for name in op.reads)}
             forward = program.blocks[inner].forward
-            told |= set(program.blocks[forward].vars) if forward >= 0 else set()
+            listed |= set(program.blocks[forward].vars) if forward >= 0 else set()
             names = op.attrs.get("original_output_grad")
-            told |= set(map(str, names.value)) if names is not None and isinstance(names.value, tuple) else set()
+            listed |= set(map(str, names.value)) if names is not None and isinstance(names.value, tuple) else set()
             for position, name in _free(program, program.blocks[inner]):
-                if name not in told and not _private(program, block, i, inner, name):
+                if name not in listed and not _private(program, block, i, inner, name):
                     where = f"block {inner}, op {position} ({program.blocks[inner].ops[position].type})"
                     owner = f"op {i} ({op.type}) of block {block.index}"
                     what = f"%{name} comes from around the block, and {owner} does not name it"
@@ -97,16 +101,16 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
 
 
 def _declared(program: Program, block: Block, name: str) -> bool:
-    """Whether a name is a variable of the block or of one around it, or of the block whose gradient it is."""
+    """Return True if the block, an enclosing block, or the forward block of a gradient block declares the name."""
     own = program.home(block.index, name) is not None
     return own or (block.forward >= 0 and program.home(block.forward, name) is not None)
 
 
 def _private(program: Program, block: Block, at: int, inner: int, name: str) -> bool:
-    """Whether only the operators of one block, run within operator `at` of `block`, write and read a variable of that.
+    """Return True if only operators of block `inner`, run within operator `at` of `block`, write and read the variable.
 
-    Then there is nothing to order or to free in between. What else names it must come after `at`, and wait for that: it
-    reads what `at` is told to write.
+    A private variable needs no order and no free in between. Any further mention must come after `at` and wait for
+    `at`: it must read a name written by `at`.
     """
     while name not in block.vars and block.parent >= 0:
         around = program.blocks[block.parent]
@@ -121,7 +125,7 @@ def _private(program: Program, block: Block, at: int, inner: int, name: str) -> 
 
 
 def _free(program: Program, block: Block) -> Iterator[tuple[int, str]]:
-    """The names in a block that are not its own, nor persist, nor are only looked at for a view: see `Judgement`."""
+    """Yield the free names of a block with their operator index, except persistable names and operands of views."""
     for i, op in enumerate(block.ops):
         if op.type == VIEW:
             continue

@@ -1,4 +1,4 @@
-"""Memory as Paddle's executor has it: allocations, tensors that are ranges of one, variables by name in scopes."""
+"""Memory of Paddle's executor: allocations, tensors as byte ranges of an allocation, and scopes of named variables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sublet.frontends.paddle.checking.terms import Term, Terms
 
 
 class Allocation:
-    """A run of bytes, and what lies in them: sorted segments (begin, end, term, offset of begin in the term)."""
+    """An allocation and its content: sorted segments (begin, end, term, offset of `begin` in the term)."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._segments: list[tuple[int, int, Term, int]] = []
 
     def put(self, begin: int, end: int, term: Term) -> None:
-        """Write a term; what lay there is gone."""
+        """Write a term over [begin, end)."""
         kept: list[tuple[int, int, Term, int]] = []
         for low, high, old, offset in self._overlapping(begin, end):
             if low < begin:
@@ -27,13 +27,14 @@ class Allocation:
         self._segments[first:last] = sorted([*kept, (begin, end, term, 0)])
 
     def get(self, begin: int, end: int) -> Term | None:
-        """The term that lies there, whole; None when there is none."""
+        """Return the term that fills exactly [begin, end); None otherwise."""
         match self._overlapping(begin, end):
             case [(low, high, term, 0)] if (low, high) == (begin, end):
                 return term
         return None
 
     def _range(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the index range of the segments that overlap [begin, end)."""
         first = max(0, bisect_right(self._segments, begin, key=lambda segment: segment[0]) - 1)
         while first < len(self._segments) and self._segments[first][1] <= begin:
             first += 1
@@ -43,13 +44,14 @@ class Allocation:
         return first, last
 
     def _overlapping(self, begin: int, end: int) -> list[tuple[int, int, Term, int]]:
+        """Return the segments that overlap [begin, end)."""
         first, last = self._range(begin, end)
         return self._segments[first:last]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bytes of a tensor."""
+    """The bytes of a tensor: a range of an allocation."""
 
     allocation: Allocation
     begin: int
@@ -57,47 +59,53 @@ class Place:
 
     @property
     def end(self) -> int:
+        """The end of the range."""
         return self.begin + self.nbytes
 
     def sized(self, nbytes: int) -> Place:
-        """So many bytes from there on, in an allocation of their own where they do not fit."""
+        """Return a range of `nbytes` at the same begin; a new allocation if the range does not fit."""
         if self.begin + nbytes > self.allocation.nbytes:
             return Place(Allocation(nbytes), 0, nbytes)
         return Place(self.allocation, self.begin, nbytes)
 
     def meets(self, other: Place) -> bool:
+        """Return True if the ranges overlap."""
         return self.allocation is other.allocation and self.begin < other.end and other.begin < self.end
 
     @property
     def term(self) -> Term | None:
+        """The term that fills the range, or None."""
         return self.allocation.get(self.begin, self.end)
 
     def put(self, term: Term) -> None:
+        """Write a term over the range."""
         self.allocation.put(self.begin, self.end, term)
 
 
 @dataclass
 class Array:
-    """A tensor array. Of one made from a tensor, the elements that nobody wrote are parts of it (`source`)."""
+    """A tensor array. In an array made from a tensor, elements without a write are parts of the tensor (`source`)."""
 
     elements: dict[int, Term] = field(default_factory=dict)
     source: Term | None = None
 
     def element(self, terms: Terms, index: int) -> Term | None:
+        """Return the term of an element, or None."""
         if index not in self.elements and self.source is not None:
             return terms.of("element", self.source, index)
         return self.elements.get(index)
 
     @property
     def whole(self) -> tuple[object, ...]:
+        """The parts of the term for the whole array."""
         return ("array", self.source, *sorted(self.elements.items()))
 
 
 @dataclass
 class Variable:
-    """What a name stands for in a scope: a tensor, an array, or the scopes of a loop's rounds; or nothing yet.
+    """The content of a name in a scope: a tensor, an array, the kept scopes of a loop, or nothing yet.
 
-    `shown` is what was written to the tensor by this name last: it has that shape, whatever its bytes are by now.
+    `last_written` is the term last written by the name, and determines the shape; the bytes may have changed since.
     """
 
     place: Place | None = None
@@ -106,25 +114,26 @@ class Variable:
     scopes: list[Scope] = field(default_factory=list)
 
     def be(self, other: Variable) -> None:
-        """Stand for what another variable stands for."""
+        """Take over the content of another variable."""
         self.place, self.shown, self.array = other.place, other.shown, other.array
 
 
 def tensor(term: Term, nbytes: int) -> Variable:
-    """A tensor in an allocation of its own."""
+    """Return a tensor variable in a new allocation."""
     place = Place(Allocation(nbytes), 0, nbytes)
     place.put(term)
     return Variable(place, term)
 
 
 class Scope:
-    """Variables by name; what is not here may be in the scope around it."""
+    """Variables by name, with an enclosing scope."""
 
     def __init__(self, parent: Scope | None = None) -> None:
         self.parent = parent
         self.variables: dict[str, Variable] = {}
 
     def find(self, name: str) -> Variable | None:
+        """Return the nearest variable of the name, or None."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.variables:
@@ -133,9 +142,9 @@ class Scope:
         return None
 
     def here(self, name: str) -> Variable:
-        """The variable of this scope, made when there is none."""
+        """Return the variable of the name in this scope; create the variable if missing."""
         return self.variables.setdefault(name, Variable())
 
     def found(self, name: str) -> Variable:
-        """The nearest variable of that name, made here when there is none."""
+        """Return the nearest variable of the name; create the variable in this scope if missing."""
         return self.find(name) or self.here(name)

@@ -1,4 +1,4 @@
-"""What tensors hold, as terms: two tensors with one term hold the same bits, whatever the kernels compute."""
+"""Terms for the contents of tensors: tensors with the same term hold the same bits, for any kernels."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ Term = int
 
 
 class Terms:
-    """Terms, each made once: applications of an op to terms, what is known at the start, and what is lost.
+    """Hash-consed terms: applications of operators to terms, initial contents, and lost contents.
 
-    `dims` tells the shapes of those that an op of the original program made; `literal` the value of those that are
-    one number, such as counters; `bits` the term whose bits a term has, of those that a reshape or the like made;
-    `nothing` is held where nobody wrote.
+    dims     the shape of each term made by an operator of the original
+    literal  the value of each known scalar, such as a loop counter
+    bits     the source of each term that copies the bits of another term, as a reshape does
+    nothing  the term for unwritten memory
     """
 
     def __init__(self) -> None:
@@ -25,45 +26,46 @@ class Terms:
         self.nothing = self.of("nothing")
 
     def of(self, *parts: Hashable) -> Term:
-        """The term of these parts; equal parts give the same one."""
+        """Return the term of the given parts; equal parts give the same term."""
         term = self._known.setdefault(parts, len(self.parts))
         if term == len(self.parts):
             self.parts.append(parts)
         return term
 
     def number(self, value: float) -> Term:
-        """The term of a scalar that is known."""
+        """Return the term of a known scalar."""
         term = self.of("number", float(value))
         self.literal[term] = float(value)
         return term
 
     def lost(self, why: str) -> Term:
-        """A term unlike all others: nobody knows these bytes."""
+        """Return a new term, different from all others: unknown bytes."""
         term = self.of("lost", len(self.parts), why)
         self._lost[term] = why
         return term
 
     def why_lost(self, term: Term) -> str:
-        """Why nobody knows these bytes, where they are what went wrong first; empty if they are known."""
+        """Return the reason for a lost term; "" for a known term."""
         return self._lost.get(term, "")
 
     def same_bits(self, one: Term, other: Term) -> bool:
-        """Whether two terms are known to be the same bits, in one shape or in two."""
+        """Return True if two terms are known to have the same bits, possibly in different shapes."""
         return self._origin(one) == self._origin(other)
 
     def _origin(self, term: Term) -> Term:
+        """Return the source at the end of a chain of copies."""
         while term in self.bits:
             term = self.bits[term]
         return term
 
     def shape(self, term: Term) -> Term:
-        """What an op sees of an operand of which it only reads the shape."""
+        """Return the term for the shape of an operand, for operators that read only the shape."""
         dims = self.dims.get(term)
         return self.of("shape", dims) if dims is not None else self.of("shape of", term)
 
 
 class Choices:
-    """Which way control flow goes: every condition is a term, and goes the same way in both programs."""
+    """Outcomes of conditions: each condition is a term, with the same outcome in both programs."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -72,7 +74,7 @@ class Choices:
         self.all_tried = False
 
     def ways(self, most: int) -> Iterator[None]:
-        """Stop once for each combination of choices that comes up in what is run between, but at most so often."""
+        """Yield once for each combination of outcomes that the runs encounter, at most `most` times."""
         left: list[list[bool]] = [[]]
         for _ in range(most):
             self._prefix, self._made = left.pop(), {}
@@ -84,7 +86,7 @@ class Choices:
                 return
 
     def holds(self, term: Term) -> bool:
-        """Whether a condition holds on the way that is being explored."""
+        """Return the outcome of a condition in the current combination."""
         literal = self._terms.literal.get(term)
         if literal is not None:
             return bool(literal)

@@ -1,1 +1,1 @@
-"""Inference programs as models: names that are assigned again and again become values that are assigned once."""
+"""Conversion of inference programs to models: names with several assignments become single-assignment values."""

@@ -1,5 +1,7 @@
-"""`conditional_block` as a branch. Paddle writes if and else as two blocks, one on the negated condition, and picks
-what the one that ran has written by `select_input`: such a pair is one branch.
+"""Conversion of `conditional_block` to a branch node.
+
+Paddle writes if and else as two blocks, the second on the negated condition. A `select_input` then picks the result of
+the executed block. The conversion turns such a pair into a single branch with two arms.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a selection picks from: the variable of each arm, and the one that takes it."""
+    """A `select_input` after a pair of blocks: the variable written by each arm, and the variable with the result."""
 
     no: Key
     yes: Key
@@ -24,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two blocks of which one runs: the one at `yes` on the condition, the one at `no` on its negation."""
+    """Two exclusive blocks: the operator at `yes` runs on the condition, the operator at `no` on the negation."""
 
     condition: str
     yes: int
@@ -34,20 +36,24 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of a block, by where their second block stands."""
+    """The pairs in a block, by the position of the second operator of each pair."""
 
     second: Mapping[int, Pair]
 
     @property
     def first(self) -> frozenset[int]:
+        """The positions of the first operators of all pairs."""
         return frozenset(pair.yes for pair in self.second.values())
 
 
 def pairs_of(conversion: Conversion, block: int) -> Pairs:
-    """The pairs of branches in a block between which nothing depends on the first."""
+    """Return the pairs of branches in a block.
+
+    No operator between the two blocks of a pair depends on the first, or changes an input of the first.
+    """
     ops = conversion.program.blocks[block].ops
     negated = {op.output("Out"): (at, op.input("X")) for at, op in enumerate(ops) if op.type == "logical_not"}
-    found: dict[int, Pair] = {}
+    pairs: dict[int, Pair] = {}
     open_: dict[str, int] = {}
     for at, op in enumerate(ops):
         condition = op.input("Cond")
@@ -58,14 +64,14 @@ def pairs_of(conversion: Conversion, block: int) -> Pairs:
         if 0 <= yes < between < at and _independent(conversion, block, ops[yes], ops[yes + 1 : at]):
             choices = tuple(_choices(conversion, block, ops[yes], op, ops[at + 1 :]))
             if choices:
-                found[at] = Pair(of or "", yes, at, choices)
+                pairs[at] = Pair(of or "", yes, at, choices)
                 continue
         open_[condition] = at
-    return Pairs(found)
+    return Pairs(pairs)
 
 
 def _independent(conversion: Conversion, block: int, first: Op, between: tuple[Op, ...]) -> bool:
-    """Whether what stands behind a block could stand in front of it: neither needs or changes what the other writes."""
+    """Return True if the first block can move past the operators `between`: no read or write of either conflicts."""
     inner = first.block()
     if inner is None or any(op.block() is not None for op in between):
         return False
@@ -77,18 +83,21 @@ def _independent(conversion: Conversion, block: int, first: Op, between: tuple[O
 
 
 def _choices(conversion: Conversion, block: int, yes: Op, no: Op, after: tuple[Op, ...]) -> Iterator[Choice]:
-    """The selections behind a pair that pick between what its blocks have written."""
-    made = [assigned(conversion.program, op.block() or 0) for op in (no, yes)]
+    """Yield the selections after a pair that pick between results of the two blocks."""
+    written = [assigned(conversion.program, op.block() or 0) for op in (no, yes)]
     for op in after:
         out, names = op.output("Out"), op.inputs.get("X", ())
         if op.type == "select_input" and len(names) == 2 and out is not None:
             keys = [conversion.key(block, name) for name in names]
-            if all(key in writes for key, writes in zip(keys, made, strict=True)):
+            if all(key in writes for key, writes in zip(keys, written, strict=True)):
                 yield Choice(keys[0], keys[1], conversion.key(block, out))
 
 
 def add_pair(conversion: Conversion, block: int, pair: Pair, scope: Scope, convert: Converter) -> list[Node]:
-    """One branch for two blocks, whose outputs are what is picked later, and what else is assigned."""
+    """Return the branch node for two exclusive blocks, after nodes for unwritten variables.
+
+    The outputs are the selected results, then the further variables assigned by a block and used later.
+    """
     ops = conversion.program.blocks[block].ops
     before: list[Node] = []
     picked = {key for choice in pair.choices for key in (choice.no, choice.yes)} - conversion.read_elsewhere
@@ -116,7 +125,7 @@ def add_pair(conversion: Conversion, block: int, pair: Pair, scope: Scope, conve
 
 
 def add_branch(conversion: Conversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:
-    """A branch of one block; what it would have assigned stays as it was when it does not run."""
+    """Return the branch node for a single block. An arm without operators returns the old values."""
     op = conversion.program.blocks[block].ops[position]
     inner = op.block() or 0
     before: list[Node] = []
@@ -137,5 +146,5 @@ def add_branch(conversion: Conversion, block: int, position: int, scope: Scope, 
 
 
 def _common(conversion: Conversion, key: Key, values: tuple[Value, Value]) -> Value:
-    """A value for what comes out of a branch: its extents are those that both arms have."""
+    """Return a value for an output of a branch, with the extents common to both arms."""
     return conversion.value(key, joined(dims_of(values[0]), dims_of(values[1])))

@@ -1,6 +1,6 @@
-"""`while` as a loop: what its body assigns outside of itself is carried from round to round.
+"""Conversion of `while` to a loop node: outer variables assigned in the body become loop-carried values.
 
-Paddle computes the condition before the loop and at the end of each round, so it is carried too.
+Paddle computes the condition before the loop and at the end of each iteration, so the condition is loop-carried too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from sublet.ir.graph import Graph, Node, Value, While
 
 
 def add_loop(conversion: Conversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:
-    """The loop, after a node for each variable that it carries and nothing has written before."""
+    """Return the loop node, after a node for each unwritten loop-carried variable.
+
+    Raises ModelError for a loop without a body or a condition.
+    """
     op = conversion.program.blocks[block].ops[position]
     body, condition, name = op.block(), op.input("Condition"), title(block, position, op)
     source = f"block {block}, operator {position}"
@@ -41,7 +44,7 @@ def add_loop(conversion: Conversion, block: int, position: int, scope: Scope, co
 
 
 def _extents(conversion: Conversion, init: Value, key: Key, writes: Sequence[tuple[int, int]]) -> Dims:
-    """Extents that the initial value and every assignment in the body have in common."""
+    """Return the extents common to the initial value and all assignments in the body."""
     dims = dims_of(init)
     for block, position in writes:
         dims = joined(dims, conversion.sizes.written.get((block, position, key[1])))
@@ -49,7 +52,7 @@ def _extents(conversion: Conversion, init: Value, key: Key, writes: Sequence[tup
 
 
 def _assign(conversion: Conversion, keys: Sequence[Key], extents: Sequence[Dims], scope: Scope) -> list[Value]:
-    """New values for variables, which stand for them from here on."""
+    """Bind each variable to a new value in the scope, and return the new values."""
     values = [conversion.value(key, dims) for key, dims in zip(keys, extents, strict=True)]
     scope.update(zip(keys, values, strict=True))
     return values

@@ -1,4 +1,4 @@
-"""A Paddle program for inference as a model: decode -> bind extents -> convert, block by block."""
+"""Reader of inference programs in Paddle's older format: decode, bind extents, convert block by block."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 
 PROGRAM_NAME, PARAMS_NAME, PARAMS_SUFFIX = "__model__", "__params__", ".pdiparams"
-"""Older versions write the first two."""
+"""File names; the first two are of older versions."""
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
-    """The model in a `.pdmodel`, `__model__` or other serialised program, with open extents bound by `dims`.
+    """Read a model from a `.pdmodel`, `__model__` or other serialised program. `dims` binds open extents.
 
-    Its weights are those in the file beside it, if there is one.
-    Raises ModelError when the file is malformed, is no program for inference, or leaves an extent of an input open.
+    The weights come from the parameter file beside the program, if present. Raises ModelError if the file is malformed,
+    is no inference program, or leaves an extent of an input open.
     """
     path = Path(path)
     raw = read_bytes(path, ModelError)
@@ -40,7 +40,7 @@ def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
 
 
 def from_program(program: Program, dims: Mapping[str, int] | None = None, *, where: str = "the program") -> Model:
-    """Like `load`, of a program in memory."""
+    """Return the model of a decoded program, as `load` does."""
     dims = dims or {}
     feeds, fetches = _ends(program, "feed"), _ends(program, "fetch")
     if not fetches:
@@ -72,19 +72,19 @@ def from_program(program: Program, dims: Mapping[str, int] | None = None, *, whe
 
 
 def _ends(program: Program, type_: str) -> tuple[str, ...]:
-    """The variables that come in by `feed` or go out by `fetch`, in the order of their columns."""
-    found: list[tuple[int, str]] = []
+    """Return the variables of all `feed` or all `fetch` operators, in the order of their columns."""
+    columns: list[tuple[int, str]] = []
     for op in program.blocks[0].ops:
         if op.type == type_:
             column = op.attrs.get("col")
             names = op.writes if type_ == "feed" else op.reads
-            at = column.value if column and isinstance(column.value, int) else len(found)
-            found += [(at, name) for name in names]
-    return tuple(name for _, name in sorted(found, key=lambda pair: pair[0]))
+            at = column.value if column and isinstance(column.value, int) else len(columns)
+            columns += [(at, name) for name in names]
+    return tuple(name for _, name in sorted(columns, key=lambda pair: pair[0]))
 
 
 def _add_weights(conversion: Conversion) -> None:
-    """The persistable variables that operators read or write are there before the run."""
+    """Read all persistable variables used by an operator, so that each becomes a weight."""
     program = conversion.program
     used = {name for block in program.blocks for op in block.ops for name in (*op.reads, *op.writes)}
     for name, var in program.blocks[0].vars.items():
@@ -93,6 +93,6 @@ def _add_weights(conversion: Conversion) -> None:
 
 
 def _updates(conversion: Conversion, scope: Scope) -> tuple[tuple[Value, Value], ...]:
-    """The persistable variables that a run leaves with another content."""
+    """Return the (weight, final value) pairs of the persistable variables changed by a run."""
     pairs = ((weight, scope.get(key, weight)) for key, weight in conversion.weights.items())
     return tuple((target, source) for target, source in pairs if target is not source and source.plannable)

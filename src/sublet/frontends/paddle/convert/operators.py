@@ -1,4 +1,4 @@
-"""Operators as nodes, block by block."""
+"""Conversion of a block's operators to nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ TRAINING = "this is a training program: `sublet transpile` rewrites it; `sublet 
 
 
 def convert_block(conversion: Conversion, block: int, scope: Scope) -> list[Node]:
-    """The nodes of a block; `scope` is then what its variables stand for at its end."""
+    """Return the nodes of a block. Afterwards `scope` maps each variable to its value at the end of the block.
+
+    Raises ModelError for training programs and for unknown operators with blocks.
+    """
     nodes: list[Node] = []
     ops = conversion.program.blocks[block].ops
     pairs = pairs_of(conversion, block)
@@ -37,7 +40,7 @@ def convert_block(conversion: Conversion, block: int, scope: Scope) -> list[Node
 
 
 def _add_conditional(conversion: Conversion, block: int, position: int, scope: Scope, pairs: Pairs) -> list[Node]:
-    """A block that runs or not; of two of which one runs, the second stands for both."""
+    """Return the nodes of a conditional block. The second operator of a pair yields the nodes for both."""
     if position in pairs.first:
         return []
     if position in pairs.second:
@@ -46,6 +49,7 @@ def _add_conditional(conversion: Conversion, block: int, position: int, scope: S
 
 
 def _add_operator(conversion: Conversion, block: int, position: int, op: Op, scope: Scope, nodes: list[Node]) -> None:
+    """Append the node of an operator without a block, and bind its outputs in the scope."""
     if op.type == "select_input" and _selected(conversion, block, op, scope):
         return
     inputs = [(slot, name) for slot, names in op.inputs.items() for name in names if name != EMPTY]
@@ -72,7 +76,7 @@ def _add_operator(conversion: Conversion, block: int, position: int, op: Op, sco
 
 
 def _selected(conversion: Conversion, block: int, op: Op, scope: Scope) -> bool:
-    """Whether a selection between two variables is what a branch gave."""
+    """Bind the output of a `select_input` to the output of the branch. Return False if no converted branch matches."""
     keys = [conversion.key(block, name) for name in op.inputs.get("X", ())]
     value = conversion.selections.get((keys[0], keys[1])) if len(keys) == 2 else None
     out = op.output("Out")
@@ -83,28 +87,29 @@ def _selected(conversion: Conversion, block: int, op: Op, scope: Scope) -> bool:
 
 
 def _is_value(conversion: Conversion, block: int, name: str) -> bool:
+    """Return True unless the name is a variable for step scopes."""
     var = conversion.program.var(block, name)
     return var is None or var.kind != SCOPES
 
 
 def _arrays(conversion: Conversion, block: int, op: Op, scope: Scope) -> list[tuple[str, Value]]:
-    """The arrays an operator writes to: they keep what was written before."""
-    found = []
+    """Return the arrays written by an operator, as operands: an array keeps its earlier elements."""
+    arrays = []
     for slot, names in op.outputs.items():
         for name in names:
             var = conversion.program.var(block, name)
             if var is not None and var.kind == ARRAY and conversion.key(block, name) in scope and name not in op.reads:
-                found.append((slot, scope[conversion.key(block, name)]))
-    return found
+                arrays.append((slot, scope[conversion.key(block, name)]))
+    return arrays
 
 
 def _result(
     conversion: Conversion, block: int, position: int, op: Op, slot: str, name: str, scope: Scope
 ) -> Value | None:
-    """The value an operator assigns to a variable; None where nothing is written.
+    """Return a new value for an output of an operator; None if the output is not written.
 
-    In inference the running statistics of a normalisation are written as they are, and what only tells a gradient a
-    shape, or which elements were dropped, is not written.
+    In inference, a normalisation does not change its running statistics, `XShape` and `ReserveSpace` have no bytes, and
+    a dropout has no mask.
     """
     var = conversion.program.var(block, name)
     if name == EMPTY or var is None or var.kind == SCOPES or slot in ("XShape", "ReserveSpace"):
@@ -121,5 +126,6 @@ def _result(
 
 
 def _flag(op: Op, name: str) -> bool:
+    """Return True if the attribute exists and is true."""
     attr = op.attrs.get(name)
     return bool(attr and attr.value)

@@ -1,4 +1,4 @@
-"""A program in PIR as a model: extents first, then nodes; `while` is a loop, `if` a branch."""
+"""Reader of inference programs in PIR: shape inference, then conversion; `while` becomes a loop, `if` a branch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ INPUTS = ("data", "feed")
 OUTPUTS = ("fetch", "shadow_output")
 JOINED, PARTED, END = "combine", "split", "yield"
 PASSES = 8
-"""A body is followed so often to find what its loop leaves open; what still changes then is open."""
+"""Limit of inference passes over a loop body; extents still not stable are open."""
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
-    """The model in a `.json` that Paddle saved, with open extents of inputs bound by `dims` ("x.0")."""
+    """Read a model from a `.json` saved by Paddle. `dims` binds open extents of inputs ("x.0")."""
     path = Path(path)
     return from_block(decode(read_text(path, ModelError), path.name), dims or {}, path.name)
 
 
 def from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
-    """Like `load`, of a program in memory. Raises ModelError for what is no program for inference."""
+    """Return the model of a decoded program. Raises ModelError for any program but an inference program."""
     conversion = _Conversion(where, dict(dims), STEPS + STEPS_EACH * _count(block))
     conversion.follow(block)
     if conversion.told:
@@ -48,13 +48,16 @@ def from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
 
 
 def _count(block: PirBlock) -> int:
-    """The operators of a program."""
+    """Return the number of operators in a block and its nested blocks."""
     return sum(1 + sum(map(_count, op.blocks)) for op in block.ops)
 
 
 @dataclass
 class _Conversion:
-    """`known` is what is known of each value, `values` what it became; a list of tensors is several."""
+    """State of a conversion: `operands` has the inferred facts about each PIR value, `values` the converted values.
+
+    A list of tensors has several operands and several values.
+    """
 
     where: str
     told: dict[str, int]
@@ -67,7 +70,7 @@ class _Conversion:
     count: int = 0
 
     def follow(self, block: PirBlock) -> tuple[int, ...]:
-        """What is known of the values of a block; what it yields."""
+        """Infer the extents in a block, and return the numbers of the yielded values."""
         for op in block.ops:
             self.steps -= 1
             if self.steps < 0:
@@ -89,6 +92,10 @@ class _Conversion:
         return ()
 
     def _loop(self, op: PirOp) -> None:
+        """Infer the extents of a loop: iterate over the body until the extents of all carried values are stable.
+
+        If the extents are not stable after MAX_PASSES passes, the extents of all carried values are open.
+        """
         body, inits = self._body(op), op.inputs[1:]
         if not op.inputs or not len(body.args) == len(inits) == len(op.outputs):
             raise ModelError(f"{self.where}: a loop carries {len(inits)} values into {len(body.args)} arguments")
@@ -109,9 +116,11 @@ class _Conversion:
             self.known[value.number] = (Operand(dims),)
 
     def _dims(self, number: int) -> Dims:
+        """Return the extents of a value; None for a missing value."""
         return self.known[number][0].dims if number and self.known[number] else None
 
     def _apply(self, op: PirOp) -> None:
+        """Infer the outputs of an operator without blocks."""
         operands = [self.known[number] if number else () for number in op.inputs]
         if op.type == JOINED:
             self.known[op.outputs[0].number] = tuple(operand for every in operands for operand in every)
@@ -121,33 +130,33 @@ class _Conversion:
             return
         call, spelling = call_of(op, operands)
         try:
-            found = results(call) if spelling else {}
+            by_slot = results(call) if spelling else {}
         except SpecError as error:
             raise ModelError(f"{self.where}: operator {op.type} {error}") from None
         slots = spelling.outputs if spelling else ()
         for position, value in enumerate(op.outputs):
             slot = slots[position] if position < len(slots) else ""
-            made = found.get(slot, ())
+            inferred = by_slot.get(slot, ())
             if value.parts:
                 self.known[value.number] = tuple(Operand(part.dims) for part in value.parts)
             else:
-                self.known[value.number] = (self._known(op, value, made[0] if made else Operand(None)),)
+                self.known[value.number] = (self._known(op, value, inferred[0] if inferred else Operand(None)),)
 
     def _known(self, op: PirOp, value: PirValue, ruled: Operand) -> Operand:
-        """What a rule says of a value, what the program declares, and of an input what is told."""
+        """Return the operand for an output: extents by the rule, then the declaration, then the caller for an input."""
         dims = _filled(ruled.dims, value.dims)
         if op.type in INPUTS and dims is not None:
             name = str(op.attrs.get("name"))
-            told = [self.told.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
-            if any(extent is not None and extent != now for extent, now in zip(dims, told, strict=True)):
+            requested = [self.told.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
+            if any(extent is not None and extent != now for extent, now in zip(dims, requested, strict=True)):
                 raise ModelError(
-                    f"{self.where}: {name!r} is declared as {shown(dims)}, so that it cannot be {shown(told)}"
+                    f"{self.where}: {name!r} is declared as {shown(dims)}, so that it cannot be {shown(requested)}"
                 )
-            dims = tuple(told)
+            dims = tuple(requested)
         return Operand(dims, ruled.values)
 
     def fresh(self, base: str) -> str:
-        """A name that no other value has."""
+        """Return an unused name, formed from `base`."""
         name = base
         while name in self.names:
             self.count += 1
@@ -156,13 +165,14 @@ class _Conversion:
         return name
 
     def value(self, base: str, value: PirValue, position: int = 0) -> Value:
-        """A new value; of a list of tensors one of its parts."""
+        """Return a new value for a PIR value, or for a part of a list of tensors."""
         part = value.parts[position] if value.parts else value
         every = self.known[value.number]
         dims = every[position].dims if position < len(every) else None
         return Value(self.fresh(base), self._spec(part.dtype, dims, part.kind, base))
 
     def _spec(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
+        """Return the spec of a value; unplannable for open extents and for values other than tensors."""
         if dtype is None:
             return Unplannable(f"it is a {kind}, no tensor of a known type", other=kind)
         if dims is None or None in dims:
@@ -173,7 +183,7 @@ class _Conversion:
             raise ModelError(f"{self.where}: value {name!r}: {error}") from None
 
     def nodes(self, block: PirBlock) -> tuple[list[Node], list[Value]]:
-        """The nodes of a block, and what it gives."""
+        """Return the nodes of a block, and its yielded or fetched values."""
         nodes: list[Node] = []
         outputs: list[Value] = []
         for op in block.ops:
@@ -196,18 +206,18 @@ class _Conversion:
         return nodes, outputs
 
     def _outer(self, op: PirOp) -> None:
-        """An input or a weight."""
+        """Add an input or a weight. Raises ModelError for an input with open extents."""
         name = str(op.attrs.get("name"))
         value = self.value(name, op.outputs[0])
         if op.type in INPUTS and isinstance(value.spec, Unplannable):
-            told = ",".join(str(extent or 1) for extent in value.spec.dims or ())
-            what = f"input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={told}"
+            example = ",".join(str(extent or 1) for extent in value.spec.dims or ())
+            what = f"input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={example}"
             raise ModelError(f"{self.where}: {what}")
         (self.inputs if op.type in INPUTS else self.weights).append(value)
         self.values[op.outputs[0].number] = (value,)
 
     def _one(self, op: PirOp, position: int) -> Value:
-        """An operand that must be there."""
+        """Return the single value of an operand. Raises ModelError for a missing operand or a list."""
         number = op.inputs[position] if position < len(op.inputs) else 0
         every = self.values[number] if number else ()
         if len(every) != 1:
@@ -215,14 +225,17 @@ class _Conversion:
         return every[0]
 
     def _operands(self, op: PirOp) -> tuple[Value, ...]:
+        """Return the values of all operands, with lists flattened."""
         return tuple(value for number in op.inputs if number for value in self.values[number])
 
     def _results(self, op: PirOp, values: Sequence[PirValue]) -> list[Value]:
-        made = [self.value(f"{op.type}_{value.number}", value) for value in values]
-        self.values.update((value.number, (result,)) for value, result in zip(values, made, strict=True))
-        return made
+        """Bind each PIR value to a new value, and return the new values."""
+        results = [self.value(f"{op.type}_{value.number}", value) for value in values]
+        self.values.update((value.number, (result,)) for value, result in zip(values, results, strict=True))
+        return results
 
     def _operator(self, op: PirOp) -> Node:
+        """Return the node of an ordinary operator."""
         spelling = SPELLINGS.get(op.type)
         slots = [
             (slot, value)
@@ -236,10 +249,10 @@ class _Conversion:
         for position, value in enumerate(op.outputs):
             slot = spelling.outputs[position] if spelling and position < len(spelling.outputs) else "Out"
             parts = range(len(value.parts) or 1)
-            made = tuple(self.value(f"{op.type}_{value.number}", value, part) for part in parts)
-            self.values[value.number] = made
+            parts_of_output = tuple(self.value(f"{op.type}_{value.number}", value, part) for part in parts)
+            self.values[value.number] = parts_of_output
             kept = slot in ("MeanOut", "VarianceOut", "ReserveSpace", "XShape")
-            results_ += [(slot, None if kept else result) for result in made]
+            results_ += [(slot, None if kept else result) for result in parts_of_output]
         self._refuse_training(op, [value for _, value in slots[:3]])
         attrs: dict[str, Attr] = {
             "inputs": tuple(slot for slot, _ in slots), "outputs": tuple(slot for slot, _ in results_)
@@ -250,7 +263,10 @@ class _Conversion:
         return Node(name, f"{PREFIX}{kind}", sources, targets, attrs)
 
     def _refuse_training(self, op: PirOp, first: Sequence[Value]) -> None:
-        """An operator whose name ends in "_" writes over what it reads first, but for a normalisation in inference."""
+        """Raise ModelError if the operator changes a weight.
+
+        An operator with a name ending in "_" writes over its first operands, except a normalisation in inference.
+        """
         kept = op.attrs.get("is_test") or op.attrs.get("use_global_stats")
         changed = [value.name for value in first if value in self.weights]
         if op.type.endswith("_") and changed and not kept:
@@ -259,6 +275,7 @@ class _Conversion:
             )
 
     def _flag(self, op: PirOp) -> Value:
+        """Return the condition of a loop or branch. Raises ModelError unless the condition is a single bool."""
         value = self._one(op, 0)
         spec = value.spec
         if not isinstance(spec, TensorSpec) or spec.dtype is not DType.BOOL or spec.size != 1:
@@ -266,12 +283,13 @@ class _Conversion:
         return value
 
     def _body(self, op: PirOp) -> PirBlock:
-        """Return the one block of a loop. Raises ModelError for a loop with another number of blocks."""
+        """Return the single block of a loop. Raises ModelError for a loop with another number of blocks."""
         if len(op.blocks) != 1:
             raise ModelError(f"{self.where}: a loop has {len(op.blocks)} blocks; expected one, its body")
         return op.blocks[0]
 
     def _while(self, op: PirOp) -> Node:
+        """Return the loop node. The condition is the first loop-carried value."""
         flag, body = self._flag(op), self._body(op)
         name = self.fresh(f"while:{op.outputs[0].number if op.outputs else self.count}")
         goes_on = Value(self.fresh(f"{flag.name}.again"), flag.spec)
@@ -287,6 +305,7 @@ class _Conversion:
         return While(name, "while", inits, finals, body=graph, condition=goes_on, carried=len(inits))
 
     def _case(self, op: PirOp) -> Node:
+        """Return the branch node; arm 0 is the else block."""
         index = self._flag(op)
         name = self.fresh(f"if:{op.outputs[0].number if op.outputs else self.count}")
         sides = [self.nodes(inner) for inner in reversed(op.blocks)]
@@ -295,6 +314,7 @@ class _Conversion:
 
 
 def _filled(ruled: Dims, declared: Dims) -> Dims:
+    """Return the rule's extents, with open extents filled in from the declaration."""
     if ruled is None or declared is None or len(ruled) != len(declared):
         return declared if ruled is None else ruled
     return tuple(b if a is None else a for a, b in zip(ruled, declared, strict=True))

@@ -1,6 +1,6 @@
-"""PIR's operators in the words of the older form, whose kernels they share: type, slots, names of attributes.
+"""Mapping of PIR operators to the older form with the same kernels: type, slots, attribute names.
 
-A slot that begins with "=" is an attribute there: its tensor's elements are the value.
+A slot with a leading "=" is an attribute in the older form, with the elements of the operand as value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sublet.frontends.paddle.operators.rules.call import Call, Operand
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How an operator is called and how its operands stand in the older form."""
+    """Type, slots and attribute names of a PIR operator in the older form."""
 
     type: str
     inputs: tuple[str, ...] = ("X",)
@@ -85,7 +85,10 @@ SPELLINGS: Mapping[str, Spelling] = {
 
 
 def call_of(op: PirOp, operands: Sequence[Sequence[Operand]]) -> tuple[Call, Spelling | None]:
-    """An operator as its shape rule sees it; `operands` are those of each input, several for a list of tensors."""
+    """Return the application of a PIR operator for the shape rules, and the spelling, or None if unknown.
+
+    `operands` has the operands of each input, several for a list of tensors.
+    """
     spelling = SPELLINGS.get(op.type)
     if spelling is None:
         return Call(op.type, {}, {}, {}), None
@@ -95,7 +98,7 @@ def call_of(op: PirOp, operands: Sequence[Sequence[Operand]]) -> tuple[Call, Spe
         if slot.startswith("="):
             values = every[0].values if every else ()
             if values is None or None in values:
-                return Call("", {}, {}, {}), spelling  # a run tells it, so no rule can
+                return Call("", {}, {}, {}), spelling  # known only at run time: no rule applies
             if every:
                 attrs[slot[1:]] = values
         elif every:

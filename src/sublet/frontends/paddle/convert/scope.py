@@ -1,4 +1,4 @@
-"""What a conversion knows: names in use, weights, and what each variable stands for at a point of the program."""
+"""State of a conversion: used names, inputs, weights, and the current value of each variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sublet.frontends.paddle.operators.shapes import Key, Sizes
 from sublet.ir.graph import Node, Value
 
 Scope = dict[Key, Value]
-"""What each variable stands for: the value of its last assignment."""
+"""The current value of each variable: the value of its last assignment."""
 
 REASONS = {
     ARRAY: "a tensor array holds as many tensors as the run writes to it",
@@ -23,7 +23,13 @@ REASONS = {
 
 @dataclass
 class Conversion:
-    """One program on its way to a graph. `where` is what messages call it."""
+    """A program during conversion to a graph. Messages call the program `where`.
+
+    fed             True if the program has `feed` operators; only a program without may have further inputs
+    selections      the output of a converted branch for a pair of arm variables
+    wanted          the variables with a use of their content
+    read_elsewhere  the variables with a use outside of `select_input`
+    """
 
     program: Program
     sizes: Sizes
@@ -37,7 +43,7 @@ class Conversion:
     read_elsewhere: frozenset[Key] = frozenset()
 
     def fresh(self, base: str) -> str:
-        """`base` if it is free, else the first free of base.1, base.2, ..."""
+        """Return `base` if unused, else the first unused name of base.1, base.2, ..."""
         count = self.names.get(base, 0)
         name = base if not count else f"{base}.{count}"
         while count and name in self.names:
@@ -49,13 +55,14 @@ class Conversion:
         return name
 
     def key(self, block: int, name: str) -> Key:
+        """Return the variable of a name in a block. Raises ModelError for an undeclared name."""
         home = self.program.home(block, name)
         if home is None:
             raise ModelError(f"{self.where}: block {block} names a variable {name!r:.80} that nothing declares")
         return home, name
 
     def spec(self, key: Key, dims: Dims) -> Spec:
-        """The spec of a variable with these extents."""
+        """Return the spec of a variable with the given extents."""
         var = self.program.blocks[key[0]].vars[key[1]]
         dtype = self.sizes.dtype(*key)
         element = dtype.text if dtype is not None else ""
@@ -72,6 +79,7 @@ class Conversion:
             raise ModelError(f"{self.where}: variable {key[1]!r}: {error}") from None
 
     def _why_open(self, key: Key) -> str:
+        """Return the reason for open extents, with advice."""
         block, name = self.sizes.cause.get(key, key)
         if (block, name) in self.sizes.unruled:
             op = self.sizes.unruled[block, name]
@@ -79,11 +87,15 @@ class Conversion:
         return f"only a run tells its extents: tell those of {name}, as --shape {name}=..."
 
     def value(self, key: Key, dims: Dims) -> Value:
-        """A new value for an assignment of a variable."""
+        """Return a new value for an assignment of a variable."""
         return Value(self.fresh(key[1]), self.spec(key, dims))
 
     def read(self, block: int, name: str, scope: Scope) -> Value:
-        """What a name stands for. What nothing has written is a weight, or an input of a program without feeds."""
+        """Return the current value of a name.
+
+        An unwritten persistable variable becomes a weight. Any other unwritten variable becomes an input if the program
+        has no feeds; otherwise the method raises ModelError.
+        """
         key = self.key(block, name)
         if key in scope:
             return scope[key]
@@ -97,7 +109,7 @@ class Conversion:
         return known[key]
 
     def initial(self, key: Key, scope: Scope, nodes: list[Node]) -> Value:
-        """What a variable stands for in front of control flow; what nobody has written where there is nothing."""
+        """Return the value of a variable before control flow; an unwritten variable gets an `undefined` node."""
         if key not in scope and not self.program.blocks[key[0]].vars[key[1]].persistable:
             scope[key] = self.value(key, self.sizes.dims(*key))
             name = self.fresh(f"{scope[key].name}.{UNDEFINED}")
@@ -106,7 +118,7 @@ class Conversion:
         return scope[key]
 
     def flag(self, block: int, name: str, scope: Scope) -> Value:
-        """A condition. Raises ModelError for what is not one bool."""
+        """Return the value of a condition. Raises ModelError unless the condition is a single bool."""
         value = self.read(block, name, scope)
         spec = value.spec
         if not isinstance(spec, TensorSpec) or spec.dtype is not DType.BOOL or spec.size != 1:
@@ -114,31 +126,31 @@ class Conversion:
         return value
 
     def open_input(self, value: Value, name: str) -> ModelError | None:
-        """The error for an input whose extents are open."""
+        """Return the error for an input with open extents; None otherwise."""
         if isinstance(value.spec, TensorSpec) or value.spec.dims is None:
             return None
-        told = ",".join("1" if extent is None else str(extent) for extent in value.spec.dims)
+        example = ",".join("1" if extent is None else str(extent) for extent in value.spec.dims)
         return ModelError(
-            f"{self.where}: input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={told}"
+            f"{self.where}: input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={example}"
         )
 
 
 Converter = Callable[[Conversion, int, Scope], list[Node]]
-"""Gives the nodes of a block, and leaves in the scope what its variables stand for then."""
+"""A function that returns the nodes of a block, and updates the scope to the values at the end of the block."""
 
 
 def title(block: int, position: int, op: Op) -> str:
-    """The name of an operator's node."""
+    """Return the node name of an operator."""
     return f"{op.type}.{position}" if block == 0 else f"{op.type}.{block}.{position}"
 
 
 def dims_of(value: Value) -> Dims:
-    """What is known of a value's extents."""
+    """Return the known extents of a value."""
     return value.spec.shape if isinstance(value.spec, TensorSpec) else value.spec.dims
 
 
 def operators(program: Program, block: int) -> Iterator[tuple[int, int, Op]]:
-    """The operators of a block and of the blocks it runs, with where they stand."""
+    """Yield the operators of a block and of all blocks run from the block, each with block and position."""
     for position, op in enumerate(program.blocks[block].ops):
         yield block, position, op
         inner = op.block()
@@ -147,30 +159,30 @@ def operators(program: Program, block: int) -> Iterator[tuple[int, int, Op]]:
 
 
 def assigned(program: Program, block: int) -> dict[Key, list[tuple[int, int]]]:
-    """The outer variables that a block assigns, in order, and where."""
+    """Return the outer variables assigned by a block or its nested blocks, in order, with the assignment positions."""
     inside = {block, *(op.block() for _, _, op in operators(program, block))}
-    found: dict[Key, list[tuple[int, int]]] = {}
+    positions: dict[Key, list[tuple[int, int]]] = {}
     for at, position, op in operators(program, block):
         if op.block() is None:
             for name in op.writes:
                 home = program.home(at, name)
                 if home is not None and home not in inside:
-                    found.setdefault((home, name), []).append((at, position))
-    return found
+                    positions.setdefault((home, name), []).append((at, position))
+    return positions
 
 
 def read(program: Program, block: int) -> set[Key]:
-    """The variables that a block reads, and the blocks it runs."""
-    every = ((at, name) for at, _, op in operators(program, block) for name in op.reads)
-    return {(home, name) for at, name in every if (home := program.home(at, name)) is not None}
+    """Return the variables read by a block and its nested blocks."""
+    names = ((at, name) for at, _, op in operators(program, block) for name in op.reads)
+    return {(home, name) for at, name in names if (home := program.home(at, name)) is not None}
 
 
 def wanted(program: Program, but: str = "") -> frozenset[Key]:
-    """The variables whose content an operator reads, a branch depends on, or the program gives.
+    """Return the variables with a use: read by an operator, condition of a branch or loop, or persistable.
 
-    Those that only operators of the type `but` read are left out.
+    Uses by operators of the type `but` do not count.
     """
-    found: set[Key] = set()
+    used: set[Key] = set()
     for block in program.blocks:
         for op in block.ops:
             slots = {"while": ("Condition",), "conditional_block": ("Cond",), but: ()}.get(op.type)
@@ -178,10 +190,10 @@ def wanted(program: Program, but: str = "") -> frozenset[Key]:
             for name in names:
                 home = program.home(block.index, name)
                 if home is not None:
-                    found.add((home, name))
-    found.update((0, name) for name, var in program.blocks[0].vars.items() if var.persistable)
-    return frozenset(found)
+                    used.add((home, name))
+    used.update((0, name) for name, var in program.blocks[0].vars.items() if var.persistable)
+    return frozenset(used)
 
 
 COUNT = TensorSpec(DType.I64)
-"""The counter of a loop."""
+"""The spec of a loop counter."""

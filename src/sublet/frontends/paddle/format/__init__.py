@@ -1,1 +1,1 @@
-"""Programs of Paddle as records, and as the bytes they came from: what nobody changed is written as it was read."""
+"""Paddle programs as records and as serialised bytes: unchanged records are written back byte for byte."""

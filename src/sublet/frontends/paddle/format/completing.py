@@ -1,7 +1,8 @@
-"""What a program lacks that Paddle asks for: it writes some gradients without the type of their elements.
+"""Repair of programs with missing data types.
 
-Those of what a loop gives and nobody uses: the last state of an LSTM cell. Paddle (2.6.2 and 3.0.0) does not parse such
-a program (`data_type` is a required field), nor what is rewritten from it.
+Paddle writes some gradients without an element type: those of unused loop results, such as the last state of an LSTM
+cell. Paddle (2.6.2 and 3.0.0) refuses to parse such a program (`data_type` is a required field), and any rewritten
+version of the program.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from sublet.frontends.paddle.format.wire import Message
 
 
 def completed(program: Program) -> tuple[Program, tuple[str, ...]]:
-    """The program with the data types that were missing, and whose they are: a gradient has that of its variable.
+    """Return the program with all missing data types filled in, and the names of the changed variables.
 
-    Raises ModelError for a variable whose type nothing tells.
+    A gradient gets the data type of its variable. Raises ModelError if no variable determines the type.
     """
     names: list[str] = []
     blocks = []
@@ -29,7 +30,7 @@ def completed(program: Program) -> tuple[Program, tuple[str, ...]]:
 
 
 def _untyped(var: Var) -> bool:
-    """Whether a tensor is described, but not of what type its elements are."""
+    """Return True if the file describes a tensor without an element type."""
     if var.dtype is not None or var.origin is None or var.kind not in TENSOR_FIELD:
         return False
     type_ = Message.read(var.origin.raw, var.name).message(2)
@@ -40,6 +41,7 @@ def _untyped(var: Var) -> bool:
 
 
 def _typed(program: Program, block: Block, var: Var) -> Var:
+    """Return the gradient variable with the data type of its forward variable. Raises ModelError if unknown."""
     stem, mark, _ = var.name.partition(GRAD)
     source = program.var(block.index, stem) if mark else None
     if source is None or source.dtype is None:

@@ -1,4 +1,4 @@
-"""The bytes of a ProgramDesc as records."""
+"""Decoder from the bytes of a ProgramDesc to records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = TypeVar("Named")
 
 
 def decode(data: bytes, where: str) -> Program:
-    """The program in `data`, called `where` in messages. Raises ModelError when the bytes make no sense."""
+    """Decode a program. Messages call the program `where`. Raises ModelError for malformed bytes."""
     message = Message.read(data, where)
     version = message.message(4)
     blocks = tuple(_block(each) for each in message.messages(1))
@@ -24,6 +24,7 @@ def decode(data: bytes, where: str) -> Program:
 
 
 def _block(message: Message) -> Block:
+    """Decode a block."""
     message.needs(1, 2)
     variables = _unique(message, "variable", ((var.name, var) for var in map(_var, message.messages(3))))
     ops = tuple(map(_op, message.messages(4)))
@@ -32,15 +33,17 @@ def _block(message: Message) -> Block:
 
 
 def _unique(message: Message, what: str, pairs: Iterable[tuple[str, Named]]) -> dict[str, Named]:
-    found: dict[str, Named] = {}
+    """Return the pairs as a dict. Raises ModelError for a duplicate name."""
+    by_name: dict[str, Named] = {}
     for name, value in pairs:
-        if name in found:
+        if name in by_name:
             raise message.broken(f"the {what} {name!r:.80} is there twice")
-        found[name] = value
-    return found
+        by_name[name] = value
+    return by_name
 
 
 def _var(message: Message) -> Var:
+    """Decode a variable."""
     message.needs(1, 2)
     type_ = message.message(2)
     assert type_ is not None
@@ -55,9 +58,9 @@ def _var(message: Message) -> Var:
 
 
 def _tensor(type_: Message, kind: str) -> tuple[DType | None, tuple[int, ...], int]:
-    """Type of the elements, extents and level of detail, as far as they are told.
+    """Decode element type, extents and level of detail, as far as present.
 
-    Paddle writes some gradients without the type of their elements (`completing.py`).
+    Paddle writes some gradients without an element type (`missing_types.py`).
     """
     tag, nested = TENSOR_FIELD.get(kind, (0, False))
     outer = type_.message(tag) if tag else None
@@ -69,16 +72,18 @@ def _tensor(type_: Message, kind: str) -> tuple[DType | None, tuple[int, ...], i
 
 
 def _op(message: Message) -> Op:
+    """Decode an operator."""
     message.needs(3)
     sides = [
         _unique(message, "slot", ((slot.text(1), slot.texts(2)) for slot in message.messages(tag))) for tag in (1, 2)
     ]
-    attrs = {attr.name: attr for attr in map(_attr, message.messages(4))}  # 2.6 writes some twice; the last holds
+    attrs = {attr.name: attr for attr in map(_attr, message.messages(4))}  # 2.6 writes some twice; the last is valid
     op = Op(message.text(3), sides[0], sides[1], attrs)
     return replace(op, origin=Origin(message.raw, op))
 
 
 def _attr(message: Message) -> Attr:
+    """Decode an attribute."""
     message.needs(1, 2)
     number = message.integer(2)
     if number not in ATTRS:
@@ -89,6 +94,7 @@ def _attr(message: Message) -> Attr:
 
 
 def _value(message: Message, kind: str, tag: int, many: bool) -> AttrValue:
+    """Decode the value of an attribute, or a tuple of values if `many`."""
     if kind == "SCALAR":
         scalars = tuple(_scalar(each) for each in message.messages(tag))
         return scalars if many else next(iter(scalars), 0)
@@ -103,6 +109,7 @@ def _value(message: Message, kind: str, tag: int, many: bool) -> AttrValue:
 
 
 def _scalar(message: Message) -> bool | int | float | complex:
+    """Decode a scalar attribute."""
     kind = SCALARS.get(message.integer(1))
     if kind is bool:
         return message.flag(2)

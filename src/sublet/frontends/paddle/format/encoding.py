@@ -1,7 +1,7 @@
-"""Records as the bytes of a ProgramDesc.
+"""Encoder from records to the bytes of a ProgramDesc.
 
-A record that was read is its bytes with the fields patched that `dataclasses.replace` changed; what changed is found
-by identity. A record made anew is written as Paddle writes it, by number of the field.
+A decoded record is written as its original bytes, with only the fields patched that `dataclasses.replace` changed. The
+encoder finds changed fields by identity. A new record is written as Paddle writes records, by field number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Changes = Mapping[int, bytes]
 
 
 def encode(program: Program) -> bytes:
-    """The bytes of a program. What was read and not changed comes out as it was."""
+    """Return the bytes of a program. Unchanged parts of a decoded program keep their bytes."""
     raw, before = _origin(program)
     changes: dict[int, bytes] = {}
     if before is None or program.blocks is not before.blocks:
@@ -38,7 +38,7 @@ def encode(program: Program) -> bytes:
 
 
 def _origin(record: Record) -> tuple[bytes, Record | None]:
-    """The bytes a record was read from, and the record they meant."""
+    """Return the bytes that a record was decoded from, and the decoded record."""
     origin = record.origin
     if origin is None or not isinstance(origin.record, type(record)):
         return b"", None
@@ -46,6 +46,7 @@ def _origin(record: Record) -> tuple[bytes, Record | None]:
 
 
 def _block(block: Block) -> bytes:
+    """Encode a block."""
     raw, before = _origin(block)
     changes: dict[int, bytes] = {}
     numbers = {1: (block.index, before and before.index), 2: (block.parent, before and before.parent)}
@@ -61,6 +62,7 @@ def _block(block: Block) -> bytes:
 
 
 def _op(op: Op) -> bytes:
+    """Encode an operator."""
     raw, before = _origin(op)
     changes: dict[int, bytes] = {}
     if before is None or op.inputs is not before.inputs:
@@ -75,10 +77,12 @@ def _op(op: Op) -> bytes:
 
 
 def _slots(tag: int, slots: Mapping[str, tuple[str, ...]]) -> bytes:
+    """Encode the slots of an operator."""
     return wire.messages(tag, (wire.texts(1, [slot]) + wire.texts(2, names) for slot, names in slots.items()))
 
 
 def _attr(name: str, attr: Attr) -> bytes:
+    """Encode an attribute. Raises ModelError for a value that the kind cannot hold."""
     raw, before = _origin(attr)
     changes: dict[int, bytes] = {}
     if before is None or name != before.name:
@@ -95,6 +99,7 @@ def _attr(name: str, attr: Attr) -> bytes:
 
 
 def _numbers(name: str, attr: Attr) -> tuple[int, int, bool]:
+    """Return Paddle's number, field and repetition of an attribute kind. Raises ModelError for an unknown kind."""
     if attr.kind not in ATTR_NUMBERS:
         known = ", ".join(ATTR_NUMBERS)
         raise ModelError(f"attribute {name!r} is of a kind {attr.kind!r} that Paddle does not know (known: {known})")
@@ -102,6 +107,7 @@ def _numbers(name: str, attr: Attr) -> tuple[int, int, bool]:
 
 
 def _value(kind: str, tag: int, value: object, many: bool) -> bytes:
+    """Encode the value of an attribute."""
     values = tuple(value) if many and isinstance(value, list | tuple) else (value,)
     if kind == "SCALAR":
         return wire.messages(tag, map(_scalar, values))
@@ -113,6 +119,7 @@ def _value(kind: str, tag: int, value: object, many: bool) -> bytes:
 
 
 def _scalar(value: bool | int | float | complex) -> bytes:
+    """Encode a scalar attribute."""
     number = wire.integers(1, [SCALAR_NUMBERS[type(value)]])
     if isinstance(value, int):
         return number + wire.integers(2 if isinstance(value, bool) else 3, [value])
@@ -123,6 +130,7 @@ def _scalar(value: bool | int | float | complex) -> bytes:
 
 
 def _var(name: str, var: Var) -> bytes:
+    """Encode a variable."""
     raw, before = _origin(var)
     changes: dict[int, bytes] = {}
     if before is None or name != before.name:
@@ -139,7 +147,7 @@ def _var(name: str, var: Var) -> bytes:
 
 
 def _type(var: Var, before: Var | None, raw: bytes) -> bytes | None:
-    """The message of a variable's type; None when nothing about it is new."""
+    """Encode the type of a variable; None if the type is unchanged."""
     if before and (var.kind, var.dtype, var.dims, var.lod_level) == (
         before.kind, before.dtype, before.dims, before.lod_level
     ):  # fmt: skip
@@ -165,6 +173,7 @@ def _type(var: Var, before: Var | None, raw: bytes) -> bytes | None:
 
 
 def _tensor(var: Var, before: Var | None) -> Changes:
+    """Return the changed fields of a tensor description."""
     changes: dict[int, bytes] = {}
     if before is None or var.kind != before.kind or var.dtype is not before.dtype:
         if var.dtype is not None and var.dtype not in DTYPE_NUMBERS:

@@ -1,6 +1,6 @@
-"""The contents of a program's weights (`.pdiparams`, `__params__`): where each lies in the file, read when asked for.
+"""Lazy reader of a program's weights (`.pdiparams`, `__params__`): position of each weight, content on demand.
 
-The file has one entry a persistable variable, in the order of their names, without the names.
+The file has an entry for each persistable variable, sorted by name, without the names.
 """
 
 from __future__ import annotations
@@ -29,61 +29,68 @@ ELEMENTS: Mapping[DType, Any] = {
 }  # fmt: skip
 
 MOST_LEVELS = 64
+"""Limit of levels of detail of a weight. Beyond, the file is refused."""
 LONGEST_DESCRIPTION = 1 << 16
+"""Limit of bytes of a tensor description. Beyond, the file is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A weight in a file: its spec, and the byte where its elements begin."""
+    """A weight in a file: the spec, and the byte offset of the elements."""
 
     path: Path
     spec: TensorSpec
     offset: int
 
     def array(self) -> NDArray[Any]:
-        """The elements."""
+        """Read the elements. Raises ModelError if the file cannot be read or became shorter."""
         try:
-            found = np.fromfile(self.path, ELEMENTS[self.spec.dtype], self.spec.size, offset=self.offset)
+            elements = np.fromfile(self.path, ELEMENTS[self.spec.dtype], self.spec.size, offset=self.offset)
         except OSError as cause:
             raise ModelError(f"{self.path}: cannot be read: {cause.strerror or cause}") from cause
-        if found.size != self.spec.size:
+        if elements.size != self.spec.size:
             raise ModelError(f"{self.path}: is shorter than when it was read first")
-        return found.reshape(self.spec.shape)
+        return elements.reshape(self.spec.shape)
 
 
 def read_params(path: str | Path, program: Program) -> Mapping[str, Param]:
-    """The weights of a program by name. Raises ModelError unless the file has just those that the program declares."""
+    """Return the weights of a program by name.
+
+    Raises ModelError unless the file has exactly the weights declared by the program.
+    """
     path = Path(path)
     names = sorted(name for name, var in program.blocks[0].vars.items() if var.persistable and var.kind == TENSOR)
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            found = {name: _entry(file, size, path, name) for name in names}
+            params = {name: _entry(file, size, path, name) for name in names}
             rest = size - file.tell()
     except OSError as cause:
         raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
     if rest:
         raise ModelError(f"{path}: {rest} bytes are left behind the {len(names)} weights that the program declares")
-    for name, param in found.items():
+    for name, param in params.items():
         var = program.blocks[0].vars[name]
         if var.dtype is not param.spec.dtype or len(var.dims) != len(param.spec.shape) or any(
             declared not in (-1, extent) for declared, extent in zip(var.dims, param.spec.shape, strict=False)
         ):  # fmt: skip
             declared = f"{var.dtype}{list(var.dims)}"
             raise ModelError(f"{path}: the weight {name!r} is {param.spec}, the program declares {declared}")
-    return found
+    return params
 
 
 def _entry(file: BinaryIO, size: int, path: Path, name: str) -> Param:
-    """The next entry: version, levels of detail, version of the tensor, its description, its elements."""
+    """Read the next entry: version, levels of detail, tensor version, description; skip the elements."""
 
     def take(count: int) -> bytes:
+        """Read `count` bytes. Raises ModelError at the end of the file."""
         raw = file.read(count)
         if len(raw) < count:
             raise ModelError(f"{path}: ends within the weight {name!r} (it is cut off, or belongs to another program)")
         return raw
 
     def number(form: str, most: int, what: str) -> int:
+        """Read a number of the `struct` format `form` from 0 to `most`. Raises ModelError otherwise."""
         at = file.tell()
         value = int(struct.unpack(form, take(struct.calcsize(form)))[0])
         if not 0 <= value <= most:

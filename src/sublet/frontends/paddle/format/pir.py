@@ -1,6 +1,6 @@
-"""Programs in Paddle's newer form (PIR, `.json`) as records: values that are assigned once, blocks with arguments.
+"""Decoder of programs in Paddle's newer form (PIR, `.json`): single-assignment values, blocks with arguments.
 
-Values have numbers; here each gets one of its own, also where a block counts its arguments anew.
+The decoder renumbers the values: a file may reuse the numbers of block arguments, the records do not.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ DTYPES = {
 }  # fmt: skip
 
 DEEPEST = 64
+"""Limit of nested blocks. Beyond, `decode` raises ModelError."""
 PARAMETER = "p"
 GIVING = ("data", "feed", "combine")
 
 
 @dataclass(frozen=True, slots=True)
 class PirValue:
-    """A value: `dtype` and `dims` of a tensor, None for each open extent; `parts` of a list of tensors."""
+    """A value: element type and extents of a tensor (None for an open extent), or the `parts` of a list of tensors."""
 
     number: int
     dtype: DType | None
@@ -37,7 +38,7 @@ class PirValue:
 
 @dataclass(frozen=True, slots=True)
 class PirOp:
-    """An operator: its name without the dialect, the numbers of what it reads (0 for what is left out)."""
+    """An operator: the name without the dialect, and the numbers of its operands (0 for a missing operand)."""
 
     type: str
     inputs: tuple[int, ...]
@@ -48,12 +49,14 @@ class PirOp:
 
 @dataclass(frozen=True, slots=True)
 class PirBlock:
+    """A block with arguments."""
+
     args: tuple[PirValue, ...]
     ops: tuple[PirOp, ...]
 
 
 def decode(text: str, where: str) -> PirBlock:
-    """The outermost block of a program. Raises ModelError when the text is none."""
+    """Return the outermost block of a program. Raises ModelError unless the text is a PIR program."""
     content = parse_json(text, where, ModelError)
     if isinstance(content, dict) and {"fingerprint", "schedule"} <= content.keys():
         raise ModelError(f"{where} is a plan of Sublet's, and no model: give its model before it, or `sublet show` it")
@@ -69,21 +72,23 @@ def decode(text: str, where: str) -> PirBlock:
 
 @dataclass
 class _Reader:
-    """Reads entries of JSON, each of the kind that it should be."""
+    """Typed access to the entries of the JSON, with new numbers for all values."""
 
     where: str
     count: int = field(default=0)
 
     def error(self, what: str) -> ModelError:
+        """Return the error for a malformed file."""
         return ModelError(f"{self.where}: {what} (the file is damaged, or is no Paddle program in PIR: save it again)")
 
     def entry(self, content: Any, name: str, kind: type) -> Any:
+        """Return an entry of the given type. Raises ModelError otherwise."""
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
             raise self.error(f"an entry {name!r} is missing, or is not what it should be")
         return content[name]
 
     def blocks(self, holder: Any, scope: dict[int, int], depth: int) -> tuple[PirBlock, ...]:
-        """The blocks in all regions."""
+        """Read the blocks in all regions. Raises ModelError for blocks nested deeper than DEEPEST."""
         if depth > DEEPEST:
             raise self.error(f"blocks lie more than {DEEPEST} deep in each other")
         regions = self.entry(holder, "regions", list)
@@ -92,17 +97,19 @@ class _Reader:
         )
 
     def block(self, content: Any, scope: dict[int, int], depth: int) -> PirBlock:
+        """Read a block."""
         args = tuple(self.value(arg, "#", scope) for arg in self.entry(content, "args", list))
         return PirBlock(args, tuple(self.op(op, scope, depth) for op in self.entry(content, "ops", list)))
 
     def value(self, content: Any, name: str, scope: dict[int, int]) -> PirValue:
-        """What an operator or block defines."""
+        """Read the definition of a value and give the value a new number."""
         number = self.entry(content, name, int)
         self.count += 1
         scope[number] = self.count
         return self.typed(self.count, self.entry(content, "TT", dict))
 
     def typed(self, number: int, content: Any) -> PirValue:
+        """Read the type of a value."""
         kind = self.entry(content, "#", str).rpartition(".")[2]
         parts = content.get("D")
         if kind == "t_vec" and isinstance(parts, list):
@@ -115,17 +122,19 @@ class _Reader:
         return PirValue(number, DTYPES.get(self.entry(parts[0], "#", str).rpartition(".")[2]), dims, kind)
 
     def _part(self, content: Any) -> PirValue:
+        """Read the type of a part of a list of tensors."""
         self.count += 1
         return self.typed(self.count, content) if isinstance(content, dict) else PirValue(self.count, None, None, "")
 
     def op(self, content: Any, scope: dict[int, int], depth: int) -> PirOp:
+        """Read an operator."""
         kind = self.entry(content, "#", str)
         name = kind.rpartition(".")[2]
         if name == PARAMETER:
-            told = self.entry(content, "A", list)
-            if not told or not isinstance(told[-1], str):
+            fields = self.entry(content, "A", list)
+            if not fields or not isinstance(fields[-1], str):
                 raise self.error("a parameter has no name")
-            return PirOp(name, (), (self.value(self.entry(content, "O", dict), "%", scope),), {"name": told[-1]}, ())
+            return PirOp(name, (), (self.value(self.entry(content, "O", dict), "%", scope),), {"name": fields[-1]}, ())
         inputs = tuple(self.read(operand, scope) for operand in self.entry(content, "I", list))
         blocks = self.blocks(content, scope, depth + 1) if "regions" in content else ()
         outputs = tuple(self.value(result, "%", scope) for result in self.entry(content, "O", list))
@@ -134,17 +143,19 @@ class _Reader:
         return PirOp(name, inputs, outputs, self.attrs(self.entry(content, "A", list)), blocks)
 
     def read(self, operand: Any, scope: Mapping[int, int]) -> int:
+        """Return the new number of an operand. Raises ModelError for a use without a definition in scope."""
         number = self.entry(operand, "%", int)
         if number and number not in scope:
             raise self.error(f"value {number} is read where it is not defined")
         return scope[number] if number else 0
 
     def attrs(self, content: Sequence[Any]) -> dict[str, object]:
+        """Read the attributes of an operator."""
         return {self.entry(each, "N", str): _plain(self.entry(each, "AT", dict)) for each in content}
 
 
 def _plain(content: Any) -> object:
-    """The value of an attribute; lists of attributes are tuples of their values."""
+    """Return the value of an attribute; a list of attributes becomes a tuple of values."""
     value = content.get("D") if isinstance(content, dict) else content
     if isinstance(value, list):
         return tuple(_plain(each) if isinstance(each, dict) else each for each in value)

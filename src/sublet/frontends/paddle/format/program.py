@@ -1,7 +1,7 @@
-"""A Paddle program as records: blocks with variables and operators, of any version, read or made anew.
+"""Records of a Paddle program of any version: blocks with variables and operators, decoded or new.
 
-A record that was read keeps the bytes it came from (`origin`). What `dataclasses.replace` leaves alone is written
-back as those bytes, unknown fields and their order included; see `encoding.py`.
+A decoded record keeps its original bytes (`origin`). The encoder writes every part unchanged by `dataclasses.replace`
+as the original bytes, including unknown fields and field order; see `encoding.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sublet.base.tensor import DType
 
 TENSOR, ROWS, ARRAY, SCOPES = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES"
 EMPTY = "@EMPTY@"
-"""The name Paddle gives to what is not there."""
+"""Paddle's name for a missing operand."""
 GRAD = "@GRAD"
-"""What Paddle adds to a name for that of its gradient, in slots too."""
+"""Paddle's suffix for the gradient of a variable or slot."""
 
 AttrValue = (
     bool | int | float | complex | str | tuple[bool, ...] | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -26,7 +26,7 @@ AttrValue = (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The bytes a record was read from, and the record they meant."""
+    """The bytes that a record was decoded from, and the decoded record."""
 
     raw: bytes
     record: Attr | Op | Var | Block | Program
@@ -34,7 +34,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """An attribute: `kind` is Paddle's name of its type ("INTS"); BLOCK and BLOCKS hold indices of blocks."""
+    """An attribute: `kind` is Paddle's name of the type ("INTS"); BLOCK and BLOCKS hold block indices."""
 
     kind: str
     value: AttrValue
@@ -44,9 +44,9 @@ class Attr:
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """A variable: `kind` is Paddle's name ("DENSE_TENSOR" for what older versions call LOD_TENSOR, "STEP_SCOPES", ...).
+    """A variable: `kind` is Paddle's name ("DENSE_TENSOR" for LOD_TENSOR of older versions, "STEP_SCOPES", ...).
 
-    `dtype` is None for what has none; an open extent in `dims` is -1.
+    `dtype` is None for a kind without elements; an open extent in `dims` is -1.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator: names of variables by slot."""
+    """An operator: variable names by slot."""
 
     type: str
     inputs: Mapping[str, tuple[str, ...]]
@@ -71,19 +71,20 @@ class Op:
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def block(self, name: str = "sub_block") -> int | None:
-        """The index of the block in an attribute."""
+        """Return the block index in an attribute, or None."""
         attr = self.attrs.get(name)
         return attr.value if attr and attr.kind == "BLOCK" and isinstance(attr.value, int) else None
 
     def input(self, slot: str) -> str | None:
-        """The first name in a slot, if there is one."""
+        """Return the first name in an input slot, or None."""
         return next(iter(self.inputs.get(slot, ())), None)
 
     def output(self, slot: str) -> str | None:
+        """Return the first name in an output slot, or None."""
         return next(iter(self.outputs.get(slot, ())), None)
 
     def renamed(self, names: Mapping[str, str]) -> Op:
-        """The operator with other names in its slots; itself where it mentions none of them."""
+        """Return the operator with names in its slots replaced; the operator itself if no name matches."""
         if names.keys().isdisjoint((*self.reads, *self.writes)):
             return self
         inputs, outputs = (
@@ -94,17 +95,18 @@ class Op:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every name in an input slot, in order."""
+        """The names in all input slots, in order."""
         return tuple(name for names in self.inputs.values() for name in names)
 
     @property
     def writes(self) -> tuple[str, ...]:
+        """The names in all output slots, in order."""
         return tuple(name for names in self.outputs.values() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: `parent` is the block whose variables it sees too, `forward` the one it is the gradient of; else -1."""
+    """A block: `parent` is the enclosing block, `forward` the block with this block as gradient; -1 if none."""
 
     index: int
     parent: int
@@ -116,16 +118,17 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program: block 0 is where it starts. `version` is that of Paddle (3000000 is 3.0.0); 0 where it is not told."""
+    """A program; execution starts at block 0. `version` is Paddle's version (3000000 is 3.0.0), or 0 if missing."""
 
     blocks: tuple[Block, ...]
     version: int = 0
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def home(self, block: int, name: str) -> int | None:
-        """The block whose variable a name means in a block: its own, or that of the nearest parent.
+        """Return the block with the declaration of a name used in `block`: the block itself, or the nearest parent.
 
-        A gradient block runs in the scope that the block it is the gradient of left behind, so it sees those first.
+        A gradient block runs in the scope left by its forward block, so the forward block's variables come before the
+        parent's.
         """
         while block >= 0:
             if name in self.blocks[block].vars:
@@ -137,7 +140,7 @@ class Program:
         return None
 
     def var(self, block: int, name: str) -> Var | None:
-        """What a name means in a block."""
+        """Return the variable of a name used in a block, or None."""
         home = self.home(block, name)
         return None if home is None else self.blocks[home].vars[name]
 
@@ -153,7 +156,7 @@ def new_var(
     parameter: bool = False,
     stop_gradient: bool = False,
 ) -> Var:
-    """A variable that no file has."""
+    """Return a new variable."""
     return Var(name, kind, dtype, tuple(dims), lod_level, persistable, parameter, stop_gradient)
 
 
@@ -163,14 +166,14 @@ def new_op(
     outputs: Mapping[str, Sequence[str]],
     attrs: Mapping[str, Attr | AttrValue | Sequence[int] | Sequence[float] | Sequence[str]] | None = None,
 ) -> Op:
-    """An operator that no file has. An attribute is of the plainest kind for its value, or an `Attr`."""
+    """Return a new operator. The kind of a plain attribute value follows from its Python type (see `attr_of`)."""
     given = {name: value if isinstance(value, Attr) else attr_of(value) for name, value in (attrs or {}).items()}
     slots = [{slot: tuple(names) for slot, names in side.items()} for side in (inputs, outputs)]
     return Op(type, slots[0], slots[1], given)
 
 
 def attr_of(value: object) -> Attr:
-    """An attribute of the plainest kind that holds a value. Raises ModelError when there is none."""
+    """Return an attribute of the simplest kind for a value. Raises ModelError if no kind fits."""
     for type_, kind in ((bool, "BOOLEAN"), (int, "INT"), (float, "FLOAT"), (str, "STRING")):
         if isinstance(value, type_):
             return Attr(kind, value)
@@ -182,11 +185,11 @@ def attr_of(value: object) -> Attr:
 
 
 DEEPEST = 64
-"""Blocks nest no deeper, so that they may be followed by recursion."""
+"""Limit of nesting, for safe recursion over blocks. Beyond, `require_block_tree` raises ModelError."""
 
 
 def checked(program: Program, where: str) -> Program:
-    """The program, if its blocks form a tree, each run by one operator. Raises ModelError else."""
+    """Return the program if its blocks form a tree, each run by a single operator. Raises ModelError otherwise."""
     if not program.blocks:
         raise ModelError(f"{where}: a program without blocks (is it a Paddle program? An empty file reads so)")
     depths: list[int] = []
@@ -212,6 +215,7 @@ def checked(program: Program, where: str) -> Program:
 
 
 def _named_blocks(op: Op) -> Iterator[int]:
+    """Yield the block indices in BLOCK attributes of an operator."""
     for attr in op.attrs.values():
         if attr.kind == "BLOCK" and isinstance(attr.value, int):
             yield attr.value

@@ -1,7 +1,7 @@
-"""Protobuf's wire format: fields read with the offset where they stand, written, and patched within a message.
+"""Protobuf wire format: parse, encode and patch the fields of a message.
 
-A message that is patched keeps every other byte, unknown fields and their order among them. Nothing here knows
-what a field means. Whatever the bytes say, what is made of them is a small multiple of their number.
+A patched message keeps all other bytes, including unknown fields and their order. The module does not know the meaning
+of fields. For any input bytes, the memory of the result is a small multiple of the input size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADVICE = "the file is damaged, or is no Paddle program: save it again"
 
 
 class Field(NamedTuple):
-    """One field where it stands: its tag at `start`, its payload from `at` to `end`; `number` is a varint's."""
+    """A field in a message: tag at byte `start`, payload in bytes [at, end); `number` is the value of a varint."""
 
     tag: int
     wire: int
@@ -30,11 +30,12 @@ class Field(NamedTuple):
 
 
 def broken(where: str, at: int, what: str) -> ModelError:
-    """The error that says where bytes are wrong."""
+    """Return the error for malformed bytes at an offset."""
     return ModelError(f"{where}: at byte {at}: {what} ({ADVICE})")
 
 
 def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
+    """Decode a varint, and return the value and the offset behind the varint."""
     if at < end and data[at] < 128:
         return data[at], at + 1
     number = shift = 0
@@ -48,8 +49,8 @@ def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 
 
 def fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
-    """The fields of the message that is `data[start:end]`, in order. Raises ModelError where they do not add up."""
-    found = []
+    """Return the fields of the message `data[start:end]`, in order. Raises ModelError for malformed bytes."""
+    parsed = []
     at = start
     while at < end:
         begin = at
@@ -68,9 +69,9 @@ def fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
             raise broken(where, begin, f"a field cannot have the number {tag}")
         if stop > end:
             raise broken(where, begin, f"field {tag} has {stop - at} bytes, of which {end - at} are there")
-        found.append(Field(tag, wire, begin, at, stop, number))
+        parsed.append(Field(tag, wire, begin, at, stop, number))
         at = stop
-    return found
+    return parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Message:
 
     @classmethod
     def read(cls, data: bytes, where: str, start: int = 0, end: int | None = None) -> Message:
-        """The message that is `data[start:end]`."""
+        """Parse the message `data[start:end]`."""
         stop = len(data) if end is None else end
         by_tag: dict[int, list[Field]] = {}
         for field in fields(data, start, stop, where):
@@ -94,89 +95,99 @@ class Message:
 
     @property
     def raw(self) -> bytes:
+        """The bytes of the message."""
         return self.data[self.start : self.end]
 
     def broken(self, what: str, field: Field | None = None) -> ModelError:
-        """The error that says what is wrong with this message, or with a field of it."""
+        """Return the error for a malformed message, or for a field of the message."""
         return broken(self.where, field.start if field else self.start, what)
 
     def _one(self, tag: int, wire: int) -> Field | None:
-        found = self.by_tag.get(tag)
-        if not found:
+        """Return the single field of a number, or None. Raises ModelError for a repeated field or another wire type."""
+        repeated = self.by_tag.get(tag)
+        if not repeated:
             return None
-        if len(found) > 1:
-            raise self.broken(f"field {tag} is there twice", found[1])
-        return self._checked(found[0], wire)
+        if len(repeated) > 1:
+            raise self.broken(f"field {tag} is there twice", repeated[1])
+        return self._checked(repeated[0], wire)
 
     def _checked(self, field: Field, wire: int) -> Field:
+        """Return the field if its wire type is `wire`. Raises ModelError otherwise."""
         if field.wire != wire:
             raise self.broken(f"field {field.tag} is {KINDS[field.wire]}, not {KINDS[wire]}", field)
         return field
 
     def needs(self, *tags: int) -> None:
-        """Raises ModelError when a field is missing."""
+        """Raise ModelError if a field is missing."""
         for tag in tags:
             if tag not in self.by_tag:
                 raise self.broken(f"field {tag} of a message of {self.end - self.start} bytes is missing")
 
     def integer(self, tag: int, default: int = 0) -> int:
+        """Return a signed integer field."""
         field = self._one(tag, VARINT)
         return signed(field.number) if field else default
 
     def flag(self, tag: int) -> bool:
+        """Return a bool field; False if missing."""
         return bool(self.integer(tag))
 
     def real(self, tag: int, wire: int) -> float:
-        """A float of 4 or 8 bytes."""
+        """Return a float field of 4 or 8 bytes; 0.0 if missing."""
         field = self._one(tag, wire)
         return self._reals(field)[0] if field else 0.0
 
     def text(self, tag: int) -> str:
+        """Return a string field; "" if missing."""
         field = self._one(tag, LENGTH)
         return self._text(field) if field else ""
 
     def message(self, tag: int) -> Message | None:
+        """Return a nested message; None if missing."""
         field = self._one(tag, LENGTH)
         return Message.read(self.data, self.where, field.at, field.end) if field else None
 
     def integers(self, tag: int) -> tuple[int, ...]:
-        """Repeated numbers, packed or not."""
-        found: list[int] = []
+        """Return a repeated integer field, packed or not."""
+        numbers: list[int] = []
         for field in self.by_tag.get(tag, ()):
             if field.wire == LENGTH:
                 at = field.at
                 while at < field.end:
                     number, at = _varint(self.data, at, field.end, self.where)
-                    found.append(signed(number))
+                    numbers.append(signed(number))
             else:
-                found.append(signed(self._checked(field, VARINT).number))
-        return tuple(found)
+                numbers.append(signed(self._checked(field, VARINT).number))
+        return tuple(numbers)
 
     def reals(self, tag: int, wire: int) -> tuple[float, ...]:
-        """Repeated floats of 4 or 8 bytes, packed or not."""
+        """Return a repeated float field of 4 or 8 bytes, packed or not."""
         each = 4 if wire == FIXED32 else 8
-        found: list[float] = []
+        numbers: list[float] = []
         for field in self.by_tag.get(tag, ()):
             if field.wire == LENGTH and (field.end - field.at) % each == 0:
-                found += struct.unpack(
+                numbers += struct.unpack(
                     f"<{(field.end - field.at) // each}{_CODE[wire]}", self.data[field.at : field.end]
                 )
             else:
-                found += self._reals(self._checked(field, wire))
-        return tuple(found)
+                numbers += self._reals(self._checked(field, wire))
+        return tuple(numbers)
 
     def texts(self, tag: int) -> tuple[str, ...]:
+        """Return a repeated string field."""
         return tuple(self._text(self._checked(field, LENGTH)) for field in self.by_tag.get(tag, ()))
 
     def messages(self, tag: int) -> list[Message]:
-        found = [self._checked(field, LENGTH) for field in self.by_tag.get(tag, ())]
-        return [Message.read(self.data, self.where, field.at, field.end) for field in found]
+        """Return a repeated nested message."""
+        nested = [self._checked(field, LENGTH) for field in self.by_tag.get(tag, ())]
+        return [Message.read(self.data, self.where, field.at, field.end) for field in nested]
 
     def _text(self, field: Field) -> str:
-        """Bytes that are no UTF-8 come through as surrogates, and out again."""
+        """Decode a string. Bytes outside of UTF-8 become surrogates, and are restored by the encoder."""
         return self.data[field.at : field.end].decode("utf-8", "surrogateescape")
 
     def _reals(self, field: Field) -> tuple[float, ...]:
+        """Decode a single float."""
         return struct.unpack(f"<{_CODE[field.wire]}", self.data[field.at : field.end])
 
 
@@ -184,12 +195,12 @@ _CODE = {FIXED32: "f", FIXED64: "d"}
 
 
 def signed(number: int) -> int:
-    """What 64 bits mean in two's complement."""
+    """Return the two's complement value of 64 bits."""
     return number - (1 << 64) if number >> 63 else number
 
 
 def varint(number: int) -> bytes:
-    """The number in groups of seven bits."""
+    """Encode a number in groups of seven bits."""
     number &= 0xFFFF_FFFF_FFFF_FFFF
     groups = bytearray()
     while number > 127:
@@ -200,35 +211,38 @@ def varint(number: int) -> bytes:
 
 
 def integers(tag: int, numbers: Iterable[int]) -> bytes:
-    """One field a number, as proto2 writes repeated ones."""
+    """Encode integers, each as a separate field: the proto2 form of a repeated field."""
     key = varint(tag << 3 | VARINT)
     return b"".join(key + varint(number) for number in numbers)
 
 
 def reals(tag: int, wire: int, numbers: Iterable[float]) -> bytes:
+    """Encode floats, each as a separate field."""
     key = varint(tag << 3 | wire)
     return b"".join(key + struct.pack(f"<{_CODE[wire]}", number) for number in numbers)
 
 
 def messages(tag: int, payloads: Iterable[bytes]) -> bytes:
+    """Encode nested messages, each as a separate field."""
     key = varint(tag << 3 | LENGTH)
     return b"".join(key + varint(len(payload)) + payload for payload in payloads)
 
 
 def texts(tag: int, strings: Iterable[str]) -> bytes:
+    """Encode strings, each as a separate field."""
     return messages(tag, (text.encode("utf-8", "surrogateescape") for text in strings))
 
 
 def inside(raw: bytes, tag: int) -> bytes:
-    """The payload of the one field `tag` of a message that has been read before; b"" when it has none."""
-    found = [field for field in fields(raw, 0, len(raw), "") if field.tag == tag]
-    return raw[found[0].at : found[0].end] if found else b""
+    """Return the payload of the first field `tag` of a valid message; b"" if missing."""
+    matching = [field for field in fields(raw, 0, len(raw), "") if field.tag == tag]
+    return raw[matching[0].at : matching[0].end] if matching else b""
 
 
 def patched(raw: bytes, changes: Mapping[int, bytes]) -> bytes:
-    """The message with all fields of each number in `changes` replaced by encoded ones, b"" to drop them.
+    """Return the message with all fields of each number in `changes` replaced by encoded fields; b"" drops the fields.
 
-    They stand where the first of them stood; what was not there comes last, by number.
+    New fields take the position of the first old field. Fields absent from the message come last, by number.
     """
     parts: list[bytes] = []
     done: set[int] = set()

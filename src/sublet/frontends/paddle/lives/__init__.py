@@ -1,1 +1,1 @@
-"""What names mean, and when what they hold is alive: one flow over all blocks."""
+"""Name resolution and liveness: a single control flow graph over all blocks of a program."""

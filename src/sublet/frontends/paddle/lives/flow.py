@@ -1,16 +1,16 @@
-"""The control flow graph of a whole program: its blocks laid out in line, loops and branches as edges between points.
+"""Control flow graph of a whole program: blocks in line, with loops and branches as edges between points.
 
-    start     defines what is there before: persistable variables and empty arrays
-    op        an operator that runs no block
+    start     defines the content before the run: persistable variables and empty arrays
+    op        an operator without a block
     enter     start of a loop: a `while` opens its step scopes; a `while_grad` fills gradients of its inputs with zeros
-    head      top of every trip: reads the condition, or looks for another step scope; start of a conditional block
-    begin     a trip has its scope: a fresh one with copies of inputs that change, or that of the same trip forward
-    keep      end of a trip forward: its scope is kept, with all that the gradient block reads of it
-    add       end of a trip backward: its gradients of inputs are added to those outside, or take their place
-    zeros     of a branch not taken, the gradients of its inputs
-    end       uses persistable variables and what is kept for whoever runs the program
+    head      top of each iteration: reads the condition or the next step scope; start of a conditional block
+    begin     an iteration has its scope: a new scope with copies of changing inputs, or the kept scope in a gradient
+    keep      end of a forward iteration: keeps the scope, with all variables read by the gradient block
+    add       end of a backward iteration: adds the gradients of inputs to the outer gradients, or replaces them
+    zeros     for a branch not taken: gradients of the branch's inputs
+    end       uses persistable variables and the variables kept for the caller
 
-Names may be assigned more than once; a point uses and defines the variables that they mean there (`scopes.py`).
+A name may have several assignments. Each point uses and defines the variables resolved for its names (`scopes.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sublet.frontends.paddle.operators.effects import effects, there
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment: all `uses` are read, then all `defs` are written.
+    """A program point: all `uses` are read, then all `defs` are written.
 
-    It belongs to operator `op` of `block`; both are -1 for start and end. `shapes` are places of which only the shape
-    is read. What `forgotten` places held before has no meaning any more.
+    The point belongs to operator `op` of `block`; both are -1 for start and end. `shapes` are variables of which only
+    the shape is read. The content of the variables in `kills` is undefined after the point.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Flow:
-    """The points of a program, and those that may follow each."""
+    """The points of a program, and the successors of each point."""
 
     points: tuple[Point, ...]
     followers: tuple[tuple[int, ...], ...]
@@ -51,31 +51,35 @@ class Flow:
 
     @cached_property
     def at(self) -> dict[tuple[int, int], int]:
-        """By block and index, the point of an operator; of one that runs a block its head."""
+        """The point of each operator, by (block, index): the head of an operator with a block."""
         return {
             (point.block, point.op): index for index, point in enumerate(self.points) if point.kind in ("op", "head")
         }
 
 
 def flow(program: Program, keep: Collection[Place] = (), *, by_shape: bool = True) -> Flow:
-    """The flow of a program after which `keep` is still there.
+    """Return the control flow graph of a program; `keep` is live at the end.
 
-    Without `by_shape` a point does not use what it reads only for its shape: such bytes may be others by then.
+    Without `by_shape`, a point does not use variables of which it reads only the shape: the bytes may be overwritten
+    before.
     """
     return _Builder(program, by_shape).built(keep)
 
 
 class _Builder:
+    """Builder of the control flow graph."""
+
     def __init__(self, program: Program, by_shape: bool) -> None:
         self.program = program
         self.by_shape = by_shape
         self.scopes = Scopes(program)
         self.points: list[Point] = []
         self.followers: list[list[int]] = []
-        self.open: list[int] = []  # points that the next one follows
-        self.read: dict[int, frozenset[Place]] = {}  # by block, what it and all blocks run from it read
+        self.open: list[int] = []  # predecessors of the next point
+        self.read: dict[int, frozenset[Place]] = {}  # by block, reads of the block and its nested blocks
 
     def built(self, keep: Collection[Place]) -> Flow:
+        """Build the graph, with `keep` live at the end."""
         lasting = [
             Place(block.index, var.name)
             for block in self.program.blocks
@@ -90,7 +94,7 @@ class _Builder:
     def emit(
         self, kind: str, block: int, op: int, uses: Iterable[Place], defs: Iterable[Place], shapes: Iterable[Place] = ()
     ) -> int:
-        """A point after all that are open, and itself open."""
+        """Append a point after all open points, and make the new point the only open point. Return its index."""
         shaped = tuple(shapes)
         index = len(self.points)
         used = (*uses, *shaped) if self.by_shape else tuple(uses)
@@ -102,6 +106,7 @@ class _Builder:
         return index
 
     def block(self, block: int) -> None:
+        """Append the points of a block."""
         for index, op in enumerate(self.program.blocks[block].ops):
             inner = op.block()
             if inner is None:
@@ -111,6 +116,10 @@ class _Builder:
                 lay_out(self, Owner(block, index, op), inner)
 
     def operator(self, block: int, index: int, op: Op) -> None:
+        """Append the point of an operator without a block.
+
+        A partial write also uses an array, and a variable with several writers: the rest of the content stays.
+        """
         does = effects(op)
         adds = self.places(block, does.adds)
         before = [place for place in adds if self.scopes.is_array(place) or len(self.scopes.writers.get(place, ())) > 1]
@@ -118,7 +127,7 @@ class _Builder:
         self.emit("op", block, index, (*uses, *before), (*self.places(block, does.writes), *adds), shapes)
 
     def while_(self, owner: Owner, inner: int) -> None:
-        """Trips in a scope each, when they are done again backwards; else in one scope."""
+        """Append a loop. A training loop has a scope for each iteration, an inference loop a single scope."""
         scopes, trained = self.slot(owner, owner.op.outputs, "StepScopes"), inner in self.scopes.gradients
         self.owned("enter", owner, (), scopes if trained else self.arrays(inner))
         head = self.owned("head", owner, self.slot(owner, owner.op.inputs, "Condition"), ())
@@ -132,6 +141,7 @@ class _Builder:
         self.back_to(head)
 
     def while_grad(self, owner: Owner, inner: int) -> None:
+        """Append the gradient of a loop."""
         scopes = self.slot(owner, owner.op.inputs, "StepScopes")
         given = self.slot(owner, owner.op.inputs, f"Out{GRAD}")
         gradients = self.scopes.of_gradients(owner, inner, "X")
@@ -151,6 +161,7 @@ class _Builder:
         self.back_to(head)
 
     def conditional(self, owner: Owner, inner: int) -> None:
+        """Append a conditional block."""
         scope = self.slot(owner, owner.op.outputs, "Scope")
         head = self.owned("head", owner, self.slot(owner, owner.op.inputs, "Cond"), scope)
         self.points[head] = replace(self.points[head], forgotten=self.only_written_in(owner, inner))
@@ -161,6 +172,7 @@ class _Builder:
         self.open.append(head)
 
     def conditional_grad(self, owner: Owner, inner: int) -> None:
+        """Append the gradient of a conditional block."""
         scope = self.slot(owner, owner.op.inputs, "Scope")
         gradients = self.scopes.of_gradients(owner, inner, "Input")
         head = self.owned("head", owner, (*self.slot(owner, owner.op.inputs, "Cond"), *scope), ())
@@ -173,7 +185,7 @@ class _Builder:
         self.open.append(taken)
 
     def unknown(self, owner: Owner, inner: int) -> None:
-        """An operator that runs a block, nobody knows when or how often: it may use all that it names at any time."""
+        """Append an unknown operator with a block, as a loop: at any time the operator may use all of its names."""
         names = self.places(owner.block, (*owner.op.reads, *owner.op.writes))
         self.owned("enter", owner, (), self.arrays(inner))
         head = self.owned("head", owner, names, ())
@@ -181,27 +193,30 @@ class _Builder:
         self.back_to(head)
 
     def back_to(self, head: int) -> None:
-        """What is open goes to the head of the loop, which is what the next point follows."""
+        """Connect all open points to the head of the loop, and make the head the only open point."""
         for before in self.open:
             self.followers[before].append(head)
         self.open = [head]
 
     def owned(self, kind: str, owner: Owner, uses: Iterable[Place], defs: Iterable[Place]) -> int:
+        """Append a point of an operator with a block."""
         return self.emit(kind, owner.block, owner.index, uses, defs)
 
     def places(self, block: int, names: Iterable[str]) -> tuple[Place, ...]:
+        """Resolve names in a block; skip empty names."""
         return tuple(self.scopes.place(block, name) for name in names if there((name,)))
 
     def slot(self, owner: Owner, slots: Mapping[str, tuple[str, ...]], slot: str) -> tuple[Place, ...]:
+        """Resolve the names in a slot of an operator with a block."""
         return self.places(owner.block, slots.get(slot, ()))
 
     def arrays(self, block: int) -> tuple[Place, ...]:
-        """The arrays of a block, which are empty when its scope is made."""
-        found = (Place(block, name) for name in self.program.blocks[block].vars)
-        return tuple(place for place in found if self.scopes.is_array(place))
+        """Return the tensor arrays of a block; a new scope begins with empty arrays."""
+        variables = (Place(block, name) for name in self.program.blocks[block].vars)
+        return tuple(place for place in variables if self.scopes.is_array(place))
 
     def begins_here(self, owner: Owner, place: Place) -> bool:
-        """Whether nothing has written a gradient before, so that the loop takes zeros."""
+        """Return True if no operator before the loop writes the gradient, so that the loop begins with zeros."""
         if place.block != owner.block:
             return False
         writers = self.scopes.writers.get(place, ())
@@ -209,10 +224,14 @@ class _Builder:
         return all(step >= owner.index for step in steps)
 
     def only_written_in(self, owner: Owner, inner: int) -> tuple[Place, ...]:
-        """What is nothing after a conditional block that was not run: nobody reads it there but to choose another."""
+        """Return the outputs of a conditional block that are undefined after a skip of the block.
+
+        Only a selection between arms reads such an output after a skip. The result is empty in the body of an inference
+        loop: all iterations share a scope, so the content of an earlier iteration stays.
+        """
         around = self.scopes.owners.get(owner.block)
         if around is not None and around.op.type == "while" and owner.block not in self.scopes.gradients:
-            return ()  # its trips share a scope
+            return ()  # all iterations share a scope
         blocks = set(self.scopes.inside(inner))
         return tuple(
             place
@@ -221,23 +240,23 @@ class _Builder:
         )
 
     def reads(self, block: int) -> frozenset[Place]:
-        """What a block and all blocks run from it read."""
+        """Return all variables read by a block and its nested blocks."""
         if block not in self.read:
-            found: set[Place] = set()
+            variables: set[Place] = set()
             for op in self.program.blocks[block].ops:
                 does, inner = effects(op), op.block()
-                found.update(self.places(block, (*does.reads, *does.shapes) if self.by_shape else does.reads))
+                variables.update(self.places(block, (*does.reads, *does.shapes) if self.by_shape else does.reads))
                 if inner is not None:
-                    found |= self.reads(inner)
-            self.read[block] = frozenset(found)
+                    variables |= self.reads(inner)
+            self.read[block] = frozenset(variables)
         return self.read[block]
 
     def kept(self, block: int) -> tuple[Place, ...]:
-        """What the gradient of a block reads in the scopes of its trips."""
+        """Return the variables of a block's scope that the gradient block reads."""
         return tuple(sorted(place for place in self.reads(self.scopes.gradients[block]) if place.block == block))
 
     def restored(self, block: int) -> tuple[Place, ...]:
-        """What a gradient block finds in the scope of the trip that it does backwards."""
+        """Return the variables that a gradient block finds in the scope kept by the forward block."""
         forward = self.scopes.forward(block)
         return () if forward is None else self.kept(forward)
 
@@ -248,4 +267,4 @@ LAID_OUT = {
     "conditional_block": _Builder.conditional,
     "conditional_block_grad": _Builder.conditional_grad,
 }
-"""How the operators that run blocks are laid out."""
+"""The method that appends an operator with a block, by operator type."""

@@ -1,4 +1,4 @@
-"""The sets of the dataflow analysis in words: of each point what it uses, defines, and what is live-in and live-out."""
+"""Text form of the dataflow sets: use, def, live-in and live-out of each point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sublet.frontends.paddle.lives.scopes import Place
 
 
 def live_lines(program: Program, keep: Collection[Place] = ()) -> Iterator[str]:
-    """One paragraph a point, in the order of the flow. Persistable variables are alive everywhere, and left out."""
+    """Yield a paragraph for each point, in the order of the flow.
+
+    Persistable variables are live everywhere, and left out.
+    """
     laid = flow(program, keep)
     lasting = {place for place in laid.points[0].defs if program.blocks[place.block].vars[place.name].persistable}
     for index, (point, (into, out)) in enumerate(zip(laid.points, live_sets(laid), strict=True)):
@@ -21,6 +24,7 @@ def live_lines(program: Program, keep: Collection[Place] = ()) -> Iterator[str]:
 
 
 def _title(program: Program, point: Point) -> str:
+    """Return the name of a point: block, operator and kind."""
     if point.op < 0:
         return point.kind
     op = program.blocks[point.block].ops[point.op]
@@ -29,10 +33,11 @@ def _title(program: Program, point: Point) -> str:
 
 
 def _edges(laid: Flow, index: int) -> str:
-    """Edges to elsewhere than the next point."""
+    """Return the successors of a point as text; "" if the next point is the only successor."""
     others = [follower for follower in laid.followers[index] if follower != index + 1]
     return f" -> {', '.join(map(str, laid.followers[index]))}" if others else ""
 
 
 def _set(places: Iterable[Place]) -> str:
+    """Return variables as text, sorted."""
     return f"{{{', '.join(sorted(map(str, places)))}}}"

@@ -1,8 +1,9 @@
-"""Where a name means what: the scopes in which Paddle runs the blocks of a program.
+"""Name resolution in the scopes of Paddle's executor.
 
-A `while` of a training program runs each trip in a scope of its own, which it keeps in its STEP_SCOPES; so does a
-`conditional_block` in its Scope. The gradient block runs in these scopes again, latest trip first. So a name in a
-gradient block is looked for in that block, in the block it is the gradient of, and then so in their parents.
+A training `while` runs each iteration in a separate scope and keeps the scopes in its STEP_SCOPES variable. A
+`conditional_block` does the same with its Scope variable. The gradient block runs in the kept scopes again, the last
+iteration first. A name in a gradient block is therefore looked up in the gradient block, in its forward block, and then
+likewise in their parents.
 """
 
 from __future__ import annotations
@@ -15,26 +16,27 @@ from sublet.frontends.paddle.format.program import ARRAY, GRAD, TENSOR, Op, Prog
 from sublet.frontends.paddle.operators.effects import there
 
 FORWARD_OWNERS = ("while", "conditional_block")
-"""They write nothing themselves: the operators of their blocks write to names outside."""
+"""Operators without writes of their own: the operators in their blocks write the outer names."""
 
 COPYING = 2_000_000
-"""From this version on a `while` that is trained copies its inputs into the scope of each trip."""
+"""The first version of Paddle with copies of inputs in the scope of each iteration of a training `while`."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A variable: the block whose scope it lies in, and its name there."""
+    """A variable: the block of the scope, and the name in the scope."""
 
     block: int
     name: str
 
     def __str__(self) -> str:
+        """Return "name@blockN", or the name alone for block 0."""
         return f"{self.name}@block{self.block}" if self.block else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The operator that runs a block: where it is."""
+    """The operator running a block, with position."""
 
     block: int
     index: int
@@ -42,8 +44,10 @@ class Owner:
 
 
 def linked(op: Op) -> tuple[str, ...]:
-    """The names by which the block of a `while_grad` finds the gradients of the loop's results, zeros where nobody made
-    them, in the order of `Out@GRAD`."""
+    """Return the names under which a `while_grad` block finds the gradients of the loop's results, in `Out@GRAD` order.
+
+    Paddle fills a missing gradient with zeros.
+    """
     attr = op.attrs.get("original_output_grad")
     names = attr.value if attr is not None and isinstance(attr.value, tuple) else ()
     return tuple(name for name in names if isinstance(name, str))
@@ -51,13 +55,13 @@ def linked(op: Op) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Scopes:
-    """The scopes of a program, found once."""
+    """Name resolution and writers of a program; every fact is computed once."""
 
     program: Program
 
     @cached_property
     def owners(self) -> dict[int, Owner]:
-        """By block, the operator that runs it."""
+        """The operator running each block."""
         return {
             inner: Owner(block.index, index, op)
             for block in self.program.blocks
@@ -67,16 +71,16 @@ class Scopes:
 
     @cached_property
     def gradients(self) -> dict[int, int]:
-        """By block, the block that is its gradient."""
+        """The gradient block of each forward block."""
         return {block.forward: block.index for block in self.program.blocks if block.forward >= 0}
 
     def is_array(self, place: Place) -> bool:
-        """Whether a variable is an array of tensors."""
+        """Return True if the variable is a tensor array."""
         var = self.program.blocks[place.block].vars.get(place.name)
         return var is not None and var.kind == ARRAY
 
     def of_gradients(self, owner: Owner, inner: int, slot: str) -> tuple[tuple[Place, Place], ...]:
-        """Of the inputs in a slot the gradients outside, and those inside, which are found by their names."""
+        """Return (outer, inner) gradient pairs for the inputs in a slot; Paddle finds an inner gradient by name."""
         pairs = zip(owner.op.inputs.get(slot, ()), owner.op.outputs.get(f"{slot}{GRAD}", ()), strict=False)
         return tuple(
             (self.place(owner.block, outer), self.place(inner, f"{name}{GRAD}"))
@@ -85,12 +89,12 @@ class Scopes:
         )
 
     def forward(self, block: int) -> int | None:
-        """The block that this one is the gradient of."""
+        """Return the forward block of a gradient block, or None."""
         forward = self.program.blocks[block].forward
         return forward if forward >= 0 else None
 
     def chain(self, block: int) -> Iterator[tuple[int, bool]]:
-        """Where a name is looked for, nearest block first; and whether what it did is done again backwards."""
+        """Yield the blocks searched for a name, nearest first, each with True if the block is a forward block."""
         while block >= 0:
             yield block, False
             forward = self.forward(block)
@@ -99,7 +103,7 @@ class Scopes:
             block = self.program.blocks[block].parent
 
     def inside(self, block: int) -> Iterator[int]:
-        """A block and all that are run from it, in order."""
+        """Yield a block and all nested blocks, in order."""
         yield block
         for op in self.program.blocks[block].ops:
             inner = op.block()
@@ -108,9 +112,9 @@ class Scopes:
 
     @cached_property
     def copied(self) -> dict[int, frozenset[str]]:
-        """By block of a `while` that is trained, the inputs that every trip's scope gets a copy of.
+        """The inputs that Paddle copies into the scope of each iteration, by body block of each training loop.
 
-        Those are its dense tensors, but for parameters and for what some operator of the body both reads and writes.
+        Paddle copies dense tensors, except parameters and names both read and written by an operator of the body.
         """
         return {
             block: self._copied(block, owner)
@@ -119,16 +123,17 @@ class Scopes:
         }
 
     def _copied(self, block: int, owner: Owner) -> frozenset[str]:
+        """Return the copied inputs of a training loop."""
         updated = {name for op in self.program.blocks[block].ops for name in set(op.reads) & set(op.writes)}
-        found = set()
+        names = set()
         for name in there(owner.op.inputs.get("X", ())):
             var = self.program.var(owner.block, name)
             if name not in updated and var is not None and var.kind == TENSOR and not var.parameter:
-                found.add(name)
-        return frozenset(found)
+                names.add(name)
+        return frozenset(names)
 
     def place(self, block: int, name: str) -> Place:
-        """What a name in a block means: a variable; in a gradient block also what a loop took in that trip."""
+        """Return the variable of a name used in a block; in a gradient block, possibly a snapshot taken by the loop."""
         found = self._found.get((block, name))
         if found is None:
             found = self._found[block, name] = self._place(block, name, self.snapshots)
@@ -136,10 +141,11 @@ class Scopes:
 
     @cached_property
     def _found(self) -> dict[tuple[int, str], Place]:
-        """The places that were asked for."""
+        """The cache of resolved names."""
         return {}
 
     def _place(self, block: int, name: str, copies: Mapping[int, frozenset[str]]) -> Place:
+        """Resolve a name, given the copied inputs of each block."""
         for nearest, again in self.chain(block):
             if name in self.program.blocks[nearest].vars or (again and name in copies.get(nearest, ())):
                 return Place(nearest, name)
@@ -147,7 +153,7 @@ class Scopes:
 
     @cached_property
     def snapshots(self) -> dict[int, frozenset[str]]:
-        """Of the copied inputs those that may be another value later on, so that the copy is one to a reader, too."""
+        """The copied inputs with a possible later write to the variable or the copy, for which both can differ."""
         writers = self._writers(self.copied)
         return {
             block: frozenset(name for name in names if self._changes(block, name, writers))
@@ -155,14 +161,14 @@ class Scopes:
         }
 
     def _changes(self, block: int, name: str, writers: Mapping[Place, tuple[tuple[int, int], ...]]) -> bool:
-        """Whether what a loop takes as `name` may be written after the loop has begun, or its copy backwards."""
+        """Return True if an operator may write the input after the loop begins, or write the copy in the gradient."""
         outer = self.place_outside(block, name)
         begin = self.step(outer.block, block)
         early = all(where == outer.block and index < begin for where, index in writers.get(outer, ()))
         return not early or Place(block, name) in writers
 
     def step(self, outer: int, block: int) -> int:
-        """The index of the operator of `outer` within which a block is run; -1 if it is not run within it."""
+        """Return the index of the operator in block `outer` that encloses `block`; -1 if none does."""
         while block in self.owners:
             owner = self.owners[block]
             if owner.block == outer:
@@ -171,19 +177,20 @@ class Scopes:
         return -1
 
     def place_outside(self, block: int, name: str) -> Place:
-        """What a name means where the operator stands that runs a block."""
+        """Return the variable of a name at the operator that runs the block."""
         return self._place(self.owners[block].block, name, self.copied)
 
     @cached_property
     def writers(self) -> dict[Place, tuple[tuple[int, int], ...]]:
-        """By variable, the operators that write it, in order: their blocks and indices."""
+        """The operators that write each variable, as (block, index), in order."""
         return self._writers(self.snapshots)
 
     def _writers(self, copies: Mapping[int, frozenset[str]]) -> dict[Place, tuple[tuple[int, int], ...]]:
-        found: dict[Place, list[tuple[int, int]]] = {}
+        """Return the writers of each variable, given the copied inputs of each block."""
+        positions: dict[Place, list[tuple[int, int]]] = {}
         for block in self.program.blocks:
             for index, op in enumerate(block.ops):
                 if op.type not in FORWARD_OWNERS:
                     for name in dict.fromkeys(there(op.writes)):
-                        found.setdefault(self._place(block.index, name, copies), []).append((block.index, index))
-        return {place: tuple(where) for place, where in found.items()}
+                        positions.setdefault(self._place(block.index, name, copies), []).append((block.index, index))
+        return {place: tuple(where) for place, where in positions.items()}

@@ -1,6 +1,7 @@
-"""What may hold nothing when it is read: what control flow leaves unwritten, and what is copied of it.
+"""Maybe-uninitialized variables: variables left unwritten by control flow, and their copies.
 
-An operator that reads it fails in Paddle. Where the name has another's memory it would compute, of whatever lies there.
+An operator that reads a variable without memory fails in Paddle. If the variable shared the memory of another, the
+operator would instead compute on unrelated bytes.
 """
 
 from __future__ import annotations
@@ -10,27 +11,28 @@ from sublet.frontends.paddle.lives.scopes import linked
 from sublet.frontends.paddle.operators.effects import there
 
 CHOOSING = "select_input"
-"""It reads one of two names, as a rule the one that was written."""
+"""This operator reads one of two names, usually the written name."""
 
 
 def perhaps_nothing(program: Program) -> frozenset[str]:
-    """The names that an operator reads though a loop of no rounds, or a branch that is not taken, did not write them;
-    and those to which `assign` copies them. Persistable variables are there.
+    """Return the maybe-uninitialized names: read, but possibly unwritten.
 
-    Names are taken for what they are at the first operator that writes them, in the order of the program: what a later
-    round of a loop, or another choice, might find is not looked into.
+    A loop without iterations or a branch not taken leaves a name unwritten; `assign` copies the missing content.
+    Persistable variables are always written. The analysis follows the operators in program order, up to the first write
+    of each name. Later iterations of a loop and combinations of branches are not analysed.
     """
     left, found = set[str](), set[str]()
 
     def walk(block: int, written: set[str]) -> None:
+        """Follow the operators of a block; `written` is the set of surely written names, updated in place."""
         for op in program.blocks[block].ops:
             inner, writes = op.block(), there(op.writes)
             missed = left.intersection(op.reads) - written
             if inner is not None:
-                walk(inner, written.union(linked(op)))  # a set of its own
+                walk(inner, written.union(linked(op)))  # a copy: writes in the block may not happen
             elif op.type != CHOOSING:
                 found.update(missed)
-            if inner is not None and op.type != "conditional_block_grad":  # that writes zeros where it runs nothing
+            if inner is not None and op.type != "conditional_block_grad":  # writes zeros if the branch is not taken
                 left.update(name for name in writes if name not in written)
             elif op.type == "assign" and missed:
                 left.update(writes)

@@ -1,1 +1,1 @@
-"""What is known of Paddle's operators: extents by rules, facts by experiment, what each reads and writes."""
+"""Knowledge about Paddle's operators: shape rules, facts from experiments, and read and write effects."""

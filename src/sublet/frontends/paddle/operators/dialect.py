@@ -1,7 +1,7 @@
-"""The `paddle` dialect: Paddle's operators as they are, "paddle.conv2d".
+"""The `paddle` dialect: Paddle's operators under their own names, as in "paddle.conv2d".
 
-A node's attributes "inputs" and "outputs" name the slot of each operand. Facts come from `facts.json`, which was found
-by experiment: what is not there shares nothing.
+The node attributes "inputs" and "outputs" name the slot of each operand. The facts come from `facts.json`, with results
+of experiments: an operator without an entry shares no bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sublet.ops.op import Op, Share, none, register
 
 PREFIX = "paddle."
 UNDEFINED = "undefined"
-"""Not an operator of Paddle's: the content of a variable that a branch leaves unwritten."""
+"""No operator of Paddle: defines the content of a variable left unwritten by a branch."""
 
 SAME_BYTES = frozenset(
     {
@@ -23,7 +23,7 @@ SAME_BYTES = frozenset(
         *("unsqueeze", "unsqueeze2", "share_data"),
     }
 )
-"""Their first output has the elements of their first input, in the same order."""
+"""Operators with a first output equal to the first input: the same elements in the same order."""
 
 RANDOM = frozenset(
     {
@@ -35,24 +35,25 @@ RANDOM = frozenset(
 
 @lru_cache(maxsize=4096)
 def paddle_op(name: str) -> Op:
-    """The record of an operator; of one that was never tried, one without facts."""
-    of = name.removeprefix(PREFIX)
-    known = facts.of(of)
-    same = of in SAME_BYTES and ("X", "Out") in known.placed
+    """Return the operator record of a type; for a type without facts, a record without views or in-place outputs."""
+    op_type = name.removeprefix(PREFIX)
+    known = facts.of(op_type)
+    same = op_type in SAME_BYTES and ("X", "Out") in known.placed
     return Op(
         name,
         views=_same_bytes if same else none,
-        inplace=none if same or not known.placed else partial(_overwriting, of),
-        pure=of not in RANDOM and (known.known or of in SAME_BYTES),
+        inplace=none if same or not known.placed else partial(_overwriting, op_type),
+        pure=op_type not in RANDOM and (known.known or op_type in SAME_BYTES),
     )
 
 
 def _bytes_of(value: Value | None) -> int:
+    """Return the bytes of a value; 0 if unknown."""
     return value.spec.nbytes if value is not None and isinstance(value.spec, TensorSpec) else 0
 
 
 def _same_bytes(node: Node) -> tuple[Share, ...]:
-    """The whole first input is the whole first output."""
+    """Return the view relation of a copying operator: the first output is the whole first input."""
     if not node.inputs or not node.outputs:
         return ()
     size = _bytes_of(node.inputs[0])
@@ -60,7 +61,7 @@ def _same_bytes(node: Node) -> tuple[Share, ...]:
 
 
 def _overwriting(of: str, node: Node) -> tuple[Share, ...]:
-    """An output may take the place of an input of its size that stands in no other slot."""
+    """Return the in-place relation: an output may take the place of an input of equal size, passed in no other slot."""
     sources, targets = node.attrs.get("inputs", ()), node.attrs.get("outputs", ())
     if not isinstance(sources, tuple) or not isinstance(targets, tuple):
         return ()
@@ -78,6 +79,7 @@ def _overwriting(of: str, node: Node) -> tuple[Share, ...]:
 
 
 def _dims_of(value: Value | None) -> Dims:
+    """Return the extents of a value, or None."""
     return value.spec.shape if value is not None and isinstance(value.spec, TensorSpec) else None
 
 

@@ -1,4 +1,4 @@
-"""What an operator does to names: what it reads, of that what only for its shape, and what it writes."""
+"""Effects of an operator on names: reads, reads of the shape only, and writes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from sublet.frontends.paddle.format.program import EMPTY, Op, Program
 from sublet.frontends.paddle.operators.facts import OpFacts, of, of_shapes
 
 PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
-"""Slots of which an operator writes a part only: what was there before is still there beside it."""
+"""Output slots with partial writes: the rest of the earlier content stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Names, each once: `reads` the bytes of some, the `shapes` only of others, `writes` some and `adds` to some."""
+    """The names used by an operator, each once.
+
+    reads   names with a read of the bytes
+    shapes  names with a read of the shape only
+    writes  names fully written
+    adds    names partly written: the rest of the content stays
+    """
 
     reads: tuple[str, ...]
     shapes: tuple[str, ...]
@@ -24,7 +30,7 @@ class Effects:
 
 
 def effects(op: Op) -> Effects:
-    """The effects of an operator by its slots; those of a block that it runs are its operators' own."""
+    """Return the effects of an operator by its slots, without the effects of operators in nested blocks."""
     shape_only, partly = of(op.type).shape_only, PARTLY.get(op.type, ())
     reads = _named(op.inputs, lambda slot: slot not in shape_only)
     shapes = _named(op.inputs, lambda slot: slot in shape_only)
@@ -34,29 +40,30 @@ def effects(op: Op) -> Effects:
 
 
 def facts_where(op: Op, dims: Callable[[str], Dims]) -> OpFacts:
-    """The facts of an operator where its inputs X and Y have these extents."""
+    """Return the facts of an operator for given extents of its inputs X and Y."""
     x, y = (dims(name) if (name := op.input(slot)) else None for slot in ("X", "Y"))
     axis = op.attrs.get("axis")
     if axis is not None and x is not None and y is not None and axis.value not in (-1, len(x) - len(y)):
-        y = None  # where it lies along X is not told by its extents
+        y = None  # at such an axis, the extents of Y do not determine the broadcast
     return of_shapes(op.type, x, y)
 
 
 def facts_declared(program: Program, block: int, op: Op) -> OpFacts:
-    """The facts of an operator where it stands, by the extents that the program declares."""
+    """Return the facts of an operator for the extents declared in the program."""
 
-    def declared(name: str) -> Dims:
+    def declared_dims(name: str) -> Dims:
+        """Return the declared extents of a name; None if open or undeclared."""
         var = program.var(block, name)
         return None if var is None or -1 in var.dims else var.dims
 
-    return facts_where(op, declared)
+    return facts_where(op, declared_dims)
 
 
 def there(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names without those that stand for nothing."""
+    """Return the names without empty names."""
     return tuple(name for name in names if name not in (EMPTY, ""))
 
 
 def _named(slots: Mapping[str, tuple[str, ...]], taken: Callable[[str], bool]) -> tuple[str, ...]:
-    """The names in the slots that are taken, each once."""
+    """Return the names in the slots accepted by `taken`, each once."""
     return tuple(dict.fromkeys(name for slot, names in slots.items() if taken(slot) for name in there(names)))

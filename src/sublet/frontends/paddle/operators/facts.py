@@ -1,6 +1,6 @@
-"""What is known of Paddle's ops beyond their names: found by experiment with installed versions (`facts.json`).
+"""Facts about Paddle's operators beyond their names, found by experiments with installed versions (`facts.json`).
 
-An op that is not there is left alone: nothing is written over its inputs, and its outputs are not moved.
+Sublet is conservative with an operator without an entry: no output takes the place of an input, and outputs stay.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from sublet.base.tensor import Dims
 FACTS = Path(__file__).with_name("facts.json")
 
 LANES = 8
-"""So many elements the kernel of `layer_norm` takes at a time, and at the end of a row the last ones again: in place
-that is wrong for rows of 12, 20 or 35."""
+"""Elements per vector in the kernel of `layer_norm`. At the end of a row, the kernel processes the last full vector
+again: in place, the result is wrong for rows of 12, 20 or 35 elements."""
 
 Pairs = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What an op does with memory, in every version it was tried in. Pairs are of an input's and an output's slot.
+    """Memory behaviour of an operator in every tested version. A pair has the slots of an input and an output.
 
-    inplace       pairs that may go by one name, whichever argument of the slot it is
-    inplace_first pairs of which that holds for the first argument only
-    placed        pairs that may be two views at one place
-    placed_first  pairs of which that holds for the first argument only
-    equal         pairs whose bits are the same afterwards: the output is a copy
-    holder        it asks whether tensors come from one allocation, and takes that for in-place: beside an input in one
-                  arena its output is wrong anywhere but on the input
-    shape_only    slots whose bytes it never reads, so that only their shape must be there
-    moves         slots of outputs that do not stay where they were put
-    shares        pairs that are the same memory anyway
-    known         whether it was tried at all
+    inplace       pairs allowed to share a name, for any argument of the slot
+    inplace_first the same, for the first argument only
+    placed        pairs allowed as two views at a common place
+    placed_first  the same, for the first argument only
+    equal         pairs with equal bits afterwards: the output is a copy
+    holder        True if the operator takes two tensors in a common allocation for an in-place pair: beside an input in
+                  the same arena, an output is wrong at any place other than the input's
+    shape_only    input slots of which the operator reads only the shape
+    moves         output slots that do not stay at their place
+    shares        pairs with the same memory in any case
+    known         True if the operator was tested
     """
 
     inplace: Pairs = frozenset()
@@ -52,49 +52,59 @@ class OpFacts:
 
 
 def of(op_type: str) -> OpFacts:
-    """The facts of an op; of one that was never tried, those that let nothing be done with it.
+    """Return the facts of an operator; for an untested operator, facts that allow no sharing.
 
-    Where extents make a difference they are those of plain ones (`_plain`).
+    If the facts depend on extents, the result holds for plain extents (`_is_plain_shape`).
     """
     return _facts().get(op_type, OpFacts())
 
 
 def of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
-    """The facts of an op whose inputs X and Y have these extents, where it makes a difference."""
+    """Return the facts of an operator for given extents of its inputs X and Y."""
     other = _otherwise().get(op_type)
     return of(op_type) if other is None or _plain(op_type, x, y) else other
 
 
 def _plain(op_type: str, x: Dims, y: Dims) -> bool:
-    """Whether rows are whole vectors; of an element-wise op, whether Y has the shape of X's last axes."""
+    """Return True if the extents are plain.
+
+    For `layer_norm`, rows must consist of whole vectors. For an element-wise operator, Y must have the extents of X's
+    last axes.
+    """
     if op_type == "layer_norm":
         return x is not None and bool(x) and x[-1] is not None and not x[-1] % LANES
     return x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]
 
 
 def versions() -> tuple[str, ...]:
-    """The versions of Paddle in which the facts were found."""
+    """Return the tested versions of Paddle."""
     return tuple(_file()["versions"])
 
 
 @cache
 def _file() -> dict[str, Any]:
+    """Return the content of `facts.json`."""
     content: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
     return content
 
 
 @cache
 def _facts() -> dict[str, OpFacts]:
+    """Return the facts by operator, for plain extents."""
     return {name: _read(row) for name, row in _file()["ops"].items()}
 
 
 @cache
 def _otherwise() -> dict[str, OpFacts]:
+    """Return the facts by operator, for extents other than plain, if different."""
     return {name: _read(row["otherwise"]) for name, row in _file()["ops"].items() if "otherwise" in row}
 
 
 def _read(row: dict[str, Any]) -> OpFacts:
+    """Parse the facts of an operator."""
+
     def pairs(field: str) -> Pairs:
+        """Parse a list of slot pairs; empty if missing."""
         return frozenset((source, target) for source, target in row.get(field, ()))
 
     return OpFacts(

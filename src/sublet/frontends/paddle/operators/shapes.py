@@ -1,7 +1,8 @@
-"""The extents of every variable, once those of the feeds are told.
+"""Shape inference: the extents of every variable, given the extents of the feeds.
 
-Operators are followed in the order they run in, with what is known of each name at that point: a name may be assigned
-more than once. Loops are followed until nothing changes; what differs from round to round is open.
+Operators are followed in execution order, with the known facts about each name at the current point, because a name may
+have several assignments. Loops are iterated until a fixpoint; an extent with different values in several iterations is
+open.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ from sublet.frontends.paddle.operators.rules.call import Call, Operand
 from sublet.frontends.paddle.operators.rules.table import known, results
 
 SEQUENCES = "sequences"
-"""The name by which `dims` tells how many sequences a feed with a level of detail holds."""
+"""The key in `dims` for the number of sequences in a feed with a level of detail."""
 
 STEPS, STEPS_EACH = 10_000, 100
-"""The walk follows so many operators, and so many for each of the program: loops in loops multiply."""
+"""Limit of visited operators: STEPS, plus STEPS_EACH for each operator of the program. Nested loops multiply visits.
+Beyond, the inference raises ModelError."""
 
 Key = tuple[int, str]
-"""A variable: the block that declares it, and its name."""
+"""A variable: the declaring block, and the name."""
 State = dict[Key, Operand]
 
 
 def bytes_of(dims: Iterable[int | None], dtype: DType) -> int:
-    """Bytes of a tensor, an open extent taken for 0."""
+    """Return the bytes of a tensor; an open extent counts as 0."""
     return (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is known of each variable's extents in all its assignments.
+    """The extents of each variable, in all its assignments.
 
-    seen     the extents each variable is seen with
-    cause    of a variable with open extents the one that leaves them open: itself, or an input
-    unruled  the operators, by variable, that have no rule
+    dims_seen       the extents inferred for each variable
+    cause           for a variable with open extents, the variable that causes the open extents: itself, or an input
+    unruled         the type of the operator without a shape rule, by variable
+    dims_at_writes  the extents of each assignment, by (block, operator, name)
     """
 
     program: Program
@@ -49,25 +52,28 @@ class Sizes:
     written: Mapping[tuple[int, int, str], Dims]
 
     def dims(self, block: int, name: str) -> Dims:
-        """Extents of a variable; None for each that is open or differs between assignments, and if none is declared."""
+        """Return the extents of a variable; None for an extent that is open or differs between assignments.
+
+        Return None if the variable has no known rank.
+        """
         home = self.program.home(block, name)
         every = self.seen.get((home, name), ()) if home is not None else ()
-        found = every[0] if every else None
+        common = every[0] if every else None
         for dims in every[1:]:
-            found = joined(found, dims)
-        return found
+            common = joined(common, dims)
+        return common
 
     def shape(self, block: int, name: str) -> tuple[int, ...]:
-        """Extents of a variable that has one shape. Raises ModelError where it is open, and says how to tell it."""
+        """Return the extents of a variable with a single shape. Raises ModelError with advice if an extent is open."""
         dims = self.dims(block, name)
         if dims is None or None in dims:
             raise self._unknown(self._key(block, name), dims)
         return tuple(extent for extent in dims if extent is not None)
 
     def nbytes(self, block: int, name: str) -> int:
-        """Bytes of a variable, those of its largest assignment; of an array, of one element. 0 for what is no tensor.
+        """Return the bytes of a variable's largest assignment; for an array, of an element.
 
-        Raises ModelError where extents are open, and says how to tell them.
+        Return 0 for a variable without an element type. Raises ModelError with advice if an extent is open.
         """
         key = self._key(block, name)
         dtype = self.dtype(block, name)
@@ -81,7 +87,7 @@ class Sizes:
         return most
 
     def dtype(self, block: int, name: str) -> DType | None:
-        """The type of a variable's elements; a gradient has that of what it is the gradient of."""
+        """Return the element type of a variable; a gradient without a type has that of its variable."""
         var = self.program.var(block, name)
         if var is not None and var.dtype is None and GRAD in name:
             var = self.program.var(block, name.partition(GRAD)[0]) or var
@@ -89,24 +95,26 @@ class Sizes:
 
     @property
     def unknown(self) -> tuple[Key, ...]:
-        """The variables with open extents that are the cause of their own and of others'."""
+        """The variables that cause open extents, each once."""
         return tuple(dict.fromkeys(self.cause.values()))
 
     def _key(self, block: int, name: str) -> Key:
+        """Return the variable of a name used in a block. Raises ModelError for an undeclared name."""
         home = self.program.home(block, name)
         if home is None:
             raise ModelError(f"{self.where}: block {block} has no variable {name!r:.80}")
         return home, name
 
     def _unknown(self, key: Key, dims: Dims) -> ModelError:
+        """Return the error for open extents, with the cause and advice."""
         block, name = self.cause.get(key, key)
         at_fault = self.dims(block, name)
-        told = ",".join("1" if extent is None else str(extent) for extent in at_fault or (None,))
+        example = ",".join("1" if extent is None else str(extent) for extent in at_fault or (None,))
         why = f"operator {self.unruled[block, name]} has no shape rule" if (block, name) in self.unruled else "open"
         also = "" if (block, name) == key else f", which leaves {key[1]!r} {shown(dims)}"
         return ModelError(
             f"{self.where}: the extents of {name!r} in block {block} are {shown(at_fault)} ({why}){also}: tell them, "
-            f"as --shape {name}={told} or shapes={{{name!r}: ...}}"
+            f"as --shape {name}={example} or shapes={{{name!r}: ...}}"
         )
 
 
@@ -116,11 +124,11 @@ def bound(
     dims: Mapping[str, int] | None = None,
     where: str = "the program",
 ) -> Sizes:
-    """What every variable's extents are when those in `shapes` are told.
+    """Infer the extents of every variable.
 
-    `shapes` tells whole shapes by the name of a variable: of feeds, and of what no rule knows. `dims` tells single
-    extents: `"x.0"` is the first one of x; `"sequences"` how many sequences feeds with a level of detail hold.
-    Raises ModelError for names that are not there, and for what contradicts the program.
+    `shapes` has whole shapes by variable name: shapes of feeds, and of outputs without a shape rule. `dims` has single
+    extents: `"x.0"` is the first extent of x, `"sequences"` the number of sequences in feeds with a level of detail.
+    Raises ModelError for unknown names, and for extents in contradiction to the program.
     """
     walk = _Walk(program, where, _told(program, shapes or {}, dims or {}, where), (dims or {}).get(SEQUENCES))
     walk.steps = STEPS + STEPS_EACH * sum(len(block.ops) for block in program.blocks)
@@ -136,8 +144,8 @@ def bound(
 def _told(
     program: Program, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int], where: str
 ) -> dict[str, Dims]:
-    """The extents that are told, by variable."""
-    told: dict[str, Dims] = dict(shapes)
+    """Return the requested extents by variable. Raises ModelError for unknown names and contradictions."""
+    requested: dict[str, Dims] = dict(shapes)
     for name, extent in dims.items():
         if name == SEQUENCES:
             continue
@@ -147,9 +155,9 @@ def _told(
             raise ModelError(
                 f"{where}: --dim {name}={extent} names no extent: say x.0=... for the first one of x, or sequences=..."
             )
-        before = told.get(of) or tuple(None if declared < 0 else declared for declared in var.dims)
-        told[of] = tuple(extent if i == int(axis) else other for i, other in enumerate(before))
-    for name, given in told.items():
+        before = requested.get(of) or tuple(None if declared < 0 else declared for declared in var.dims)
+        requested[of] = tuple(extent if i == int(axis) else other for i, other in enumerate(before))
+    for name, given in requested.items():
         var = _anywhere(program, name)
         if var is None:
             open_ = [v.name for block in program.blocks for v in block.vars.values() if min(v.dims, default=0) < 0]
@@ -162,22 +170,23 @@ def _told(
             raise ModelError(f"{where}: {name!r} is declared as {shown(declared)}, so that it cannot be {shown(given)}")
         if any(extent is not None and extent < 0 for extent in given):
             raise ModelError(f"{where}: --shape {name}: an extent cannot be below 0")
-    return told
+    return requested
 
 
 def _anywhere(program: Program, name: str) -> Var | None:
+    """Return a variable of the name in any block, or None."""
     return next((block.vars[name] for block in program.blocks if name in block.vars), None)
 
 
 def joined(a: Dims, b: Dims) -> Dims:
-    """What two assignments have in common."""
+    """Return the extents common to two assignments; None if the ranks differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
 def _meet(a: Dims, b: Dims) -> Dims:
-    """What is known when both are true; `a` where they differ."""
+    """Return the extents known from either operand; `a` where the operands differ."""
     if a is None or b is None:
         return b if a is None else a
     if len(a) != len(b):
@@ -187,7 +196,7 @@ def _meet(a: Dims, b: Dims) -> Dims:
 
 @dataclass
 class _Walk:
-    """One walk over the program, in the order it runs in."""
+    """State of a shape inference over a program."""
 
     program: Program
     where: str
@@ -201,7 +210,7 @@ class _Walk:
     steps: int = 0
 
     def run(self, block: int, state: State) -> State:
-        """What is known after a block, of what was known before it."""
+        """Infer the extents in a block, and return the updated state."""
         for position, op in enumerate(self.program.blocks[block].ops):
             inner = op.block()
             self.steps -= 1
@@ -214,7 +223,7 @@ class _Walk:
         return state
 
     def _control(self, inner: int, op: Op, state: State) -> None:
-        """A body that runs once or not, or again and again until nothing new is known."""
+        """Infer the extents in the body of a branch, or iterate over the body of a loop until a fixpoint."""
         loop = op.type.startswith(("while", "recurrent"))
         while True:
             after = self.run(inner, dict(state))
@@ -228,25 +237,26 @@ class _Walk:
                 return
 
     def key(self, block: int, name: str) -> Key | None:
+        """Return the variable of a name used in a block, or None."""
         if (block, name) not in self.homes:
             home = self.program.home(block, name)
             self.homes[block, name] = None if home is None else (home, name)
         return self.homes[block, name]
 
     def read(self, block: int, name: str, state: State) -> Operand:
-        """What is known of a name: its last assignment, or what the program declares of it."""
+        """Return the known facts about a name: its last assignment, else its declaration."""
         key = self.key(block, name)
         if key is None:
             return Operand(None)
-        found = state.get(key)
-        if found is None:
+        operand = state.get(key)
+        if operand is None:
             kind = self.program.blocks[key[0]].vars[name].kind
-            found = Operand(self._of_gradient(block, key, self._declared(key), state), None, kind == ROWS)
-            self._note(key, found.dims)
-        return found
+            operand = Operand(self._of_gradient(block, key, self._declared(key), state), None, kind == ROWS)
+            self._note(key, operand.dims)
+        return operand
 
     def _of_gradient(self, block: int, key: Key, dims: Dims, state: State) -> Dims:
-        """What the name of a gradient adds: it has the extents of what it is the gradient of."""
+        """Refine open extents of a gradient by the extents of its variable, found by name."""
         name = key[1]
         if GRAD not in name or (dims is not None and None not in dims):
             return dims
@@ -256,18 +266,21 @@ class _Walk:
         return _meet(dims, self.read(block, of[1], state).dims)
 
     def _declared(self, key: Key) -> Dims:
+        """Return the requested extents of a variable, completed by the declaration."""
         var = self.program.blocks[key[0]].vars[key[1]]
-        # some gradients in the body of a loop's gradient are only named
+        # some gradients in the body of a loop's gradient have a name, but no declared type
         named = var.kind == TENSOR and var.dtype is None and not var.dims
         declared = None if named else tuple(None if extent < 0 else extent for extent in var.dims)
         return _meet(self.told.get(key[1]), declared)
 
     def _note(self, key: Key, dims: Dims) -> None:
+        """Note inferred extents of a variable."""
         self.seen.setdefault(key, {})[dims] = None
         if dims is None or None in dims:
             self.cause.setdefault(key, key)
 
     def _apply(self, block: int, position: int, op: Op, state: State) -> None:
+        """Infer the outputs of an operator without a block."""
         inputs = {
             slot: [self.read(block, name, state) for name in names if name != EMPTY]
             for slot, names in op.inputs.items()
@@ -275,14 +288,14 @@ class _Walk:
         outputs = {slot: len(names) for slot, names in op.outputs.items()}
         call = Call(op.type, {name: a.value for name, a in op.attrs.items()}, inputs, outputs, self.sequences)
         try:
-            found = results(call)
+            inferred = results(call)
         except SpecError as error:
             title = f"block {block}, operator {position} ({op.type}"
             first = ", ".join(repr(name) for name in op.writes[:2])
             raise ModelError(f"{self.where}: {title}, which writes {first}) {error}") from None
         ruled = known(call)
         for slot, names in op.outputs.items():
-            every = found.get(slot, ())
+            every = inferred.get(slot, ())
             for index, name in enumerate(names):
                 key = self.key(block, name)
                 if key is None or name == EMPTY:
@@ -292,19 +305,23 @@ class _Walk:
                 self._write(block, position, key, result, op, ruled, state)
 
     def _refined(self, block: int, key: Key, dims: Dims, state: State) -> Dims:
-        """What a rule leaves open, from the name of a gradient, from what is told, and from the declaration."""
+        """Refine the extents inferred by a rule: by gradient name, by request, by declaration.
+
+        Raises ModelError if a requested extent contradicts the rule.
+        """
         name, declared = key[1], self._declared(key)
         if self.program.blocks[key[0]].vars[name].kind == ROWS:
             return dims
         dims = self._of_gradient(block, key, dims, state)
-        told = self.told.get(name)
-        if told is not None and dims is not None and _meet(told, dims) != _meet(dims, told):
-            raise ModelError(f"{self.where}: {name!r} comes out as {shown(dims)}, so that it cannot be {shown(told)}")
+        given = self.told.get(name)
+        if given is not None and dims is not None and _meet(given, dims) != _meet(dims, given):
+            raise ModelError(f"{self.where}: {name!r} comes out as {shown(dims)}, so that it cannot be {shown(given)}")
         if dims is not None and declared is not None and {*dims, *declared} == {1}:
-            return declared  # one element: [] since 2.5, [1] before
+            return declared  # a single element: [] since 2.5, [1] before
         return _meet(dims, declared)
 
     def _write(self, block: int, position: int, key: Key, result: Operand, op: Op, ruled: bool, state: State) -> None:
+        """Note an assignment and its cause of open extents, and update the state."""
         var = self.program.blocks[key[0]].vars[key[1]]
         result = replace(result, selected=var.kind == ROWS)
         if var.kind == SCOPES:
@@ -323,5 +340,6 @@ class _Walk:
 
 
 def _joined(a: Operand, b: Operand) -> Operand:
+    """Return the facts common to two operands."""
     values = a.values if a.values == b.values else None
     return Operand(joined(a.dims, b.dims), values, a.selected or b.selected)

@@ -1,1 +1,1 @@
-"""The bytes a run holds: walked through operator by operator, as Paddle's executor does and as any plan must."""
+"""Memory prediction: simulated runs, operator by operator, of Paddle's executor and of any plan."""

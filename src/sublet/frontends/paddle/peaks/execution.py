@@ -1,16 +1,17 @@
-"""Paddle's executor, as far as bytes go: what it allocates and frees when it runs a program in the order it is written.
+"""Memory model of Paddle's executor: allocations and frees of a run in program order.
 
 Measured allocation by allocation with Paddle 3.0.0 (docs/paddle.md):
 
-- An operator allocates what it writes, unless the name holds as many bytes already. After it, garbage collection
-  frees what no later operator of its block mentions; a mention only for the shape (`shape_only`) does not count.
-- A `while` that is trained opens a scope for each trip, copies inputs into it (`Scopes.copied`) and keeps it with
-  every name that the gradient block mentions, even if only for its shape.
-- A `while_grad` runs each trip in its scope, then deletes it. After its first trip it fills gradients of inputs with
-  zeros, to which those of the trip are added. What comes in as the gradient of an output is shared, not copied.
-- A conditional block keeps one scope in the same way; of one not taken, gradients of inputs are filled with zeros.
+- An operator allocates its outputs, unless the name already holds as many bytes. After the operator, garbage collection
+  frees each name without a later mention in the block; a mention only for the shape (`shape_only`) does not count.
+- A training `while` opens a scope for each iteration, copies inputs into the scope (`PaddleScopes.copied_inputs`), and
+  keeps the scope with every name mentioned by the gradient block, even if only for the shape.
+- A `while_grad` runs each iteration in its kept scope, then deletes the scope. After the first iteration it fills
+  gradients of inputs with zeros, and adds the gradients of each iteration. The gradient of an output is shared, not
+  copied.
+- A conditional block keeps a single scope in the same way; if not taken, gradients of inputs are filled with zeros.
 
-Kernels' scratch memory, feeds and persistable variables are not counted.
+Scratch memory of kernels, feeds and persistable variables are not counted.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from sublet.frontends.paddle.peaks.walk import Asked, Scope, Walk
 
 @dataclass(frozen=True)
 class Executed:
-    """What a run held: its peak, and at which (block, operator); by block, trips, and the bytes of a kept scope.
+    """Memory of a simulated run.
 
-    `lagging` is the peak when nothing that dies in a block inside is freed before the block ends: Paddle frees on a
-    thread of its own, which may come late. Measured peaks lie between the two.
-    `with_scratch` is the peak when kernels hold what the question says is their scratch.
+    peak          the most bytes
+    lagging       the peak if content dying in an inner block is freed only at the end of the block: Paddle frees on a
+                  separate thread, possibly late. Measured peaks lie between `peak` and `lagging`
+    with_scratch  the peak with the scratch memory of kernels given in the request
+    at            the (block, operator) of the peak
+    trips         the iterations of each loop body
+    kept          the bytes of a kept scope of each block
     """
 
     peak: int
@@ -43,7 +48,10 @@ class Executed:
 
 
 def executed(asked: Asked, collection: Collection) -> Executed:
-    """What Paddle holds when it runs a program once. Raises PlanError where nobody says how often a loop runs."""
+    """Simulate a run in Paddle and return its memory.
+
+    Raises PlanError if the number of iterations of a loop is unknown.
+    """
     execution, late = _Execution(asked, collection), _Late(asked, collection)
     execution.run()
     if collection.collects:
@@ -54,7 +62,7 @@ def executed(asked: Asked, collection: Collection) -> Executed:
 
 @dataclass(frozen=True)
 class Collection:
-    """What is collected after which operator of each block, found once for a program."""
+    """Garbage collection of a program: the names freed after each operator; none if `collects` is False."""
 
     scopes: Scopes
     keep: frozenset[Place]
@@ -62,20 +70,21 @@ class Collection:
 
     @cached_property
     def after(self) -> dict[tuple[int, int], list[str]]:
-        """By block and operator, the names of the block that are freed after it."""
-        found: dict[tuple[int, int], list[str]] = {}
+        """The names of the block freed after each (block, operator)."""
+        freed: dict[tuple[int, int], list[str]] = {}
         for block in self.scopes.program.blocks if self.collects else ():
             for name, index in self._last(block.index).items():
                 if name in block.vars and not self._stays(Place(block.index, name)):
-                    found.setdefault((block.index, index), []).append(name)
-        return found
+                    freed.setdefault((block.index, index), []).append(name)
+        return freed
 
     def _stays(self, place: Place) -> bool:
+        """Return True if the garbage collector never frees the variable."""
         lasts = self.scopes.program.blocks[place.block].vars[place.name].persistable
         return lasts or place in self.keep or place.name in self._skipped[place.block]
 
     def _last(self, block: int) -> dict[str, int]:
-        """Of the names of a block the last operator that mentions each."""
+        """Return the last operator that mentions each name of a block."""
         return {
             place.name: index
             for index, op in enumerate(self.scopes.program.blocks[block].ops)
@@ -84,40 +93,41 @@ class Collection:
         }
 
     def _mentions(self, block: int, op: Op) -> set[Place]:
-        """What an operator mentions, but for what it asks only the shape of, and what blocks that it runs mention."""
+        """Return the variables mentioned by an operator or by its nested blocks, except mentions only for the shape."""
         does, inner = effects(op), op.block()
-        found = {self.scopes.place(block, name) for name in (*does.reads, *does.writes, *does.adds)}
+        variables = {self.scopes.place(block, name) for name in (*does.reads, *does.writes, *does.adds)}
         if inner is not None:
             for each in self.scopes.program.blocks[inner].ops:
-                found |= self._mentions(inner, each)
-        return found
+                variables |= self._mentions(inner, each)
+        return variables
 
     @cached_property
     def _skipped(self) -> dict[int, frozenset[str]]:
-        """By block, the names that are there until its scope is deleted."""
-        found: dict[int, frozenset[str]] = {block.index: frozenset() for block in self.scopes.program.blocks}
+        """The names that stay until the deletion of the scope, by block."""
+        names: dict[int, frozenset[str]] = {block.index: frozenset() for block in self.scopes.program.blocks}
         for forward, gradient in self.scopes.gradients.items():
             inside = [op for block in self.scopes.inside(gradient) for op in self.scopes.program.blocks[block].ops]
-            found[forward] = frozenset(name for op in inside for name in (*op.reads, *op.writes))
+            names[forward] = frozenset(name for op in inside for name in (*op.reads, *op.writes))
             owner = self.scopes.owners.get(gradient)
             if owner is not None:
                 inputs = (*owner.op.inputs.get("X", ()), *owner.op.inputs.get("Input", ()))
-                found[gradient] = frozenset((*(f"{name}{GRAD}" for name in inputs), *owner.op.writes))
-        return found
+                names[gradient] = frozenset((*(f"{name}{GRAD}" for name in inputs), *owner.op.writes))
+        return names
 
 
 class _Execution(Walk[int]):
-    """A walk in which a variable holds bytes."""
+    """A walk with bytes as the content of variables: Paddle's executor with prompt frees."""
 
     def __init__(self, asked: Asked, collection: Collection) -> None:
         super().__init__(asked, collection.scopes)
         self.collected = collection.after
-        self.others: set[Place] = set()  # what holds the bytes of another name
+        self.others: set[Place] = set()  # variables that share the bytes of another name
         self.total = self.peak = self.with_scratch = 0
         self.at = (0, 0)
         self.kept: dict[int, int] = {}
 
     def operator(self, block: int, index: int, op: Op) -> None:
+        """Allocate the outputs of an operator. A write to an array adds bytes; other array operators set the total."""
         sizes = self.sizes
         for _, place in self.written(block, index, op):
             sources = [self.scopes.place(block, name) for name in there(op.inputs.get("X", ()))]
@@ -130,33 +140,40 @@ class _Execution(Walk[int]):
         self.with_scratch = max(self.with_scratch, self.total + self.asked.scratch.get((block, index), 0))
 
     def after(self, block: int, index: int) -> None:
+        """Free the names collected after the operator."""
         for name in self.collected.get((block, index), ()):
             self.total -= self.now[block].held.pop(name, 0)
 
     def copied(self, outer: Place, inner: Place) -> None:
+        """Allocate the copy of an input."""
         self.hold(inner, self.held(outer) or self.sizes.declared(outer))
 
     def shared(self, outer: Place, inner: Place) -> None:
+        """Note that the name holds only bytes of another name."""
         self.others.add(inner)
 
     def zeros(self, place: Place) -> None:
+        """Allocate the zeros of a gradient, unless the gradient is an array."""
         if not self.scopes.is_array(place):
             self.hold(place, self.sizes.declared(place))
 
     def added(self, outer: Place, inner: Place, carried: bool) -> None:
+        """Allocate the outer gradient."""
         self.zeros(outer)
 
     def deleted(self, scope: Scope[int]) -> None:
+        """Free all content of a scope."""
         self.total -= sum(scope.everything())
 
     def keep(self, owner: Owner, slot: str, scopes: list[Scope[int]]) -> None:
+        """Keep the scopes, and note the bytes of the last scope."""
         super().keep(owner, slot, scopes)
         inner = owner.op.block()
         if scopes and inner is not None:
             self.kept[inner] = sum(scopes[-1].everything())
 
     def hold(self, place: Place, nbytes: int) -> None:
-        """A variable holds at least so many bytes: others are allocated before its own are freed."""
+        """Give a variable at least `nbytes` bytes. Paddle allocates the new bytes before the free of the old bytes."""
         before = self.held(place) or 0
         if nbytes > before and place not in self.others and not self.persistable(place):
             self.total += nbytes
@@ -167,13 +184,15 @@ class _Execution(Walk[int]):
 
 
 class _Late(_Execution):
-    """One in which what dies in a block inside is freed when the block ends."""
+    """A walk with late frees: content dying in an inner block is freed only at the end of the block."""
 
     def after(self, block: int, index: int) -> None:
+        """Free names only in block 0."""
         if block == 0:
             super().after(block, index)
 
     def block(self, block: int) -> None:
+        """Run a block, then free all collected names of the block."""
         super().block(block)
         if block:
             for index in range(len(self.program.blocks[block].ops)):

@@ -1,4 +1,4 @@
-"""What a program holds: predicted as Paddle's executor frees it, and the least that any plan in its order must hold."""
+"""Memory of a program: prediction for Paddle's executor, and a lower bound for any plan in the same order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from sublet.frontends.paddle.peaks.live_bytes import live_bytes
 from sublet.frontends.paddle.peaks.walk import Asked, Bytes
 
 MOST_RUNS = 64
-"""Combinations of conditions that are tried."""
+"""Limit of tried combinations, enough for 6 independent conditions. Beyond, the rest of the combinations is skipped."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a program holds beyond feeds and persistable variables, kernels' scratch apart.
+    """Predicted memory of a program beyond feeds and persistable variables, without the scratch memory of kernels.
 
-    `collected` is Paddle's peak with garbage collection (the default), `uncollected` without; `bound` the least that
-    a plan in this order must hold. Where branches depend on what is fed, each is that of the arms that need most.
+    `collected` is Paddle's run with garbage collection (the default), `uncollected` the peak without; `bound` is the
+    least for any plan in the same order. If branches depend on fed data, each figure is that of the worst combination
+    of arms.
     """
 
     collected: Executed
@@ -33,17 +34,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class SizesOf:
-    """The bytes of variables, from their extents."""
+    """Bytes of variables, computed from their extents."""
 
     sizes: Sizes
 
     def declared(self, place: Place) -> int:
+        """Return the bytes of a variable's largest assignment; 0 for an undeclared name, such as a copy of an input."""
         name = place.name
-        if self.sizes.program.home(place.block, name) is None:  # a copy in the scope of a trip, or undeclared
+        if self.sizes.program.home(place.block, name) is None:  # a copy in the scope of an iteration, or undeclared
             return 0
         return self.sizes.nbytes(place.block, name)
 
     def written(self, block: int, op: int, place: Place) -> int:
+        """Return the bytes of a variable as written by an operator."""
         dims, dtype = self.sizes.written.get((block, op, place.name)), self.sizes.dtype(place.block, place.name)
         if dims is None or None in dims or dtype is None:
             return self.declared(place)
@@ -52,11 +55,12 @@ class SizesOf:
 
 @dataclass(frozen=True)
 class SizesOfRenamed(SizesOf):
-    """The bytes of variables of a program in which names were exchanged, and nothing else: as operators have them."""
+    """Bytes of variables in a program with exchanged names and no further change: each write keeps its size."""
 
     renamed: Program
 
     def written(self, block: int, op: int, place: Place) -> int:
+        """Return the bytes of the original output at the same position of the operator."""
         before, after = (program.blocks[block].ops[op] for program in (self.sizes.program, self.renamed))
         name = dict(zip(after.writes, before.writes, strict=True))[place.name]
         return super().written(block, op, Place(place.block, name))
@@ -64,11 +68,12 @@ class SizesOfRenamed(SizesOf):
 
 @dataclass(frozen=True)
 class SizesInArena(SizesOf):
-    """The bytes of variables of a program in the arena form: those that lie in the arena have none of their own."""
+    """Bytes of variables in the arena form: variables in the arena have no bytes of their own."""
 
     placed: frozenset[Place]
 
     def written(self, block: int, op: int, place: Place) -> int:
+        """Return 0 for a variable in the arena, else the bytes as written by the operator."""
         return 0 if place in self.placed else super().written(block, op, place)
 
 
@@ -78,11 +83,10 @@ def memory(
     trips: Mapping[str, int] | None = None,
     in_trip: Sequence[Sizes] = (),
 ) -> Memory:
-    """What the program of `sizes` holds when it is run in the order it is written.
+    """Return the predicted memory of the program of `sizes`, run in program order.
 
-    Where a loop goes over sequences of several lengths, `in_trip` are the sizes in each of its trips: bound with as
-    many sequences as are not at their end yet.
-    Raises ModelError for sizes that nobody told, PlanError for trips that nobody told.
+    For a loop over sequences of several lengths, `in_trip` has the sizes of each iteration, inferred with the number of
+    sequences not yet ended. Raises ModelError for unknown sizes, PlanError for unknown trip counts.
     """
     return memory_of(sizes.program, SizesOf(sizes), keep, trips, in_trip=[SizesOf(each) for each in in_trip])
 
@@ -95,7 +99,7 @@ def memory_of(
     scratch: Mapping[tuple[int, int], int] | None = None,
     in_trip: Sequence[Bytes] = (),
 ) -> Memory:
-    """The same of any program, by whoever knows its bytes, those of kernels' scratch as well (`Asked.scratch`)."""
+    """Return the predicted memory of a program, given the bytes of variables and the scratch bytes of kernels."""
     scopes = Scopes(program)
     asked = Asked(program, sizes, keep, trips or {}, in_trip=in_trip, scratch=scratch or {})
     kinds = [Collection(scopes, keep, collects) for collects in (True, False)]
@@ -105,24 +109,24 @@ def memory_of(
 
 
 def _arms(scopes: Scopes) -> Iterator[Mapping[Place, bool]]:
-    """Which conditions are met, in every combination; of too many some."""
+    """Yield combinations of condition values, at most MAX_CONDITION_COMBINATIONS."""
     free = sorted(_conditions(scopes))
     every = (dict(zip(free, met, strict=True)) for met in product((True, False), repeat=len(free)))
     return islice(every, MOST_RUNS)
 
 
 def _conditions(scopes: Scopes) -> set[Place]:
-    """The conditions of branches that are not the opposite of others."""
-    found = set()
+    """Return the independent conditions of branches: a negation counts as its operand."""
+    roots = set()
     for owner in scopes.owners.values():
         if owner.op.type == "conditional_block":
             for name in there(owner.op.inputs.get("Cond", ())):
-                found.add(_root(scopes, scopes.place(owner.block, name)))
-    return found
+                roots.add(_root(scopes, scopes.place(owner.block, name)))
+    return roots
 
 
 def _root(scopes: Scopes, place: Place) -> Place:
-    """What a condition is computed from by negation alone."""
+    """Return the origin of a condition through negations, copies and casts."""
     seen = set()
     while place not in seen:
         seen.add(place)

@@ -1,4 +1,4 @@
-"""Numbers that a program computes from constants: counters of loops, their ends, and conditions on them."""
+"""Constant propagation for scalars: loop counters, loop ends, and conditions on scalars."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BINARY: Mapping[str, Callable[[Number, Number], Number]] = {
 
 
 def follow(op: Op, place: Resolve, known: dict[Place, Number]) -> None:
-    """Take into account what an operator writes: a number if it follows from numbers, else nothing known."""
+    """Update the known scalars after an operator: `Out` is known if the operands are, further outputs are unknown."""
     result = _result(op, place, known)
     for name in op.writes:
         known.pop(place(name), None)
@@ -38,6 +38,7 @@ def follow(op: Op, place: Resolve, known: dict[Place, Number]) -> None:
 
 
 def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | None:
+    """Return the scalar result of an operator, or None."""
     if op.type == "fill_constant":
         return _constant(op)
     x, y = (known.get(place(name)) if name else None for name in (op.input("X"), op.input("Y")))
@@ -59,6 +60,7 @@ def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | N
 
 
 def _constant(op: Op) -> Number | None:
+    """Return the value of a `fill_constant` with a single element, or None."""
     shape = op.attrs.get("shape")
     if any(op.inputs.values()) or shape is None or not isinstance(shape.value, tuple):
         return None
@@ -74,5 +76,6 @@ def _constant(op: Op) -> Number | None:
 
 
 def _real(op: Op, name: str, default: float) -> float:
+    """Return a number attribute as a float."""
     attr = op.attrs.get(name)
     return float(attr.value) if attr is not None and isinstance(attr.value, int | float) else default

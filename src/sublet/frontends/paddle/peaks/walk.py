@@ -1,7 +1,7 @@
-"""A run of a program, operator by operator, as Paddle goes through its blocks: trips, their scopes, both arms.
+"""Simulated run of a program, operator by operator, as Paddle runs blocks: iterations, scopes, arms of branches.
 
-What is done at each operator is left to whoever walks: `execution.py` counts what Paddle allocates, `live_bytes.py`
-what must be there. A scope holds something for each name; a loop that is trained keeps the scopes of its trips.
+Subclasses define the effect of each operator: `executor_memory_model.py` counts Paddle's allocations, `live_bytes.py`
+live values. A scope has a content for each name. A training loop keeps the scopes of its iterations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sublet.frontends.paddle.operators.effects import there
 from sublet.frontends.paddle.peaks.scalars import Number, follow
 
 MOST_STEPS = 3_000_000
-"""Operators that are followed, those of each trip counted anew."""
+"""Limit of simulated operators, counted in every iteration. Beyond, the simulation raises PlanError."""
 
 NO_BYTES = {
     ("batch_norm", "ReserveSpace"),
@@ -27,13 +27,15 @@ NO_BYTES = {
     ("view_slice", "out"),
     ("share_data", "Out"),
 }
-"""Outputs that hold nothing on a CPU, or nothing of their own."""
+"""Outputs without bytes on a CPU, or without bytes of their own."""
 
 T = TypeVar("T")
 
 
 class Bytes(Protocol):
-    """Who knows how many bytes a variable has: in all its assignments, and as an operator writes it."""
+    """Provider of the bytes of variables: over all assignments (`declared_bytes`), and as written by an operator
+    (`written_bytes`).
+    """
 
     def declared(self, place: Place) -> int: ...
 
@@ -42,11 +44,15 @@ class Bytes(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be run: bytes, what is fetched, how often loops go round, which conditions are met.
+    """A run to simulate.
 
-    `trips` are by the name of a loop's condition, "" for every loop; a count that follows from the program is its own.
-    `in_trip` knows the bytes in each trip of a loop where they are not the same in all: sequences end one by one.
-    `scratch` are bytes that a kernel has for itself while it runs, by (block, operator), where somebody measured them.
+    sizes    the bytes of variables
+    keep     the variables fetched after the run
+    trips    the iterations of each loop, by the name of its condition, "" for every loop; a count known from the
+             program has precedence
+    met      the values of conditions of branches
+    in_trip  the bytes of variables in each iteration of a loop, if different: sequences end at different iterations
+    scratch  the scratch bytes of kernels, by (block, operator), where measured
     """
 
     program: Program
@@ -60,61 +66,64 @@ class Asked:
 
 @dataclass
 class Scope(Generic[T]):
-    """What the variables of a block hold in one scope, and the scopes that they keep."""
+    """The contents of a block's variables in a scope, and the scopes kept by each variable."""
 
     held: dict[str, T] = field(default_factory=dict)
     kept: dict[str, list[Scope[T]]] = field(default_factory=dict)
 
     def everything(self) -> list[T]:
+        """Return all contents, including those of kept scopes."""
         inner = (each for scopes in self.kept.values() for scope in scopes for each in scope.everything())
         return [*self.held.values(), *inner]
 
 
 class Walk(Generic[T]):
-    """A walk in which a variable holds a T."""
+    """A simulated run with contents of type T."""
 
     def __init__(self, asked: Asked, scopes: Scopes) -> None:
         self.asked = asked
         self.program = asked.program
         self.scopes = scopes
-        self.now: dict[int, Scope[T]] = {}  # by block, the scope it is run in
+        self.now: dict[int, Scope[T]] = {}  # the current scope of each block
         self.known: dict[Place, Number] = {}
         self.steps = 0
         self.where = (0, 0)
         self.trips: dict[int, int] = {}
-        self.sizes = asked.sizes  # those of the trip that is made
+        self.sizes = asked.sizes  # the bytes of variables in the current iteration
         self._written: dict[tuple[int, int], list[tuple[str, Place]]] = {}
 
-    # What is done.
+    # Hooks for subclasses.
 
     def operator(self, block: int, index: int, op: Op) -> None:
-        """An operator that runs no block."""
+        """Handle an operator without a block."""
 
     def after(self, block: int, index: int) -> None:
-        """An operator of any kind is done."""
+        """Handle the end of any operator."""
 
     def copied(self, outer: Place, inner: Place) -> None:
-        """A trip gets a copy of an input."""
+        """Handle the copy of an input into an iteration's scope."""
 
     def shared(self, outer: Place, inner: Place) -> None:
-        """A gradient block knows the gradient of an output by another name."""
+        """Handle the second name of an output's gradient in a gradient block."""
 
     def zeros(self, place: Place) -> None:
-        """A gradient that nothing has computed is zeros, unless it is there."""
+        """Handle a missing gradient: Paddle fills it with zeros."""
 
     def added(self, outer: Place, inner: Place, carried: bool) -> None:
-        """The gradient of an input inside is added to that outside, or takes its place."""
+        """Handle the gradient of an input after an iteration: add to the outer gradient, or replace it if `carried`."""
 
     def deleted(self, scope: Scope[T]) -> None:
-        """A scope is no more."""
+        """Handle the deletion of a scope."""
 
-    # How it is gone through.
+    # Traversal of the program.
 
     def run(self) -> None:
+        """Run the program."""
         self.now[0] = Scope()
         self.block(0)
 
     def block(self, block: int) -> None:
+        """Run a block."""
         for index, op in enumerate(self.program.blocks[block].ops):
             self.where = (block, index)
             inner = op.block()
@@ -126,6 +135,7 @@ class Walk(Generic[T]):
             self.after(block, index)
 
     def _operator(self, block: int, index: int, op: Op) -> None:
+        """Run an operator without a block. Raises PlanError beyond MAX_STEPS operators."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise PlanError(f"the loops of the program run more than {MOST_STEPS:,} operators: too many to follow")
@@ -140,7 +150,7 @@ class Walk(Generic[T]):
                 self.known[place(name)] = self.asked.met[place(name)]
 
     def written(self, block: int, index: int, op: Op) -> list[tuple[str, Place]]:
-        """The slots and places that an operator writes in this run; of several it may write one."""
+        """Return the slots and variables written by an operator; a `select_output` writes a single output."""
         found = self._written.get((block, index))
         if found is None:
             found = self._written[block, index] = [
@@ -154,6 +164,7 @@ class Walk(Generic[T]):
         return found if value is None else found[int(value) : int(value) + 1]
 
     def while_(self, owner: Owner, inner: int) -> None:
+        """Run a loop."""
         trained = inner in self.scopes.gradients
         scopes: list[Scope[T]] = []
         trip = 0
@@ -176,27 +187,31 @@ class Walk(Generic[T]):
             self.deleted(self.now.pop(inner))
 
     def trip(self, inner: int, trip: int) -> None:
-        """One trip of a loop, or of its gradient."""
+        """Run an iteration of a loop or of its gradient."""
         around = self.sizes
         self.sizes = self.asked.in_trip[trip] if trip < len(self.asked.in_trip) else around
         self.block(inner)
         self.sizes = around
 
     def goes_on(self, owner: Owner, inner: int, trip: int) -> bool:
-        """Whether a loop makes another trip: as its condition says, else as often as is told."""
+        """Return True if the loop runs another iteration: by the condition if known, else by the requested trip count.
+
+        Raises PlanError if both are unknown.
+        """
         name = owner.op.inputs["Condition"][0]
         condition = self.known.get(self.scopes.place(owner.block, name))
         if condition is not None:
             return bool(condition)
-        told = self.asked.trips.get(name, self.asked.trips.get(""))
-        if told is None:
+        requested = self.asked.trips.get(name, self.asked.trips.get(""))
+        if requested is None:
             raise PlanError(
                 f"block {inner} is a loop on {name!r}, and the program does not say how often it runs: "
                 f"tell it, as --max-trips {name}=N"
             )
-        return trip < told
+        return trip < requested
 
     def while_grad(self, owner: Owner, inner: int) -> None:
+        """Run the gradient of a loop, the last iteration first."""
         given = there(owner.op.inputs.get(f"Out{GRAD}", ()))
         for name in given:
             self.zeros(self.scopes.place(owner.block, name))
@@ -205,6 +220,7 @@ class Walk(Generic[T]):
             self.backwards(owner, inner, scope, dict(zip(linked(owner.op), given, strict=False)), trip)
 
     def conditional(self, owner: Owner, inner: int) -> None:
+        """Run a conditional block if its condition holds, or is unknown."""
         taken: list[Scope[T]] = []
         if self.known.get(self.scopes.place(owner.block, owner.op.inputs["Cond"][0]), True):
             self.now[inner] = Scope()
@@ -217,6 +233,7 @@ class Walk(Generic[T]):
                 self.deleted(scope)
 
     def conditional_grad(self, owner: Owner, inner: int) -> None:
+        """Run the gradient of a conditional block."""
         for scope in self.take(owner, "Scope"):
             self.backwards(owner, inner, scope, {})
         for name in there(owner.op.writes):
@@ -225,7 +242,10 @@ class Walk(Generic[T]):
     def backwards(
         self, owner: Owner, inner: int, scope: Scope[T], linked: Mapping[str, str], trip: int | None = None
     ) -> None:
-        """A gradient block in the scope of its forward block (of a loop: that of a trip), which is deleted then."""
+        """Run a gradient block in the scope kept by its forward block, then delete the scope.
+
+        `linked` maps the names of output gradients in the block to the outer names; `trip` is the iteration of a loop.
+        """
         forward = self.scopes.forward(inner)
         self.now[inner] = Scope()
         if forward is not None:
@@ -247,26 +267,28 @@ class Walk(Generic[T]):
             del self.now[forward]
 
     def unknown(self, owner: Owner, inner: int) -> None:
-        """An operator that runs a block, nobody knows how: as if once."""
+        """Run the block of an unknown operator once."""
         self.now[inner] = Scope()
         self.block(inner)
         self.deleted(self.now.pop(inner))
 
     def keep(self, owner: Owner, slot: str, scopes: list[Scope[T]]) -> None:
-        """A forward operator keeps scopes for its gradient."""
+        """Keep scopes for the gradient of an operator."""
         place = self.scopes.place(owner.block, owner.op.outputs[slot][0])
         self.now[place.block].kept[place.name] = scopes
 
     def take(self, owner: Owner, slot: str) -> list[Scope[T]]:
-        """The scopes that a forward operator has kept, not kept any more."""
+        """Return the scopes kept by a forward operator, and stop keeping the scopes."""
         place = self.scopes.place(owner.block, owner.op.inputs[slot][0])
         return self.now[place.block].kept.pop(place.name, [])
 
     def held(self, place: Place) -> T | None:
+        """Return the content of a variable, or None."""
         scope = self.now.get(place.block)
         return None if scope is None else scope.held.get(place.name)
 
     def persistable(self, place: Place) -> bool:
+        """Return True if the variable is persistable."""
         var = self.program.blocks[place.block].vars.get(place.name)
         return var is not None and var.persistable
 
@@ -277,4 +299,4 @@ RUN = {
     "conditional_block": Walk.conditional,
     "conditional_block_grad": Walk.conditional_grad,
 }
-"""How the operators that run blocks are run."""
+"""The method that runs an operator with a block, by operator type."""

@@ -1,1 +1,1 @@
-"""Policies: how a program is rewritten so that it holds fewer bytes. Each takes a program and gives a program."""
+"""Policies: rewrite a program to hold fewer bytes. Each policy maps a program to a program."""

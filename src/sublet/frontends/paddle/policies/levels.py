@@ -1,13 +1,13 @@
-"""Levels 0 and 1 of the memory optimization transpiler that Paddle published (`fluid.memory_optimize`, 1.x).
+"""Levels 0 and 1 of Paddle's published memory optimization transpiler (`fluid.memory_optimize`, 1.x), as a baseline.
 
-As published, mistakes included: a baseline. Each list of operators is a straight line: block 0 is one, the body of a
-loop or branch and its gradient are another, one after the other and without any edge back. What a line defines takes
-the name of what is dead there, if the type is equal and the shape is (level 0), or is not larger (level 1). Left alone
-are persistable variables, what is no dense tensor, what operators with blocks name, gradients of parameters, and what
-the user names.
+Reproduced as published, mistakes included. Each list of operators is a straight line without back edges: block 0 is a
+line; the body of a loop or branch, followed by its gradient, is another. A new name of a line takes over the name of a
+dead variable of the same type, with an equal shape (level 0) or a shape of no fewer elements (level 1). Excluded are
+persistable variables, variables other than dense tensors, names on operators with blocks, gradients of parameters, and
+names from the caller.
 
-It knows nothing of names that Paddle makes up: a gradient block's gradient of an input is found as the input's name +
-"@GRAD", so that renaming one trains wrong (`cond` does).
+The levels ignore names made up by Paddle. A gradient block finds the gradient of an input under the input's name +
+"@GRAD", so a rename of such a gradient trains wrong (`cond` does).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAIRS = (("while", "while_grad"), ("parallel_do", "parallel_do_grad"), ("conditi
 
 
 def transpiled(program: Program, level: int, skip: Collection[str] = (), *, skip_grads: bool = True) -> Draft:
-    """The program with names shared as level 0 or 1 does; `skip` are names that stay."""
+    """Return a draft with names shared by level 0 or 1; names in `skip` stay."""
     draft = Draft(program)
     skipped = frozenset(skip) | (_parameters_gradients(program) if skip_grads else frozenset())
     for line in _lines(program):
@@ -37,7 +37,7 @@ def transpiled(program: Program, level: int, skip: Collection[str] = (), *, skip
 
 @dataclass(frozen=True)
 class _Line:
-    """Operators taken to run one after another, of which the first `forward` are no gradients."""
+    """Operators assumed to run in sequence; the first `forward` operators are no gradients."""
 
     ops: tuple[At, ...]
     forward: int
@@ -46,7 +46,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Straight:
-    """An operator of a line, for liveness."""
+    """A program point of a line, for liveness."""
 
     uses: tuple[str, ...]
     defs: tuple[str, ...]
@@ -55,16 +55,19 @@ class _Straight:
 
 @dataclass(frozen=True)
 class _Timeline:
+    """The control flow graph of a line: each point has only the next point as successor."""
+
     points: tuple[_Straight, ...]
 
     @property
     def followers(self) -> tuple[tuple[int, ...], ...]:
+        """The successors of each point."""
         return tuple((index + 1,) if index + 1 < len(self.points) else () for index in range(len(self.points)))
 
 
 @dataclass(order=True, slots=True)
 class _Dead:
-    """A name that may be taken; the pool is sorted by the number of its elements."""
+    """A reusable name of a dead variable; the pool is sorted by number of elements."""
 
     elements: int
     name: str = field(compare=False)
@@ -72,7 +75,7 @@ class _Dead:
 
 
 def _lines(program: Program) -> Iterator[_Line]:
-    """Block 0, then the blocks that it runs, those of gradients with what they are the gradient of."""
+    """Yield block 0, then the inner blocks, each forward block joined with its gradient block."""
     inner = list(_inner_lines(program))
     top = program.blocks[0]
     yield _Line(_ops(program, 0), len(top.ops), frozenset().union(*(line.skip for line in inner)))
@@ -80,6 +83,7 @@ def _lines(program: Program) -> Iterator[_Line]:
 
 
 def _inner_lines(program: Program) -> Iterator[_Line]:
+    """Yield a line for each block run by a forward operator of block 0."""
     for forward_type, gradient_type in PAIRS:
         owners = {
             op.block() or 0: op
@@ -97,11 +101,12 @@ def _inner_lines(program: Program) -> Iterator[_Line]:
 
 
 def _ops(program: Program, block: int) -> tuple[At, ...]:
+    """Return the positions of a block's operators."""
     return tuple((block, index) for index in range(len(program.blocks[block].ops)))
 
 
 def _share(draft: Draft, line: _Line, level: int, skip: Collection[str]) -> None:
-    """Give names of the dead to what a line defines, from its first operator to its last."""
+    """Scan a line from first to last operator, and rename each new name to a reusable name."""
     program = draft.program
     points = [
         _Straight(*(tuple(dict.fromkeys(side)) for side in (draft.ops[at].reads, draft.ops[at].writes)))
@@ -137,14 +142,17 @@ def _share(draft: Draft, line: _Line, level: int, skip: Collection[str]) -> None
 
 
 def _fits(dims: tuple[int, ...], dead: _Dead, level: int) -> bool:
-    """Level 0 takes only equal shapes; level 1 smaller ones too, if both or neither have an open first extent."""
+    """Return True if a shape may reuse the dead variable.
+
+    Level 0 requires equal shapes. Level 1 also accepts fewer elements, if both or neither have an open first extent.
+    """
     if level == 0:
         return dims == dead.dims
     return (dims[0] == -1) == (dead.dims[0] == -1) and abs(prod(dims)) <= dead.elements
 
 
 def _find(program: Program, block: int, name: str, forward: bool) -> Var | None:
-    """A name in a block forward is one of its own; in a gradient block also one of those it sees."""
+    """Return the variable of a name; in a gradient block also a variable of a forward or enclosing block."""
     if forward:
         return program.blocks[block].vars.get(name)
     todo, seen = [block], set()
@@ -160,13 +168,13 @@ def _find(program: Program, block: int, name: str, forward: bool) -> Var | None:
 
 
 def _valid(program: Program, block: int, name: str, forward: bool, skip: Collection[str]) -> Var | None:
-    """A variable whose memory may be given to another, or that may take another's."""
+    """Return the variable of a name, if the name may be renamed or reused; None otherwise."""
     var = None if name == EMPTY or name in skip else _find(program, block, name, forward)
     return var if var is not None and not var.persistable and var.kind == TENSOR and var.dims else None
 
 
 def _on_host(draft: Draft, line: _Line) -> frozenset[str]:
-    """What is filled on the CPU whatever the device."""
+    """Return the names filled on the CPU on every device (`force_cpu`)."""
     filled = [
         op
         for at in line.ops
@@ -176,6 +184,6 @@ def _on_host(draft: Draft, line: _Line) -> frozenset[str]:
 
 
 def _parameters_gradients(program: Program) -> frozenset[str]:
-    """The gradients that operators of block 0 say are those of parameters."""
+    """Return the gradients of parameters, from the attribute `op_role_var` of the operators of block 0."""
     roles = [attr.value for op in program.blocks[0].ops if (attr := op.attrs.get("op_role_var")) is not None]
     return frozenset(str(name) for role in roles if isinstance(role, tuple) for name in role[1::2])

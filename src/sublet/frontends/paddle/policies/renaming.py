@@ -1,4 +1,4 @@
-"""Renaming the variables of a program, operator by operator."""
+"""Draft of a program with renamed variables, changed operator by operator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from sublet.frontends.paddle.format.program import Op, Program
 
 At = tuple[int, int]
-"""An operator: its block and its index there."""
+"""The position of an operator: block and index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """From an operator of a block on, a variable goes by the name of another, which is dead."""
+    """A rename of variable `name` to `taken`, the name of a dead variable, from an operator of a block on."""
 
     block: int
     op: int
@@ -22,7 +22,7 @@ class Renaming:
 
 
 class Draft:
-    """A program of which operators are renamed one after another."""
+    """A program with a list of renames, applied to the operators."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -32,13 +32,14 @@ class Draft:
         self.done: list[Renaming] = []
 
     def rename(self, name: str, taken: str, ops: Iterable[At]) -> None:
-        """A name in operators, the first of which defines it, becomes another."""
+        """Rename `name` to `taken` in the given operators; the first operator defines the name."""
         every = list(ops)
         self.done.append(Renaming(*every[0], name, taken))
         for at in every:
             self.ops[at] = self.ops[at].renamed({name: taken})
 
     def finished(self) -> Program:
+        """Return the program with all renames."""
         if not self.done:
             return self.program
         blocks = [

@@ -1,15 +1,16 @@
-"""The policy of the design "Memory Optimization", as its text says: a baseline.
+"""The policy of the design "Memory Optimization", as written in the design's text, as a baseline.
 
-The control flow graph has all operators and back edges; a pool of dead memory is kept while they are scanned:
+The control flow graph has all operators and back edges. A scan over the operators keeps a pool of dead memory:
 
     if op.support_inplace():  i -> pool, then pool -> o
     else:                     pool -> o, then i -> pool
 
-where i are inputs that die at the operator, and o its outputs. An operator supports in-place if any output of it may
-safely take any input (`facts.py`): it is one attribute of an operator, not one of a pair. The text does not say which
-memory of the pool is taken: here what has been there longest, of the same type and large enough. Memory is shared
-within one scope: what a trip holds is its own. Left alone is what the text could not know and Paddle needs: names on
-operators that run blocks, gradients that are found by their names, persistable variables, what is no dense tensor.
+Here i are inputs with their last use at the operator, and o its outputs. An operator supports in-place if every output
+may safely take every input (`facts.py`): the property belongs to an operator, not to a pair. The text does not define
+the choice from the pool; this implementation takes the oldest entry of the same type with enough bytes. Memory is
+shared within a scope only, because an iteration keeps its own memory. Excluded are names unknown to the text and
+required by Paddle: names on operators with blocks, gradients found by name, persistable variables, and variables other
+than dense tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sublet.frontends.paddle.policies.renaming import At, Draft
 
 
 def seed(program: Program, sizes: Sizes, keep: Collection[Place] = ()) -> Draft:
-    """The program with names shared by the pool; `keep` stays."""
+    """Return a draft with names shared through the pool; variables in `keep` stay."""
     laid = flow(program, keep)
     pool = _Pool(program, laid, sizes, keep)
     for point, (into, out) in zip(laid.points, live_sets(laid), strict=True):
@@ -43,7 +44,7 @@ def seed(program: Program, sizes: Sizes, keep: Collection[Place] = ()) -> Draft:
 
 @dataclass(slots=True)
 class _Memory:
-    """What the variables of one name hold one after another, and when they are alive."""
+    """A piece of memory, named after its first variable, with the live ranges of all its variables."""
 
     name: str
     nbytes: int
@@ -52,6 +53,8 @@ class _Memory:
 
 
 class _Pool:
+    """The pool of dead memory, with an entry list for each block."""
+
     def __init__(self, program: Program, laid: Flow, sizes: Sizes, keep: Collection[Place]) -> None:
         self.draft = Draft(program)
         self.scopes = laid.scopes
@@ -67,7 +70,7 @@ class _Pool:
                     self.mentions.setdefault(self.scopes.place(block.index, name), []).append((block.index, index))
 
     def scan(self, point: Point, op: Op, dying: list[Place]) -> None:
-        """The policy at one operator."""
+        """Apply the policy to an operator; `dying` are the operands with their last use here."""
         in_place = self.supports_inplace(point.block, op)
         if in_place:
             self.give(point, dying)
@@ -79,20 +82,23 @@ class _Pool:
             self.give(point, dying)
 
     def supports_inplace(self, block: int, op: Op) -> bool:
-        """Whether any output may take any input, as far as anybody knows."""
+        """Return True if every output is known to be safe in place of every input."""
         safe = facts_declared(self.scopes.program, block, op).inplace
         slots = [[slot for slot, names in side.items() if names] for side in (op.inputs, op.outputs)]
         return bool(safe) and all(pair in safe for pair in product(*slots))
 
     def give(self, point: Point, dying: list[Place]) -> None:
-        """i -> pool"""
+        """Return the memory of dying inputs to the pool (i -> pool)."""
         for place in dying:
             memory = self.memory(point, place)
             if memory is not None:
                 self.free[point.block].append(memory)
 
     def take(self, point: Point, place: Place, needed: _Memory) -> None:
-        """pool -> o"""
+        """Take memory from the pool for an output (pool -> o).
+
+        The choice is the oldest entry of the same type, with enough bytes and without an overlapping live range.
+        """
         free = self.free[point.block]
         for index, memory in enumerate(free):
             fits = memory.dtype == needed.dtype and memory.nbytes >= needed.nbytes
@@ -104,7 +110,7 @@ class _Pool:
                 return
 
     def memory(self, point: Point, place: Place) -> _Memory | None:
-        """What a variable of the block holds; None if it is left alone, or nobody knows how much."""
+        """Return the memory of a variable of the point's block; None for an excluded variable or an unknown size."""
         if place not in self.of:
             var = self.scopes.program.blocks[place.block].vars.get(place.name)
             if place.block != point.block or place.name in self.fixed or place not in self.scopes.writers:
@@ -120,7 +126,7 @@ class _Pool:
 
 
 def _fixed(program: Program) -> set[str]:
-    """Names that Paddle looks for."""
+    """Return the names that Paddle looks up at run time."""
     owners = [op for block in program.blocks for op in block.ops if op.block() is not None]
     named = {name for op in owners for name in (*op.reads, *op.writes)}
     texts = {

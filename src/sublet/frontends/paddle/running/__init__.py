@@ -1,1 +1,1 @@
-"""Programs run in an installed Paddle, each in a process of its own."""
+"""Execution of programs in an installed Paddle, each in a separate process."""

@@ -1,7 +1,8 @@
-"""Runs a training program in Paddle and writes what it computed: a script of its own, for the Python that has Paddle.
+"""Script that runs a training program in Paddle and writes the results, for the Python with Paddle.
 
-It imports nothing of Sublet and runs under every Python from 3.8 on, because an environment with an old Paddle has an
-old Python. `verify` starts it with a folder that holds `request.json` and the files it names, and reads `answer.json`.
+The script imports no module of Sublet and runs under every Python since 3.8: an environment with an old Paddle has an
+old Python. `verify` starts the script with a folder that contains `request.json` and its files, and reads
+`answer.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.update(FLAGS_enable_pir_api="0")  # read by Paddle while it is imported
+os.environ.update(FLAGS_enable_pir_api="0")  # Paddle reads the flag at import
 
 import numpy as np
 import paddle
@@ -24,20 +25,21 @@ SEED = 7
 
 
 def framework() -> Any:
-    """The module of Program and core, under its name in this version."""
+    """Return Paddle's module with Program and core, under its name in this version."""
     return paddle.base.framework if hasattr(paddle, "base") else paddle.fluid.framework
 
 
 def parsed(path: str) -> Any:
+    """Parse a program from a file."""
     with open(path, "rb") as file:
         return framework().Program.parse_from_string(file.read())
 
 
 def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
-    """Bytes that Paddle's allocator holds, their highest since the last reset, and the reset.
+    """Return functions for the bytes held by Paddle's allocator, for the peak since the last reset, and for the reset.
 
-    1.8.5 does not count: who wants to know preloads a library that does. 2.6 cannot reset, so that the highest is that
-    of all steps so far.
+    Paddle 1.8.5 has no counter; a preloaded library can supply the functions. Paddle 2.6 cannot reset, so its peak is
+    over all steps so far.
     """
     preloaded = ctypes.CDLL(None)
     if hasattr(preloaded, "allocations_current"):
@@ -46,6 +48,7 @@ def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]
     core = framework().core
 
     def counter(name: str) -> Callable[[], int]:
+        """Return a function for a counter of Paddle; a function for 0 if the counter is missing."""
         read = getattr(core, f"host_memory_stat_{name}_value", None)
         return (lambda: 0) if read is None else lambda: int(read("Allocated", 0))
 
@@ -54,7 +57,7 @@ def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]
 
 
 def feeds_of(folder: str) -> list[dict[str, Any]]:
-    """One dict a run, from arrays called NAME.RUN; offsets of sequences are called NAME.RUN.lod."""
+    """Return a dict of feeds for each run, from arrays named NAME.RUN; NAME.RUN.lod has the offsets of sequences."""
     runs: dict[int, dict[str, Any]] = {}
     with np.load(os.path.join(folder, "feeds.npz")) as arrays:
         for key in arrays.files:
@@ -70,18 +73,19 @@ def feeds_of(folder: str) -> list[dict[str, Any]]:
 
 
 def digits(value: Any) -> list[str]:
-    """A fetched value as hex floats: equal text is equal bits (but for the payload of a NaN)."""
+    """Return a fetched value as hex floats: equal text means equal bits (except the payload of a NaN)."""
     return [float(number).hex() for number in np.asarray(value).astype(np.float64).ravel()]
 
 
 def persistables(program: Any) -> list[Any]:
+    """Return the persistable tensors of a program."""
     kinds = framework().core.VarDesc.VarType
     plain = (getattr(kinds, "DENSE_TENSOR", None), getattr(kinds, "LOD_TENSOR", None))
     return [v for v in program.list_vars() if v.persistable and v.type in plain]
 
 
 def draw(scope: Any, program: Any) -> None:
-    """Numbers for what persists, where no program starts it."""
+    """Initialise all persistable tensors with random numbers, for a program without a startup program."""
     random = np.random.RandomState(SEED)
     for variable in persistables(program):
         numbers = random.uniform(0.01, 0.1, variable.shape).astype("float32")
@@ -89,7 +93,7 @@ def draw(scope: Any, program: Any) -> None:
 
 
 def digests(scope: Any, program: Any) -> dict[str, str]:
-    """What each persistable tensor holds, as the hash of its bytes."""
+    """Return the SHA-256 of each persistable tensor's bytes."""
     found = {}
     for variable in persistables(program):
         held = scope.find_var(variable.name)
@@ -99,7 +103,7 @@ def digests(scope: Any, program: Any) -> dict[str, str]:
 
 
 def modules() -> tuple[Any, Any]:
-    """Where Executor is in this version, and where save and load are; Paddle is told to build static graphs."""
+    """Return the module with Executor and the module with save and load; switch Paddle to static graphs."""
     if hasattr(paddle, "enable_static"):
         paddle.enable_static()
     if hasattr(paddle, "seed"):
@@ -109,7 +113,7 @@ def modules() -> tuple[Any, Any]:
 
 
 def at_rest(current: Callable[[], int]) -> int:
-    """The bytes that are held once Paddle, which frees on a thread of its own, has freed what a step left."""
+    """Return the bytes held after all pending frees: Paddle frees on a separate thread."""
     held, looks = current(), 0
     while looks < 3:
         time.sleep(0.002)
@@ -119,6 +123,7 @@ def at_rest(current: Callable[[], int]) -> int:
 
 
 def train(folder: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Run the requested steps and return version, fetched values, peaks and state."""
     api, files = modules()
     core = framework().core
     program, executor, scope = parsed(os.path.join(folder, "program.pb")), api.Executor(core.CPUPlace()), core.Scope()
@@ -149,6 +154,7 @@ def train(folder: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Read the request, train, and write the answer."""
     folder = sys.argv[1]
     with open(os.path.join(folder, "request.json"), encoding="utf-8") as file:
         request = json.load(file)

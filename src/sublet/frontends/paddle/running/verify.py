@@ -1,7 +1,7 @@
-"""Runs programs in Paddle, in a process of its own, and compares what two of them compute and hold.
+"""Differential run: execute two programs in Paddle, in separate processes, and compare results and memory.
 
-The Python that has Paddle need not be the one that runs Sublet: it is told by an argument, or by the environment
-variable SUBLET_PADDLE_PYTHON, or it is this one where paddle is installed.
+Sublet may run under a different Python. The Python with Paddle is an argument, else the environment variable
+SUBLET_PADDLE_PYTHON, else the current Python if paddle is installed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ Feed = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is run beside the program: its startup program, the feeds of one run after another (then again from the
-    first), what is fetched, and how many steps.
+    """A training run: startup program, feeds, fetched variables, and number of steps.
 
-    `lods` are the offsets of sequences, by name, for each run. `save` and `restore` are prefixes of checkpoints, which
-    Paddle writes and reads; `first` is the step that a restored training goes on with. `flags` are Paddle's own.
+    feeds    the feeds of the steps in order; the list repeats
+    lods     the offsets of sequences by name, for each step
+    first    the number of the first step, for a restored training
+    save     the prefix of a checkpoint for Paddle to write; "" for none
+    restore  the prefix of a checkpoint for Paddle to read; "" for none
+    flags    Paddle's own flags, as environment variables
     """
 
     startup: bytes | None
@@ -50,11 +53,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run gave.
+    """Result of a training run.
 
-    `fetched[step][name]` are the fetched numbers as hex floats, `peaks` the highest bytes that Paddle's allocator held
-    in each step above those before it (none where that Paddle does not count), `state` the hashes of all persistable
-    tensors at the end.
+    version  the version of Paddle
+    fetched  the fetched numbers as hex floats, by [step][name]
+    peaks    the peak bytes of Paddle's allocator in each step, above the bytes before; 0 if Paddle does not count
+    state    the hashes of all persistable tensors at the end
     """
 
     version: str
@@ -64,13 +68,13 @@ class Outcome:
 
     @property
     def peak(self) -> int:
-        """The middle of all steps: Paddle frees on a thread of its own, so that single steps hold more or less."""
+        """The median of the peaks: single steps vary, because Paddle frees on a separate thread."""
         return median_low(self.peaks) if self.peaks else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs beside each other. `differences` says in words what is not the same; empty if every bit is."""
+    """Comparison of two runs. `differences` describes each difference in words, and is empty if every bit is equal."""
 
     original: Outcome
     rewritten: Outcome
@@ -78,28 +82,29 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
+        """True if every bit is equal."""
         return not self.differences
 
 
 def python(given: str | None = None) -> str:
-    """The Python that has Paddle. Raises MissingExtraError where there is none."""
-    found = given or os.environ.get(PYTHON) or (sys.executable if installed("paddle") else "")
-    if not found:
+    """Return the path of the Python with Paddle. Raises MissingExtraError if unknown."""
+    path = given or os.environ.get(PYTHON) or (sys.executable if installed("paddle") else "")
+    if not path:
         raise MissingExtraError(
             f"this needs the package 'paddlepaddle': pip install paddlepaddle==3.0.0, here or in another environment "
             f"whose Python you name in {PYTHON}"
         )
-    return found
+    return path
 
 
 def run(program: bytes, training: Training, given: str | None = None) -> Outcome:
-    """Run a program in Paddle. Raises RunError with the end of what Paddle said where it fails."""
+    """Run a program in Paddle. Raises RunError with the last lines of Paddle's output if the run fails."""
     chosen = python(given)
     with TemporaryDirectory(prefix="sublet-paddle-") as folder:
         _request(Path(folder), program, training)
         environment = {**os.environ, "FLAGS_enable_pir_api": "0", "GLOG_minloglevel": "2", **training.flags}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [chosen, str(RUNNER), folder], env=environment, capture_output=True, text=True, errors="replace"
             )
         except OSError as error:
@@ -107,39 +112,40 @@ def run(program: bytes, training: Training, given: str | None = None) -> Outcome
                 f"{PYTHON}: cannot start {chosen!r}: {error.strerror} (name a Python that has Paddle)"
             ) from error
         answer = Path(folder, "answer.json")
-        if done.returncode or not answer.exists():
-            said = "\n  ".join(done.stderr.strip().splitlines()[-8:]) or "nothing"
+        if process.returncode or not answer.exists():
+            stderr = "\n  ".join(process.stderr.strip().splitlines()[-8:]) or "nothing"
             raise RunError(
-                f"{chosen}: the program did not run in Paddle (exit {done.returncode}); Paddle said:\n  {said}"
+                f"{chosen}: the program did not run in Paddle (exit {process.returncode}); Paddle said:\n  {stderr}"
             )
-        told = json.loads(answer.read_text(encoding="utf-8"))
-    fetched = tuple(tuple(tuple(numbers) for numbers in step) for step in told["fetched"])
-    return Outcome(told["version"], fetched, tuple(told["peaks"]), told["state"])
+        results = json.loads(answer.read_text(encoding="utf-8"))
+    fetched = tuple(tuple(tuple(numbers) for numbers in step) for step in results["fetched"])
+    return Outcome(results["version"], fetched, tuple(results["peaks"]), results["state"])
 
 
 def compare(original: Outcome, rewritten: Outcome, fetch: Sequence[str]) -> Comparison:
-    """What differs: fetched values by step, then the original's persistable tensors at the end."""
-    found = []
+    """Return the differences: fetched values by step, then the persistable tensors of the original at the end."""
+    differences = []
     if len(original.fetched) != len(rewritten.fetched):
-        found.append(f"{len(original.fetched)} and {len(rewritten.fetched)} steps")
+        differences.append(f"{len(original.fetched)} and {len(rewritten.fetched)} steps")
     for step, (before, after) in enumerate(zip(original.fetched, rewritten.fetched, strict=False)):
         for name, one, other in zip(fetch, before, after, strict=True):
             if one != other:
                 at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
                 seen = f"{len(one)} and {len(other)} numbers" if at is None else f"{one[at]} became {other[at]}"
-                found.append(f"step {step}, {name}: {seen}")
-    for name in sorted(original.state):  # a lasting arena persists too
+                differences.append(f"step {step}, {name}: {seen}")
+    for name in sorted(original.state):  # only names of the original: a lasting arena is persistable too
         if original.state[name] != rewritten.state.get(name):
-            found.append(f"{name} holds other bytes at the end")
-    return Comparison(original, rewritten, tuple(found))
+            differences.append(f"{name} holds other bytes at the end")
+    return Comparison(original, rewritten, tuple(differences))
 
 
 def verify(original: bytes, rewritten: bytes, training: Training, given: str | None = None) -> Comparison:
-    """Run both programs in Paddle on the same feeds from the same seed, and compare every bit."""
+    """Run both programs in Paddle on the same feeds with the same seed, and compare every bit."""
     return compare(run(original, training, given), run(rewritten, training, given), training.fetch)
 
 
 def _request(folder: Path, program: bytes, training: Training) -> None:
+    """Write the request and its files into the folder."""
     (folder / "program.pb").write_bytes(program)
     if training.startup is not None:
         (folder / "startup.pb").write_bytes(training.startup)
@@ -147,7 +153,7 @@ def _request(folder: Path, program: bytes, training: Training) -> None:
     arrays |= {
         f"{name}.{run}.lod": np.array(lod) for run, lods in enumerate(training.lods) for name, lod in lods.items()
     }
-    savez: Any = np.savez  # its stub takes no names that are not known beforehand
+    savez: Any = np.savez  # the stub does not accept computed keyword names
     savez(folder / "feeds.npz", **arrays)
     request = {"fetch": [*training.fetch], "steps": training.steps, "first": training.first}
     request |= {"save": training.save, "restore": training.restore}

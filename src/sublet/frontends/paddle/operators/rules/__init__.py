@@ -1,1 +1,1 @@
-"""What Paddle's operators make of shapes."""
+"""Shape rules of Paddle's operators."""

@@ -1,4 +1,4 @@
-"""One application of an operator as a shape rule sees it."""
+"""Application of an operator, as input of a shape rule, and helpers for extents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from sublet.base.tensor import Dims, shown
 
 Extent = int | None
 Values = tuple[int | None, ...] | None
-"""The elements of a small integer tensor, as far as they are known."""
+"""The elements of a small integer tensor, as far as known."""
 
 
 class Open(Exception):
-    """The rank of an input is not known, so that a rule says nothing."""
+    """The rank of an input is unknown, so a rule cannot infer any extents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What is known of an input: extents, None for open ones, elements of a small integer tensor, whether it is rows
-    that were selected from a tensor."""
+    """Known facts about an input.
+
+    dims      the extents, None for an open extent; None if even the rank is unknown
+    values    the elements of a small integer tensor, if known
+    selected  True for rows selected from a tensor
+    """
 
     dims: Dims
     values: Values = None
@@ -32,8 +36,8 @@ class Operand:
 class Call:
     """An operator with the operands of its slots and plain attributes.
 
-    outputs     how many names each output slot has
-    sequences   how many sequences a tensor with a level of detail holds, where that is told
+    outputs     the number of names in each output slot
+    sequences   the number of sequences in a tensor with a level of detail, if known
     """
 
     type: str
@@ -43,10 +47,11 @@ class Call:
     sequences: int | None = None
 
     def has(self, slot: str) -> bool:
+        """Return True if the input slot has an operand."""
         return bool(self.inputs.get(slot))
 
     def dims(self, slot: str = "X", position: int = 0) -> tuple[Extent, ...]:
-        """Extents of an input. Raises Open when not even their number is known."""
+        """Return the extents of an input. Raises Open if the rank is unknown, SpecError if the input is missing."""
         operands = self.inputs.get(slot, ())
         if position >= len(operands):
             raise SpecError(f"has no input {slot}")
@@ -56,16 +61,16 @@ class Call:
         return dims
 
     def values(self, slot: str) -> Values:
-        """The elements of the one tensor in a slot; None where they are not known."""
+        """Return the elements of the single tensor in a slot, or None."""
         operands = self.inputs.get(slot, ())
         return operands[0].values if operands else None
 
     def listed(self, slot: str) -> Values:
-        """One element of each tensor in a slot."""
+        """Return the first element of each tensor in a slot."""
         return tuple(operand.values[0] if operand.values else None for operand in self.inputs.get(slot, ()))
 
     def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """A list of integers; one integer is a list of it."""
+        """Return an attribute as integers; a single integer becomes a tuple. Raises SpecError for other values."""
         value = self.attrs.get(name, default)
         if isinstance(value, int):
             return (int(value),)
@@ -74,22 +79,25 @@ class Call:
         return tuple(value)
 
     def integer(self, name: str, default: int = 0) -> int:
+        """Return an integer attribute. Raises SpecError for other values."""
         value = self.attrs.get(name, default)
         if not isinstance(value, int):
             raise SpecError(f"has {name}={value!r:.80}, which should be an integer")
         return value
 
     def reals(self, name: str) -> tuple[float, ...]:
+        """Return the numbers of an attribute; a single number becomes a tuple."""
         value = self.attrs.get(name, ())
         value = value if isinstance(value, Sequence) else (value,)
         return tuple(number for number in value if isinstance(number, int | float))
 
     def text(self, name: str, default: str = "") -> str:
+        """Return a string attribute; `default` for other values."""
         value = self.attrs.get(name, default)
         return value if isinstance(value, str) else default
 
     def axis(self, name: str, rank: int, default: int = 0) -> int:
-        """An axis of a tensor of `rank`, counted from the front."""
+        """Return an axis attribute for a tensor of the given rank, counted from the front."""
         return axis_of(self.integer(name, default), rank)
 
 
@@ -99,14 +107,14 @@ Rule = Callable[[Call], Result]
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front. Raises SpecError when there is none."""
+    """Return an axis counted from the front. Raises SpecError for an axis out of range."""
     if not -rank <= axis < rank:
         raise SpecError(f"has no axis {axis} in a tensor of {rank} axes")
     return axis % rank if rank else 0
 
 
 def product(extents: Sequence[Extent]) -> Extent:
-    """The number of elements; 0 wins over an open extent."""
+    """Return the number of elements; None if open. An extent of 0 gives 0 even beside an open extent."""
     if 0 in extents:
         return 0
     known = [extent for extent in extents if extent is not None]
@@ -114,25 +122,27 @@ def product(extents: Sequence[Extent]) -> Extent:
 
 
 def total(extents: Sequence[Extent]) -> Extent:
+    """Return the sum of extents; None if any is open."""
     known = [extent for extent in extents if extent is not None]
     return sum(known) if len(known) == len(extents) else None
 
 
 def same(a: Extent, b: Extent, what: str) -> Extent:
-    """An extent that two tensors have in common."""
+    """Return the common extent of two tensors. Raises SpecError with the text `what` if the extents differ."""
     if a is not None and b is not None and a != b:
         raise SpecError(f"{what}: {a} and {b}")
     return b if a is None else a
 
 
 def broadcast(a: Sequence[Extent], b: Sequence[Extent]) -> tuple[Extent, ...]:
-    """The extents of an element-wise result, aligned at the back."""
+    """Return the extents of an element-wise result, aligned at the last axis."""
     rank = max(len(a), len(b))
     pairs = zip([*[1] * (rank - len(a)), *a], [*[1] * (rank - len(b)), *b], strict=True)
     return tuple(_broad(one, other, a, b) for one, other in pairs)
 
 
 def _broad(one: Extent, other: Extent, a: Sequence[Extent], b: Sequence[Extent]) -> Extent:
+    """Return the broadcast of two extents. Raises SpecError if the extents do not match."""
     if one == 1:
         return other
     if other == 1:

@@ -1,4 +1,4 @@
-"""Operators that work element by element, along an axis, or on nothing but a shape that is told."""
+"""Shape rules of element-wise operators, reductions, normalisations, and operators with a given output shape."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ FILLED = ("fill_constant", "gaussian_random", "uniform_random", "randint", "trun
 
 
 def unary(call: Call) -> Result:
+    """Return the extents of X."""
     return {"Out": [call.dims()]}
 
 
 def binary(call: Call) -> Result:
-    """The smaller second operand stands at `axis` of the first; -1 is at the back."""
+    """Return the broadcast extents; a smaller second operand is aligned at `axis` of the first, -1 at the last axis."""
     x, y, axis = call.dims("X"), call.dims("Y"), call.integer("axis", -1)
     if axis != -1 and len(y) < len(x):
         trailing = len(x) - axis_of(axis, len(x)) - len(y)
@@ -48,6 +49,7 @@ def binary(call: Call) -> Result:
 
 
 def reduction(call: Call) -> Result:
+    """Return the extents of X without the reduced axes, or with 1 for each if `keep_dim`."""
     x = call.dims()
     axes = {axis_of(axis, len(x)) for axis in call.integers("dim", call.integers("axis", (0,))) if x}
     whole = bool(call.integer("reduce_all", 0)) or not axes
@@ -59,11 +61,12 @@ def reduction(call: Call) -> Result:
 
 
 def filled(call: Call) -> Result:
+    """Return the shape given by tensors or an attribute."""
     return {"Out": [target_shape(call, "shape", "ShapeTensor", "ShapeTensorList")]}
 
 
 def target_shape(call: Call, attribute: str, tensor: str, tensors: str) -> tuple[Extent, ...]:
-    """A shape that is told by a list of tensors, by one tensor, or by an attribute; the first that is there."""
+    """Return a given shape: from a list of tensors, else from a tensor, else from an attribute."""
     if call.has(tensors):
         return call.listed(tensors) or ()
     if call.has(tensor):
@@ -76,6 +79,7 @@ def target_shape(call: Call, attribute: str, tensor: str, tensors: str) -> tuple
 
 
 def filled_like_batch(call: Call) -> Result:
+    """Return the shape in the attribute, with an extent replaced by the batch extent of the input."""
     shape: list[Extent] = list(call.integers("shape"))
     source = call.dims("Input")
     shape[axis_of(call.integer("output_dim_idx"), len(shape))] = source[
@@ -85,16 +89,17 @@ def filled_like_batch(call: Call) -> Result:
 
 
 def assign_value(call: Call) -> Result:
+    """Return the shape in the attribute."""
     return {"Out": [tuple(call.integers("shape"))]}
 
 
 def dropout(call: Call) -> Result:
-    """In inference no mask is made."""
+    """Return the extents of X; the mask is empty in inference."""
     return {"Out": [call.dims()], "Mask": [(0,) if call.integer("is_test") else call.dims()]}
 
 
 def batch_norm(call: Call) -> Result:
-    """On a processor nothing is reserved."""
+    """Return the extents of X and of the statistics; the reserved space is empty on a CPU."""
     x = call.dims()
     channels = (x[-1 if call.text("data_layout") == "NHWC" and len(x) > 2 else 1],) if len(x) > 1 else x
     each: Result = {slot: [channels] for slot in ("MeanOut", "VarianceOut", "SavedMean", "SavedVariance")}
@@ -102,37 +107,40 @@ def batch_norm(call: Call) -> Result:
 
 
 def instance_norm(call: Call) -> Result:
+    """Return the extents of X and of the statistics."""
     x = call.dims()
     return {"Y": [x], "SavedMean": [(product(x[:2]),)], "SavedVariance": [(product(x[:2]),)]}
 
 
 def group_norm(call: Call) -> Result:
+    """Return the extents of X and of the statistics."""
     x = call.dims()
     groups = (x[0], call.integer("groups", 1))
     return {"Y": [x], "Mean": [groups], "Variance": [groups]}
 
 
 def layer_norm(call: Call) -> Result:
+    """Return the extents of X and of the statistics."""
     x = call.dims()
-    rows = x[: call.integer("begin_norm_axis", 1)]  # before 3.0 their product
+    rows = x[: call.integer("begin_norm_axis", 1)]  # before 3.0 the product of these extents
     return {"Y": [x], "Mean": [rows], "Variance": [rows]}
 
 
 def alike(call: Call) -> Result:
-    """The sum of tensors; of selected rows, their rows one after another."""
-    found: Dims = None
+    """Return the extents of a sum of tensors; selected rows are concatenated."""
+    summed: Dims = None
     operands = call.inputs.get("X", ())
     if operands and all(operand.selected for operand in operands):
         every = [call.dims("X", position) for position in range(len(operands))]
         return {"Out": [(total([dims[0] for dims in every]), *every[0][1:])]}
     for position in range(len(operands)):
         dims = call.dims("X", position)
-        found = dims if found is None else broadcast(found, dims)
-    return {"Out": [found]}
+        summed = dims if summed is None else broadcast(summed, dims)
+    return {"Out": [summed]}
 
 
 def selected(call: Call) -> Result:
-    """What all that may be selected have in common."""
+    """Return the extents common to all alternatives."""
     every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
     if not every or any(len(dims) != len(every[0]) for dims in every):
         return {}
@@ -140,10 +148,12 @@ def selected(call: Call) -> Result:
 
 
 def where(call: Call) -> Result:
+    """Return the broadcast of condition and operands."""
     return {"Out": [broadcast(call.dims("Condition"), broadcast(call.dims("X"), call.dims("Y")))]}
 
 
 def scattered(call: Call) -> Result:
+    """Return the extents of the updated tensor."""
     return {"Out": [call.dims("Input" if call.has("Input") else "X")]}
 
 

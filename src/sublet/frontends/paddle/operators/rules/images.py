@@ -1,4 +1,4 @@
-"""Convolution, pooling and resampling."""
+"""Shape rules of convolution, pooling, resampling and padding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, R
 
 
 def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Extent, Extent, tuple[Extent, ...], bool]:
-    """Batch, channels and spatial extents of a tensor, and whether its channels come last."""
+    """Return batch, channels and spatial extents of a tensor, and True if the channels come last."""
     dims = call.dims(slot)
     if len(dims) < 3:
         raise SpecError(f"needs an image, not {shown(dims)}")
@@ -19,17 +19,18 @@ def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Ext
 
 
 def _image(batch: Extent, channels: Extent, spatial: Sequence[Extent], last: bool) -> tuple[Extent, ...]:
+    """Return the extents of an image in the given layout."""
     return (batch, *spatial, channels) if last else (batch, channels, *spatial)
 
 
 def _each(call: Call, name: str, rank: int, default: int) -> list[int]:
-    """An attribute for each spatial axis; one number stands for all."""
+    """Return an attribute for each spatial axis; a single number applies to all axes."""
     numbers = call.integers(name) or (default,)
     return list(numbers if len(numbers) == rank else numbers[:1] * rank)
 
 
 def _padding(call: Call, rank: int) -> list[tuple[int, int]]:
-    """Explicit padding in front and behind, for each spatial axis."""
+    """Return the explicit (front, back) padding of each spatial axis."""
     numbers = call.integers("paddings") or (0,)
     if len(numbers) == 2 * rank:
         return list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -38,7 +39,7 @@ def _padding(call: Call, rank: int) -> list[tuple[int, int]]:
 
 
 def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int], call: Call) -> Extent:
-    """How many windows fit."""
+    """Return the number of windows along an axis. Raises SpecError if a window is larger than the padded axis."""
     if extent is None:
         return None
     if stride < 1:
@@ -54,7 +55,7 @@ def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int],
 
 
 def _filters(call: Call, rank: int) -> tuple[tuple[Extent, ...], Extent]:
-    """The extents of the filters, and how many channels their second axis stands for, of all groups together."""
+    """Return the extents of the filters, and the channels of their second axis over all groups."""
     filters = call.dims("Filter")
     if len(filters) != rank + 2:
         raise SpecError(f"has filters {shown(filters)} for an image of {rank} axes")
@@ -63,11 +64,12 @@ def _filters(call: Call, rank: int) -> tuple[tuple[Extent, ...], Extent]:
 
 
 def _steps(call: Call, rank: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Strides, dilations and padding for each spatial axis."""
+    """Return strides, dilations and padding for each spatial axis."""
     return _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
 
 
 def convolution(call: Call) -> Result:
+    """Return the extents of a convolution."""
     batch, channels, spatial, last = _spatial(call, "Input")
     rank = len(spatial)
     filters, inner = _filters(call, rank)
@@ -83,18 +85,19 @@ def convolution(call: Call) -> Result:
 
 
 def transposed(call: Call) -> Result:
+    """Return the extents of a transposed convolution."""
     batch, channels, spatial, last = _spatial(call, "Input")
     rank = len(spatial)
     filters, inner = _filters(call, rank)
     same(channels, filters[0], "channels of the image and of the filters differ")
-    told = call.integers("output_size")
+    output_size = call.integers("output_size")
     extra = _each(call, "output_padding", rank, 0)
     strides, dilations, padding = _steps(call, rank)
     algorithm = call.text("padding_algorithm", "EXPLICIT")
     out: list[Extent] = []
     for axis, (extent, size) in enumerate(zip(spatial, filters[2:], strict=True)):
-        if len(told) == rank:
-            out.append(told[axis])
+        if len(output_size) == rank:
+            out.append(output_size[axis])
         elif extent is None or size is None:
             out.append(None)
         elif algorithm == "SAME":
@@ -106,6 +109,7 @@ def transposed(call: Call) -> Result:
 
 
 def pooling(call: Call) -> Result:
+    """Return the extents of a pooling."""
     batch, channels, spatial, last = _spatial(call, "X")
     rank = len(spatial)
     sizes = _each(call, "ksize", rank, 1)
@@ -122,23 +126,24 @@ def pooling(call: Call) -> Result:
 
 
 def resampling(call: Call) -> Result:
-    """The size comes from tensors, from the attributes, or from a scale."""
+    """Return the extents of a resampled image; the size comes from tensors, from attributes, or from a scale."""
     batch, channels, spatial, last = _spatial(call, "X", "data_layout")
     rank = len(spatial)
-    told: Sequence[Extent] | None = call.listed("SizeTensor") if call.has("SizeTensor") else call.values("OutSize")
-    unknown = (call.has("SizeTensor") or call.has("OutSize")) and told is None
+    target: Sequence[Extent] | None = call.listed("SizeTensor") if call.has("SizeTensor") else call.values("OutSize")
+    unknown = (call.has("SizeTensor") or call.has("OutSize")) and target is None
     scales = call.reals("scale")
-    if told is None and not unknown:
+    if target is None and not unknown:
         sizes = [call.integer(name, -1) for name in ("out_d", "out_h", "out_w")[3 - rank :]] if rank <= 3 else []
-        told = sizes if sizes and min(sizes) > 0 else None
-    if told is None and not unknown and not call.has("Scale") and scales and min(scales) > 0:
+        target = sizes if sizes and min(sizes) > 0 else None
+    if target is None and not unknown and not call.has("Scale") and scales and min(scales) > 0:
         each = scales if len(scales) == rank else scales[:1] * rank
-        told = [None if extent is None else int(extent * scale) for extent, scale in zip(spatial, each, strict=True)]
-    out = told if told is not None and len(told) == rank else [None] * rank
+        target = [None if extent is None else int(extent * scale) for extent, scale in zip(spatial, each, strict=True)]
+    out = target if target is not None and len(target) == rank else [None] * rank
     return {"Out": [_image(batch, channels, out, last)]}
 
 
 def shuffled(call: Call) -> Result:
+    """Return the extents of `pixel_shuffle`."""
     batch, channels, (height, width), last = _spatial(call, "X")
     factor = call.integer("upscale_factor", 1)
     larger = [None if extent is None else extent * factor for extent in (height, width)]
@@ -146,7 +151,7 @@ def shuffled(call: Call) -> Result:
 
 
 def padded(call: Call) -> Result:
-    """`pad3d` names the last axis first; `pad` names the first axis first."""
+    """Return the padded extents. `pad3d` lists the last axis first, `pad` the first axis first."""
     dims = list(call.dims())
     numbers = call.integers("paddings")
     if call.type == "pad3d":

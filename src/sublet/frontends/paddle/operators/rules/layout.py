@@ -1,4 +1,4 @@
-"""Operators that move, cut or join tensors, or look rows up."""
+"""Shape rules of operators that move, slice or concatenate tensors, or look up rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from sublet.frontends.paddle.operators.rules.elementwise import target_shape
 
 
 def _with_shape(call: Call, out: Dims) -> Result:
-    """Paddle tells the gradient the input's shape by an empty tensor of that shape behind a 0."""
+    """Return the result with `XShape`: an empty tensor of shape (0, *shape of X), read by the gradient."""
     return {"Out": [out], "XShape": [(0, *call.dims())]}
 
 
 def transposed(call: Call) -> Result:
+    """Return the permuted extents. Raises SpecError for an invalid permutation."""
     x = call.dims()
     axes = [axis_of(axis, len(x)) for axis in call.integers("axis")]
     if sorted(axes) != list(range(len(x))):
@@ -34,18 +35,19 @@ def transposed(call: Call) -> Result:
 
 
 def reshaped(call: Call) -> Result:
-    """0 keeps an extent, -1 takes what is left."""
+    """Return the new shape: 0 keeps an extent, -1 takes the remaining elements."""
     x = call.dims()
-    told: list[Extent] = list(call.integers("shape"))
+    target: list[Extent] = list(call.integers("shape"))
     if call.has("ShapeTensor"):
-        told = list(call.listed("ShapeTensor") or ())
+        target = list(call.listed("ShapeTensor") or ())
     elif call.has("Shape"):
-        told = list(call.values("Shape") or [None] * (call.dims("Shape")[0] or 0))
-    shape = [x[axis] if extent == 0 and axis < len(x) else extent for axis, extent in enumerate(told)]
+        target = list(call.values("Shape") or [None] * (call.dims("Shape")[0] or 0))
+    shape = [x[axis] if extent == 0 and axis < len(x) else extent for axis, extent in enumerate(target)]
     return _with_shape(call, _filled_in(x, shape))
 
 
 def _filled_in(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
+    """Return the shape with a single open extent computed from the number of elements."""
     open_ = [axis for axis, extent in enumerate(shape) if extent is None or extent < 0]
     whole, rest = product(x), product([extent for extent in shape if extent is not None and extent >= 0])
     if len(open_) == 1 and whole is not None and rest:
@@ -58,6 +60,7 @@ def _filled_in(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
 
 
 def flattened(call: Call) -> Result:
+    """Return the extents with a range of axes flattened."""
     x = call.dims()
     if not x:
         return _with_shape(call, (1,))
@@ -66,22 +69,25 @@ def flattened(call: Call) -> Result:
 
 
 def flattened_at(call: Call) -> Result:
+    """Return the extents of a matrix, split at an axis."""
     x, axis = call.dims(), call.integer("axis", 1)
     return _with_shape(call, (product(x[:axis]), product(x[axis:])))
 
 
 def squeezed(call: Call) -> Result:
+    """Return the extents without the given axes of extent 1; without all axes of extent 1 if none is given."""
     x = call.dims()
     axes = [axis_of(axis, len(x)) for axis in call.integers("axes")] or list(range(len(x)))
     return _with_shape(call, tuple(extent for axis, extent in enumerate(x) if axis not in axes or extent != 1))
 
 
 def unsqueezed(call: Call) -> Result:
+    """Return the extents with new axes of extent 1."""
     out = list(call.dims())
-    told = call.values("AxesTensor") if call.has("AxesTensor") else call.integers("axes")
+    axes = call.values("AxesTensor") if call.has("AxesTensor") else call.integers("axes")
     if call.has("AxesTensorList"):
-        told = call.listed("AxesTensorList")
-    for axis in told or ():
+        axes = call.listed("AxesTensorList")
+    for axis in axes or ():
         if axis is None:
             return {}
         out.insert(axis_of(axis, len(out) + 1), 1)
@@ -89,13 +95,14 @@ def unsqueezed(call: Call) -> Result:
 
 
 def concatenated(call: Call) -> Result:
+    """Return the extents of a concatenation. Raises SpecError if the operands do not match."""
     every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
     if not every:
         raise SpecError("has nothing to join")
-    told = call.values("AxisTensor")
-    if call.has("AxisTensor") and told is None:
+    axis_values = call.values("AxisTensor")
+    if call.has("AxisTensor") and axis_values is None:
         return {}
-    axis = axis_of((told or call.integers("axis", (0,)))[0] or 0, len(every[0]))
+    axis = axis_of((axis_values or call.integers("axis", (0,)))[0] or 0, len(every[0]))
     what = f"cannot join {' and '.join(map(shown, every))}"
     if any(len(dims) != len(every[0]) for dims in every):
         raise SpecError(what)
@@ -109,6 +116,7 @@ def concatenated(call: Call) -> Result:
 
 
 def split(call: Call) -> Result:
+    """Return the extents of each piece."""
     x, count = call.dims(), call.outputs.get("Out", 0)
     if call.has("AxisTensor") or call.has("SectionsTensorList"):
         return {}
@@ -124,6 +132,7 @@ def split(call: Call) -> Result:
 
 
 def sliced(call: Call) -> Result:
+    """Return the extents of a slice, with or without a stride."""
     out = list(call.dims("Input"))
     axes = call.integers("axes")
     starts, ends = _bounds(call, "starts", "StartsTensor"), _bounds(call, "ends", "EndsTensor")
@@ -136,6 +145,7 @@ def sliced(call: Call) -> Result:
 
 
 def _bounds(call: Call, name: str, tensor: str) -> Sequence[Extent]:
+    """Return the bounds of a slice, from tensors or an attribute."""
     if call.has(f"{tensor}List"):
         return call.listed(f"{tensor}List") or ()
     if call.has(tensor):
@@ -144,7 +154,7 @@ def _bounds(call: Call, name: str, tensor: str) -> Sequence[Extent]:
 
 
 def _cut(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
-    """A length that is known without the extent: of elements counted from one end."""
+    """Return the length of a slice, or None. A slice of a single element has a known length even in an open extent."""
     if start is None or end is None or not step:
         return None
     if extent is not None:
@@ -155,33 +165,38 @@ def _cut(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
 
 
 def stacked(call: Call) -> Result:
+    """Return the extents with a new axis for the operands."""
     x, count = call.dims(), len(call.inputs.get("X", ()))
     axis = axis_of(call.integer("axis"), len(x) + 1)
     return {"Y": [(*x[:axis], count, *x[axis:])]}
 
 
 def unstacked(call: Call) -> Result:
+    """Return the extents of each piece, without the axis."""
     x = call.dims()
     axis = call.axis("axis", len(x))
     return {"Y": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Y", 0)}
 
 
 def unbound(call: Call) -> Result:
+    """Return the extents of each piece, without the axis."""
     x = call.dims()
     axis = call.axis("axis", len(x))
     return {"Out": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Out", 0)}
 
 
 def expanded(call: Call) -> Result:
+    """Return the broadcast extents. Raises SpecError for a target of lower rank."""
     x = call.dims()
-    told = target_shape(call, "shape", "Shape", "expand_shapes_tensor")
-    lead = len(told) - len(x)
+    target = target_shape(call, "shape", "Shape", "expand_shapes_tensor")
+    lead = len(target) - len(x)
     if lead < 0:
-        raise SpecError(f"cannot expand {shown(x)} to {shown(told)}")
-    return {"Out": [broadcast(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(told)])]}
+        raise SpecError(f"cannot expand {shown(x)} to {shown(target)}")
+    return {"Out": [broadcast(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(target)])]}
 
 
 def tiled(call: Call) -> Result:
+    """Return the extents multiplied by the repetitions."""
     x = call.dims()
     times = target_shape(call, "repeat_times", "RepeatTimes", "repeat_times_tensor")
     rank = max(len(x), len(times))
@@ -190,10 +205,12 @@ def tiled(call: Call) -> Result:
 
 
 def shape_of(call: Call) -> Result:
+    """Return the extent of a shape tensor: the rank of the input."""
     return {"Out": [(len(call.dims("Input")),)]}
 
 
 def gathered(call: Call) -> Result:
+    """Return the extents with an axis replaced by the number of indices."""
     x, index = call.dims(), call.dims("Index")
     axis = call.axis("axis", len(x))
     count = index if len(index) == 1 or not index else (product(index),)
@@ -201,12 +218,14 @@ def gathered(call: Call) -> Result:
 
 
 def picked(call: Call) -> Result:
+    """Return the extents with an axis replaced by the number of indices."""
     x, index = call.dims(), call.dims("Index")
     axis = call.axis("dim", len(x))
     return {"Out": [(*x[:axis], product(index), *x[axis + 1 :])]}
 
 
 def gathered_at(call: Call) -> Result:
+    """Return the extents for indices in the last axis of the index tensor."""
     x, index = call.dims(), call.dims("Index")
     if not index or index[-1] is None:
         return {}
@@ -214,18 +233,20 @@ def gathered_at(call: Call) -> Result:
 
 
 def looked_up(call: Call) -> Result:
-    """The old operator's indices end in an axis of 1."""
+    """Return the extents of looked-up rows. The indices of the older operator end in an axis of 1."""
     ids = call.dims("Ids")
     rows = ids[:-1] if call.type == "lookup_table" else ids
     return {"Out": [(*rows, call.dims("W")[-1])]}
 
 
 def one_hot(call: Call) -> Result:
+    """Return the extents of one-hot vectors."""
     x = call.dims()
     return {"Out": [(*(x if call.type == "one_hot_v2" else x[:-1]), call.integer("depth", -1))]}
 
 
 def top(call: Call) -> Result:
+    """Return the extents of the largest elements and their indices."""
     x = call.dims()
     axis = call.axis("axis", len(x), -1)
     values = call.values("K")
@@ -235,6 +256,7 @@ def top(call: Call) -> Result:
 
 
 def furthest(call: Call) -> Result:
+    """Return the extents of an index of the maximum or minimum."""
     x = call.dims()
     if call.integer("flatten", 0):
         return {"Out": [(1,) * len(x) if call.integer("keepdims", 0) else ()]}
@@ -244,6 +266,7 @@ def furthest(call: Call) -> Result:
 
 
 def sorted_(call: Call) -> Result:
+    """Return the extents of X, for the elements and the indices."""
     return {"Out": [call.dims()], "Indices": [call.dims()]}
 
 

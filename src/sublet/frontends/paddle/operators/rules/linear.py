@@ -1,4 +1,4 @@
-"""Products of matrices, losses and metrics."""
+"""Shape rules of matrix products, losses and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, bro
 
 
 def product_of(call: Call) -> Result:
-    """Vectors are matrices of one row or column for the product only."""
+    """Return the extents of a matrix product; vectors are matrices of a single row or column."""
     x, y = call.dims("X"), call.dims("Y")
     if not x or not y:
         raise SpecError(f"cannot multiply {shown(x)} by {shown(y)}")
@@ -25,7 +25,7 @@ def product_of(call: Call) -> Result:
 
 
 def flat_product(call: Call) -> Result:
-    """`mul` folds the leading axes of both into matrices."""
+    """Return the extents of `mul`, a product of operands flattened to matrices."""
     x, y = call.dims("X"), call.dims("Y")
     lead, tail = call.integer("x_num_col_dims", 1), call.integer("y_num_col_dims", 1)
     same(product(x[lead:]), product(y[:tail]), f"cannot multiply {shown(x)} by {shown(y)}")
@@ -33,29 +33,34 @@ def flat_product(call: Call) -> Result:
 
 
 def batched(call: Call) -> Result:
+    """Return the extents of a batch of matrix products."""
     x, y = call.dims("X"), call.dims("Y")
     same(x[-1], y[-2], f"cannot multiply {shown(x)} by {shown(y)}")
     return {"Out": [(*x[:-1], y[-1])]}
 
 
 def fully_connected(call: Call) -> Result:
+    """Return the extents of a fully connected layer."""
     x, w = call.dims("Input"), call.dims("W")
     return {"Out": [(*x[: call.integer("in_num_col_dims", 1)], w[-1])]}
 
 
 def softmax_loss(call: Call) -> Result:
+    """Return the extents of softmax and loss."""
     logits = call.dims("Logits")
     axis = call.axis("axis", len(logits), -1)
     return {"Softmax": [logits], "Loss": [(*logits[:axis], 1, *logits[axis + 1 :])]}
 
 
 def cross_entropy(call: Call) -> Result:
+    """Return the extents of a cross entropy."""
     x = call.dims()
     rows = (*x[:-1], 1)
     return {"Y": [rows], "MatchX": [rows], "XShape": [(*x, 0)]}
 
 
 def accuracy(call: Call) -> Result:
+    """Return the extents of the metrics: scalars."""
     return {slot: [()] for slot in ("Accuracy", "Correct", "Total")}
 
 

@@ -1,6 +1,6 @@
-"""Tensors with a level of detail: rows of several sequences one after another, and arrays of one row of each.
+"""Shape rules for tensors with a level of detail (concatenated sequences), and arrays with a row of each sequence.
 
-An array is known by the extents of one element. Sequences end, so a step has at most one row of each.
+An array has the extents of an element. Sequences end at different steps, so a step has at most one row of each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule
 
 
 def lstm(call: Call) -> Result:
+    """Return the extents of the states and gates of an LSTM."""
     rows, width = call.dims("Input")[0], call.dims("Weight")[0]
     state = (rows, width)
     gates = (rows, None if width is None else 4 * width)
@@ -16,25 +17,28 @@ def lstm(call: Call) -> Result:
 
 
 def pooled(call: Call) -> Result:
+    """Return the extents of pooled sequences: a row for each sequence."""
     out = (call.sequences, *call.dims()[1:])
     return {"Out": [out], "MaxIndex": [out if call.text("pooltype", "MAX") == "MAX" else (0,)]}
 
 
 def spread(call: Call) -> Result:
+    """Return the extents of an array element: a row for each sequence."""
     return {"Out": [(call.sequences, *call.dims()[1:])]}
 
 
 def rank_table(call: Call) -> Result:
-    """A table is known by the extents of the tensor whose sequences it ranks."""
+    """Return the extents of the ranked tensor: a table has the extents of its tensor."""
     return {"Out": [call.dims()]}
 
 
 def joined(call: Call) -> Result:
+    """Return the extents of the tensor merged from an array, with the rows of the rank table."""
     return {"Out": [(call.dims("RankTable")[0], *call.dims()[1:])]}
 
 
 def element(call: Call) -> Result:
-    """What was written before is read; a gradient has the extents of what it is the gradient of."""
+    """Return the extents of an array element. A gradient element has the extents of its forward element."""
     return {"Out": [call.dims("X_W") if call.has("X_W") else call.dims()]}
 
 

@@ -1,4 +1,4 @@
-"""The rule of each operator; gradients and optimisers by the conventions of their slots."""
+"""Table of shape rules by operator; rules for gradients and optimizers follow from slot names."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ GRADIENT = "@GRAD"
 
 
 def known(call: Call) -> bool:
-    """Whether there is a rule for an operator, or a convention."""
+    """Return True if the operator has a rule, or if the slot names determine some output."""
     return call.type in RULES or bool(_by_slots(call))
 
 
 def results(call: Call) -> dict[str, tuple[Operand, ...]]:
-    """What is known of the outputs, by slot. Raises SpecError when the operands do not fit."""
+    """Return the known facts about the outputs, by slot. Raises SpecError if the operands do not match."""
     rule = RULES.get(call.type, _by_slots)
     try:
-        found = rule(call)
+        inferred = rule(call)
     except Open:
-        found = {}
+        inferred = {}
     except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as error:
         raise SpecError(f"has attributes or shapes that make no sense: {error}") from error
-    checked = {slot: tuple(Operand(_checked(dims)) for dims in every) for slot, every in found.items()}
+    checked = {slot: tuple(Operand(_checked(dims)) for dims in every) for slot, every in inferred.items()}
     if checked.get("Out") and len(checked["Out"]) == 1:
         checked["Out"] = (Operand(checked["Out"][0].dims, elements(call)),)
     return checked
 
 
 def _checked(dims: Dims) -> Dims:
+    """Return the extents. Raises SpecError for a negative extent."""
     if dims is not None and any(extent is not None and extent < 0 for extent in dims):
         raise SpecError(f"would have an extent below 0: {list(dims)}")
     return dims
 
 
 def _by_slots(call: Call) -> Result:
-    """A gradient has the extents of what it is the gradient of, an optimiser's output those of what it updates."""
-    found: dict[str, list[Dims]] = {}
+    """Return extents by slot names: a gradient has the operand's extents, an updated tensor the extents before."""
+    inferred: dict[str, list[Dims]] = {}
     for slot, count in call.outputs.items():
-        of = slot.removesuffix(GRADIENT) if slot.endswith(GRADIENT) else slot.removesuffix("Out")
-        operands = call.inputs.get(of, ())
-        if of != slot and len(operands) == count:
-            found[slot] = [operand.dims for operand in operands]
-    if "X" not in call.inputs and call.type.removesuffix("_grad") in elementwise.UNARY:  # it reads Out in place of X
-        found["X@GRAD"] = [operand.dims for operand in call.inputs.get(f"Out{GRADIENT}", ())]
+        source = slot.removesuffix(GRADIENT) if slot.endswith(GRADIENT) else slot.removesuffix("Out")
+        operands = call.inputs.get(source, ())
+        if source != slot and len(operands) == count:
+            inferred[slot] = [operand.dims for operand in operands]
+    # a gradient without operand X reads Out instead, of the same extents
+    if "X" not in call.inputs and call.type.removesuffix("_grad") in elementwise.UNARY:
+        inferred["X@GRAD"] = [operand.dims for operand in call.inputs.get(f"Out{GRADIENT}", ())]
     if call.type in ("lookup_table_grad", "lookup_table_v2_grad") and call.attrs.get("is_sparse"):
-        found["W@GRAD"] = [(product(call.dims("Ids")), call.dims("W")[-1])]
-    return found
+        inferred["W@GRAD"] = [(product(call.dims("Ids")), call.dims("W")[-1])]
+    return inferred

@@ -1,4 +1,4 @@
-"""The elements of small integer tensors: what shapes are computed from."""
+"""Constant propagation for small integer tensors, the source of computed shapes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping
 from sublet.frontends.paddle.operators.rules.call import Call, Values, axis_of
 
 MOST = 64
-"""A longer tensor is no shape."""
+"""Limit of elements: a longer tensor is no shape, and its elements are dropped."""
 
 
 def elements(call: Call) -> Values:
-    """The elements of the one output, where they are known."""
-    found = _KNOWN.get(call.type)
-    values = found(call) if found else None
+    """Return the elements of the single output, or None if unknown or more than MAX_ELEMENTS."""
+    rule = _KNOWN.get(call.type)
+    values = rule(call) if rule else None
     return values if values is not None and len(values) <= MOST else None
 
 
 def _shape(call: Call) -> Values:
+    """Return the elements of a shape tensor."""
     return call.inputs["Input"][0].dims if call.has("Input") else None
 
 
 def _filled(call: Call) -> Values:
+    """Return the elements of a constant."""
     shape = call.integers("shape")
     if call.has("ShapeTensor") or call.has("ShapeTensorList") or call.has("ValueTensor") or len(shape) > 1:
         return None
@@ -34,6 +36,7 @@ def _filled(call: Call) -> Values:
 
 
 def _assigned(call: Call) -> Values:
+    """Return the elements of an integer list in an attribute."""
     for name in ("int32_values", "int64_values", "values"):
         values = call.attrs.get(name)
         if isinstance(values, tuple) and values and all(isinstance(value, int) for value in values):
@@ -42,10 +45,12 @@ def _assigned(call: Call) -> Values:
 
 
 def _same(call: Call) -> Values:
+    """Return the elements of X."""
     return call.values("X")
 
 
 def _sliced(call: Call) -> Values:
+    """Return the elements of a slice."""
     values = call.values("Input")
     tensors = any(call.has(f"{side}Tensor{many}") for side in ("Starts", "Ends") for many in ("", "List"))
     if values is None or call.integers("axes") != (0,) or tensors:
@@ -54,15 +59,17 @@ def _sliced(call: Call) -> Values:
 
 
 def _joined(call: Call) -> Values:
-    found: list[int | None] = []
+    """Return the elements of a concatenation."""
+    joined_values: list[int | None] = []
     for operand in call.inputs.get("X", ()):
         if operand.values is None:
             return None
-        found += operand.values
-    return tuple(found)
+        joined_values += operand.values
+    return tuple(joined_values)
 
 
 def _scaled(call: Call) -> Values:
+    """Return the scaled elements, if scale and bias are integers."""
     values, scale, bias = call.values("X"), call.attrs.get("scale", 1.0), call.attrs.get("bias", 0.0)
     if values is None or call.has("ScaleTensor") or not isinstance(scale, float) or not isinstance(bias, float):
         return None
@@ -75,7 +82,10 @@ def _scaled(call: Call) -> Values:
 
 
 def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[Call], Values]:
+    """Return a rule that combines two tensors element by element; a tensor of a single element is repeated."""
+
     def values(call: Call) -> Values:
+        """Return the combined elements, or None."""
         a, b = call.values("X"), call.values("Y")
         if a is None or b is None or not (len(a) == len(b) or 1 in (len(a), len(b))):
             return None
@@ -87,6 +97,7 @@ def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[Call], Val
 
 
 def _product(call: Call) -> Values:
+    """Return the product of the elements."""
     values = call.values("X")
     if values is None or None in values:
         return None
@@ -97,6 +108,7 @@ def _product(call: Call) -> Values:
 
 
 def _gathered(call: Call) -> Values:
+    """Return the elements at the given indices."""
     values, index = call.values("X"), call.values("Index")
     if values is None or index is None:
         return None

@@ -1,10 +1,16 @@
-"""Sublet's own policy: the ordinary executor runs the program it gives, and holds fewer bytes.
+"""Sublet's own policy: rewrite a program for the ordinary executor to hold fewer bytes.
 
-Six passes, each from a program to a program that computes the same bits: the optimiser runs early, gradient blocks ask
-for shapes elsewhere, loops do not copy what they only read, outputs take over the memory of inputs that die, what dies
-within a trip of a loop lies outside of it, what follows an update waits for it and for the end of its gradient.
-Elsewhere names of dead values are not handed on: the executor frees a tensor with its last mention, so a name used
-again later would hold the bytes in between.
+The policy has six passes, each from a program to a program that computes the same bits:
+
+- optimizer operators run early;
+- gradient blocks take shapes from tensors present anyway;
+- loops do not copy read-only inputs;
+- outputs take over the memory of inputs at their last use;
+- temporaries of an iteration move outside of the loop;
+- operators after an update wait for the update, and for the free of its gradient.
+
+Apart from these cases, the policy reuses no name of a dead value: the executor frees a tensor at its last mention, and
+a later reuse of the name would hold the bytes in between.
 """
 
 from sublet.frontends.paddle.policies.ours.policy import PASSES, ours

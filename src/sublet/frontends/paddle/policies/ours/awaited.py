@@ -1,11 +1,11 @@
-"""Updates awaited: what comes after an operator of the optimiser waits for it, whatever order the executor takes.
+"""Update barriers: operators after a weight update wait for the update, in any execution order.
 
-After its first run Paddle's executor runs operators as soon as what they read is there. Nothing reads an updated weight
-before the next run, so updates would come late, and gradients be there meanwhile. `depend` computes nothing: it
-hands on X under its own name, once all of `Dep` is written.
+After its first run, Paddle's executor starts an operator as soon as the operands are present. No operator reads an
+updated weight before the next run, so updates would run late, with the gradients live meanwhile. The operator `depend`
+computes nothing: it passes X on under the same name, after all of `Dep` is written.
 
-A gradient that has been used is freed on a thread of its own, which may come late as well. So `share_data` makes it a
-view of that X first, and its own bytes go at once.
+Paddle frees a used gradient on a separate thread, possibly late. A `share_data` before the barrier makes the gradient a
+view of X, and thereby frees the gradient's own bytes at once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from sublet.frontends.paddle.policies.ours.reorder import optimises
 
 DEPEND, SHARE = "depend", "share_data"
 DEPENDING = 2_006_000
-"""The first version in which `depend` was tried."""
+"""The first tested version of `depend`."""
 TAKEN = (DType.F32, DType.F64)
-"""Types of elements of its X; from 3.0 on there is none for conditions."""
+"""Element types of the operand X of `depend`; since 3.0 without bool."""
 UNSURE = ("assign", "select_input", "select_output")
-"""Operators that may leave what they write unwritten, as those do that run blocks."""
+"""Operators that may leave their outputs unwritten, as operators with blocks do."""
 RESULTS = ("Out", "Output", "Y")
-"""Slots of results, beside those of gradients. What is noted in others, as XShape, may have no memory to share."""
+"""Slots of results, beside gradient slots. Outputs in further slots, such as XShape, may have no memory to share."""
 LARGE = 1024
-"""Elements of a gradient that is let go at once: a smaller one is not worth an operator."""
+"""Least elements of a released gradient: a smaller gradient is not worth an operator."""
 
 
 def updates_awaited(program: Program, keep: Collection[str] = ()) -> Program:
-    """The program whose outermost block has a `depend` behind updates, wherever they are followed by something else.
-    What is fetched, `keep`, neither hands on nor is let go.
+    """Return the program with a `depend` after updates in block 0, wherever another operator follows.
+
+    Variables in `keep` (fetched) are neither operands of a barrier nor released. Programs older than DEPEND_SINCE stay.
     """
     if program.version < DEPENDING:
         return program
@@ -61,31 +62,34 @@ def updates_awaited(program: Program, keep: Collection[str] = ()) -> Program:
 
 
 def _results(op: Op) -> Iterator[str]:
+    """Yield the results of an operator: the names in result slots and gradient slots."""
     for slot, names in op.outputs.items():
         if slot in RESULTS or slot.endswith(GRAD):
             yield from names
 
 
 def _awaiting(block: Block, op: Op, written: Collection[str]) -> Var | None:
-    """What an operator reads that is surely there: it waits for what that is made to wait for.
+    """Return an operand of `op` suitable for a barrier before `op`, or None: a tensor surely written before.
 
-    Of what it asks only the shape, `depend` would keep the bytes.
+    An operand read only for its shape does not qualify: `depend` would keep the bytes live.
     """
     tensors = (block.vars[name] for name in effects(op).reads if name in written and name in block.vars)
     return next((var for var in tensors if _passing(var)), None)
 
 
 def _passing(var: Var) -> bool:
+    """Return True if `depend` supports the variable: a dense tensor of a supported type, not persistable."""
     return var.kind == TENSOR and var.dtype in TAKEN and not var.persistable
 
 
 def _waiting(x: Var, updates: Sequence[Op]) -> Op:
+    """Return the `depend` operator: X waits for the weights of all updates."""
     weights = [name for update in updates for name in update.outputs["ParamOut"]]
     return new_op(DEPEND, {"X": [x.name], "Dep": weights}, {"Out": [x.name]}, told(updates[-1]))
 
 
 def _let_go(x: Var, updates: Sequence[Op], used: Mapping[str, DType | None]) -> Iterator[Op]:
-    """For each gradient that is used up, what makes it a view of X, which is there anyway."""
+    """Yield a `share_data` for each used gradient of X's type, to free the gradient's bytes."""
     for update in updates:
         for name in update.inputs["Grad"]:
             if used.get(name) == x.dtype:
@@ -93,7 +97,7 @@ def _let_go(x: Var, updates: Sequence[Op], used: Mapping[str, DType | None]) -> 
 
 
 def _used_up(program: Program, keep: Collection[str]) -> dict[str, DType | None]:
-    """The large gradients that no operator mentions after an update with them, and their types of elements."""
+    """Return the element types of large gradients with their last mention at a weight update."""
     first, *others = program.blocks
     last = {name: op for op in first.ops for name in (*op.reads, *op.writes)}
     inside = {name for block in others for op in block.ops for name in (*op.reads, *op.writes)}

@@ -1,10 +1,10 @@
-"""In-place renames: an output takes over the name, and so the memory, of an input that dies at its operator.
+"""In-place renames: an output takes over the name, and thereby the memory, of an input at the input's last use.
 
-Done in every block, together with the block of its gradient: what runs there reads forward values by name. The input
-must be dead in both. Where only its shape is asked for afterwards, the output has the same one.
+The pass treats each block together with the gradient block, because the gradient block reads forward values by name.
+The input must be dead in both blocks. If a later operator reads the shape of the input, the output has the same shape.
 
-A gradient that Paddle finds by its name alone, in the scope of a trip after that, keeps its name: there the input takes
-it instead, so that a gradient is added up in its own place.
+Paddle finds some gradients only by name, in the scope of an iteration, after the iteration. Such a gradient keeps the
+name, and the input takes the gradient's name instead: the gradient is then accumulated in place.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
 from sublet.frontends.paddle.policies.ours.untouchable import owns_blocks, reasons
 
 MIXING = frozenset({"mul", "matmul", "matmul_v2", "conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "lstm"})
-"""What reads many elements for one that it writes: right in place at one size, it may be wrong at another."""
+"""Operators that read many elements for each written element: safe in place at some sizes, possibly wrong at others."""
 
 
 def in_place(program: Program, keep: Collection[str] = ()) -> Program:
-    """Every output that may take over the memory of a dying input does."""
+    """Rename every output that may take over the memory of an input at the input's last use."""
     untouchable = reasons(program, keep)
     gradients = Scopes(program).gradients
     for block in program.blocks:
@@ -42,7 +42,7 @@ def _taken_over(
     untouchable: Mapping[str, str],
     found_by_name: Collection[str],
 ) -> dict[str, str]:
-    """For each name that goes, the one it is called by from now on."""
+    """Return the new name of each renamed variable of a block."""
     names: dict[str, str] = {}
     variables = program.blocks[block].vars
     for at, op in enumerate(program.blocks[block].ops):
@@ -61,8 +61,10 @@ def _taken_over(
 
 
 def _found_by_name(program: Program, block: int) -> frozenset[str]:
-    """The gradients of a gradient block that the operator which runs it finds by their names when a trip is over, and
-    not before; none where blocks inside may look for them as well."""
+    """Return the gradients that the owner of a gradient block finds by name after an iteration, and not before.
+
+    The result is empty if nested blocks may look for the gradients too.
+    """
     owner = Scopes(program).owners.get(block)
     inside = program.blocks[block]
     if owner is None or inside.forward < 0 or any(owns_blocks(op) for op in inside.ops):
@@ -72,11 +74,11 @@ def _found_by_name(program: Program, block: int) -> frozenset[str]:
 
 
 def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
-    """The names of inputs and outputs that may be the same bytes; an input that is given twice is none of them."""
+    """Return the (input, output) names that may share bytes; an input passed twice is excluded."""
     if op.type in MIXING:
         return []
     x, y = (_dims(program, block, op.input(slot)) for slot in ("X", "Y"))
-    y = None if y is not None and min(y, default=0) < 0 else y  # it may be one row, or as many as X has
+    y = None if y is not None and min(y, default=0) < 0 else y  # an open Y may have a single row, or as many rows as X
     facts = of_shapes(op.type, x, y)
     return [
         (source, target)
@@ -88,19 +90,21 @@ def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
 
 
 def _dims(program: Program, block: int, name: str | None) -> tuple[int, ...] | None:
-    """The extents of an input as the program declares them."""
+    """Return the declared extents of an input, or None."""
     var = found(program, block, name)
     return None if var is None else var.dims
 
 
 def _dies(seen: list[Mention], at: int) -> bool:
-    """Whether a name is written before it is read, by operators that keep no view of it, and its bytes are needed at
-    `at`, but not afterwards: what dies earlier is free already, and would only live longer."""
+    """Return True if the name is written before the first read, has no views, and has the last use at `at`.
+
+    A name dead before `at` is already freed; an in-place rename would only extend the live range.
+    """
     known = all(mention.known for mention in seen)
     needed = any(mention.reads for mention in seen if mention.at == at)
     return begins(seen) and known and needed and not any(m.reads or m.writes for m in seen if m.at > at)
 
 
 def _born(seen: list[Mention], at: int) -> bool:
-    """Whether `at` writes a name that nothing mentions before, and does not read it."""
+    """Return True if `at` writes the name, without a read, and no earlier operator mentions the name."""
     return seen[0].at == at and [mention.writes for mention in seen if mention.at == at] == [True]

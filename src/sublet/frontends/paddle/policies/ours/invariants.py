@@ -1,7 +1,8 @@
-"""Loop invariants: what a training loop only reads is not copied for every trip.
+"""Loop invariants: a training loop does not copy read-only inputs for each iteration.
 
-Paddle 2 and 3 copy each input of a training `while` into the scope of every trip, for the gradient to find, except
-weights and what an operator of the body both reads and writes. `assign X -> X` is such an operator, and copies nothing.
+Paddle 2 and 3 copy each input of a training `while` into the scope of each iteration, for the gradient. Exceptions are
+weights, and names both read and written by an operator of the body. `assign X -> X` is such an operator and copies
+nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from sublet.frontends.paddle.format.program import Attr, Op, Program, new_op
 from sublet.frontends.paddle.lives.scopes import Scopes
 
 TOLD = ("op_role", "op_device", "op_namescope")
-"""Attributes that every operator has, whatever it computes."""
+"""Attributes common to all types of operators."""
 
 
 def loop_invariants(program: Program) -> Program:
-    """The program whose training loops first assign each tensor that they only read to itself."""
+    """Return the program with an `assign X -> X` at the beginning of each training loop for each read-only tensor."""
     scopes, blocks = Scopes(program), list(program.blocks)
     for body, copied in scopes.copied.items():
         owner = scopes.owners[body]
@@ -29,11 +30,11 @@ def loop_invariants(program: Program) -> Program:
 
 
 def _large(program: Program, body: int, name: str) -> bool:
-    """Whether a tensor is more than a number: an operator for a counter would cost more than its copy."""
+    """Return True if the tensor is not a scalar. For a scalar, an additional operator would cost more than the copy."""
     var = program.var(program.blocks[body].parent, name)
     return var is not None and prod(var.dims) != 1
 
 
 def told(op: Op) -> dict[str, Attr]:
-    """The attributes that an operator made for another has from it."""
+    """Return the attributes inherited by a new operator from the given operator."""
     return {name: attr for name, attr in op.attrs.items() if name in TOLD}

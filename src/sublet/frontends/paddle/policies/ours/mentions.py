@@ -1,4 +1,4 @@
-"""How the operators of a block, and then those of its gradient block, mention names; and names replaced by others."""
+"""Uses of names by the operators of a block and its gradient block, and renames in blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sublet.frontends.paddle.operators.facts import of
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A name at one operator: whether its bytes are read there (else only its shape), or written.
+    """A use of a name by an operator: a read of the bytes, a write, or neither for a use of the shape only.
 
-    `known` says whether the operator has facts, and none that its output is a view of its input: another may be.
+    `known` is True if the operator has facts and no output is a view of an input; an unknown operator may keep a view.
     """
 
     at: int
@@ -24,20 +24,21 @@ class Mention:
 
 
 def mentions(program: Program, blocks: Collection[int]) -> dict[str, list[Mention]]:
-    """Every mention of every name by the operators of these blocks, in the order in which they run."""
-    found: dict[str, list[Mention]] = {}
+    """Return every use of every name by the operators of the given blocks, in execution order."""
+    uses: dict[str, list[Mention]] = {}
     for at, op in enumerate(op for block in blocks for op in program.blocks[block].ops):
         for name, mention in _of(op, at):
-            found.setdefault(name, []).append(mention)
-    return found
+            uses.setdefault(name, []).append(mention)
+    return uses
 
 
 def begins(seen: Sequence[Mention]) -> bool:
-    """Whether a name is written before it is read."""
+    """Return True if the first operator to use the name writes the name without a read."""
     return seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
 
 
 def _of(op: Op, at: int) -> Iterator[tuple[str, Mention]]:
+    """Yield the uses of names by an operator."""
     does, facts = effects(op), of(op.type)
     known = facts.known and not facts.shares
     for names, reads, writes in (
@@ -50,7 +51,7 @@ def _of(op: Op, at: int) -> Iterator[tuple[str, Mention]]:
 
 
 def renamed(program: Program, blocks: Collection[int], names: Mapping[str, str]) -> Program:
-    """The program with other names in the operators of some blocks; variables that nobody mentions there go."""
+    """Return the program with renamed names in the given blocks; a block loses the variables of replaced names."""
     if not names:
         return program
     changed = [_renamed(block, names) if block.index in blocks else block for block in program.blocks]
@@ -58,5 +59,6 @@ def renamed(program: Program, blocks: Collection[int], names: Mapping[str, str])
 
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
+    """Return a block with renamed names."""
     kept = {name: var for name, var in block.vars.items() if name not in names}
     return replace(block, vars=kept, ops=tuple(op.renamed(names) for op in block.ops))

@@ -1,4 +1,4 @@
-"""The passes in their order, and the policy that runs them one after another."""
+"""The passes in order, and the policy that runs all passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PASSES: Mapping[str, Pass] = MappingProxyType(
 
 
 def ours(program: Program, keep: Collection[str] = ()) -> Program:
-    """The program after all passes. `keep` are names that will be fetched: they stay, and are not written over."""
+    """Return the program after all passes. The passes neither rename nor overwrite names in `keep`, to be fetched."""
     for change in PASSES.values():
         program = change(program, keep)
     return program

@@ -1,7 +1,7 @@
-"""Shape proxies: a gradient block that asks only for the shape of a forward value is given another value to ask.
+"""Shape proxies: a gradient block that needs only the shape of a forward value reads the shape of another value.
 
-A training loop keeps, for every trip, each forward value that its gradient block mentions, even where the gradient
-needs no byte of it. Another tensor of the same shape and type that is there anyway answers as well.
+A training loop keeps, for each iteration, every forward value mentioned by its gradient block, even if the gradient
+reads no byte of the value. Another tensor of the same shape and type, present anyway, serves as well.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
 
 
 def shape_proxies(program: Program) -> Program:
-    """The program whose gradient blocks mention no forward value of which they read no byte, where another will do."""
+    """Return the program without shape-only uses of forward values in gradient blocks, where a proxy exists."""
     blocks = tuple(_asked_elsewhere(program, block) if block.forward > 0 else block for block in program.blocks)
     return replace(program, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What a gradient block sees: `forward` are variables that the forward block left there."""
+    """Names visible in a gradient block: `forward` has variables of the forward block, `seen` the uses of names."""
 
     program: Program
     block: Block
@@ -31,24 +31,27 @@ class _Scope:
     seen: Mapping[str, list[Mention]]
 
     def asked(self, name: str) -> bool:
-        """Whether a forward value is mentioned, but no byte of it is read."""
+        """Return True if the block uses only the shape of the forward value."""
         return name in self.forward and name not in self.block.vars and not self.needed(name)
 
     def needed(self, name: str) -> bool:
+        """Return True if the block reads or writes the name."""
         return any(mention.reads or mention.writes for mention in self.seen[name])
 
     def others(self, op: Op, at: int) -> Iterator[str]:
-        """What else is there when an operator runs: what it reads itself; what is read later; what was read before."""
+        """Yield the candidates present at an operator: its own operands, then names used later, then all names used."""
         yield from (name for name in op.reads if any(m.reads for m in self.seen[name] if m.at == at))
         there = [name for name, those in self.seen.items() if self.needed(name) and self._there(name, those, at)]
         yield from (name for name in there if self.seen[name][-1].at >= at)
         yield from there
 
     def _there(self, name: str, seen: list[Mention], at: int) -> bool:
+        """Return True if the name comes from outside of the block, or is written before the operator."""
         return name not in self.block.vars or any(mention.writes for mention in seen if mention.at < at)
 
 
 def _asked_elsewhere(program: Program, gradient: Block) -> Block:
+    """Return a gradient block with shape-only uses replaced by proxies."""
     scope = _Scope(program, gradient, program.blocks[gradient.forward].vars, mentions(program, (gradient.index,)))
     ops = []
     for at, op in enumerate(gradient.ops):
@@ -60,7 +63,7 @@ def _asked_elsewhere(program: Program, gradient: Block) -> Block:
 
 
 def _proxy(scope: _Scope, name: str, op: Op, at: int) -> str:
-    """Another name of the same shape; the name itself where there is none."""
+    """Return a name with the same shape; the name itself if no candidate fits."""
     mine = scope.forward[name]
     for other in scope.others(op, at):
         var = found(scope.program, scope.block.index, other)

@@ -1,7 +1,7 @@
-"""Reordering: each operator of the optimiser runs as soon as its gradient is complete, so that gradients die early.
+"""Reordering: each weight update runs as soon as its gradient is complete, to end the gradient's live range early.
 
-Only the outermost block is reordered. An operator goes up until one that writes what it reads, or that mentions what it
-writes: the same values are computed from the same values.
+Only block 0 is reordered. An update moves up to the nearest operator that writes one of its operands, or mentions one
+of its outputs. The values stay the same.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from sublet.frontends.paddle.lives.scopes import Scopes
 from sublet.frontends.paddle.operators.effects import there
 
 OPTIMISER = 2
-"""The bit of the attribute `op_role` with which Paddle marks the optimiser's operators."""
+"""Paddle's bit for operators of the optimizer in the attribute `op_role`."""
 
 
 def optimise_early(program: Program) -> Program:
-    """The program with the optimiser's operators moved up in the outermost block, each as far as it can go."""
+    """Return the program with each weight update of block 0 moved up as far as possible; updates keep their order."""
     first, *others = program.blocks
     scopes = Scopes(program)
     done: list[Op] = []
@@ -28,7 +28,7 @@ def optimise_early(program: Program) -> Program:
         if optimises(op):
             while at and not touched[at - 1][1] & (reads | writes) and not touched[at - 1][0] & writes:
                 at -= 1
-            while at < len(done) and optimises(done[at]):  # these stay in the order they had
+            while at < len(done) and optimises(done[at]):  # updates keep their order
                 at += 1
         done.insert(at, op)
         touched.insert(at, (reads, writes))
@@ -36,14 +36,14 @@ def optimise_early(program: Program) -> Program:
 
 
 def optimises(op: Op) -> bool:
-    """Whether an operator updates a weight from its gradient, and runs no block for it."""
+    """Return True if the operator updates a weight from a gradient, and runs no block."""
     role = op.attrs.get("op_role")
     marked = role is not None and isinstance(role.value, int) and bool(role.value & OPTIMISER)
     return marked and {"Param", "Grad"} <= op.inputs.keys() and op.block() is None
 
 
 def _touches(scopes: Scopes, op: Op) -> tuple[set[str], set[str]]:
-    """The names that an operator reads and those that it writes, with those of the blocks it runs."""
+    """Return the names read and the names written by an operator and its nested blocks."""
     inner = op.block()
     blocks = () if inner is None else tuple(scopes.inside(inner))
     ops = (op, *(each for block in blocks for each in scopes.program.blocks[block].ops))

@@ -1,7 +1,7 @@
-"""Whether two variables of an operator have one type and shape, for whatever an open extent turns out to be.
+"""Shape equality: proof of equal type and shape of two variables at an operator, for any value of open extents.
 
-Declared extents that are closed say it. An open one (-1) may be another for each variable, even of one operator:
-rows that a sequence's step has no more of. Then it takes an operator that gives its output the shape of X.
+Closed declared extents decide at once. An open extent (-1) may differ between variables, even of the same operator: the
+steps of sequences have fewer and fewer rows. In this case, the operator must give its output the shape of X.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ KEEPING = frozenset(
         *("elementwise_add", "elementwise_sub", "elementwise_mul", "elementwise_div"),
     }
 )
-"""Operators whose output has the shape of X, if that of Y, where there is one, is closed and has fewer axes."""
+"""Operators with an output of X's shape, if Y (for a binary operator) has closed extents and fewer axes."""
 
 
 def found(program: Program, block: int, name: str | None) -> Var | None:
-    """What a name means in a block; in a gradient block it may be a forward value."""
+    """Return the variable of a name used in a block, or None; in a gradient block possibly a forward value."""
     forward = max(program.blocks[block].forward, 0)
     if name is None:
         return None
@@ -26,7 +26,7 @@ def found(program: Program, block: int, name: str | None) -> Var | None:
 
 
 def alike(program: Program, block: int, op: Op, one: Var, other: Var) -> bool:
-    """Whether two tensors have one type, shape and level of detail when an operator runs."""
+    """Return True if two tensors have equal type, shape and level of detail whenever the operator runs."""
     if one.dtype is None or one.kind != TENSOR or other.kind != TENSOR:
         return False
     if (one.dtype, one.dims, one.lod_level) != (other.dtype, other.dims, other.lod_level):
@@ -35,7 +35,7 @@ def alike(program: Program, block: int, op: Op, one: Var, other: Var) -> bool:
 
 
 def _keeps(program: Program, block: int, op: Op, one: Var, other: Var) -> bool:
-    """Whether an operator gives what both names stand for the shape of X."""
+    """Return True if both variables are main operands or results of an operator that preserves the shape of X."""
     kind = op.type.removesuffix("_grad")
     if kind not in KEEPING:
         return False

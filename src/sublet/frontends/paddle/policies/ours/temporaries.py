@@ -1,11 +1,12 @@
-"""Temporaries of loops: what is written and dies within one trip lies outside of the loop, in as few names as will do.
+"""Temporaries of loops: variables live only within an iteration move outside of the loop, into few shared variables.
 
-Paddle frees what dies in a block on a thread of its own. Where that comes late, bytes of one trip are still there in
-the next, and nobody can say how many. A variable of the block around the loop is not freed in between: every trip
-writes over what the one before left there, so that nothing waits to be freed, whenever that thread runs. After the
-loop `share_data` makes each such variable a view of a result of the loop, so that its own bytes go at once; as it reads
-that result, no executor runs it before the loop is done. The result is then assigned to itself, which copies nothing:
-whoever reads it afterwards, as the next loop does where it can be chosen so, waits until those bytes are gone.
+Paddle frees dead variables of a block on a separate thread. If the thread is late, bytes of an iteration are still
+present in the next, in an unknown number. A variable of the block around the loop is not freed in between: each
+iteration overwrites the content of the previous iteration, so no free is pending. After the loop, `share_data` makes
+each such variable a view of a result of the loop, to free the variable's bytes at once. Every executor runs the
+`share_data` after the loop, because it reads the result. Then an `assign` of the result to itself, without a copy,
+makes later readers of the result wait for the free; the result is chosen among the operands of the next loop if
+possible.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from sublet.frontends.paddle.policies.ours.untouchable import reasons
 
 LOOPS = ("while", "while_grad")
 SHARED = (DType.F32, DType.F64, DType.I32, DType.I64)
-"""Types of elements that `share_data` takes in every version from 2 on."""
+"""Element types supported by `share_data` in every version since 2."""
 
 
 def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program:
-    """The program whose loops hold what dies within a trip in variables outside. Paddle 1 frees at once: it stays."""
+    """Return the program with temporaries of loops moved into outer variables.
+
+    Programs for Paddle 1 stay as given: Paddle 1 frees at once.
+    """
     if program.version < COPYING:
         return program
     scopes, untouchable = Scopes(program), reasons(program, keep)
     blocks, after = list(program.blocks), dict[tuple[int, int], tuple[Op, ...]]()
     unsure = perhaps_nothing(program)
     for loop, owner in _outermost(scopes):
-        results, made = _results(program, owner, unsure), dict[str, Var]()
+        results, outer_vars = _results(program, owner, unsure), dict[str, Var]()
         for block in scopes.inside(loop):
             names, rooms = _moved(program, block, untouchable, results.keys())
             if rooms.keys() & {name for each in program.blocks for name in each.vars}:
@@ -44,16 +48,16 @@ def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program
             left = {name: var for name, var in blocks[block].vars.items() if name not in names}
             ops = tuple(op.renamed(names) for op in blocks[block].ops)
             blocks[block] = replace(blocks[block], vars=left, ops=ops)
-            made |= rooms
-        if made:
+            outer_vars |= rooms
+        if outer_vars:
             outer = blocks[owner.block]
-            blocks[owner.block] = replace(outer, vars={**outer.vars, **made})
-            after[owner.block, owner.index] = tuple(_let_go(owner, results, made))
+            blocks[owner.block] = replace(outer, vars={**outer.vars, **outer_vars})
+            after[owner.block, owner.index] = tuple(_let_go(owner, results, outer_vars))
     return replace(program, blocks=tuple(_with(block, after) for block in blocks))
 
 
 def _let_go(owner: Owner, results: Mapping[DType | None, str], rooms: Mapping[str, Var]) -> Iterator[Op]:
-    """What comes after a loop: each variable becomes a view of a result; then these are assigned to themselves."""
+    """Yield the operators after a loop: a `share_data` for each outer variable, then an `assign` for each result."""
     for name, var in rooms.items():
         yield new_op("share_data", {"X": [results[var.dtype]]}, {"Out": [name]}, told(owner.op))
     for result in dict.fromkeys(results[var.dtype] for var in rooms.values()):
@@ -61,13 +65,13 @@ def _let_go(owner: Owner, results: Mapping[DType | None, str], rooms: Mapping[st
 
 
 def _with(block: Block, after: Mapping[tuple[int, int], tuple[Op, ...]]) -> Block:
-    """A block with more operators behind some of its own."""
+    """Return a block with the operators of `after` inserted behind their positions."""
     ops = tuple(each for at, op in enumerate(block.ops) for each in (op, *after.get((block.index, at), ())))
     return replace(block, ops=ops) if len(ops) != len(block.ops) else block
 
 
 def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
-    """The bodies of loops that lie in no other loop, and the operators that run them."""
+    """Yield the body and owner of each loop outside of any other loop."""
     owners = scopes.owners
     for inner, owner in owners.items():
         around = owner.block
@@ -78,10 +82,11 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
 
 
 def _results(program: Program, owner: Owner, unsure: Collection[str]) -> dict[DType | None, str]:
-    """By type of elements, a result of a loop that is surely there after it: one that it took, which a loop without
-    rounds leaves as it was, if that is not `unsure` itself. Rather one that the next loop reads, and a small one.
+    """Return a result of the loop that is surely written after the loop, by element type.
 
-    The gradient of a loop also takes what nobody made, for zeros: that is there after a round.
+    The result must be an operand of the loop too: a loop without iterations leaves an operand unchanged. Names in
+    `unsure` are excluded. Results read by the next loop are preferred, then small results. For the gradient of a loop,
+    Paddle replaces missing operands by zeros, but only in an iteration.
     """
     ops = program.blocks[owner.block].ops
     later = ops[owner.index + 1 :]
@@ -91,17 +96,17 @@ def _results(program: Program, owner: Owner, unsure: Collection[str]) -> dict[DT
     elif not _goes_round(program, owner):
         sure &= {name for op in ops[: owner.index] if op.block() is None for name in op.writes}
     loop = next((op.reads for op in later if op.type in LOOPS), ())
-    found = sorted(
+    candidates = sorted(
         (name not in loop, prod(var.dims), name, var.dtype)
         for name in sure
         if (var := program.var(owner.block, name)) is not None
         if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
     )
-    return {dtype: name for *_, name, dtype in reversed(found)}
+    return {dtype: name for *_, name, dtype in reversed(candidates)}
 
 
 def _goes_round(program: Program, owner: Owner) -> bool:
-    """Whether the loop that this is the gradient of surely makes a round: its condition is a number, and holds."""
+    """Return True if the forward loop surely runs an iteration: its condition is a known scalar and holds."""
     known: dict[Place, Number] = {}
     for op in program.blocks[owner.block].ops[: owner.index]:
         if op.type == "while" and op.outputs.get("StepScopes") == owner.op.inputs.get("StepScopes"):
@@ -112,7 +117,7 @@ def _goes_round(program: Program, owner: Owner) -> bool:
 
 @dataclass(slots=True)
 class _Room:
-    """A variable outside: what it is called, and the operator that is the last to need what it holds."""
+    """An outer variable: its name, and the last operator that needs its content."""
 
     name: str
     until: int
@@ -121,7 +126,7 @@ class _Room:
 def _moved(
     program: Program, block: int, untouchable: Collection[str], dtypes: Collection[DType | None]
 ) -> tuple[dict[str, str], dict[str, Var]]:
-    """The names that leave a block, each with that of the variable it is from now on, and these variables."""
+    """Return the outer variable's name for each moved name of a block, and the outer variables."""
     vars = program.blocks[block].vars
     elsewhere = {
         name for other in program.blocks if other.index != block for op in other.ops for name in (*op.reads, *op.writes)
@@ -129,22 +134,22 @@ def _moved(
     names: dict[str, str] = {}
     rooms: dict[str, Var] = {}
     free: dict[object, list[_Room]] = {}
-    for name, seen in mentions(program, (block,)).items():  # in the order in which they are written
+    for name, seen in mentions(program, (block,)).items():  # in the order of their first use
         if name in untouchable or name in elsewhere or name not in vars or not _temporary(vars[name], seen):
             continue
         if vars[name].dtype not in dtypes:
             continue
-        alike = free.setdefault((vars[name].dtype, vars[name].dims), [])
-        room = next((room for room in alike if room.until < seen[0].at), None)
+        same_shape = free.setdefault((vars[name].dtype, vars[name].dims), [])
+        room = next((room for room in same_shape if room.until < seen[0].at), None)
         if room is None:
             room = _Room(f"sublet.loop{block}.{len(rooms)}", 0)
-            alike.append(room)
+            same_shape.append(room)
             rooms[room.name] = replace(vars[name], name=room.name)
         room.until, names[name] = seen[-1].at, room.name
     return names, rooms
 
 
 def _temporary(var: Var, seen: list[Mention]) -> bool:
-    """Whether every trip writes a tensor of known size before it reads it, by operators that keep no view of it."""
+    """Return True if each iteration writes the tensor before any read, with known size and without views."""
     closed = var.kind == TENSOR and min(var.dims, default=0) >= 0 and not var.lod_level
     return closed and begins(seen) and all(mention.known for mention in seen)

@@ -1,8 +1,8 @@
-"""Which names are never renamed, and why. Everything else in this policy asks here first.
+"""Rename constraints: the names excluded from renames, with reasons. The renaming passes respect the constraints.
 
-Paddle finds variables by name at run time, and some of these names stand nowhere in the program: a loop's gradient
-looks for its input's name + `@GRAD` inside the gradient block, an executor looks for feeds and fetches from outside.
-So the rules go by name, over all blocks: a name is touched only where none of them speaks.
+Paddle finds variables by name at run time, and some names do not appear in the program: the gradient of a loop looks up
+its input's name + `@GRAD` in the gradient block, and a caller of the executor looks up feeds and fetches. So the rules
+apply by name, over all blocks: a name may be renamed only if no rule applies.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
 
 
 def reasons(program: Program, keep: Collection[str] = ()) -> Mapping[str, str]:
-    """Each name that must stay as it is, with the reason in words."""
-    found: dict[str, str] = {EMPTY: "it stands for what is not there"}
+    """Return each name that must stay, with the reason."""
+    by_name: dict[str, str] = {EMPTY: "it stands for what is not there"}
     for rule in (_asked_for(keep), _control_flow(program), _variables(program), _places(program)):
         for name, reason in rule:
-            found.setdefault(name, reason)
+            by_name.setdefault(name, reason)
     for name in perhaps_nothing(program):
-        found.setdefault(name, "it may hold nothing when it is read")
-    return MappingProxyType(found)
+        by_name.setdefault(name, "it may hold nothing when it is read")
+    return MappingProxyType(by_name)
 
 
 def _asked_for(keep: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names kept for the caller."""
     for name in keep:
         yield name, "it is to be kept"
 
 
 def _variables(program: Program) -> Iterator[tuple[str, str]]:
-    """By what a variable is."""
+    """Yield the names excluded by their variable: kind, size, or several declarations."""
     declared: dict[str, int] = {}
     for block in program.blocks:
         for name, var in block.vars.items():
@@ -42,6 +43,7 @@ def _variables(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def _of_variable(var: Var) -> Iterator[str]:
+    """Yield the reasons in the properties of a variable."""
     if var.persistable or var.parameter:
         yield "it outlives the run: a weight, or a state of the optimiser"
     if var.kind != TENSOR:
@@ -51,7 +53,7 @@ def _of_variable(var: Var) -> Iterator[str]:
 
 
 def _control_flow(program: Program) -> Iterator[tuple[str, str]]:
-    """By how operators that own blocks, and others, mention names beside their inputs and outputs."""
+    """Yield the names mentioned by operators with blocks, the gradients of such names, and names in attributes."""
     for block in program.blocks:
         for op in block.ops:
             if owns_blocks(op):
@@ -63,7 +65,7 @@ def _control_flow(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def _places(program: Program) -> Iterator[tuple[str, str]]:
-    """By where names are mentioned: elsewhere than at home, never written, never read."""
+    """Yield the names excluded by their uses: a use outside of the declaring block; no declaration, write or read."""
     seen: dict[str, set[int]] = {}
     read, written = set[str](), set[str]()
     for block in program.blocks:
@@ -88,12 +90,12 @@ def _places(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def owns_blocks(op: Op) -> bool:
-    """Whether an operator runs blocks of its own: a loop, a branch, and their gradients."""
+    """Return True if the operator runs a block: a loop, a branch, or the gradient of either."""
     return any(attr.kind in ("BLOCK", "BLOCKS") for attr in op.attrs.values())
 
 
 def _texts(op: Op) -> Iterator[str]:
-    """Every word in an attribute: which of them are names of variables, only Paddle knows."""
+    """Yield every string in the attributes of an operator: any may be the name of a variable."""
     for attr in op.attrs.values():
         if isinstance(attr.value, str):
             yield attr.value
