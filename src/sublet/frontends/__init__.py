@@ -1,1 +1,1 @@
-"""Foreign formats in, graphs out: one front-end a format."""
+"""Front-ends: importers of model files, one package per format, each returning a graph in Sublet's IR."""

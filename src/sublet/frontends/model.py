@@ -1,4 +1,4 @@
-"""Any model file Sublet reads, by its suffix."""
+"""Model loading by file suffix: dispatches to the front-end of each supported format."""
 
 from __future__ import annotations
 
@@ -27,26 +27,30 @@ PADDLE_SUFFIXES = (".pdmodel", ".pb", PIR_SUFFIX)
 TFLITE_SUFFIX = ".tflite"
 TORCH_SUFFIX = ".pt2"
 PADDLE_NAME = "__model__"
-"""What older versions of Paddle call the file of a program."""
+"""The file name of a program in older versions of Paddle."""
 
 
 def is_onnx(path: Path) -> bool:
-    """Whether a file is an ONNX model, by its suffix in any case."""
+    """True if the file suffix, in any case, marks an ONNX model."""
     return path.suffix.lower() == ONNX_SUFFIX
 
 
 def is_paddle(path: Path) -> bool:
-    """Whether a file is a Paddle program, by its name."""
+    """True if the file name marks a Paddle program: a known suffix in any case, or exactly `PADDLE_NAME`."""
     return path.suffix.lower() in PADDLE_SUFFIXES or path.name == PADDLE_NAME
 
 
 def is_tflite(path: Path) -> bool:
-    """Whether a file is a TensorFlow Lite model, by its suffix in any case."""
+    """True if the file suffix, in any case, marks a TensorFlow Lite model."""
     return path.suffix.lower() == TFLITE_SUFFIX
 
 
 def bounded(model: Model, max_trips: Trips) -> Model:
-    """The model with declared maxima of rounds, see `trips`. Raises ModelError for one that makes no sense."""
+    """Return the model with declared maximum trip counts, see `trip_counts`.
+
+    Raises ModelError for a maximum below 0 or not an integer, for an unknown loop, and for a stacked output too large
+    to plan.
+    """
     by_loop = trips_of(max_trips)
     return replace(model, graph=with_max_trips(model.graph, by_loop), max_trips=by_loop) if by_loop else model
 
@@ -59,21 +63,27 @@ def read_model(
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Read a model: ONNX (.onnx), TensorFlow Lite (.tflite), a program of PyTorch's (.pt2), a Paddle program for
-    inference (.pdmodel, .json), or a graph in text form (.sublet).
+    """Read a model file of any supported format, chosen by the suffix.
 
-    `dims` binds symbolic dimensions of an ONNX model, and open extents of a Paddle program (`"x.0"` is the first one
-    of x); a graph in text form has none. `max_trips` declares how many
-    rounds loops make at most, for all of them or by the name of a loop or of one of its outputs: what such a loop
-    stacks for an output of the model is planned, and a run that goes on beyond it is a RunError. `optimize` is a
-    level of ONNX Runtime's optimiser that rewrites an ONNX model first, or "none". `assume` tells shapes of values of
-    an ONNX model that nobody knows, as `{"a": "f32[1,8]"}`; a run in which one of them has another shape is a RunError.
-    Raises ModelError when the file cannot be read or understood, TextError for a mistake in the text.
+    ONNX (.onnx), TensorFlow Lite (.tflite), an exported PyTorch program (.pt2), a Paddle inference program (.pdmodel,
+    .pb, .json, or a file named `__model__`), or a graph in text form (.sublet).
+
+    dims        extents of symbolic dimensions of an ONNX model, and of open extents of a Paddle program (`"x.0"` is the
+                first open extent of input x); a graph in text form has none
+    max_trips   the maximum trip count of every loop, or of single loops by the name of the loop or of a loop output;
+                the stacked graph outputs of a bounded loop are planned, and a run beyond the maximum raises RunError
+    optimize    the level of ONNX Runtime's optimiser for rewriting an ONNX model first, or "none"
+    assume      shapes of ONNX values without inferred shape, as `{"a": "f32[1,8]"}`; a run with another shape
+                raises RunError
+
+    Raises ModelError for a file that cannot be read or understood, and for an option not applicable to the format;
+    TextError for a syntax error in the text form.
     """
     return bounded(_read(Path(path), dims, optimize, assume or {}), max_trips)
 
 
 def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+    """Read the model by its front-end. Raises ModelError for an option the format does not have."""
     if is_onnx(path):
         if assume and optimize != AS_IS:
             raise ModelError(

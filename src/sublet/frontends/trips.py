@@ -1,7 +1,8 @@
-"""Declared maxima of trip counts: what a loop stacks is planned although a run alone tells how many rounds it makes.
+"""Declared maximum trip counts: plan the stacked outputs of loops with a data-dependent trip count.
 
-A stacked output takes the declared number of rows; a run makes as many as it makes and gives them alone. A node
-that reads such an output would see rows that nobody made, so only outputs of the whole graph are planned.
+A planned stacked output has the declared number of rows. A run writes one row per iteration, and returns only the rows
+written. A node reading a stacked output would see unwritten rows, so only stacked outputs of the whole graph without
+any reader are planned.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import reads, renamed
 
 EVERY = ""
-"""Stands for every loop."""
+"""The key of a maximum for every loop."""
 
 Trips = int | Mapping[str, int] | None
-"""A maximum for every loop, or one a loop by its name or that of one of its outputs."""
+"""A maximum trip count for every loop, or for single loops by the name of the loop or of a loop output."""
 
 
 def trips_of(declared: Trips) -> dict[str, int]:
-    """A declaration by loop. Raises ModelError for a maximum that is no number of rounds."""
+    """Return the maximum trip count by loop name; the key `EVERY_LOOP` applies to every loop.
+
+    Raises ModelError for a maximum below 0 or not an integer.
+    """
     by_loop = {} if declared is None else {EVERY: declared} if isinstance(declared, int) else dict(declared)
     for name, trips in by_loop.items():
         if type(trips) is not int or trips < 0:
@@ -33,10 +37,10 @@ def trips_of(declared: Trips) -> dict[str, int]:
 
 
 def with_max_trips(graph: Graph, max_trips: Mapping[str, int]) -> Graph:
-    """The graph with those stacked outputs planned that have as many rows as the run makes.
+    """Return the graph with the stacked outputs of bounded loops planned at the maximum trip count.
 
-    A loop in a body or arm stacks for that body or arm: it stays as it is. Raises ModelError when a name is
-    no loop of the graph, or when an output becomes too large.
+    Loops inside bodies and arms stay unchanged, because their stacked outputs belong to the body or arm. Raises
+    ModelError for a name of no top-level loop, and for a stacked output too large to plan.
     """
     loops = [node for node in graph.nodes if isinstance(node, While)]
     names = {name for loop in loops for name in _names(loop)}
@@ -56,22 +60,27 @@ def with_max_trips(graph: Graph, max_trips: Mapping[str, int]) -> Graph:
 
 
 def _names(loop: While) -> tuple[str, ...]:
+    """Return the names a caller may use for the loop: the loop's name and the names of the loop outputs."""
     return (loop.name, *(value.name for value in loop.defs))
 
 
 def _readers(graph: Graph) -> dict[Value, str]:
-    """For each value a node or sub-graph that reads it, in words."""
-    found: dict[Value, str] = {}
+    """Return a description of the first reader of every value read by a node, a sub-graph or an update."""
+    readers: dict[Value, str] = {}
     for node in graph.walk():
         for value in reads(node):
-            found.setdefault(value, f"node {node.name!r}")
+            readers.setdefault(value, f"node {node.name!r}")
     for target, source in graph.updates:
-        found.setdefault(source, f"the update of {printable(target.name)!r}")
-    return found
+        readers.setdefault(source, f"the update of {printable(target.name)!r}")
+    return readers
 
 
 def _stacked(loop: While, trips: int, readers: Mapping[Value, str]) -> dict[Value, Value]:
-    """The stacked outputs that change: planned, or left outside with another reason."""
+    """Return replacements for the stacked outputs of one loop.
+
+    An output without readers becomes plannable with `trips` rows. An output with a reader stays unplannable, with a
+    reason naming the reader.
+    """
     changed: dict[Value, Value] = {}
     for row, whole, axis in zip(loop.rows, loop.stacked, loop.row_axes, strict=True):
         if whole is None or not isinstance(whole.spec, Unplannable) or not isinstance(row.spec, TensorSpec):

@@ -1,7 +1,11 @@
-"""ExecuTorch: a memory planning algorithm for its pass, and what lies in its programs.
+"""ExecuTorch front-end: a memory planning algorithm for ExecuTorch's pass, and a verifier of the plans in .pte files.
 
-modules    graph modules as ExecuTorch plans them: whose lives are known, what a node runs inside
-lives      one clock over a program and all that it runs inside; when the bytes of each tensor are needed
-sharing    which tensors are the same bytes: storage bases, the outcomes of a branch
-algorithm  the planner, in the terms of ExecuTorch's MemoryPlanningAlgorithmSuite
+graph_modules      graph modules as planned by ExecuTorch: node live ranges, and modules run by control flow
+live_ranges        a common clock over a program and all inner modules; live ranges of tensors
+shared_places      tensors sharing bytes: storage bases, outcomes of branches
+algorithm          the planner, with the interface of ExecuTorch's MemoryPlanningAlgorithmSuite
+graph_program      graph modules as steps, for the replay of a plan
+pte, instructions  .pte files as steps
+replay             the check of a plan: each step reads intact tensors
+content_liveness   live ranges of contents, lower bounds, and the data of the picture
 """

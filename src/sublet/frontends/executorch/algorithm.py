@@ -1,7 +1,7 @@
 """Sublet as a memory planning algorithm of ExecuTorch.
 
-ExecuTorch asks for a plan of every module, from the innermost outwards, and would lay what is outside above what is
-inside. The answer for a module here places all that lies in it anew, together, so that the last answer is the plan.
+ExecuTorch requests a plan of every module, innermost first, and would place outer tensors above inner tensors. Each
+request here plans the tensors of the module and of all inner modules together, so the last result is the plan.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from sublet.packing import Buffer, Problem, Report, pack
 from sublet.packing.auto import AUTO
 
 ONE_OBJECT = 0
-"""ExecuTorch numbers the pieces of a memory that tensors share. Here all share with all."""
+"""ExecuTorch numbers the shared objects of a memory. Sublet declares one object for all tensors."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory of a plan, by its number; `padding` is what ExecuTorch wants behind the last tensor."""
+    """The packing of one memory of a plan.
+
+    number    ExecuTorch's number of the memory
+    problem   the packing problem
+    packed    the packing result
+    padding   bytes required by ExecuTorch behind the last tensor
+    """
 
     number: int
     problem: Problem
@@ -34,12 +40,12 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """What the tensors take, and the padding."""
+        """The bytes of the memory, including the padding."""
         return self.packed.packing.arena_bytes + self.padding
 
     @property
     def lower_bound_bytes(self) -> int:
-        """What every plan takes with these lives, in which the same tensors have one place."""
+        """The lower bound over all plans with the same live ranges and shared places, including the padding."""
         return self.packed.bound.bytes + self.padding
 
     def __str__(self) -> str:
@@ -50,18 +56,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of one method: its memories. It was replayed over all nodes before it was handed out."""
+    """The plan of one method: packed memories, already replayed over all nodes."""
 
     memories: tuple[Memory, ...]
 
     @property
     def nbytes(self) -> int:
-        """What all memories take together."""
+        """The total bytes of all memories."""
         return sum(memory.nbytes for memory in self.memories)
 
     @property
     def lower_bound_bytes(self) -> int:
-        """What they take at least."""
+        """The sum of the lower bounds of all memories."""
         return sum(memory.lower_bound_bytes for memory in self.memories)
 
     def __str__(self) -> str:
@@ -69,9 +75,10 @@ class Planned:
 
 
 class Algorithm:
-    """What `MemoryPlanningAlgorithmSuite` calls for every module; it remembers those inside for the one around them.
+    """The algorithm called by `MemoryPlanningAlgorithmSuite` for every module.
 
-    It keeps the modules that it has planned: make a new one for another program.
+    Records of inner modules are kept for the plans of outer modules. The object keeps references to all planned
+    modules: create a new object for each program.
     """
 
     __name__ = "sublet"
@@ -83,7 +90,7 @@ class Algorithm:
 
     @property
     def reports(self) -> tuple[Planned, ...]:
-        """The plans it made, one a method, in ExecuTorch's order."""
+        """The plans, one per method, in ExecuTorch's order."""
         return tuple(self._planned.values())
 
     def __call__(
@@ -94,9 +101,9 @@ class Algorithm:
         graph_signature: Any,
         extra_padding: int = 0,
     ) -> Any:
-        """The places of the tensors of a module and of all modules in it, as ExecuTorch's MemoryAlgoResult.
+        """Return the places of the tensors of a module and of all inner modules, as ExecuTorch's MemoryAlgoResult.
 
-        Raises PlanError for what cannot be planned right, ProblemError for an unknown strategy.
+        Raises PlanError for a program that cannot be planned correctly, ProblemError for an unknown strategy.
         """
         specs = list(dict.fromkeys(base_of(spec) for spec in specs))
         for spec in specs:
@@ -104,27 +111,27 @@ class Algorithm:
         self._known[graph_module] = known(graph_module, specs, extra_padding)
         clock = Clock(self._known)
         clock.run(graph_module)
-        # Tensors on another device come by themselves, and are told that nothing lies inside.
+        # ExecuTorch plans tensors of another device in a separate call, without sizes of inner modules.
         modules = clock.order if getattr(graph_module, "input_mem_buffer_sizes", None) else clock.order[:1]
         placed = [spec for _, each in modules for spec in each.placed if spec not in clock.bound]
-        found, names = shared(clock, placed), names_of(clock.order)
-        memories = dict(self._memories(found, names, alignment, max(m.padding for _, m in modules)))
-        result = _as_result(found, memories)
+        assignment, names = shared(clock, placed), names_of(clock.order)
+        memories = dict(self._memories(assignment, names, alignment, max(m.padding for _, m in modules)))
+        result = _as_result(assignment, memories)
         for _, each in clock.order:
             self._planned.pop(each.module, None)
         self._planned[graph_module] = Planned(tuple(memories.values()))
         for spec in (spec for _, each in modules for spec in each.placed if spec not in result.spec_dict):
-            spec.mem_offset = None  # it had a place of its own when its module was planned by itself
+            spec.mem_offset = None  # the earlier plan of the inner module alone gave the tensor a place
         _replayed(graph_module, graph_signature, names, result)
         return result
 
     def _memories(
         self, found: Shared, names: Mapping[Spec, str], alignment: int, padding: int
     ) -> Iterator[tuple[int, Memory]]:
-        """Each memory by its number, packed; its buffers are the places in it, in order."""
+        """Yield (number, packing) of each memory; the packed buffers are the memory's places, in order."""
         for number in sorted({place.memory for place in found.places}):
-            inside = [place for place in found.places if place.memory == number]
-            buffers = tuple(_buffer(k, place, names, alignment) for k, place in enumerate(inside))
+            places = [place for place in found.places if place.memory == number]
+            buffers = tuple(_buffer(k, place, names, alignment) for k, place in enumerate(places))
             problem = Problem(buffers, name=f"memory {number}")
             packed = pack(problem, self._strategy, self._timeout, effort=self._effort)
             yield number, Memory(number, problem, packed, padding)
@@ -136,21 +143,21 @@ def _buffer(number: int, place: Place, names: Mapping[Spec, str], alignment: int
 
 
 def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:
-    """The plan in ExecuTorch's words. Memory 0 is for constants."""
+    """Return the plan as ExecuTorch's MemoryAlgoResult. Memory 0 is for constants."""
     planning = exir("memory_planning")
     sizes = [0] * (max(memories, default=1) + 1)
     result = planning.MemoryAlgoResult({}, sizes)
     for number, memory in memories.items():
         sizes[number] = memory.nbytes
-        inside = [place for place in found.places if place.memory == number]
-        for place, offset in zip(inside, memory.packed.packing.offsets, strict=True):
+        places = [place for place in found.places if place.memory == number]
+        for place, offset in zip(places, memory.packed.packing.offsets, strict=True):
             for spec, distance in place.members:
                 result.spec_dict[spec] = planning.SpecAllocResult(number, ONE_OBJECT, offset + distance)
     return result
 
 
 def _replayed(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any) -> None:
-    """Replay the plan over the nodes. Raises PlanViolation where one would read what another has written over."""
+    """Replay the plan over the nodes. Raises PlanViolation if a node would read an overwritten tensor."""
 
     def place(spec: Spec) -> tuple[int, int] | None:
         placed = result.spec_dict.get(spec)

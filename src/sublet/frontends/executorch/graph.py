@@ -1,7 +1,7 @@
-"""The graph modules of a program as steps, so that a plan can be replayed before ExecuTorch has emitted it.
+"""Conversion of graph modules to steps, for the replay of a plan before ExecuTorch emits the program.
 
-It follows what ExecuTorch's emitter does: an operator writes its `out` arguments, what a branch gives back is moved to
-what comes out of it, a view of a tensor with a place is a tensor at that place.
+The conversion follows ExecuTorch's emitter: an operator writes the `out` arguments; a branch moves the returned tensor
+to the branch's result; a view of a placed tensor is a tensor at the same place.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from sublet.frontends.executorch.modules import (
 from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
 
 Place = Callable[[Spec], tuple[int, int] | None]
-"""The memory of a tensor and its offset there; None where it has no place."""
+"""A function returning (memory, offset) of a tensor, None for a tensor without a place."""
 
 
 def program_of(
     module: GraphModule, names: Mapping[Spec, str], place: Place, signature: Any, memories: Sequence[int]
 ) -> Program:
-    """The steps of a method and its tensors, by their names. `memories` are the sizes that the plan tells."""
-    written = _Writing(names, place)
+    """Return the tensors and steps of a method. `memories` are the sizes of the memories in the plan, in bytes."""
+    builder = _Writing(names, place)
     state, inputs = exir("memory_planning").__dict__["_is_mutable_buffer"], []
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            kept = bool(state(node, signature))
+            is_state = bool(state(node, signature))
             for spec in specs_of(node):
-                number = written.given(spec, kept)
-                inputs += [] if kept else [number]
-    written.add("the caller gives the inputs", writes=inputs)
-    written.module(module)
-    return Program("the module", tuple(written.tensors), tuple(written.steps), dict(enumerate(memories)))
+                number = builder.given(spec, is_state)
+                inputs += [] if is_state else [number]
+    builder.add("the caller gives the inputs", writes=inputs)
+    builder.module(module)
+    return Program("the module", tuple(builder.tensors), tuple(builder.steps), dict(enumerate(memories)))
 
 
 class _Writing:
+    """The tensors and steps of a method under construction."""
+
     def __init__(self, names: Mapping[Spec, str], place: Place) -> None:
         self._names, self._place = names, place
         self._numbers: dict[Spec, int] = {}
@@ -55,13 +57,13 @@ class _Writing:
         self.steps: list[Step] = []
 
     def given(self, spec: Spec, kept: bool) -> int:
-        """A tensor whose content is there when the program begins."""
+        """Mark a tensor as having content when the program begins, and return the tensor's number."""
         number = self._number(spec)
         self.tensors[number] = replace(self.tensors[number], given=True, kept=kept)
         return number
 
     def module(self, module: GraphModule) -> list[int | None]:
-        """The steps of a module; gives back what it returns, None where that is no tensor."""
+        """Append the steps of a module; return the returned tensors, None for a returned value that is no tensor."""
         returned: list[int | None] = []
         for node in list(module.graph.nodes):
             control = control_of(module, node)
@@ -78,6 +80,7 @@ class _Writing:
         return returned
 
     def _call(self, node: Node) -> None:
+        """Append the step of an operator call."""
         memory, planning = exir("memory"), exir("memory_planning").__dict__
         if node.target in (memory.alloc, memory.free, operator.getitem):
             return
@@ -91,7 +94,7 @@ class _Writing:
         self.add(node.name, reads=self._values(read), writes=[self._number(spec) for spec in specs_of(node)])
 
     def _view(self, node: Node) -> None:
-        """A view of what has a place is read there, whatever its base stands for; any other is a name."""
+        """Append a view: a view with a place is read at that place, a view without a place is a name of the base."""
         base, spec = self._value(node.args[0]), specs_of(node)[0]
         assert base is not None
         own = self._own(spec) if node.meta["spec"].is_static_shape_tensor else None
@@ -102,16 +105,18 @@ class _Writing:
         self.add(node.name, views=pair) if fixed else self.add(node.name, moves=pair)
 
     def _one_of(self, node: Node, control: Control) -> None:
-        """A jump to one of several modules; what it returns is moved to what comes out."""
+        """Append a branch: a jump to each inner module, and moves of the returned tensors to the results."""
         jump = len(self.steps)
         self.add(node.name, reads=self._values(node.args[:1]))
         begins, ends = [], []
-        made = [None if spec is None else self._number(spec) for spec in control.made]
+        results = [None if spec is None else self._number(spec) for spec in control.made]
         for inner in control.inner:
             begins.append(len(self.steps))
             self._bind(inner)
-            given = self.module(inner.module)
-            moves = [(s, t) for s, t in zip(given, made, strict=True) if s is not None and t is not None and s != t]
+            returned = self.module(inner.module)
+            moves = [
+                (s, t) for s, t in zip(returned, results, strict=True) if s is not None and t is not None and s != t
+            ]
             self.add(f"{node.name}, end of {inner.name}", moves=moves)
             ends.append(len(self.steps) - 1)
         self.steps[jump] = replace(self.steps[jump], then=tuple(begins))
@@ -119,34 +124,35 @@ class _Writing:
             self.steps[end] = replace(self.steps[end], then=(len(self.steps),))
 
     def _again(self, node: Node, control: Control) -> None:
-        """A loop: what it carries is copied, what it stacks is filled, what it takes a slice of is read every time."""
+        """Append a loop: every iteration copies carried tensors, fills stacked tensors, and reads sliced tensors."""
         (inner,) = control.inner
-        made = [None if spec is None else self._number(spec) for spec in control.made]
-        first = list(node.args[1]) if len(node.args) > 3 else []
-        carried, stacked = _tensors(made[: len(first)]), _tensors(made[len(first) :])
-        mapped = node.args[2] if first or len(node.args) > 3 else node.args[1]
-        self.add(node.name, reads=self._values(first), writes=carried, begins=stacked)
+        results = [None if spec is None else self._number(spec) for spec in control.made]
+        carried_inputs = list(node.args[1]) if len(node.args) > 3 else []
+        carried, stacked = _tensors(results[: len(carried_inputs)]), _tensors(results[len(carried_inputs) :])
+        mapped = node.args[2] if carried_inputs or len(node.args) > 3 else node.args[1]
+        self.add(node.name, reads=self._values(carried_inputs), writes=carried, begins=stacked)
         head = len(self.steps)
         self._bind(inner)
-        own = [specs_of(p)[0] for p in _placeholders(inner) if specs_of(p) and specs_of(p)[0] not in self._numbers]
-        self.add(f"{node.name}, a slice", reads=self._values(mapped), writes=[self._number(spec) for spec in own])
-        given = self.module(inner.module)
-        self.add(f"{node.name}, what is carried", reads=_tensors(given[: len(first)]), writes=carried)
-        self.add(f"{node.name}, a row", reads=_tensors(given[len(first) :]), fills=stacked)
+        slices = [specs_of(p)[0] for p in _placeholders(inner) if specs_of(p) and specs_of(p)[0] not in self._numbers]
+        self.add(f"{node.name}, a slice", reads=self._values(mapped), writes=[self._number(spec) for spec in slices])
+        returned = self.module(inner.module)
+        self.add(f"{node.name}, what is carried", reads=_tensors(returned[: len(carried_inputs)]), writes=carried)
+        self.add(f"{node.name}, a row", reads=_tensors(returned[len(carried_inputs) :]), fills=stacked)
         self.steps[-1] = replace(self.steps[-1], then=(head, len(self.steps)))
 
     def _bind(self, inner: Inner) -> None:
-        """Placeholders that stand for tensors around a module."""
+        """Bind the placeholders of an inner module to tensors of the outer module."""
         for node, argument in zip(_placeholders(inner), inner.arguments, strict=True):
             for spec in specs_of(node):
                 if argument is not None:
                     self._numbers[spec] = self._numbers[argument]
 
     def _values(self, values: Iterable[Any]) -> list[int]:
+        """Return the numbers of the tensors in nested values."""
         return _tensors(self._value(value) for value in leaves(list(values)))
 
     def _value(self, value: Any) -> int | None:
-        """The tensor that a node stands for."""
+        """Return the number of the tensor computed by a node; None if the node is no single tensor."""
         if value in self._views:
             return self._views[value]
         if getattr(value, "target", None) is operator.getitem:
@@ -156,9 +162,10 @@ class _Writing:
         return self._number(specs[0]) if len(specs) == 1 else None
 
     def _number(self, spec: Spec) -> int:
+        """Return the number of a tensor, adding the tensor on first use."""
         if spec not in self._numbers:
             family = self._number(spec.storage_base) if spec.storage_base is not None else -1
-            if family >= 0:  # the base is of the family too
+            if family >= 0:  # the base belongs to the family too
                 family = max(family, self.tensors[family].family)
                 base = self._numbers[spec.storage_base]
                 self.tensors[base] = replace(self.tensors[base], family=family)
@@ -169,11 +176,12 @@ class _Writing:
         return self._numbers[spec]
 
     def _own(self, spec: Spec) -> Bytes | None:
+        """Return the bytes the plan gives the tensor, None without a place."""
         placed = self._place(spec)
         return None if placed is None else Bytes(placed[0], placed[1], placed[1] + int(spec.allocated_memory))
 
     def add(self, what: str, **happens: Any) -> None:
-        """A step that is come to from the one before, and goes on to the next."""
+        """Append a step reached from the previous step and continuing with the next step."""
         then = (len(self.steps) + 1,)
         self.steps.append(Step(what, then=then, **{kind: tuple(several) for kind, several in happens.items()}))
 

@@ -1,10 +1,10 @@
-"""When a program needs what its tensors hold: for what no plan can do below, and for the picture.
+"""Live ranges of tensor contents in a program, for lower bounds and for the picture.
 
     point 2k      step k reads and writes
-    point 2k + 1  it has done so
+    point 2k + 1  step k is finished
 
-A tensor is held from when it may have been written until its last reader, on some way through the program. Names, views
-and what they stand for are the same bytes and count once.
+A content is live from the first possible write until the last reader on some path. Names, views and their bases are the
+same bytes and count once.
 """
 
 from __future__ import annotations
@@ -18,43 +18,46 @@ from sublet.packing import Buffer, Problem, lower_bound
 from sublet.packing.conflicts import joined
 
 MOST_WORK = 50_000_000
-"""Tensors looked at in all."""
+"""The limit of visited tensors over all fixpoint passes: a larger program raises ModelError."""
 
 
 def held(program: Program) -> list[Ranges]:
-    """For each tensor the points at which its content is there and will be read. Raises ModelError for a giant."""
-    live, there = _needed(program), _written(program)
+    """Return the live range of every tensor's content: points with content to be read on some path.
+
+    Raises ModelError for a program above `MAX_VISITED_TENSORS`.
+    """
+    live, has_content = _needed(program), _written(program)
     points: list[list[tuple[int, int]]] = [[] for _ in program.tensors]
     for at, step in enumerate(program.steps):
         after, before = live[at], _before(step, live[at])
-        for number in before & (there[at] | {*step.fills}):
+        for number in before & (has_content[at] | {*step.fills}):
             points[number].append((2 * at, 2 * at + 1))
         written = {*step.writes, *step.fills}
-        for number in written - before:  # while it is written, what the step reads is needed too
+        for number in written - before:  # the write overlaps the live range of the tensors the step reads
             points[number].append((2 * at, 2 * at + 1))
-        for number in (after & (there[at] | _made(step))) | written:
+        for number in (after & (has_content[at] | _made(step))) | written:
             points[number].append((2 * at + 1, 2 * at + 2))
     return [merge(several) for several in points]
 
 
 def least_bytes(program: Program, when: list[Ranges]) -> dict[int, int]:
-    """What the tensors of each memory take in every plan that runs these steps in this order."""
+    """Return the lower bound in bytes of each memory, over all plans running the steps in the given order."""
     groups = _groups(program)
     members: dict[int, list[int]] = {}
     for number, group in enumerate(groups):
         members.setdefault(group, []).append(number)
     buffers: dict[int, list[Buffer]] = {memory: [] for memory in program.memories}
-    for group, several in members.items():
-        memories = {place.memory for n in several if when[n] and (place := program.tensors[n].place) is not None}
-        live = merge(piece for number in several for piece in when[number])
-        if len(memories) == 1 and live and all(program.tensors[n].place is not None for n in several if when[n]):
-            nbytes = min(program.tensors[number].nbytes for number in several if when[number])
+    for group, numbers in members.items():
+        memories = {place.memory for n in numbers if when[n] and (place := program.tensors[n].place) is not None}
+        live = merge(piece for number in numbers for piece in when[number])
+        if len(memories) == 1 and live and all(program.tensors[n].place is not None for n in numbers if when[n]):
+            nbytes = min(program.tensors[number].nbytes for number in numbers if when[number])
             buffers.setdefault(memories.pop(), []).append(Buffer.alive_in(str(group), nbytes, live))
     return {memory: lower_bound(Problem(tuple(inside))).bytes for memory, inside in buffers.items()}
 
 
 def in_places(program: Program, when: list[Ranges]) -> Iterator[tuple[int, Bytes, Ranges]]:
-    """For each tensor with a place the points at which its bytes hold something, be it under another's name."""
+    """Yield (number, place, points) of each placed tensor: the points with live content there, under any name."""
     names: dict[int, set[int]] = {}
     for step in program.steps:
         for source, name in step.moves:
@@ -70,24 +73,24 @@ def in_places(program: Program, when: list[Ranges]) -> Iterator[tuple[int, Bytes
 
 
 def _made(step: Step) -> set[int]:
-    """What holds something after a step that held nothing before."""
+    """Return the tensors that gain content in a step."""
     several = (*step.moves, *step.views)
     return {*step.writes, *step.fills, *step.begins, *(target for _, target in several)}
 
 
 def _before(step: Step, after: set[int]) -> set[int]:
-    """What is needed before a step, of what is needed after it."""
+    """Return the tensors live before a step, given the tensors live after the step."""
     needed = set(after)
     for base, view in step.views:
         if view in needed:
             needed = (needed - {view}) | {base}
-    stood = {source for source, name in step.moves if name in needed}
-    needed = (needed - {name for _, name in step.moves}) | stood
+    sources = {source for source, name in step.moves if name in needed}
+    needed = (needed - {name for _, name in step.moves}) | sources
     return (needed - {*step.writes, *step.begins}) | {*step.reads, *step.fills}
 
 
 def _needed(program: Program) -> list[set[int]]:
-    """For each step the tensors that are read after it, on some way."""
+    """Return, for each step, the tensors read later on some path (backward liveness)."""
     ends = {number for number, tensor in enumerate(program.tensors) if tensor.kept}
     live: list[set[int]] = [set() for _ in program.steps]
     before: list[set[int]] = [*(set() for _ in program.steps), ends]
@@ -104,7 +107,7 @@ def _needed(program: Program) -> list[set[int]]:
 
 
 def _written(program: Program) -> list[set[int]]:
-    """For each step the tensors that may hold something when it begins."""
+    """Return, for each step, the tensors that may have content when the step begins (forward reachability)."""
     there: list[set[int] | None] = [None] * (len(program.steps) + 1)
     there[0] = {number for number, tensor in enumerate(program.tensors) if tensor.given}
     work, todo = 0, [0]
@@ -123,11 +126,12 @@ def _written(program: Program) -> list[set[int]]:
 
 
 def _counted(program: Program, work: int) -> int:
+    """Return `work`. Raises ModelError above `MAX_VISITED_TENSORS`."""
     if work > MOST_WORK:
         raise ModelError(f"{program.name}: too many tensors are needed for too long to be judged")
     return work
 
 
 def _groups(program: Program) -> list[int]:
-    """For each tensor the first of those that may be the same bytes, by moves and views."""
+    """Return, for each tensor, the first tensor possibly sharing the same bytes through moves and views."""
     return joined(len(program.tensors), (pair for step in program.steps for pair in (*step.moves, *step.views)))

@@ -1,9 +1,9 @@
-"""What the instructions of an ExecuTorch program do, from what is known of them all; operators tell no schemas.
+"""Semantics of ExecuTorch instructions, inferred from conventions, because files hold no operator schemas.
 
-A kernel's last argument is what it returns. An operator with `out` arguments has them before that once more: a tensor,
-a list, or all of a list one by one; one whose name ends in `_` changes its first argument and returns it. A view of a
-tensor with a place leaves no instruction: a value that nothing writes is taken for a view of what was last written to
-exactly its bytes before it is first used.
+A kernel's last argument is the returned value. An operator with `out` arguments repeats the returned value before the
+last argument: as a tensor, as a list, or as all elements of a list. An operator whose name ends in `_` changes and
+returns the first argument. A view of a placed tensor has no instruction: an unwritten value is taken for a view of the
+value last written to exactly the same bytes before the first use of the unwritten value.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ COPY_INDEX, VIEW = "executorch_prim::et_copy_index", "executorch_prim::et_view"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a method: a tensor, a list of values, or what takes no memory that is planned.
+    """A value of a method: a tensor, a list of values, or a value without planned memory.
 
-    constant   its content is in the file, and nothing writes it
-    initial    its content is in the file when the program is loaded, and lasts from run to run
-    truth      of a Boolean
+    nbytes     the bytes of a tensor; None for a list or scalar
+    place      the planned bytes
+    constant   True if the file holds the content, and no instruction writes the value
+    initial    True if the file holds the initial content, kept from run to run
+    items      the elements of a list
+    truth      the content of a Boolean
     """
 
     name: str
@@ -46,14 +49,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A call of a backend: what it reads, then what it writes; the file does not say where the one ends."""
+    """A call of a backend: first the values read, then the values written; the file does not mark the border."""
 
     arguments: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value becomes another: of tensors, a name of its bytes."""
+    """A move of `source` to `target`; for tensors, the target becomes a name of the source's bytes."""
 
     source: int
     target: int
@@ -61,7 +64,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Go on there if the value is false, else with the next instruction."""
+    """A jump to instruction `to` if the value is false."""
 
     value: int
     to: int
@@ -69,7 +72,7 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Bytes that the runtime has found go back to it."""
+    """A release of memory allocated by the runtime."""
 
     value: int
 
@@ -79,7 +82,7 @@ Instruction = Kernel | Delegate | Move | Jump | Free
 
 @dataclass
 class Method:
-    """A method as its file says it."""
+    """A method as stored in the file."""
 
     name: str
     values: Sequence[Value]
@@ -91,7 +94,7 @@ class Method:
     _first_use: dict[int, int] = field(default_factory=dict)
 
     def program(self) -> Program:
-        """What it does, step by step: first the caller gives its inputs, at the end the outputs are read."""
+        """Return the method as steps: first the caller writes the inputs, last the outputs are read."""
         steps = [Step("the caller gives the inputs", writes=self._tensors(self.inputs))]
         self._note(0, steps[0])
         for at, instruction in enumerate(self.instructions, 1):
@@ -116,7 +119,7 @@ class Method:
         return Tensor(value.name, value.nbytes or 0, value.place, given, kept, alignment=value.alignment)
 
     def _tensors(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """The tensors among values, and in lists of them."""
+        """Return the tensors among the values, including tensors in lists."""
         several = (n for number in numbers for n in (number, *self.values[number].items))
         return tuple(dict.fromkeys(n for n in several if self.values[n].nbytes is not None))
 
@@ -135,10 +138,11 @@ class Method:
         return Step("free")
 
     def _known(self, number: int) -> bool:
+        """True if a tensor has content at this point: written by an earlier instruction, or stored in the file."""
         return number in self._written or self.values[number].constant or self.values[number].initial
 
     def _kernel(self, operator: str, arguments: tuple[int, ...]) -> Step:
-        """See the head of this file."""
+        """Return the step of an operator call, by the conventions in the module docstring."""
         if operator.startswith(COPY_INDEX) and len(arguments) > 1:
             return Step(operator, reads=self._tensors(arguments[1:]), fills=self._tensors(arguments[:1]))
         if operator.startswith(VIEW) and len(arguments) == 3:
@@ -157,6 +161,7 @@ class Method:
         return Step(operator, reads=self._tensors(before), writes=written)
 
     def _note(self, at: int, step: Step) -> None:
+        """Record the first use and the writes of the values of a step."""
         moved = [number for pair in step.moves for number in pair]
         for number in (*step.reads, *step.writes, *step.fills, *moved):
             self._first_use.setdefault(number, at)
@@ -164,7 +169,7 @@ class Method:
             self._written.setdefault(number, []).append(at)
 
     def _states(self, steps: Sequence[Step]) -> set[int]:
-        """What lasts from run to run: it says so, or is changed in place and read before that."""
+        """Return the values kept from run to run: initial values, and values read and then only changed in place."""
         found = {number for number, value in enumerate(self.values) if value.initial}
         for number, several in self._written.items():
             changed = all(
@@ -175,7 +180,7 @@ class Method:
         return found
 
     def _view(self, steps: list[Step], view: int, there: Sequence[int]) -> None:
-        """Let a value that nothing writes be a view of what was last written to its bytes before it is used."""
+        """Make an unwritten value a view of the value last written to the same bytes before the first use."""
         first, last, base = self._first_use.get(view, 0), -1, -1
         for number in there[: bisect_left(there, view)]:
             several = self._written.get(number, [])
@@ -189,7 +194,7 @@ class Method:
             steps[at] = replace(steps[at], views=(*steps[at].views, (base, view)))
 
     def _sure(self) -> dict[int, bool]:
-        """Of jumps, by their steps, which are known: what they look at is in the file and nothing changes it."""
+        """Return the truth of each jump, by step, whose condition is in the file and never changed."""
         changed = set(self.inputs)
         for each in self.instructions:
             changed.update(each.arguments if isinstance(each, Kernel | Delegate) else ())
@@ -204,7 +209,7 @@ class Method:
 
 
 def _linked(steps: Sequence[Step], jumps: dict[int, int], sure: dict[int, bool]) -> Iterator[Step]:
-    """The steps and what may come next. What a loop fills begins when the loop is come to, not in every round."""
+    """Yield the steps with successors. A tensor filled by a loop begins at the loop entry, not in every iteration."""
     begins: dict[int, list[int]] = {}
     loops = sorted(((at - to, to, at) for at, to in jumps.items() if to <= at), key=lambda loop: loop)
     for at, step in enumerate(steps):

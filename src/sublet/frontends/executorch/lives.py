@@ -1,14 +1,15 @@
-"""One clock over a program and all that it runs inside, and when the bytes of each tensor are needed.
+"""Live ranges of tensors on one clock over a program and all inner modules.
 
     node 3      time 3
-    cond        time 4             its predicate is read
+    cond        time 4             reads the predicate
       true      times 5 to 9
       false     times 10 to 12
-      after     time 13            what came out of either branch has its name from here on
+      after     time 13            defines the branch results
     node 5      time 14
 
-What a branch reads of the module around it is needed as long as the branch reads it; what it gives back, as long as
-anybody reads it then. A body that runs again needs all of that as long as it runs.
+A tensor of the outer module read by a branch is live during the reads of the branch; a tensor returned by a branch is
+live until the last read of the result. A loop keeps the outer tensors read by the body, and the results, live during
+the whole loop.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sublet.frontends.executorch.modules import Control, GraphModule, Known, Run
 
 @dataclass(frozen=True)
 class Outcome:
-    """A tensor that comes out of a branch, and for each branch what it gives back for it."""
+    """A result of a branch, and the tensor returned by each arm for the result."""
 
     made: Spec
     given: tuple[Spec | None, ...]
@@ -31,13 +32,13 @@ class Outcome:
 
 @dataclass
 class Clock:
-    """When each tensor is needed, without what others are needed for.
+    """The live range of each tensor by direct uses, without uses through placeholders and storage bases.
 
     pieces    half-open ranges of time
-    readers   (argument, placeholder): whenever the placeholder is needed, the argument is
-    outcomes  of branches, the innermost first
-    bound     placeholders that stand for tensors around them, and so have no bytes of their own
-    order     the modules, as the clock comes to them, each with what its nodes' names begin with
+    readers   (argument, placeholder): the argument is live whenever the placeholder is live
+    outcomes  results of branches, innermost first
+    bound     placeholders bound to outer tensors, without bytes
+    order     the modules in clock order, each with the prefix of the module's node names
     """
 
     known: Mapping[GraphModule, Known]
@@ -49,7 +50,10 @@ class Clock:
     now: int = 0
 
     def run(self, module: GraphModule, name: str = "") -> None:
-        """Let the clock run through a module. Raises PlanError for one that another algorithm has planned."""
+        """Advance the clock over a module and all inner modules.
+
+        Raises PlanError for an inner module planned by another algorithm.
+        """
         if module not in self.known:
             raise PlanError(
                 "ExecuTorch: a module that control flow runs was planned by another algorithm: give Sublet's to "
@@ -77,7 +81,8 @@ class Clock:
             self.pieces.setdefault(spec, []).append((begin, end))
 
     def _inside(self, control: Control, name: str) -> None:
-        given = []
+        """Advance the clock over the modules run by a control-flow node."""
+        returned = []
         for inner in control.inner:
             self.run(inner.module, f"{name}{inner.name}.")
             known = self.known[inner.module]
@@ -85,15 +90,18 @@ class Clock:
                 if argument is not None and placeholder is not None:
                     self.readers.append((argument, placeholder))
                     self.bound.add(placeholder)
-            given.append(known.returned)
+            returned.append(known.returned)
         if control.runs is Runs.ONE_OF:
-            for made, *each in zip(control.made, *given, strict=True):
+            for made, *each in zip(control.made, *returned, strict=True):
                 if made is not None:
                     self.outcomes.append(Outcome(made, tuple(each)))
 
 
 def needed(clock: Clock, readers: Iterable[tuple[Spec, Spec]]) -> dict[Spec, Ranges]:
-    """When each tensor is needed, also because another is for which it stands; `readers` come to those of the clock."""
+    """Return the live range of each tensor, including uses by tensors bound to the tensor.
+
+    `readers` are added to the clock's (argument, placeholder) pairs. The computation is a fixpoint.
+    """
     pieces = {spec: merge(several) for spec, several in clock.pieces.items()}
     edges = [*clock.readers, *readers]
     changed = True

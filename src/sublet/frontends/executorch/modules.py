@@ -1,7 +1,8 @@
-"""Graph modules as ExecuTorch plans them: their nodes, the lives it found, and the modules that nodes run inside.
+"""Graph modules as planned by ExecuTorch: nodes, node live ranges, and modules run by control flow.
 
-ExecuTorch plans the modules inside a module first, each by itself, and adds nodes to them afterwards. So what is known
-of a module is kept when its turn comes, for the plan of the module around it, which places everything.
+ExecuTorch plans inner modules first, each separately, and then adds nodes to the inner modules. So the nodes and live
+ranges of a module are recorded at the time of the module's plan. The plan of the outer module, which places all
+tensors, uses the records.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from sublet.base.errors import PlanError
 from sublet.base.extras import require
 
 Spec = Any
-"""ExecuTorch's TensorSpec: what is placed. Two of them are the same only if they are one object."""
+"""ExecuTorch's TensorSpec: the object to place. Specs are compared by identity."""
 Node = Any
 """A node of an FX graph."""
 GraphModule = Any
 
 
 class Runs(Enum):
-    """How often a node runs what is inside it: one of several modules once, or one module many times."""
+    """The control flow of a node: a choice among several modules, run once, or a single module run repeatedly."""
 
     ONE_OF = "one of"
     AGAIN = "again"
@@ -31,9 +32,9 @@ class Runs(Enum):
 
 @dataclass(frozen=True)
 class Inner:
-    """A module that a node runs.
+    """A module run by a node.
 
-    arguments  for each of its placeholders the tensor around it that it stands for; None for one of its own
+    arguments  for each placeholder the outer tensor bound to the placeholder; None for a placeholder with bytes
     """
 
     name: str
@@ -43,7 +44,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Control:
-    """A node of control flow: what it runs, and the tensors that it makes."""
+    """A control-flow node: the inner modules, and the result tensors."""
 
     runs: Runs
     inner: tuple[Inner, ...]
@@ -51,26 +52,26 @@ class Control:
 
 
 def exir(name: str) -> ModuleType:
-    """A module of ExecuTorch. Raises MissingExtraError where it is not installed."""
+    """Return a module of `executorch.exir`. Raises MissingExtraError if ExecuTorch is not installed."""
     return require(f"executorch.exir.{name}", "executorch")
 
 
 def specs_of(value: Any) -> tuple[Spec, ...]:
-    """The tensors of a node; a view is its base."""
+    """Return the tensors of a node, with views replaced by the base."""
     if not hasattr(value, "meta"):
         return ()
     return tuple(base_of(spec) for spec in exir("memory_planning").get_node_tensor_specs(value))
 
 
 def base_of(spec: Spec) -> Spec:
-    """The tensor that ExecuTorch keeps a view's place in."""
+    """Return the tensor holding a view's place."""
     while (base := getattr(spec, "_base", None)) is not None:
         spec = base
     return spec
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """What lies in nested lists and tuples, in order."""
+    """Yield the elements of nested lists and tuples, in order."""
     if isinstance(tree, list | tuple):
         for branch in tree:
             yield from leaves(branch)
@@ -79,33 +80,34 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def one(value: Any) -> Spec | None:
-    """The tensor that a node stands for; None where it is no tensor."""
+    """Return the single tensor of a node; None for any other node."""
     specs = specs_of(value)
     return specs[0] if len(specs) == 1 else None
 
 
 def _tensor(value: Any) -> Spec | None:
+    """Return the base tensor of a spec; None for any other value."""
     return base_of(value) if isinstance(value, exir("tensor").TensorSpec) else None
 
 
 def control_of(module: GraphModule, node: Node) -> Control | None:
-    """What a node runs inside; None for all that is no control flow."""
+    """Return the control flow of a node; None for an ordinary node."""
     higher = require("torch", "torch").ops.higher_order
     if node.op != "call_function" or node.target not in (higher.cond, higher.map_impl, higher.scan):
         return None
-    made = tuple(_tensor(value) for value in leaves(node.meta.get("spec")))
+    results = tuple(_tensor(value) for value in leaves(node.meta.get("spec")))
     if node.target is higher.cond:
         _, *branches, operands = node.args
         bound = tuple(one(operand) for operand in operands)
-        return Control(Runs.ONE_OF, tuple(_inside(module, branch, bound) for branch in branches), made)
+        return Control(Runs.ONE_OF, tuple(_inside(module, branch, bound) for branch in branches), results)
     if node.target is higher.map_impl:
         body, mapped, operands = node.args
-        held: Iterable[Spec | None] = [None] * len(mapped)
+        leading: Iterable[Spec | None] = [None] * len(mapped)
     else:
         body, carried, mapped, operands = node.args
-        held = [*made[: len(carried)], *[None] * len(mapped)]
-    arguments = (*held, *(one(operand) for operand in operands))
-    return Control(Runs.AGAIN, (_inside(module, body, arguments),), made)
+        leading = [*results[: len(carried)], *[None] * len(mapped)]
+    arguments = (*leading, *(one(operand) for operand in operands))
+    return Control(Runs.AGAIN, (_inside(module, body, arguments),), results)
 
 
 def _inside(module: GraphModule, node: Node, arguments: tuple[Spec | None, ...]) -> Inner:
@@ -114,12 +116,12 @@ def _inside(module: GraphModule, node: Node, arguments: tuple[Spec | None, ...])
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a module when its turn comes.
+    """The record of a module at the time of the module's plan.
 
-    nodes     as the lives count them
-    placed    the tensors that ExecuTorch wants a place for
-    lives     of each tensor the first and the last node that it is alive at
-    padding   bytes that must lie behind the last tensor
+    nodes         the nodes, in the numbering of `node_ranges`
+    placed        the tensors to be placed
+    node_ranges   the first and the last node of each tensor's live range
+    padding       bytes required behind the last tensor
     """
 
     module: GraphModule
@@ -130,30 +132,30 @@ class Known:
 
     @property
     def placeholders(self) -> tuple[Spec | None, ...]:
-        """The tensors that stand for its arguments."""
+        """The tensor of each placeholder, None for a placeholder that is no tensor."""
         return tuple(one(node) for node in self.nodes if node.op == "placeholder")
 
     @property
     def returned(self) -> tuple[Spec | None, ...]:
-        """The tensors that it gives back, None where it is no tensor."""
+        """The returned tensors, None for a returned value that is no tensor."""
         output = next(node for node in reversed(self.nodes) if node.op == "output")
         return tuple(one(value) for value in leaves(output.args[0]))
 
 
 def names_of(modules: Sequence[tuple[str, Known]]) -> dict[Spec, str]:
-    """What people know tensors as: the node that makes each, with the modules it is in before it."""
+    """Return the name of each tensor: the name of the defining node, prefixed by the enclosing modules."""
     names: dict[Spec, str] = {}
     for name, each in modules:
         for node in each.nodes:
             for spec in specs_of(node):
-                made = names.get(spec)
-                if made is None or made.rpartition(".")[2].startswith("alloc"):
+                current = names.get(spec)
+                if current is None or current.rpartition(".")[2].startswith("alloc"):
                     names[spec] = f"{name}{node.name}"
     return names
 
 
 def known(module: GraphModule, placed: Sequence[Spec], padding: int) -> Known:
-    """A module at its turn. Raises PlanError where a tensor to place has no life."""
+    """Return the record of a module. Raises PlanError for a tensor to place without a live range."""
     nodes = tuple(module.graph.nodes)
     lives = {}
     for node in nodes:

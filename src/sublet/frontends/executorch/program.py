@@ -1,10 +1,10 @@
-"""What a program of ExecuTorch does to memory, step by step: who reads, who writes, who becomes a name of whose bytes.
+"""Memory effects of an ExecuTorch program, step by step: reads, writes, and names of the same bytes.
 
     step 3   aten::mul        reads x           writes t
-    step 4   move             a becomes t       from here on whoever reads a reads the bytes of t
+    step 4   move             t gets name a     from here on, a read of a reads the bytes of t
     step 5   jump             to step 8, or 6
 
-It is made from a file, or from the graphs that are planned; the judges know nothing else.
+A program is built from a file or from graph modules; the checks use no further information.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bytes:
-    """Bytes [begin, end) of a memory, which has a number."""
+    """The bytes [begin, end) of a numbered memory."""
 
     memory: int
     begin: int
@@ -26,13 +26,13 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor, where its own bytes lie, and what it is to who calls the program.
+    """A tensor, the tensor's own bytes, and the contract with the caller.
 
-    place      None for a constant, for what the caller gives a place, and for what is only a name of others
-    given      whether its content is there when the program begins: an input, a constant, a state
-    kept       whether its content must be there when the program ends: an output, a state
-    alignment  what its first byte is to be a multiple of
-    family     tensors that the compiler has put into one another on purpose have one, others none
+    place      None for a constant, for a tensor bound by the caller, and for a mere name of another tensor's bytes
+    given      True if the content exists when the program begins: an input, a constant, a state
+    kept       True if the content must exist when the program ends: an output, a state
+    alignment  the required alignment of the first byte
+    family     a number shared by tensors deliberately overlapped by the compiler; -1 without family
     """
 
     name: str
@@ -46,13 +46,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happens at once; first it reads, then it writes. Tensors are positions.
+    """The effects of one step, reads before writes. Tensors are positions.
 
-    fills   written in part: what they held before stays
-    begins  what they held is not needed any more: they will be filled
-    moves   (source, name): the name stands for the source's bytes from here on
-    views   (base, view): the view, which has a place, holds what its base holds
-    then    the steps that may come next
+    fills   tensors written in part, with the remaining content kept
+    begins  tensors whose content dies, before being filled
+    moves   (source, name): from here on, the name is bound to the source's bytes
+    views   (base, view): the view, which has a place, has the content of the base
+    then    the possible successors
     """
 
     what: str
@@ -67,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A method: its tensors, its steps from the first on, and the sizes of the memories by their numbers."""
+    """A method: tensors, steps, and the sizes of the memories by number, in bytes."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -75,7 +75,7 @@ class Program:
     memories: dict[int, int] = field(default_factory=dict)
 
     def blocks(self) -> list[range]:
-        """Stretches of steps that run through: only the first is come to from elsewhere, only the last leaves."""
+        """Return the basic blocks, as ranges of steps."""
         heads = {0}
         for at, step in enumerate(self.steps):
             if step.then != (at + 1,):

@@ -1,7 +1,8 @@
-"""Does every step read what was written for it? A program is replayed over its places, along all ways at once.
+"""Verifier of a plan: replays a program over the planned places, on all paths at once, and checks each read.
 
-Nothing of lifetimes is believed: for each tensor it is kept where it may lie, and who has written over it, if anybody
-has on any way. What a step reads must be whole. At the end that is asked of outputs and states.
+The replay trusts no live ranges. The state of each tensor holds the possible places and the first write over the tensor
+on any path (a forward data-flow analysis). A tensor read by a step must be intact; at the end, outputs and states must
+be intact.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from sublet.base.errors import Finding, ModelError
 from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
 
 UNWRITTEN = (-1, -1)
-"""Stands for a step and a tensor, where nothing has been written yet."""
+"""The (step, tensor) of a tensor never written."""
 
 MOST_WORK = 100_000_000
-"""Tensors looked at in all, so that no file takes hours."""
+"""The limit of visited tensors over all passes: a larger program raises ModelError instead of taking hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where a tensor may lie, and the first step and tensor that took its bytes; None when it is whole."""
+    """The possible places of a tensor, and a (step, tensor) that overwrote the bytes; None for an intact tensor."""
 
     where: frozenset[Bytes]
     broken: tuple[int, int] | None
 
     def joined(self, other: Held) -> Held:
-        """What is known when either may be so."""
+        """Return the join of two states at a merge of paths."""
         if self == other:
             return self
         breaks = [broken for broken in (self.broken, other.broken) if broken is not None]
@@ -36,15 +37,16 @@ class Held:
 
 
 def replay(program: Program) -> list[Finding]:
-    """Everything that is wrong: `outside`, `misaligned`, `overwritten`, `unwritten`, `written-while-read`.
+    """Return all violations: `outside`, `misaligned`, `overwritten`, `unwritten`, `written-while-read`.
 
-    Raises ModelError for a program that is too large to be judged.
+    Raises ModelError for a program above `MAX_VISITED_TENSORS`.
     """
     findings = [finding for tensor in program.tensors for finding in _placed(program, tensor)]
     return findings + _Replay(program).findings()
 
 
 def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
+    """Yield a violation for a place outside the memory, and for a misaligned place."""
     place = tensor.place
     if place is None:
         return
@@ -57,6 +59,8 @@ def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
 
 
 class _Replay:
+    """The replay of a program: a fixpoint over basic blocks, then a pass collecting violations."""
+
     def __init__(self, program: Program) -> None:
         self._program = program
         self._own = [frozenset() if t.place is None else frozenset({t.place}) for t in program.tensors]
@@ -65,6 +69,7 @@ class _Replay:
         self._found: dict[tuple[str, int, int], Finding] = {}
 
     def findings(self) -> list[Finding]:
+        """Return the violations of all reachable steps and of the end."""
         blocks = self._program.blocks()
         block_at = {block.start: i for i, block in enumerate(blocks)}
         first = [
@@ -94,7 +99,7 @@ class _Replay:
         return list(self._found.values())
 
     def _come_to(self, before: dict[int, list[Held]], block: int, state: list[Held]) -> bool:
-        """Whether something new is known of how a block is come to."""
+        """Join `state` into the entry state of a block; True if the entry state changed."""
         self._count(len(state))
         if block not in before:
             before[block] = state.copy()
@@ -105,6 +110,7 @@ class _Replay:
         return changed
 
     def _step(self, state: list[Held], at: int, told: bool) -> None:
+        """Apply a step to `state`; with `told`, record violations."""
         step = self._program.steps[at]
         if told:
             for number in (*step.reads, *step.fills):
@@ -124,7 +130,7 @@ class _Replay:
             state[view] = Held(self._own[view], None if same else held.broken or (at, base))
 
     def _write(self, state: list[Held], number: int, at: int) -> None:
-        """All others that may lie in the bytes are taken over, but for those put there on purpose."""
+        """Invalidate all tensors possibly overlapping the written tensor, except tensors of the same family."""
         family = self._program.tensors[number].family
         for place in state[number].where:
             for other in self._near.tensors(place):
@@ -135,7 +141,7 @@ class _Replay:
                     state[other] = Held(held.where, (at, number))
 
     def _read(self, state: list[Held], number: int, at: int) -> None:
-        """A tensor that is read must be whole."""
+        """Record a violation unless the tensor is intact."""
         broken = state[number].broken
         if broken is None:
             return
@@ -153,7 +159,7 @@ class _Replay:
         self._tell("overwritten", number, broken[1], state[number].where, what, "keep the two apart", name, writer)
 
     def _apart(self, state: list[Held], step: Step, at: int) -> None:
-        """What one step writes and what else it reads or writes must lie apart."""
+        """Record a violation for each tensor used by a step and overlapping another tensor written by the same step."""
         tensors = self._program.tensors
         for written in (*step.writes, *step.fills):
             for other in (*step.reads, *step.writes):
@@ -177,25 +183,29 @@ class _Replay:
     def _tell(
         self, rule: str, number: int, other: int, places: frozenset[Bytes], what: str, fix: str, *names: str
     ) -> None:
+        """Record a violation, once per rule and pair of tensors."""
         where = f"{names[0]} ({', '.join(map(str, sorted(places))) or 'no bytes'})"
         self._found.setdefault((rule, number, other), Finding(rule, where, what, fix, names))
 
     def _at(self, at: int) -> str:
+        """Return the text of a step for messages."""
         steps = self._program.steps
         return f"at step {at} ({steps[at].what})" if at < len(steps) else "at the end"
 
     def _count(self, several: int) -> None:
+        """Add to the work counter. Raises ModelError above `MAX_VISITED_TENSORS`."""
         self._work += several
         if self._work > MOST_WORK:
             raise ModelError(f"{self._program.name}: too many tensors share too many bytes to be judged")
 
 
 def _meet(where: frozenset[Bytes], place: Bytes) -> bool:
+    """True if any byte range in `where` overlaps `place`."""
     return any(each.memory == place.memory and each.begin < place.end and place.begin < each.end for each in where)
 
 
 class _Near:
-    """For each place the tensors that may ever lie in some of its bytes: their own, or by moves."""
+    """An index from places to the tensors that may ever lie in the place's bytes, directly or through moves."""
 
     def __init__(self, program: Program) -> None:
         self._holders: dict[Bytes, set[int]] = {}
@@ -220,10 +230,11 @@ class _Near:
         self._cache: dict[Bytes, tuple[int, ...]] = {}
 
     def tensors(self, place: Bytes) -> tuple[int, ...]:
+        """Return the tensors that may lie in some byte of `place`, sorted."""
         if place not in self._cache:
-            several = self._places[place.memory]
-            low = bisect_left(several, Bytes(place.memory, place.begin - self._longest[place.memory], 0))
-            high = bisect_left(several, Bytes(place.memory, place.end, 0))
-            near = {n for each in several[low:high] if place.begin < each.end for n in self._holders[each]}
+            places = self._places[place.memory]
+            low = bisect_left(places, Bytes(place.memory, place.begin - self._longest[place.memory], 0))
+            high = bisect_left(places, Bytes(place.memory, place.end, 0))
+            near = {n for each in places[low:high] if place.begin < each.end for n in self._holders[each]}
             self._cache[place] = tuple(sorted(near))
         return self._cache[place]

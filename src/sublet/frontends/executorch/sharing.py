@@ -1,13 +1,13 @@
-"""Which tensors are the same bytes, and when anybody needs them.
+"""Assignment of tensors to shared places, and the live range of each place.
 
-A tensor that ExecuTorch places inside another (its storage base) lies there. What comes out of a branch is, in a run,
-the very tensor that the branch which ran gave back. All of them get one place: so that they cost their bytes once,
-and so that a view of the outcome, which ExecuTorch reads where the outcome was placed, finds what was given back.
+A tensor placed by ExecuTorch inside another tensor (the storage base) lies in the base's place. The result of a branch
+is, in a run, the very tensor returned by the executed arm. All tensors of a result are coalesced into one place, so the
+bytes count once, and a view of the result, which ExecuTorch reads at the result's place, finds the returned content.
 
-    a = cond(p, t, f)    t and f are never needed together, nor with a: three names of one place
+    a = cond(p, t, f)    t and f are never live together, nor with a: three names of one place
 
-Where that cannot be (one tensor given back twice, or one from outside), what is given back is kept as long as the
-outcome is read, and the outcome gets no place.
+Where coalescing is illegal (a tensor returned twice, or a tensor of the outer module), the returned tensors stay live
+as long as the result is read, and the result gets no place.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sublet.frontends.executorch.lives import Clock, Outcome, needed
 from sublet.frontends.executorch.modules import Spec
 
 DEFAULT_MEMORY = 1
-"""Where a tensor lies that no pass has given a memory."""
+"""The memory of a tensor without a memory number from an earlier pass."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes that several tensors share: the distance of each from the lowest, and when anybody needs them."""
+    """The bytes shared by several tensors: the offset of each tensor from the lowest, and the common live range."""
 
     memory: int
     members: tuple[tuple[Spec, int], ...]
@@ -35,33 +35,35 @@ class Place:
 
     @property
     def nbytes(self) -> int:
-        """What the members take, rounded up as ExecuTorch asks."""
+        """The bytes of the place, with sizes rounded up by ExecuTorch."""
         return max(distance + int(spec.allocated_memory) for spec, distance in self.members)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The places of a program; `unplaced` are outcomes of branches that are only names of what was given back."""
+    """The places of a program; `unplaced` are branch results that only name the returned tensors."""
 
     places: tuple[Place, ...]
     unplaced: frozenset[Spec]
 
 
 def shared(clock: Clock, placed: Sequence[Spec]) -> Shared:
-    """The places of these tensors. Raises PlanError for a storage base that is none."""
+    """Assign the tensors to places. Raises PlanError for an invalid storage base."""
     wanted = set(placed)
     inside = {spec: _root(spec, wanted) for spec in placed if spec.storage_base is not None}
     based = [(root, spec) for spec, (root, _) in inside.items()]
-    apart = {o.made for o in clock.outcomes if not _alike(o, clock, wanted, inside)}
+    separate = {o.made for o in clock.outcomes if not _alike(o, clock, wanted, inside)}
     while True:
-        named = [(given, o.made) for o in clock.outcomes if o.made in apart for given in o.given if given is not None]
-        pieces = needed(clock, [*based, *named])
-        groups = _groups([o for o in clock.outcomes if o.made not in apart])
-        clashing = {o.made for o in clock.outcomes if o.made not in apart and _clash(groups[o.made], pieces)}
+        names = [
+            (given, o.made) for o in clock.outcomes if o.made in separate for given in o.given if given is not None
+        ]
+        pieces = needed(clock, [*based, *names])
+        groups = _groups([o for o in clock.outcomes if o.made not in separate])
+        clashing = {o.made for o in clock.outcomes if o.made not in separate and _clash(groups[o.made], pieces)}
         if not clashing:
             break
-        apart |= clashing
-    unplaced = frozenset(apart & wanted)
+        separate |= clashing
+    unplaced = frozenset(separate & wanted)
     members: dict[Spec, list[tuple[Spec, int]]] = {}
     for spec in placed:
         if spec not in unplaced:
@@ -71,20 +73,24 @@ def shared(clock: Clock, placed: Sequence[Spec]) -> Shared:
 
 
 def memory_of(spec: Spec) -> int:
-    """The memory that a tensor lies in, by its number."""
+    """Return the number of a tensor's memory."""
     return DEFAULT_MEMORY if spec.mem_id is None else int(spec.mem_id)
 
 
 def _places(
     members: Mapping[Spec, list[tuple[Spec, int]]], groups: Mapping[Spec, list[Spec]], pieces: Mapping[Spec, Ranges]
 ) -> Iterator[Place]:
+    """Yield the places, with the union of the members' live ranges."""
     for first, several in members.items():
         live = merge(piece for spec in groups.get(first, [first]) for piece in pieces[spec])
         yield Place(memory_of(several[0][0]), tuple(several), live)
 
 
 def _root(spec: Spec, wanted: set[Spec]) -> tuple[Spec, int]:
-    """The tensor that one lies in, and how far above its first byte."""
+    """Return the outermost storage base of a tensor, and the tensor's offset in the base in bytes.
+
+    Raises PlanError for a cyclic, unaligned, too small or unplaced storage base.
+    """
     root, distance, seen = spec, 0, set()
     while root.storage_base is not None:
         if root in seen:
@@ -102,7 +108,7 @@ def _root(spec: Spec, wanted: set[Spec]) -> tuple[Spec, int]:
 
 
 def _alike(outcome: Outcome, clock: Clock, wanted: set[Spec], inside: Mapping[Spec, object]) -> bool:
-    """Whether an outcome and all that is given back for it can have one place, but for when they are needed."""
+    """True if a result and all tensors returned for the result can share a place, regardless of live ranges."""
     several = [outcome.made, *outcome.given]
     return all(
         spec is not None
@@ -115,7 +121,7 @@ def _alike(outcome: Outcome, clock: Clock, wanted: set[Spec], inside: Mapping[Sp
 
 
 def _groups(outcomes: Sequence[Outcome]) -> dict[Spec, list[Spec]]:
-    """For each tensor of an outcome all those that have its place, in a fixed order."""
+    """Return, for each tensor of a result, all tensors sharing the tensor's place, in a fixed order."""
     groups: dict[Spec, list[Spec]] = {}
     for outcome in outcomes:
         joined = list(
@@ -127,5 +133,5 @@ def _groups(outcomes: Sequence[Outcome]) -> dict[Spec, list[Spec]]:
 
 
 def _clash(group: Sequence[Spec], pieces: Mapping[Spec, Ranges]) -> bool:
-    """Whether two of them are needed at one time."""
+    """True if two tensors of the group are live at the same time."""
     return any(a[1] > b[0] for a, b in pairwise(sorted(piece for spec in group for piece in pieces[spec])))

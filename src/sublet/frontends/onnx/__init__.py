@@ -1,1 +1,1 @@
-"""ONNX models in; `model.load` is the way."""
+"""ONNX front-end: imports ONNX models as graphs. The entry point is `model.load`."""

@@ -1,7 +1,8 @@
-"""Shapes that nobody computes: told by the caller, or declared by the file. Planned as if they were so, and recorded.
+"""Assumed shapes: types given by the caller or declared by the file for values without shape inference.
 
-Only what one node computes, or an input of the model, can be told: the carried values and results of loops and
-branches follow from these. A kernel refuses to make another shape than was planned, so a wrong assumption ends a run
+The planner treats an assumed shape as the actual shape, and the model's recipe records every assumption. Only outputs
+of single nodes and inputs of the model can be assumed; types of loop-carried values and of loop and branch results
+follow from inference. A kernel refuses to compute any shape except the planned shape, so a wrong assumption ends a run
 with an error.
 """
 
@@ -23,11 +24,13 @@ SHOWN = 20
 
 @dataclass
 class Assumed:
-    """What was told, as text by name of the value.
+    """Shapes assumed by the caller, and types declared only by the file, collected during one import.
 
-    used      the types that it closed
-    declared  (name, type) of what the file declares and no rule computes
-    measured  values whose shape, as far as it is known, has become a constant
+    given_types       the caller's assumptions: text like "f32[1,8]" by value name
+    closed_types      the assumptions needed to complete an open type, as text by value name
+    matched_names     names in `given_types` found in the model
+    declared          (name, type) of values typed only by the file's declaration
+    shape_constants   names of values whose shape was folded into a constant
     """
 
     told: Mapping[str, str] = field(default_factory=dict)
@@ -37,11 +40,15 @@ class Assumed:
     measured: set[str] = field(default_factory=set)
 
     def believe(self, name: str, type: Type) -> None:
-        """Note that nothing but the file tells the type of a value."""
+        """Record the type of a value typed only by the file's declaration."""
         self.declared.append((name, str(type)))
 
     def closed(self, name: str, type: Type) -> Type:
-        """The type of a value, closed by what was told of it. Raises ModelError where the two contradict each other."""
+        """Return the type of the value, completed by the caller's assumption.
+
+        Without an assumption for `name` the type is returned unchanged. Raises ModelError if the assumption contradicts
+        the inferred type, or if the value has no fixed size.
+        """
         if name not in self.told:
             return type
         self.met.add(name)
@@ -59,7 +66,10 @@ class Assumed:
         return TensorType(ELEMENTS[dtype], shape)
 
     def of(self, values: tuple[Value, ...]) -> dict[str, str]:
-        """The assumptions that hold of these values, which are all. Raises ModelError for one that met no value."""
+        """Return the assumptions used for `values`, which must be all values of the graph.
+
+        Raises ModelError for an assumption without a matching value.
+        """
         for name in self.told:
             if name not in self.met:
                 unknown = [repr(printable(value.name)) for value in values if not value.plannable]
@@ -69,20 +79,25 @@ class Assumed:
         return {value.name: self.used[value.name] for value in values if value.name in self.used}
 
     def believed(self, values: tuple[Value, ...]) -> dict[str, str]:
-        """Of these values, which are all, those of a type that only the file tells."""
+        """Return the types of `values` known only from the file's declarations, by name.
+
+        `values` must be all values of the graph.
+        """
         declared = {name: type for name, type in self.declared if name not in self.used}
         return {value.name: declared[value.name] for value in values if value.name in declared}
 
     def enforcing(self, graph: Graph) -> frozenset[Value]:
-        """Values that a run must compute though nobody reads them any more: constants were made of their shapes, which
-        follow from a shape that nobody computed."""
+        """Return the values a run must compute even without a reader, to check assumed shapes.
+
+        Constants were folded from the shapes of these values, and the shapes follow from an assumed or declared shape.
+        """
         following: set[Value] = set()
         _follow(graph.nodes, {*self.used, *(name for name, _ in self.declared)}, following)
         return frozenset(value for value in following if value.name in self.measured)
 
 
 def _follow(nodes: Sequence[Node], told: Collection[str], found: set[Value]) -> None:
-    """Add to `found` the values whose shapes may follow from those of the values called `told`."""
+    """Add to `found` the values whose shapes may depend on the values named in `told`."""
     for node in nodes:
         reads = any(value in found for value in node.uses)
         for graph in node.subgraphs:
@@ -95,7 +110,10 @@ def _follow(nodes: Sequence[Node], told: Collection[str], found: set[Value]) -> 
 
 
 def _read(name: str, text: str) -> tuple[DType | None, tuple[int, ...]]:
-    """`f32[1,8]`, `[1,8]`, `1,8` or `1x8`: a data type if there is one, and extents."""
+    """Parse an assumption like `f32[1,8]`, `[1,8]`, `1,8` or `1x8` into a data type, None without one, and extents.
+
+    Raises ModelError for text of another form.
+    """
     plain = text.strip()
     match = _SHAPE.fullmatch(plain if "[" in plain else f"[{plain.replace('x', ',')}]")
     extents = [extent.strip() for extent in match[2].split(",")] if match and match[2].strip() else []
@@ -108,11 +126,12 @@ def _read(name: str, text: str) -> tuple[DType | None, tuple[int, ...]]:
 
 
 def _agree(dims: Dims, shape: tuple[int, ...]) -> bool:
-    """Whether a shape is one of those that leave open what `dims` do."""
+    """True if `shape` matches every known extent of `dims`."""
     return dims is None or (len(dims) == len(shape) and all(d in (None, n) for d, n in zip(dims, shape, strict=True)))
 
 
 def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> TensorSpec:
+    """Return the tensor spec of an assumed value. Raises ModelError for an impossible shape."""
     try:
         return TensorSpec(dtype, shape)
     except SubletError as error:
@@ -120,4 +139,5 @@ def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def _refused(name: str, what: str) -> ModelError:
+    """Return the error for an impossible assumption."""
     return ModelError(f"--assume {printable(name)}: the value {what}")

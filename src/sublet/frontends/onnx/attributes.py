@@ -1,9 +1,9 @@
-"""ONNX attributes as attributes of a node.
+"""Conversion of ONNX attributes to attributes of graph nodes.
 
-float, int, string      as they are; a string that is not UTF-8 stays bytes
-lists of these          tuples; a list with a string that is not UTF-8 is stored as below
-tensor, type, graph     the serialised TensorProto, TypeProto, GraphProto
-lists of these          the serialised AttributeProto
+float, int, string            float, int, str; a string that is not UTF-8 stays bytes
+list of float, int, string    a tuple; a list containing a string that is not UTF-8 is stored as below
+tensor, type, graph           the serialised TensorProto, TypeProto, GraphProto
+list of tensor, type, graph   the serialised AttributeProto
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def attributes_of(node: onnx.NodeProto) -> Mapping[str, Attr]:
-    """The attributes of a node by name."""
+    """Return the attributes of a node by name."""
     return {attribute.name: _attr(attribute) for attribute in node.attribute}
 
 

@@ -1,8 +1,8 @@
-"""If as a CaseOf: arm 0 is the else branch (False), arm 1 the then branch (True).
+"""Conversion of ONNX If to a `CaseOf` node: arm 0 is the else branch (False), arm 1 the then branch (True).
 
-An If whose condition is a constant is no branch: the nodes of the arm it takes stand in its place.
-An arm whose shapes contradict each other fails when it runs, so the other arm alone tells what comes
-out (a network for two sampling rates, say, of which the bound length fits only one).
+An If with a constant condition becomes no branch: the nodes of the taken arm are inlined. An arm with conflicting
+shapes fails whenever the arm runs, so the output types come from the remaining arm alone (for example a network for two
+sampling rates, whose bound length fits only one rate).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def convert_if(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter) -> None:
-    """Add the branch, or the one arm it always takes. Raises ModelError when it is malformed."""
+    """Add the `CaseOf` node, or inline the taken arm if the condition is constant.
+
+    Raises ModelError for an If with a missing condition or branch, or with fewer branch outputs than node outputs.
+    """
     condition = frame.read(node.input[0]) if len(node.input) == 1 else None
     if condition is None:
         raise fail(frame, node, "needs exactly one input, its condition")
@@ -56,6 +59,7 @@ def convert_if(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter
 
 
 def _take(frame: Frame, node: onnx.NodeProto, branch: onnx.GraphProto, convert: Converter) -> None:
+    """Inline one branch of an If with a constant condition."""
     scope = frame.scope.new_child()
     inner = convert(frame.program, branch, scope)
     frame.nodes.extend(inner.nodes)
@@ -65,7 +69,7 @@ def _take(frame: Frame, node: onnx.NodeProto, branch: onnx.GraphProto, convert: 
 
 
 def _define(frame: Frame, name: str, output: str, both: tuple[Known, ...]) -> Value:
-    """One output of the branch: what its arms have in common."""
+    """Define one output of the branch, with the type common to all arms able to run."""
     possible = [known for known in both if not known.reason.startswith(CONTRADICTION)] or both
     differ = f"the branches of If {name!r} give {both[0].type} and {both[1].type}"
     reason = next((known.reason for known in possible if known.reason), differ)

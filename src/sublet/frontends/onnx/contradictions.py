@@ -1,9 +1,10 @@
-"""Shapes that contradict each other: found by ONNX's rule or by ours, told with the node and all operands.
+"""Detection of shape conflicts: input and output shapes of a node that no run can have, reported with all operands.
 
-Where a node certainly runs that is an error. In a branch that may never be taken, or a loop that may have no
-rounds, it is a warning, and what the node would give lies outside the plan. The same holds of what a file declares:
-with fixed extents a claim that is not what the operators give is an error; bound dimensions may outdate claims,
-which ONNX allows, so then it is a warning.
+A conflict is found by ONNX's shape inference or by Sublet's shape rule of the operator. At a node that certainly runs,
+a conflict is an error. In a branch that may not be taken, or in a loop that may have no iteration, a conflict is a
+warning, and the node's outputs stay unplanned. Declared types of the file are compared with inferred types in the same
+way: with fixed extents a difference is an error; with bound dimensions a declaration may be outdated, which ONNX
+allows, and a difference is a warning.
 """
 
 from __future__ import annotations
@@ -25,19 +26,25 @@ if TYPE_CHECKING:
     import onnx
 
 Claims = Mapping[str, Type]
-"""What a file declares of its values, by name."""
+"""The declared types of the values of a file, by name."""
 
 SHOWN_ELEMENTS = 16
 DATA_ELEMENTS = 4096
-"""Constants with more elements than this are not shown to the rules."""
+"""Shape rules and inference do not see constants with more elements; shapes and axes are far smaller."""
 
 CONTRIB = "com.microsoft"
 OLDEST = 7
-"""Before this version of the operator set operands were broadcast in another way."""
+"""The first supported version of the operator set; earlier versions broadcast differently."""
 
 
 def seen(node: onnx.NodeProto, inputs: Sequence[Known | None], types: Sequence[Type], version: int) -> Seen:
-    """The node as its rule sees it."""
+    """Return the facts about the node needed by a shape rule.
+
+    node     the node
+    inputs   the known values of the inputs; None for an omitted input
+    types    the inferred output types
+    version  the version of the node's operator set
+    """
     numbers = {i: found for i, known in enumerate(inputs) if known and (found := _numbers(known)) is not None}
     attributes: dict[str, Attribute] = {}
     for name, content in attributes_of(node).items():
@@ -50,7 +57,7 @@ def seen(node: onnx.NodeProto, inputs: Sequence[Known | None], types: Sequence[T
 
 
 def contradiction(node: onnx.NodeProto, sight: Seen) -> str:
-    """What the operator's own rule says against its shapes; "" for nothing."""
+    """Return the message of the shape conflict found by the operator's shape rule; "" without a conflict or rule."""
     rule = None
     if node.domain == CONTRIB:
         rule = CONTRIB_RULES.get(node.op_type)
@@ -65,7 +72,10 @@ def contradiction(node: onnx.NodeProto, sight: Seen) -> str:
 
 
 def tell(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], sight: Seen, what: str) -> str:
-    """Note what is wrong with a node that may never run, and return it. Raises ModelError for one that runs."""
+    """Record a shape conflict as a warning if the node may never run, and return the message.
+
+    Raises ModelError if the node certainly runs.
+    """
     operands = ", ".join(_operand(name, known, sight, i) for i, (name, known) in _named(node, inputs))
     whole = f"node {title(node)}: {what}; it reads {operands or 'nothing'}{_baked_in(program, node, inputs)}"
     if not program.conditional:
@@ -77,10 +87,11 @@ def tell(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None],
 def hold(
     program: Program, node: onnx.NodeProto, types: Sequence[Type], claims: Mapping[str, Type], inner: bool
 ) -> None:
-    """Compare what a node gives with what the file claims of it; `inner` for a node of a branch or body.
+    """Compare the inferred output types of a node with the types declared by the file.
 
-    Raises ModelError for a claim that cannot be true. A shape that ONNX's or ONNX Runtime's own inference may have
-    told wrong, and a tool has written into the file, is a warning.
+    `inner` is True for a node of a branch or body. Raises ModelError for a declaration that cannot be true. A
+    difference in shape alone is only a warning if dimensions were bound, if `inner` is True, or if a tool may have
+    written a shape from the wrong inference of ONNX or ONNX Runtime.
     """
     forgiven = bool(program.dims) or inner or node.domain == CONTRIB or is_corrected(node.op_type, node.domain)
     for name, type in zip(node.output, types, strict=True):
@@ -95,13 +106,14 @@ def hold(
 
 
 def _agree(type: TensorType, claim: TensorType) -> bool:
+    """True if the inferred type is compatible with the declared type."""
     if claim.elem and type.elem and claim.elem != type.elem:
         return False
     if type.dims is None or claim.dims is None:
         return True
     return len(type.dims) == len(claim.dims) and all(
         a == b or a is None or not b for a, b in zip(type.dims, claim.dims, strict=True)
-    )  # some exporters write 0 for what they do not know
+    )  # some exporters write 0 for an unknown extent
 
 
 def _extents(type: Type) -> Extents | None:
@@ -109,6 +121,7 @@ def _extents(type: Type) -> Extents | None:
 
 
 def _numbers(known: Known) -> tuple[int, ...] | None:
+    """Return the elements of a small integer constant; None for any larger or different value."""
     weight = known.weight
     if weight is None or not weight.small or not isinstance(weight.spec, TensorSpec):
         return None
@@ -118,11 +131,13 @@ def _numbers(known: Known) -> tuple[int, ...] | None:
 
 
 def _named(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> list[tuple[int, tuple[str, Known]]]:
+    """Return (position, (name, value)) of every input present."""
     pairs = enumerate(zip(node.input, inputs, strict=False))
     return [(i, (name, known)) for i, (name, known) in pairs if known is not None]
 
 
 def _operand(name: str, known: Known, sight: Seen, position: int) -> str:
+    """Return the operand as text: the elements of a short constant vector, else the type."""
     numbers = sight.numbers.get(position)
     if numbers is not None and len(numbers) <= SHOWN_ELEMENTS and len(sight.inputs[position] or ()) < 2:
         return f"{name!r} = {list(numbers)}"
@@ -130,7 +145,7 @@ def _operand(name: str, known: Known, sight: Seen, position: int) -> str:
 
 
 def _baked_in(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None]) -> str:
-    """What the file fixes, when dimensions were bound."""
+    """Return the part of a message listing operands fixed by the file; "" unless dimensions were bound."""
     if not program.dims:
         return ""
     fixed = [repr(name) for _, (name, known) in _named(node, inputs) if known.weight is not None]

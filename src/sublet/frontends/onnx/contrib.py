@@ -1,8 +1,8 @@
-"""Types of operators that ONNX Runtime's optimiser and quantizer write and the onnx package has no schema for.
+"""Output types of operators written by ONNX Runtime's optimiser and quantizer and missing from the onnx package.
 
-Many are a standard operator with something fused behind it: the standard rule is asked. Others have a rule here,
-which follows ONNX Runtime's kernel. Of an operator without a rule nothing is known; what a file or ONNX Runtime's own
-inference tells of its types is an assumption.
+Many operators are a standard operator with a fused successor, and use the type rule of the standard operator. The rest
+have a rule here, derived from ONNX Runtime's kernel. Without a rule, a type declared by the file or inferred by ONNX
+Runtime is an assumption.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FUSED_FROM: dict[str, tuple[str, int]] = {
     "GlobalAveragePool": ("GlobalAveragePool", 1),
     "QLinearConv": ("QLinearConv", 9),
 }
-"""Contributed operator -> the standard operator of the same shape, and how many inputs that takes."""
+"""Contributed operator -> the standard operator with the same output shape, and the number of inputs to pass."""
 
 STANDARD_ATTRIBUTES = frozenset(
     {
@@ -51,30 +51,30 @@ LIKE_FIRST_INPUT = frozenset(
 EXPERIMENTAL = frozenset(
     ("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh")
 ) | {"ThresholdedRelu"}
-"""Operators of the first operator sets, no longer ONNX's there, that ONNX Runtime has kept kernels for."""
+"""Operators of the first operator sets, removed from ONNX but still implemented by ONNX Runtime."""
 
 BEFORE_THEIR_OPSET = EXPERIMENTAL | {"LayerNormalization", "SimplifiedLayerNormalization"}
-"""Operators of models whose version of the default operator set has none of that name: those above, and what ONNX
-Runtime's optimiser writes."""
+"""Operators accepted in models whose version of the default operator set lacks the operator: experimental operators,
+and operators written by ONNX Runtime's optimiser."""
 
 NCHWC_BLOCK = 16
-"""The blocked layout rounds channels up to 8 or 16, whichever the processor has; a multiple of 16 is exact."""
+"""The blocked layout rounds channels up to 8 or 16, depending on the processor; a multiple of 16 fits both."""
 
 TYPES: Mapping[str, OutputTypes] = {**ATTENTION_TYPES, **QUANTIZED_TYPES}
-"""Operator of the domain com.microsoft -> the function that returns the types of its outputs."""
+"""Operator of the domain com.microsoft -> the function returning the types of the outputs."""
 
 CONTRIB = "com.microsoft"
 CHANNELS_LAST = frozenset({"NhwcMaxPool"})
-"""Operators that take [n, ..., channels] without being told by an attribute."""
+"""Operators on [n, ..., channels] without an attribute for the layout."""
 
 POOLS = frozenset({"MaxPool", "AveragePool", "QLinearAveragePool", "NhwcMaxPool"})
-"""Operators with the windows of a pool, in whatever layout."""
+"""Operators with the windows of a pool, in any layout."""
 
 Rule = Callable[["onnx.NodeProto", "Sequence[Known | None]"], list[Type]]
 
 
 def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], sight: Seen, rule: Rule) -> list[Type]:
-    """Return the types of the outputs, None where nothing is known; `rule` asks the standard operators."""
+    """Return the types of the outputs, None for an unknown type; `rule` infers types of standard operators."""
     unknown: list[Type] = [None] * len(node.output)
     if not node.domain.startswith(CONTRIB) and node.op_type not in BEFORE_THEIR_OPSET:
         return unknown
@@ -85,8 +85,8 @@ def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], sight: S
         return [first, *unknown[1:]]
     if node.domain == CONTRIB and node.op_type in TYPES:
         elems = [known.type.elem if known and isinstance(known.type, TensorType) else 0 for known in inputs]
-        found = TYPES[node.op_type](sight, elems)
-        return [*found, *unknown][: len(unknown)]
+        inferred = TYPES[node.op_type](sight, elems)
+        return [*inferred, *unknown][: len(unknown)]
     if node.op_type == "ReorderOutput":
         return [_reorder_output(node, first)]
     if node.op_type == "ReorderInput":
@@ -97,18 +97,18 @@ def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], sight: S
     if node.domain.endswith(".nhwc") or node.op_type not in FUSED_FROM.keys() | POOLS:
         return unknown
     last = node.op_type in CHANNELS_LAST or bool(_int(node, "channels_last"))
-    turned = _channels_second(first) if last else first
+    channels_second = _channels_second(first) if last else first
     if node.op_type in POOLS:
-        dims = pool_extents(replace(sight, inputs=[turned.dims]))
+        dims = pool_extents(replace(sight, inputs=[channels_second.dims]))
         small = dims is not None and any(extent is not None and extent < 0 for extent in dims)
         result: Type = TensorType(first.elem, None if small else dims)
     else:
-        result = rule(_standard(node), [replace(inputs[0], type=turned), *inputs[1:]])[0]
+        result = rule(_standard(node), [replace(inputs[0], type=channels_second), *inputs[1:]])[0]
     return [_channels_last(result) if last else result, *unknown[1:]]
 
 
 def _channels_second(type: TensorType) -> TensorType:
-    """Return [n, ..., channels] as [n, channels, ...]."""
+    """Return the type [n, ..., channels] as [n, channels, ...]."""
     if type.dims is None or len(type.dims) < 3:
         return TensorType(type.elem)
     batch, *spatial, channels = type.dims
@@ -116,7 +116,7 @@ def _channels_second(type: TensorType) -> TensorType:
 
 
 def _channels_last(type: Type) -> Type:
-    """Return [n, channels, ...] as [n, ..., channels]."""
+    """Return the type [n, channels, ...] as [n, ..., channels]."""
     if not isinstance(type, TensorType) or type.dims is None or len(type.dims) < 3:
         return None
     batch, channels, *spatial = type.dims
@@ -124,6 +124,7 @@ def _channels_last(type: Type) -> Type:
 
 
 def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return the standard operator with the output shape of a fused operator, without the fused operands."""
     make_node = require("onnx.helper", extra="onnx").make_node
     op_type, inputs = FUSED_FROM[node.op_type]
     plain: onnx.NodeProto = make_node(op_type, list(node.input)[:inputs], list(node.output)[:1])
@@ -132,7 +133,7 @@ def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:
-    """The blocked layout's nearest or linear Upsample, by whole factors."""
+    """Return the output type of Upsample in the blocked layout: every extent times a whole scale."""
     scales = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "scales"), ())
     if first.dims is None or len(scales) != len(first.dims):
         return None
@@ -140,7 +141,10 @@ def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:
 
 
 def _reorder_output(node: onnx.NodeProto, first: TensorType) -> Type:
-    """[n, padded channels, ...] -> [n, channels, ...], or with the channels last."""
+    """Return the output type of ReorderOutput: the channels without padding, second or last.
+
+    [n, padded channels, ...] becomes [n, channels, ...], or [n, ..., channels] with `channels_last`.
+    """
     channels = _int(node, "channels")
     if first.dims is None or len(first.dims) < 2 or channels < 1:
         return None
@@ -150,4 +154,5 @@ def _reorder_output(node: onnx.NodeProto, first: TensorType) -> Type:
 
 
 def _int(node: onnx.NodeProto, name: str) -> int:
+    """Return an integer attribute, 0 if absent."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)

@@ -1,7 +1,7 @@
 """Output types of ONNX Runtime's attention, embedding and recurrent operators (domain com.microsoft).
 
-ONNX Runtime's shape inference guesses for some of these operators: for a cache of keys, for instance, it tells the
-rows of the past. The functions here follow the kernels, and leave an extent open that depends on data.
+ONNX Runtime's shape inference guesses some shapes: for a key cache, for instance, the inferred rows are the rows of the
+past. The functions here follow the kernels, and leave data-dependent extents open.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sublet.frontends.onnx.rules.rule import Extents, Seen
 from sublet.frontends.onnx.types import TensorType, Type
 
 Elements = Sequence[int]
-"""ONNX's number of the element type of each input; 0 for an input that is left out or has an unknown type."""
+"""ONNX's element type number of each input; 0 for an omitted input or an unknown type."""
 
 OutputTypes = Callable[[Seen, Elements], list[Type]]
-"""Returns the types of a node's first outputs; None stands for an unknown type."""
+"""A function returning the types of a node's first outputs, None for an unknown type."""
 
 I32 = 6
 PAST_KEYS, PAST_VALUES, TOTAL_LENGTH = 3, 4, 6
@@ -32,24 +32,25 @@ def typed(elem: int, dims: Extents | None) -> Type:
 
 
 def quotient(extent: int | None, count: int) -> int | None:
-    """Return the size of each of `count` equal parts, None if the extent is open or has no such parts."""
+    """Return the size of each of `count` equal parts, None if the extent is open or not divisible by `count`."""
     return extent // count if extent is not None and count > 0 and extent % count == 0 else None
 
 
 def total(a: int | None, b: int | None) -> int | None:
-    """Return the sum of two extents, None if one is open."""
+    """Return the sum of two extents, None if either is open."""
     return None if a is None or b is None else a + b
 
 
 def _times(a: int | None, b: int | None) -> int | None:
+    """Return the product of two extents, None if either is open."""
     return None if a is None or b is None else a * b
 
 
 def grouped_attention(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the types of GroupQueryAttention: [batch, length, heads * size], and the keys and values with the past.
+    """Return the types of GroupQueryAttention: [batch, length, heads * size], and present keys and values.
 
-    A present cache has as many rows as the past, or `total_sequence_length` if that is more. The caller of a model
-    passes that number, so the extent is open unless the number is a constant.
+    A present cache has as many rows as the past, or `total_sequence_length` rows if larger. The caller of a model
+    passes `total_sequence_length`, so the extent is open unless `total_sequence_length` is a constant.
     """
     query, heads, groups = seen.shape(0), seen.whole("num_heads"), seen.whole("kv_num_heads")
     if query is None or len(query) != 3:
@@ -67,7 +68,7 @@ def grouped_attention(seen: Seen, elems: Elements) -> list[Type]:
 
 
 def _rows(seen: Seen, position: int, absent: int) -> int | None:
-    """Return the rows of a past of [batch, heads, rows, size]; `absent` where the input is left out."""
+    """Return the rows of a past of [batch, heads, rows, size]; `absent` for an omitted input."""
     past = seen.shape(position)
     if past is None or len(past) != 4:
         return None if seen.present(position) else absent
@@ -75,10 +76,10 @@ def _rows(seen: Seen, position: int, absent: int) -> int | None:
 
 
 def multi_head_attention(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the types of MultiHeadAttention: [batch, length, heads * size], and the keys and values with the past.
+    """Return the types of MultiHeadAttention: [batch, length, heads * size], and present keys and values.
 
-    Queries may hold keys and values, [batch, length, heads, 3, size], and keys may hold values,
-    [batch, length, heads, 2, size].
+    Queries may hold keys and values, [batch, length, heads, 3, size], and keys may hold values, [batch, length, heads,
+    2, size].
     """
     query, keys, values = seen.shape(0), seen.shape(1), seen.shape(2)
     heads = seen.whole("num_heads")
@@ -110,11 +111,12 @@ def attention(seen: Seen, elems: Elements) -> list[Type]:
 
 
 def quantized_attention(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the types of QAttention: those of Attention, of the element type that the scales have."""
+    """Return the types of QAttention: the types of Attention, with the element type of the scales."""
     return _joined_attention(seen, elems[3] if len(elems) > 3 else 0, 8)
 
 
 def _joined_attention(seen: Seen, elem: int, past_position: int) -> list[Type]:
+    """Return the types of an attention with one packed weight matrix for queries, keys and values."""
     data, weights, heads = seen.shape(0), seen.shape(1), seen.whole("num_heads")
     sizes = seen.wholes("qkv_hidden_sizes") or ()
     if data is None or len(data) != 3:
@@ -135,7 +137,7 @@ def _joined_attention(seen: Seen, elem: int, past_position: int) -> list[Type]:
 
 
 def embedding(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the types of EmbedLayerNormalization: [batch, length, size], [batch], and the sum like the first."""
+    """Return the types of EmbedLayerNormalization: [batch, length, size], [batch], and the sum of the first shape."""
     tokens, words = seen.shape(0), seen.shape(2)
     if tokens is None or len(tokens) != 2 or words is None or len(words) != 2 or len(elems) < 3:
         return []
@@ -162,7 +164,7 @@ def quantized_lstm(seen: Seen, elems: Elements) -> list[Type]:
 
 
 def normalized_sum(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the types of SkipLayerNormalization and its like: the first input's, and at place 3 those of the sum."""
+    """Return the types of SkipLayerNormalization and variants: outputs 0 and 3 have the type of input 0."""
     like_first = typed(elems[0], seen.shape(0))
     return [like_first, None, None, like_first]
 

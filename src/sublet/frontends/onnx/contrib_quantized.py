@@ -1,4 +1,4 @@
-"""Output types of ONNX Runtime's products and quantized operators (domain com.microsoft), as the kernels make them."""
+"""Output types of ONNX Runtime's products and quantized operators (domain com.microsoft), derived from the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ U8, F32 = 2, 1
 
 
 def matrix_product(a: Extents | None, b: Extents | None) -> Extents | None:
-    """Return the shape of a product as NumPy's `matmul` makes it, None if an operand has no known rank or no axis."""
+    """Return the shape of NumPy's `matmul`, None for a scalar operand or an operand of unknown rank."""
     if not a or not b:
         return None
     batch = broadcast_shape([a[:-2], b[:-2]])
@@ -22,7 +22,7 @@ def matrix_product(a: Extents | None, b: Extents | None) -> Extents | None:
 
 
 def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
-    """Return the shape that operands are broadcast to, None if the rank of one is unknown."""
+    """Return the broadcast shape of the operands, None if the rank of any operand is unknown."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):
         return None
@@ -32,12 +32,13 @@ def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
 
 
 def _broadcast_extent(extents: Sequence[int | None]) -> int | None:
+    """Return the broadcast extent of one axis, None if the extent is open."""
     fixed = [extent for extent in extents if extent not in (1, None)]
     return fixed[0] if fixed else None if None in extents else 1
 
 
 def _turned(seen: Seen, position: int, letter: str) -> Extents | None:
-    """Return the shape of an operand of FusedMatMul after its transpositions, None if the rank is unknown.
+    """Return the shape of a FusedMatMul operand after transposition, None if the rank is unknown.
 
     `transBatch` moves the first axis behind the batch axes; `trans` then swaps the last two axes.
     """
@@ -50,17 +51,17 @@ def _turned(seen: Seen, position: int, letter: str) -> Extents | None:
 
 
 def fused_product(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of FusedMatMul: a product of operands that may be transposed."""
+    """Return the type of FusedMatMul: the product of the operands after transposition."""
     return [typed(elems[0], matrix_product(_turned(seen, 0, "A"), _turned(seen, 1, "B")))]
 
 
 def dynamic_product(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of DynamicQuantizeMatMul: the product, of the first operand's element type."""
+    """Return the type of DynamicQuantizeMatMul: the product, with the element type of the first operand."""
     return [typed(elems[0], matrix_product(seen.shape(0), seen.shape(1)))]
 
 
 def rescaled_product(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of MatMulIntegerToFloat: the product, of the scales' element type."""
+    """Return the type of MatMulIntegerToFloat: the product, with the element type of the scales."""
     return [typed(elems[2] if len(elems) > 2 else 0, matrix_product(seen.shape(0), seen.shape(1)))]
 
 
@@ -71,7 +72,7 @@ def packed_product(seen: Seen, elems: Elements) -> list[Type]:
 
 
 def quantized_gemm(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of QGemm: quantized like the first operand if a scale of the output is given, else floats."""
+    """Return the type of QGemm: quantized like the first operand if the output has a scale, else floating point."""
     a, b = seen.shape(0), seen.shape(3)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
         return []
@@ -105,12 +106,12 @@ def quantized_concat(seen: Seen, elems: Elements) -> list[Type]:
 
 
 def quantized(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of QuantizeLinear: the zero point's element type, u8 without a zero point."""
+    """Return the type of QuantizeLinear, with the element type of the zero point; u8 without a zero point."""
     return [typed(elems[2] if len(elems) > 2 and elems[2] else 0 if seen.present(2) else U8, seen.shape(0))]
 
 
 def dequantized(seen: Seen, elems: Elements) -> list[Type]:
-    """Return the type of DequantizeLinear: the scale's element type."""
+    """Return the type of DequantizeLinear, with the element type of the scale."""
     return [typed(elems[1] if len(elems) > 1 else 0, seen.shape(0))]
 
 

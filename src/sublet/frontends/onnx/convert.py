@@ -1,8 +1,8 @@
-"""The nodes of an ONNX graph as nodes of ours: sorted, typed, folded, under unique names.
+"""Conversion of the nodes of an ONNX graph: sorted, typed, constant-folded, and uniquely named.
 
-A node with graph attributes that is not If, Loop or Scan (SequenceMap, say) stays one node: its
-graphs are serialised attributes, and the outer values they read follow the node's own inputs, named
-as in the file by the attribute "<graph attribute>.captures".
+A node with graph attributes other than If, Loop or Scan (SequenceMap, for example) stays one node. The graphs become
+serialised attributes, the captured outer values follow the node's own inputs, and the attribute "<graph
+attribute>.captures" lists the captured names of the file.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FIRST_SCAN = 9
 
 
 def convert_graph(program: Program, graph: onnx.GraphProto, scope: Scope) -> Frame:
-    """Convert a graph whose inputs are in `scope`; `scope` gains all its values.
+    """Convert a graph whose inputs are in `scope`, and add every value of the graph to `scope`.
 
-    Raises ModelError when the graph is malformed: undefined and doubly defined names, cycles, nodes
-    that do not follow their schema.
+    Raises ModelError for a malformed graph: undefined or doubly defined names, cycles, nodes in conflict with their
+    schema.
     """
     program.spend(1 + len(graph.node))
     _add_initializers(program, graph, scope)
@@ -54,6 +54,7 @@ def convert_graph(program: Program, graph: onnx.GraphProto, scope: Scope) -> Fra
 
 
 def _add_initializers(program: Program, graph: onnx.GraphProto, scope: Scope) -> None:
+    """Add the dense and sparse initialisers of the graph to `scope` as constants."""
     for tensor in graph.initializer:
         _claim(program, tensor.name, scope)
         weight = of_tensor(tensor, program.folder, program.where)
@@ -65,12 +66,14 @@ def _add_initializers(program: Program, graph: onnx.GraphProto, scope: Scope) ->
 
 
 def _claim(program: Program, name: str, scope: Scope) -> None:
+    """Raise ModelError for an initialiser without a name or with a name already defined."""
     if not name or name in scope.maps[0]:
         what = "is defined twice" if name else "has no name"
         raise ModelError(f"{program.where}: the initializer {name!r} {what}")
 
 
 def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[str, Type]) -> None:
+    """Convert one node: inline a renaming, fold a constant, or append a node to `frame`."""
     domain = domain_of(node.domain)
     old_scan = node.op_type == "Scan" and frame.program.opsets.get("", 1) < FIRST_SCAN
     if domain == "" and node.op_type in CONTROL and not old_scan:
@@ -93,9 +96,10 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
 
 
 def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
-    """Whether the node only gives a value another name in a branch or body, where a result must have one of its own.
+    """True if the node is an Identity in a branch or body, and so only renames a value.
 
-    What such a graph passes on is then seen to be the very value, so that nothing needs to be copied.
+    ONNX requires a separate result name in such graphs. Without the Identity, the graph passes the value itself, and
+    the planner needs no copy.
     """
     inside = len(frame.scope.maps) > 1
     plain = inside and domain == "" and node.op_type == "Identity" and len(node.input) == len(node.output) == 1
@@ -105,14 +109,15 @@ def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
 def _add_node(
     frame: Frame, node: onnx.NodeProto, name: str, inputs: Sequence[Known | None], found: tuple[list[Type], str]
 ) -> None:
+    """Append the node with converted attributes, captured values and typed outputs."""
     domain = domain_of(node.domain)
     attrs = dict(attributes_of(node))
     values = [None if known is None else known.value for known in inputs]
     while values and values[-1] is None:
         values.pop()
-    for text, captured in _captured(node):
-        attrs[f"{text}.captures"] = captured
-        values.extend(frame.scope[inner].value for inner in captured)
+    for text, names in _captured(node):
+        attrs[f"{text}.captures"] = names
+        values.extend(frame.scope[inner].value for inner in names)
     types, reason = found
     outputs = tuple(
         frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
@@ -122,10 +127,10 @@ def _add_node(
 
 
 def _captured(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:
-    """For every graph attribute, its name and the outer names its graphs read."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    """Return, for every graph attribute, the attribute name and the outer names read by the graphs."""
+    captures: list[tuple[str, tuple[str, ...]]] = []
     for attribute in node.attribute:
         graphs = (attribute.g, *attribute.graphs) if attribute.HasField("g") else tuple(attribute.graphs)
         if graphs:
-            found.append((attribute.name, tuple(dict.fromkeys(chain(*map(free_names, graphs))))))
-    return found
+            captures.append((attribute.name, tuple(dict.fromkeys(chain(*map(free_names, graphs))))))
+    return captures

@@ -1,8 +1,7 @@
-"""Binding the open dimensions of a model's inputs to numbers.
+"""Binding of the open dimensions of a model's inputs to extents.
 
-A dimension goes by the name the file gives it ("batch"), which binds it wherever the name occurs, or
-by input and axis ("x:2"), which binds this one only and goes first. A caller who has the inputs at hand
-gives their shapes instead.
+A dimension is bound by the name in the file ("batch"), for every occurrence of the name, or by input and axis ("x:2"),
+for one axis only. The second form has precedence. A caller with input arrays at hand passes shapes instead.
 """
 
 from __future__ import annotations
@@ -18,31 +17,33 @@ if TYPE_CHECKING:
     import onnx
 
 UNNAMED = ("", "?")
-"""dim_param texts that some exporters write for a dimension without a name."""
+"""dim_param texts written by some exporters for an unnamed dimension."""
 
 
 Shape = Sequence[int]
 Shapes = Mapping[str, Shape]
-"""Shapes of inputs by name: they close what the file leaves open, be it the rank, and change nothing it fixes."""
+"""Shapes of inputs by name. A shape binds an open dimension or rank, and never changes a fixed extent."""
 
 
 def named_extents(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str, int]:
-    """What `shapes` say of the named dimensions; a name that stands for different extents is left out."""
-    found: dict[str, set[int]] = {}
+    """Return the extents of named dimensions derived from `shapes`, without names bound to several extents or to 0."""
+    extents_by_name: dict[str, set[int]] = {}
     for value in inputs:
         for dim, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             if dim.dim_param not in UNNAMED:
-                found.setdefault(dim.dim_param, set()).add(extent)
-    return {name: extent for name, extents in found.items() for extent in extents if len(extents) == 1 and extent}
+                extents_by_name.setdefault(dim.dim_param, set()).add(extent)
+    return {
+        name: extent for name, extents in extents_by_name.items() for extent in extents if len(extents) == 1 and extent
+    }
 
 
 def bind_inputs(
     inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], shapes: Shapes, where: str
 ) -> dict[str, Type]:
-    """The types of `inputs` with their open dimensions bound by `shapes` and `dims`.
+    """Return the types of `inputs` with open dimensions bound by `shapes` and `dims`.
 
-    Raises ModelError for dimensions that stay open (all of them, with what to add), for a name in
-    `dims` that is none of the model's, for a shape of another rank, and for an extent that makes no sense.
+    Raises ModelError for dimensions left open (listing all, with the missing options), for a name in `dims` unknown to
+    the model, for a shape of another rank, and for an extent outside 1 to 2^56.
     """
     for name, extent in dims.items():
         if isinstance(extent, bool) or not isinstance(extent, int) or not 1 <= extent <= MAX_BYTES:
@@ -70,7 +71,7 @@ def _bind(
     missing: dict[str, str],
     where: str,
 ) -> Type:
-    """The type of one input; notes in `known` its open dimensions and in `missing` those without extent."""
+    """Return the type of one input; add open dimensions to `known` and dimensions without an extent to `missing`."""
     type = read_type(value.type)
     if not isinstance(type, TensorType):
         return type
@@ -94,7 +95,10 @@ def _bind(
 
 
 def _name(dim: Any, place: str) -> str:
-    """The name of an open dimension, "" when it has none; -1 is how some exporters write "open"."""
+    """Return the name of an open dimension, "" without a name; some exporters write -1 for an open dimension.
+
+    Raises ModelError for any other negative extent.
+    """
     if dim.HasField("dim_value") and dim.dim_value != -1:
         raise ModelError(f"{place}: the file says extent {dim.dim_value}")
     return "" if dim.dim_param in UNNAMED else str(dim.dim_param)

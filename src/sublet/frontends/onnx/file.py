@@ -1,4 +1,4 @@
-"""Reading an ONNX file without trusting it: size, format, operator sets, local functions."""
+"""Reading and validation of untrusted ONNX files: size, format, operator sets, local functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FunctionKey = tuple[str, str]
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model in the file at `path`; external data stays where it is.
+    """Read the model at `path`; external data is not read.
 
     Raises ModelError when the file cannot be read or is not an ONNX model.
     """
@@ -40,9 +40,9 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def opsets_of(model: onnx.ModelProto, where: str) -> dict[str, int]:
-    """The version of every operator set the model imports, "" for the default domain.
+    """Return the version of every imported operator set by domain, "" for the default domain.
 
-    Raises ModelError when there is no graph or no operator set, or when the `onnx` package is too old.
+    Raises ModelError without a graph or operator set, and when the `onnx` package is too old for the model.
     """
     onnx = require("onnx", extra="onnx")
     if not model.HasField("graph") or not model.ir_version:
@@ -64,7 +64,7 @@ def opsets_of(model: onnx.ModelProto, where: str) -> dict[str, int]:
 
 
 def check_texts(message: Any, where: str) -> None:
-    """Raise ModelError when a text anywhere in a protobuf message is not UTF-8: such a text arrives as bytes."""
+    """Raise ModelError for any string in a protobuf message with invalid UTF-8, which protobuf returns as bytes."""
     for field, content in message.ListFields():
         if field.cpp_type == field.CPPTYPE_STRING and field.type == field.TYPE_STRING:
             for text in content if field.is_repeated else (content,):
@@ -76,14 +76,14 @@ def check_texts(message: Any, where: str) -> None:
 
 
 def domain_of(domain: str) -> str:
-    """The domain with its one alias undone: "ai.onnx" is the default domain, ""."""
+    """Return the canonical domain: "ai.onnx" is an alias of the default domain, ""."""
     return "" if domain == "ai.onnx" else domain
 
 
 def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """The model with the calls of its local functions replaced by their bodies.
+    """Return the model with calls of local functions replaced by the function bodies.
 
-    Raises ModelError for functions that call themselves, or that unfold to more than a million nodes.
+    Raises ModelError for recursive functions, and for functions expanding to more than a million nodes.
     """
     if not model.functions:
         return model
@@ -91,7 +91,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     inliner = require("onnx.inliner", extra="onnx")
     try:
         result: onnx.ModelProto = inliner.inline_local_functions(model)
-    except Exception as error:  # the binding raises whatever its C++ side throws
+    except Exception as error:  # the binding passes on every C++ exception
         raise ModelError(f"{where}: the model's local functions cannot be inlined: {error}") from None
     if result.functions:
         raise ModelError(f"{where}: local functions of another operator set version cannot be inlined")
@@ -99,7 +99,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
 
 
 def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Every node, a node before the nodes of its sub-graphs."""
+    """Yield every node, including nodes of sub-graphs, a node before the nodes of the node's sub-graphs."""
     for node in nodes:
         yield node
         for graph in graphs_of(node):
@@ -107,7 +107,7 @@ def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes."""
+    """Yield the graphs in a node's attributes."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -115,6 +115,7 @@ def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _check_inlined_size(model: onnx.ModelProto, where: str) -> None:
+    """Raise ModelError for recursive local functions, call depth above 100, or too many nodes after inlining."""
     bodies = {(domain_of(f.domain), f.name): tuple(all_nodes(iter(f.node))) for f in model.functions}
     calls = {key: _calls(nodes, bodies) for key, nodes in bodies.items()}
     sizes: dict[FunctionKey, int] = {}
@@ -137,5 +138,6 @@ def _check_inlined_size(model: onnx.ModelProto, where: str) -> None:
 def _calls(
     nodes: tuple[onnx.NodeProto, ...], bodies: Mapping[FunctionKey, tuple[onnx.NodeProto, ...]]
 ) -> tuple[FunctionKey, ...]:
+    """Return the local functions called by `nodes`, one entry per call."""
     keys = ((domain_of(node.domain), node.op_type) for node in nodes)
     return tuple(key for key in keys if key in bodies)

@@ -1,9 +1,8 @@
-"""Constant folding: what a node computes before the run, because its inputs are constants.
+"""Constant folding: nodes with constant inputs are computed during import.
 
-Shape arithmetic is folded so that shapes become known. Small results are computed by ONNX's
-reference implementation at once, where that was compared (`foldable`); results that only move
-a large weight, or fill memory with one number, become constants that are computed when they are
-read. Anything dearer stays a node.
+Folding shape arithmetic makes shapes known. ONNX's reference implementation computes small results immediately, for the
+operators compared with ONNX Runtime (`foldable_operators`). Results that only move a large weight, or fill memory with
+one number, become constants computed on first read. Any more expensive node stays a node.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     import onnx
 
 FILL_BYTES = 1 << 30
-"""A ConstantOfShape up to this size counts as a weight; a larger one stays a node."""
+"""The largest ConstantOfShape folded into a weight, in bytes; a larger result stays a node."""
 
 MOVES = SAME_ORDER | {"Cast", "Transpose"}
-"""They may have large operands: the result is computed when it is read.
+"""Operators folded also for large operands; the result is computed on read.
 
-Their content is not looked at before, so that one exception is left: a Cast of a large weight from or to F16 may give
-a NaN with other bits than ONNX Runtime's, if the bits of the weight's NaN are unusual.
+The import does not inspect the content, which leaves one exception: a Cast of a large weight from or to F16 may give
+NaN bits different from ONNX Runtime's, if the weight has a NaN with unusual bits.
 """
 
 CONSTANT_KINDS: dict[str, DType] = {
@@ -48,7 +47,7 @@ CONSTANT_KINDS: dict[str, DType] = {
 def fold(
     program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], types: Sequence[Type]
 ) -> dict[str, Weight] | None:
-    """The constants that are the node's outputs, by their names in the file; None when it must run."""
+    """Return the constant outputs of the node by name in the file; None if the node must run."""
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Constant":
@@ -71,7 +70,7 @@ def fold(
 
 
 def _may_fold(program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]) -> bool:
-    """Whether a row of the table allows it, see `foldable`."""
+    """True if the table of foldable operators allows the operator, version and types of the node."""
     version = program.opsets.get("", 1)
     schema = schema_of(node.op_type, "", version)
     between = [weight.spec.dtype for weight in weights if weight and isinstance(weight.spec, TensorSpec)]
@@ -82,6 +81,7 @@ def _may_fold(program: Program, node: onnx.NodeProto, weights: Sequence[Weight |
 
 
 def _constant(program: Program, node: onnx.NodeProto) -> Weight:
+    """Return the content of a Constant node. Raises ModelError for a node without exactly one value attribute."""
     where = f"{program.where}: Constant {node.output[0]!r}"
     if len(node.attribute) != 1:
         raise ModelError(f"{where}: has {len(node.attribute)} attributes instead of one value")
@@ -102,6 +102,7 @@ def _constant(program: Program, node: onnx.NodeProto) -> Weight:
 
 
 def _strings(attribute: onnx.AttributeProto) -> Weight:
+    """Return the content of a Constant node holding strings."""
     single = attribute.name == "value_string"
     texts = [text.decode("utf-8", "replace") for text in ([attribute.s] if single else attribute.strings)]
     array = np.array(texts, dtype=object).reshape(() if single else (len(texts),))
@@ -110,6 +111,10 @@ def _strings(attribute: onnx.AttributeProto) -> Weight:
 
 
 def _shape(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None]) -> dict[str, Weight] | None:
+    """Return the shape or element count of the input, for Shape and Size; None while any needed extent is open.
+
+    The value is recorded in `shape_constants`, so a run checks an assumed shape.
+    """
     known = inputs[0] if inputs else None
     type = known.type if known is not None else None
     if not isinstance(type, TensorType) or type.dims is None:
@@ -125,6 +130,7 @@ def _shape(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None
 
 
 def _fill(program: Program, node: onnx.NodeProto, type: Type) -> dict[str, Weight] | None:
+    """Return the filled tensor of a ConstantOfShape, allocated on read; None for an open or too large result."""
     spec = spec_of(type, "")
     if not isinstance(spec, TensorSpec) or spec.nbytes > FILL_BYTES or spec.dtype.bits < 8:
         return None
@@ -139,6 +145,7 @@ def _fill(program: Program, node: onnx.NodeProto, type: Type) -> dict[str, Weigh
 
 
 def _all_small(types: Sequence[Type]) -> bool:
+    """True if every type is fully known and at most `MAX_SMALL_BYTES` large."""
     specs = [spec_of(type, "") for type in types]
     return all(isinstance(spec, TensorSpec) and spec.nbytes <= SMALL_BYTES for spec in specs)
 
@@ -146,6 +153,7 @@ def _all_small(types: Sequence[Type]) -> bool:
 def _evaluated(
     program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]
 ) -> dict[str, Weight] | None:
+    """Compute the outputs of a node immediately; None if folding is over budget, guarded against, or fails."""
     cost = sum(weight.spec.nbytes for weight in weights if weight and isinstance(weight.spec, TensorSpec))
     cost += sum(spec.nbytes for type in types if isinstance(spec := spec_of(type, ""), TensorSpec))
     if cost > program.fold_bytes:
@@ -171,7 +179,7 @@ def _evaluated(
 
 
 def _spec_of_array(array: Array, type: Type) -> TensorSpec | None:
-    """The spec of a computed array, None when it contradicts the inferred type."""
+    """Return the spec of a computed array, None if the array contradicts the inferred type."""
     if not isinstance(type, TensorType) or type.elem not in DTYPES or DTYPES[type.elem].bits < 8:
         return None
     spec = spec_of(TensorType(type.elem, array.shape), "")
@@ -186,7 +194,7 @@ def _spec_of_array(array: Array, type: Type) -> TensorSpec | None:
 def _results(
     program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None], types: Sequence[Type]
 ) -> list[Array]:
-    """The node's outputs. It may raise anything."""
+    """Compute the outputs of the node. May raise any exception."""
     if node.op_type in SAME_ORDER and arrays[0] is not None:
         spec = spec_of(types[0], "")
         return [arrays[0].reshape(spec.shape)] if isinstance(spec, TensorSpec) else []
@@ -194,7 +202,7 @@ def _results(
 
 
 def _evaluate(program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None]) -> list[Array]:
-    """The node's outputs by ONNX's reference implementation. It may raise anything."""
+    """Compute the outputs of the node by ONNX's reference implementation. May raise any exception."""
     onnx = require("onnx", extra="onnx")
     reference = require("onnx.reference", extra="onnx")
     feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if array is not None}
@@ -215,7 +223,7 @@ def _evaluate(program: Program, node: onnx.NodeProto, arrays: Sequence[Array | N
 def _moved(
     program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]
 ) -> dict[str, Weight] | None:
-    """A large weight in another shape, order or type: a weight itself, computed when it is read."""
+    """Return a large weight in another shape, axis order or type as a weight computed on read; None if unsafe."""
     spec = spec_of(types[0], "")
     if not isinstance(spec, TensorSpec) or spec.dtype.bits < 8 or _rounds(weights, spec):
         return None
@@ -226,7 +234,7 @@ def _moved(
             array = _results(program, node, [weight.array() if weight else None for weight in weights], types)[0]
         except ModelError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # the reference implementation of an operator may raise anything
             raise ModelError(f"{where}: cannot be computed: {error}") from None
         if _spec_of_array(array, types[0]) != spec:
             raise ModelError(f"{where}: turned out to be {array.dtype}{list(array.shape)}, not {spec}")
@@ -236,7 +244,7 @@ def _moved(
 
 
 def _rounds(weights: Sequence[Weight | None], spec: TensorSpec) -> bool:
-    """Whether a conversion would have to look at the content first, or is not done as ONNX Runtime does it."""
+    """True if the conversion depends on the content, or rounds differently in ONNX Runtime."""
     source = weights[0].spec if weights and weights[0] else None
     if not isinstance(source, TensorSpec) or source.dtype == spec.dtype:
         return False

@@ -1,9 +1,9 @@
-"""What may be folded: operators whose results by ONNX's reference implementation are ONNX Runtime's, bit for bit.
+"""Table of foldable operators: ONNX's reference implementation and ONNX Runtime agree bit for bit.
 
-The reference implementation is wrong for some operators, attributes and types (the order of Unique, a OneHot of
-floats, NaN in Clip) and rounds otherwise in others (Exp, a sum of floats); a constant computed by it would be a wrong
-answer that nobody sees. So this is a list of what may be, not of what may not, and a test draws nodes of every row and
-computes them both ways. Of the floats' operators only those are here whose result IEEE 754 settles.
+The reference implementation is wrong for some operators, attributes and types (the order of Unique, a OneHot of floats,
+NaN in Clip), and rounds differently in others (Exp, a sum of floats). A constant computed with a wrong rule would be a
+silent wrong result, so the table is a whitelist. A test draws random nodes for every row and compares both
+implementations. Floating-point operators are listed only if IEEE 754 defines the result exactly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMON: Types = BOOL | FLOATS | {DType.F16, *INTEGERS}
 MOVED: Types = COMMON | {DType.BF16}
 
 SAME_ORDER = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Their result has the elements of the first operand in the same order."""
+"""Operators whose result has the elements of the first operand in the same order."""
 
 FOLDABLE: Mapping[str, Types] = {
     **dict.fromkeys(("And", "Not", "Or", "Xor"), BOOL),
@@ -47,57 +47,61 @@ FOLDABLE: Mapping[str, Types] = {
     "Where": NUMBERS | BOOL | {DType.F16, DType.U8},
     **dict.fromkeys((*SAME_ORDER, "Transpose"), MOVED),
 }
-"""Operator of ONNX's own domain -> the types its operands and results may have."""
+"""Operator of ONNX's default domain -> the allowed types of operands and results."""
 
 OLDEST, NEWEST = 7, 26
-"""For these versions of the operator set it was compared: ONNX Runtime runs them."""
+"""The versions of the operator set compared with ONNX Runtime; nodes of other versions are not folded."""
 
 LATER: Mapping[str, int] = {"Max": 8, "Min": 8}
-"""Operators whose oldest forms ONNX Runtime does not have for all types."""
+"""The first foldable version of operators whose older forms ONNX Runtime does not support for all types."""
 
 FILTERS = frozenset({"Compress", "NonZero"})
-"""Their results are not larger than a few times their inputs, although no rule tells the shape."""
+"""Operators with a data-dependent shape whose result is at most a few times as large as the inputs."""
 
 Guard = Callable[["onnx.NodeProto", Sequence["Array | None"]], bool]
 
 
 def _numbers(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """Which NaN comes out where NaN goes in, and what is larger than NaN, is nobody's rule."""
+    """True if no operand holds NaN: implementations differ in the resulting NaN bits and in comparisons."""
     return not any(array is not None and array.dtype.kind == "f" and np.isnan(array).any() for array in arrays)
 
 
 def _distinct_numbers(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """Which of 0.0 and -0.0 is chosen is nobody's rule either."""
+    """True if no operand holds NaN or -0.0: implementations differ in choosing between 0.0 and -0.0."""
     floats = [array for array in arrays if array is not None and array.dtype.kind == "f"]
     return _numbers(node, arrays) and not any((np.signbit(array) & (array == 0)).any() for array in floats)
 
 
 def _chooses_numbers(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """True if the operands of Where are not bool and hold neither NaN nor -0.0."""
     return arrays[1] is not None and arrays[1].dtype.kind != "b" and _distinct_numbers(node, arrays)
 
 
 def _whole_steps(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """Floats are steps times a number, or sums of steps: the same as long as nothing is rounded."""
+    """True if the float operands of Range are whole numbers below 2^23, so no step is rounded."""
     floats = [array for array in arrays if array is not None and array.dtype.kind == "f"]
     return all(bool((np.abs(array) < 1 << 23).all()) and bool((array % 1 == 0).all()) for array in floats)
 
 
 def _exactly(total: float, kind: np.dtype[Any]) -> bool:
-    """Whether a result of integers up to this one is the same by integers and by doubles, as ONNX Runtime has it."""
+    """True if a result of at most `total` is equal in integer arithmetic and in ONNX Runtime's double arithmetic."""
     return total < min(1 << 53, int(np.iinfo(kind).max))
 
 
 def _sums_exactly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """True if a sum over all elements is exact in integers and in doubles."""
     return arrays[0] is not None and _exactly(np.abs(arrays[0].astype(np.float64)).sum(), arrays[0].dtype)
 
 
 def _multiplies_exactly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """True if a product of all elements is exact in integers and in doubles."""
     if arrays[0] is None:
         return False
     return _exactly(np.maximum(np.abs(arrays[0].astype(np.float64)), 1).prod(), arrays[0].dtype)
 
 
 def _raises_exactly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """True if all exponents are at least 0 and every power is exact in integers and in doubles."""
     base, exponent = arrays[:2]
     if base is None or exponent is None or (exponent < 0).any():
         return False
@@ -106,7 +110,7 @@ def _raises_exactly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> boo
 
 
 def _quotient_exists(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """An integer divided by zero, and the smallest one by -1, end a process that computes them."""
+    """True if every quotient is defined: integer division by zero, and the minimum divided by -1, abort the process."""
     dividend, divisor = arrays[:2]
     if dividend is None or divisor is None or divisor.dtype.kind == "f":
         return divisor is not None and _numbers(node, arrays)
@@ -115,7 +119,7 @@ def _quotient_exists(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bo
 
 
 def _plain_remainder(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """ONNX Runtime takes fmod of 64-bit integers in floating point."""
+    """True if the remainder is exact: ONNX Runtime computes fmod of 64-bit integers in floating point."""
     return _quotient_exists(node, arrays) and not any(a.name == "fmod" and a.i for a in node.attribute)
 
 
@@ -123,9 +127,10 @@ HALVED = (np.dtype(np.float64), np.dtype(np.float16))
 
 
 def _converts_alike(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """What an integer gets of NaN, infinity or a number out of range depends on the processor.
+    """True if the conversion gives equal bits on every processor.
 
-    ONNX Runtime makes a float of a double before it makes half a float of it, and so rounds twice.
+    Converting NaN, infinity or an out-of-range number to an integer depends on the processor. ONNX Runtime converts f64
+    to f16 through f32, and so rounds twice.
     """
     source, target = arrays[0], converted_to(node, arrays)
     if source is None or target is None or (source.dtype, target) == HALVED:
@@ -140,20 +145,24 @@ def _converts_alike(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> boo
 
 
 def converted_to(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> np.dtype[Any] | None:
-    """The type of the elements that a Cast or CastLike gives."""
+    """Return the target element type of a Cast or CastLike, None if unknown."""
     if node.op_type == "CastLike":
         return None if len(arrays) < 2 or arrays[1] is None else arrays[1].dtype
     to = next((int(attribute.i) for attribute in node.attribute if attribute.name == "to"), 0)
-    found: np.dtype[Any] = require("onnx.helper", extra="onnx").tensor_dtype_to_np_dtype(to)
-    return found
+    dtype: np.dtype[Any] = require("onnx.helper", extra="onnx").tensor_dtype_to_np_dtype(to)
+    return dtype
 
 
 def _has_axes(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """True if the operand is not a scalar."""
     return arrays[0] is not None and arrays[0].ndim > 0
 
 
 def _ends_plainly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """Going backwards, ONNX Runtime takes the largest integer for the very beginning; it is a place after the end."""
+    """True if no Slice with a negative step ends at the largest integer.
+
+    ONNX reads the largest integer as a place after the last element; ONNX Runtime reads the beginning.
+    """
     if len(arrays) < 5 or arrays[2] is None or arrays[4] is None:
         return True
     return bool(((arrays[4] > 0) | (arrays[2] < np.iinfo(np.int32).max)).all())
@@ -169,13 +178,13 @@ GUARDS: Mapping[str, Guard] = {
     **{"Div": _quotient_exists, "Mod": _plain_remainder},
     **{"NonZero": _has_axes, "Slice": _ends_plainly, "Where": _chooses_numbers},
 }
-"""What else must hold of the attributes and the content of the operands."""
+"""Operator -> the condition on attributes and operand contents for folding."""
 
 
 def foldable(op_type: str, version: int, since: int, types: Sequence[DType]) -> bool:
-    """Whether a node of this operator of ONNX's own domain, between such types, may be folded.
+    """True if a node of this operator of ONNX's default domain, with operands and results of `types`, may be folded.
 
-    `since` is the version of the operator set in which the operator became what it is in `version`.
+    `version` is the imported version of the operator set; `since` is the version of the operator's current definition.
     """
     return (
         version >= LATER.get(op_type, OLDEST)
@@ -185,7 +194,7 @@ def foldable(op_type: str, version: int, since: int, types: Sequence[DType]) -> 
 
 
 def guarded(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """Whether its operands are such that both implementations give the same bits."""
+    """True if both implementations give equal bits for the attributes and operand contents of the node."""
     guard = GUARDS.get(node.op_type)
     with np.errstate(all="ignore"):
         return guard is None or guard(node, arrays)

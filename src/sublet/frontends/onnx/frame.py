@@ -1,4 +1,4 @@
-"""One graph while it is being converted: what it can read, and the nodes it has so far."""
+"""State of an ONNX graph under conversion: the readable values and the nodes converted so far."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ COUNT_SCALAR = TensorType(7, ())
 
 @dataclass
 class Frame:
-    """`names` tells the unique name of each value the graph's nodes define."""
+    """One ONNX graph under conversion.
+
+    program   the state of the whole import
+    scope     the readable values, by name in the file
+    names     the unique name of each value defined by a node of the graph, by name in the file
+    nodes     the nodes converted so far
+    """
 
     program: Program
     scope: Scope
@@ -33,17 +39,17 @@ class Frame:
     nodes: list[Node] = field(default_factory=list)
 
     def read(self, name: str) -> Known | None:
-        """What is known of a name; None for an omitted input."""
+        """Return the known value of a name; None for the empty name of an omitted input."""
         return self.scope[name] if name else None
 
     def define(self, name: str, type: Type, reason: str) -> Value:
-        """The value for a node's output called `name` in the file."""
+        """Define the node output called `name` in the file, and return the new value."""
         known = self.program.defined(self.names[name], type, reason)
         self.scope[name] = known
         return known.value
 
     def emit(self, op: str, base: str, inputs: Sequence[Known], type: Type) -> Known:
-        """Add a node the file does not have, called after `base`; its one output."""
+        """Append a node absent from the file, named after `base`, and return the single output."""
         result = self.program.fresh(base, type)
         name = self.program.nodes.fresh(base)
         self.nodes.append(Node(name, op, tuple(known.value for known in inputs), (result.value,)))
@@ -51,16 +57,16 @@ class Frame:
 
 
 Converter = Callable[[Program, "onnx.GraphProto", Scope], Frame]
-"""Converts a graph whose inputs are in the scope; the scope gains the values of the graph."""
+"""A function converting a graph whose inputs are in the scope, and adding the values of the graph to the scope."""
 
 
 def fail(frame: Frame, node: onnx.NodeProto, what: str) -> ModelError:
-    """The error that says what is wrong with a node."""
+    """Return the error for a malformed node."""
     return ModelError(f"{frame.program.where}: node {title(node)} {what}")
 
 
 def graph_attribute(frame: Frame, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """The sub-graph in an attribute. Raises ModelError when there is none."""
+    """Return the sub-graph in an attribute. Raises ModelError without the attribute."""
     for attribute in node.attribute:
         if attribute.name == name and attribute.HasField("g"):
             graph: onnx.GraphProto = attribute.g
@@ -69,7 +75,7 @@ def graph_attribute(frame: Frame, node: onnx.NodeProto, name: str) -> onnx.Graph
 
 
 def results_of(program: Program, graph: onnx.GraphProto, scope: Scope) -> tuple[Known, ...]:
-    """What is known of a graph's outputs. Raises ModelError for one that nothing defines."""
+    """Return the known values of the graph's outputs. Raises ModelError for an undefined output."""
     for output in graph.output:
         if output.name not in scope:
             raise ModelError(f"{program.where}: the output {output.name!r} of graph {graph.name!r} is not defined")
@@ -77,20 +83,21 @@ def results_of(program: Program, graph: onnx.GraphProto, scope: Scope) -> tuple[
 
 
 def integers(program: Program, base: str, *numbers: int, scalar: bool = False) -> Known:
-    """A new i64 weight: a list of `numbers`, or one number as a scalar."""
+    """Return a new i64 constant: a vector of `numbers`, or a scalar of the first number."""
     array = np.array(numbers[0] if scalar else numbers, dtype=np.int64)
     return program.constant(program.values.fresh(base), of_array(array, TensorSpec(DType.I64, array.shape)))
 
 
 def truth(program: Program, base: str) -> Known:
-    """A new bool scalar weight that is true."""
+    """Return a new bool scalar constant with the value true."""
     return program.constant(program.values.fresh(base), of_array(np.array(True), TensorSpec(DType.BOOL)))
 
 
 def as_scalar(frame: Frame, known: Known, type: TensorType, base: str) -> Known:
-    """`known`, one element of any shape, as the scalar `type`: itself, a constant, or a Reshape of it.
+    """Return `known`, a single element of any shape, as a scalar of `type`.
 
-    ONNX allows [] and [1] for conditions and trip counts. Raises ModelError for anything else.
+    The result is `known` unchanged, a constant, or a Reshape. ONNX allows [] and [1] for conditions and trip counts.
+    Raises ModelError for any further shape or element type.
     """
     if known.type == type:
         return known

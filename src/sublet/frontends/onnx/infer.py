@@ -1,7 +1,7 @@
-"""Types of a node's outputs, by ONNX's own rule for its operator.
+"""Output types of a node, by the ONNX schema's inference function.
 
-The rule sees one node, the types of its inputs and the content of those that are small constants.
-Walking a sorted graph node by node, and folding constants on the way, leaves nothing to iterate.
+The inference function receives one node, the input types, and the contents of small constant inputs. Nodes are visited
+in topological order and constants are folded on the way, so inference needs no fixpoint.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     import onnx
 
 CONTRADICTION = "shape inference failed"
-"""How the reason starts when shapes contradict each other: no run with these dimensions gets there."""
+"""The prefix of the reason for a shape conflict: no run with the bound dimensions reaches the node."""
 
 DISPUTED = "ONNX and ONNX Runtime disagree about its shape"
 TOO_STRICT = frozenset({"Range"})
-"""Operators whose rule in the onnx package refuses what implementations take: vectors of one element for scalars."""
+"""Operators with a too strict rule in the onnx package: implementations accept one-element vectors as scalars."""
 
 ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 
 SAME_AS_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Operators whose rule is left out of the onnx package: the output is like the first input."""
+"""Operators without a rule in the onnx package: the output has the type of the first input."""
 
 
 @lru_cache(maxsize=4096)
 def schema_of(op_type: str, domain: str, version: int) -> Any | None:
-    """The operator's schema in this version of its operator set; None when ONNX has none."""
+    """Return the operator's schema in a version of the operator set; None for an operator unknown to ONNX."""
     defs = require("onnx.defs", extra="onnx")
     try:
         return defs.get_schema(op_type, version, domain)
@@ -56,11 +56,11 @@ def infer(
     declared: Mapping[str, Type],
     names: Mapping[str, str],
 ) -> tuple[list[Type], str]:
-    """The types of the node's outputs, and why they are open in case they are.
+    """Infer the types of the node's outputs, and the reason for open types.
 
-    `declared` are the types the file claims; they are believed only where ONNX has no such operator, and then noted
-    under the `names` of the values.
-    Raises ModelError when the node does not follow its operator's schema.
+    `declared` holds the types declared by the file. A declared type is used only for operators unknown to ONNX, and is
+    then recorded under the unique name in `names`. Raises ModelError when the node does not follow the operator's
+    schema.
     """
     unknown = next((known for known in inputs if known is not None and known.type is None), None)
     domain = domain_of(node.domain)
@@ -91,22 +91,22 @@ def infer(
     if error and (node.op_type in TOO_STRICT or not tensors):
         return types, error
     if error := contradiction(node, sight) or error or _too_small(types):
-        nothing: list[Type] = [None] * len(node.output)
-        return nothing, f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
+        unknown_types: list[Type] = [None] * len(node.output)
+        return unknown_types, f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
     if disputed(node.op_type, sight):
         return [_of_unknown_extents(type) for type in types], f"{DISPUTED} (node {title(node)})"
     return types, unknown.reason if unknown is not None else _cause(node, inputs)
 
 
 def _as_kernels_make_them(node: onnx.NodeProto, sight: Seen, types: Sequence[Type]) -> list[Type]:
-    """Return the types with the shapes that ONNX Runtime's kernel makes."""
+    """Return the types with the shapes computed by ONNX Runtime's kernel."""
     shapes = corrected(node.op_type, sight, sight.outputs)
     pairs = zip(types, shapes, strict=True)
     return [TensorType(type.elem, shape) if isinstance(type, TensorType) else type for type, shape in pairs]
 
 
 def _refuse_unknown(program: Program, node: onnx.NodeProto, domain: str, version: int) -> None:
-    """Raise ModelError for an operator that ONNX's own domain does not have."""
+    """Raise ModelError for an operator missing from one of ONNX's own domains."""
     if domain not in ONNX_DOMAINS or node.op_type in BEFORE_THEIR_OPSET:
         return
     newest = schema_of(node.op_type, domain, 1 << 20)
@@ -118,15 +118,17 @@ def _refuse_unknown(program: Program, node: onnx.NodeProto, domain: str, version
 
 
 def _first_version(op_type: str, domain: str) -> int:
+    """Return the first version of the operator set with the operator."""
     return next(version for version in range(1, 1 << 10) if schema_of(op_type, domain, version))
 
 
 def _of_unknown_extents(type: Type) -> Type:
+    """Return the type with every extent open."""
     return TensorType(type.elem, type.dims and (None,) * len(type.dims)) if isinstance(type, TensorType) else None
 
 
 def _cause(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> str:
-    """Why an output is open: because an input is, or because the operator's shape depends on data."""
+    """Return the reason for an open output: the reason of the first open input, else a data-dependent shape."""
     reasons = (known.reason for known in inputs if known is not None)
     return next(filter(None, reasons), f"its shape depends on data (node {title(node)})")
 
@@ -134,13 +136,17 @@ def _cause(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> str:
 def _by_schema(
     program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], version: int
 ) -> tuple[list[Type], str]:
+    """Infer the output types by the schema; return the types and the first line of an inference error, "" without one.
+
+    Raises ModelError when the node does not follow the schema.
+    """
     onnx = require("onnx", extra="onnx")
     inference = require("onnx.shape_inference", extra="onnx")
     schema = schema_of(node.op_type, domain_of(node.domain), version)
-    nothing: list[Type] = [None] * len(node.output)
+    unknown_types: list[Type] = [None] * len(node.output)
     present = {name: known for name, known in zip(node.input, inputs, strict=False) if known is not None}
     try:
-        found = inference.infer_node_outputs(
+        inferred = inference.infer_node_outputs(
             schema,
             node,
             {name: write_type(known.type) for name, known in present.items()},
@@ -149,13 +155,13 @@ def _by_schema(
         )
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{program.where}: node {title(node)}: {_first_line(error)}") from None
-    except Exception as error:  # the binding raises whatever its C++ side throws
-        return nothing, _first_line(error)
-    return [read_type(found[name]) if name in found else None for name in node.output], ""
+    except Exception as error:  # the binding passes on every C++ exception
+        return unknown_types, _first_line(error)
+    return [read_type(inferred[name]) if name in inferred else None for name in node.output], ""
 
 
 def _content(known: Known) -> onnx.TensorProto | None:
-    """The content of a small constant as the rule wants it; None for anything else."""
+    """Return the content of a small constant for the inference function; None for any other value."""
     weight = known.weight
     if weight is None or not weight.small or not isinstance(weight.spec, TensorSpec):
         return None
@@ -166,12 +172,13 @@ def _content(known: Known) -> onnx.TensorProto | None:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of the error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def _too_small(types: Sequence[Type]) -> str:
-    """What to say of an output with a negative extent; "" when there is none."""
+    """Return the message for an output with a negative extent; "" without one."""
     negative = (
         t for t in types if isinstance(t, TensorType) and t.dims and any(d is not None and d < 0 for d in t.dims)
     )

@@ -1,8 +1,8 @@
-"""Loop as a While.
+"""Conversion of ONNX Loop to a `While` node.
 
-The body's first input is the counter. The loop goes on while the counter is below the trip count,
-if there is one, and the body's condition holds, if it may ever be false: then the condition is a
-carried value of its own, whose final value is nobody's output.
+The body's first input is the iteration counter. The loop continues while the counter is below the trip count, if any,
+and while the body's condition holds, if the condition can become false. In the latter case the condition is an extra
+loop-carried value, and no output reads the final condition.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     import onnx
 
 FOREVER = (1 << 63) - 1
-"""The trip count exporters write for a loop that only its condition ends."""
+"""The trip count written by exporters for a loop ended only by the condition."""
 
 
 @dataclass(frozen=True)
 class _Body:
-    """The body of one Loop, to be converted under guesses; the first carry is the condition."""
+    """The body of one Loop, converted repeatedly under guesses; the first carry is the condition."""
 
     frame: Frame
     name: str
@@ -45,6 +45,7 @@ class _Body:
     limit: Known | None
 
     def attempt(self, carries: Sequence[Carry]) -> Round:
+        """Convert the body under the guesses `carries`."""
         program, names = self.frame.program, [value.name for value in self.graph.input]
         scope = self.frame.scope.new_child()
         counter = program.fresh(names[0] or f"{self.name}.counter", COUNT_SCALAR)
@@ -62,12 +63,12 @@ class _Body:
         return Round(counter, parameters, (), updates, results[len(carries) :], (*before.nodes, *inner.nodes))
 
     def _runs(self, goon: Carry) -> bool:
-        """Whether there is a first round."""
+        """True if the loop certainly has a first iteration."""
         literal = (FOREVER,) if self.limit is None else self.limit.value.literal
         return goon.init.value.literal == (True,) and literal is not None and literal[0] > 0
 
     def _counter(self, before: Frame, counter: Known) -> Known:
-        """The counter as the body declares it: a scalar, or a tensor of one element."""
+        """Return the counter in the shape declared by the body: a scalar, or a tensor of one element."""
         declared = read_type(self.graph.input[0].type)
         if not isinstance(declared, TensorType) or declared.dims is None or len(declared.dims) != 1:
             return counter
@@ -76,7 +77,7 @@ class _Body:
 
 
 def convert_loop(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter) -> None:
-    """Add the loop. Raises ModelError when it is malformed."""
+    """Convert the Loop node and add the `While` to `frame`. Raises ModelError for a malformed Loop."""
     graph, carried = graph_attribute(frame, node, "body"), len(node.input) - 2
     inits = [frame.read(text) for text in node.input[2:]]
     rows = len(graph.output) - 1 - carried
@@ -100,7 +101,7 @@ def convert_loop(frame: Frame, node: onnx.NodeProto, name: str, convert: Convert
 
 
 def _check(program: Program, name: str, limit: Known | None, goon: Carry, final: Round) -> tuple[Frame, Known]:
-    """The evaluation nodes of the loop and the condition they find."""
+    """Return the nodes evaluated before each iteration, and the continuation condition."""
     prefix = Frame(program, Scope(), {})
     if goon.constant and not _true(goon):
         return prefix, goon.init
@@ -113,11 +114,12 @@ def _check(program: Program, name: str, limit: Known | None, goon: Carry, final:
 
 
 def _true(goon: Carry) -> bool:
+    """True if the condition starts as the constant true."""
     return goon.init.value.literal == (True,)
 
 
 def _trip(limit: Known | None, goon: Carry) -> int | None:
-    """The number of rounds, when it is known before the run."""
+    """Return the trip count, None if unknown before the run."""
     if not goon.constant:
         return None
     if not _true(goon):

@@ -1,4 +1,4 @@
-"""ONNX models in: a file becomes a graph with its weights, read when asked for.
+"""Import of ONNX models: a file becomes a graph with lazily read weights.
 
 read -> inline functions -> name outputs -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
 """
@@ -31,10 +31,11 @@ MAX_NODES = 2_000_000
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Model:
-    """The ONNX model in a file, with its open dimensions bound by `dims`, and unknown shapes told by `assume`.
+    """Import the ONNX model at `path`.
 
-    Nothing in the file is executed, and external data is checked but not read.
-    Raises ModelError when the file is malformed, unsafe, or leaves a dimension open.
+    `dims` binds open dimensions, and `assume` declares the shapes of values without shape inference. The import
+    executes nothing from the file, and checks external data without reading the data. Raises ModelError when the file
+    is malformed or unsafe, or when a dimension stays open.
     """
     path = Path(path)
     return from_proto(read_model(path), dims, where=path.name, folder=path.parent, assume=assume)
@@ -49,10 +50,10 @@ def from_proto(
     folder: Path | None = None,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Like `load`, of a model in memory; external data is looked for below `folder`.
+    """Import an ONNX model in memory; external data lies below `folder`. Otherwise like `load`.
 
-    `shapes` are those of inputs that the caller has at hand. An input that is named there is an input even
-    when the file has a default for it.
+    `shapes` are the shapes of inputs known to the caller. An input named in `shapes` stays an input even when the file
+    has a default for the input.
     """
     shapes = shapes or {}
     check_texts(model, where)
@@ -72,7 +73,7 @@ def from_proto(
 
 
 def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
-    """The model without the initialisers of the inputs in `shapes`."""
+    """Return the model without the initialisers of inputs named in `shapes`."""
     given = {value.name for value in model.graph.input if value.name in shapes}
     if not given.intersection(_defaults(model.graph)):
         return model
@@ -88,13 +89,16 @@ def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto
 
 
 def _defaults(graph: onnx.GraphProto) -> set[str]:
-    """The names of the initialisers."""
+    """Return the names of all dense and sparse initialisers."""
     names = {tensor.name for tensor in graph.initializer}
     return names | {tensor.values.name for tensor in graph.sparse_initializer}
 
 
 def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope: Scope) -> tuple[str, ...]:
-    """Put the inputs that are no initialisers (defaults count as constants) in scope; their names."""
+    """Add the inputs without initialisers to `scope` and return the names of the inputs.
+
+    An input with an initialiser has a default, and counts as a constant.
+    """
     defaults = _defaults(graph)
     free = [value for value in graph.input if value.name not in defaults]
     for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
@@ -108,6 +112,7 @@ def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope:
 
 
 def _model(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
+    """Assemble the pruned graph, the weights and the recorded assumptions into a `Model`."""
     program = frame.program
     results = results_of(program, graph, frame.scope)
     whole = Graph(

@@ -1,9 +1,8 @@
-"""ONNX models as ONNX Runtime's own optimiser rewrites them: fused operators, blocked layouts.
+"""ONNX models rewritten by ONNX Runtime's optimiser: fused operators, blocked layouts.
 
-The rewritten model is kept in a cache on disk, by a hash of everything it depends on: the model with its
-external data, the dimensions, the version of ONNX Runtime and the block of its blocked layout, which differs
-between processors. An entry is an ONNX model and one file of weights, which is mapped, not read; or, for a model
-that ONNX Runtime does not take, what it said.
+A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the dimensions, the
+version of ONNX Runtime, and the channel block of the blocked layout, which differs between processors. An entry is an
+ONNX model and one memory-mapped file of weights, or, for a model rejected by ONNX Runtime, the error message.
 """
 
 from __future__ import annotations
@@ -48,25 +47,25 @@ LEVELS = {
     "onnxruntime-extended": "ORT_ENABLE_EXTENDED",
     ALL: "ORT_ENABLE_ALL",
 }
-"""ONNX Runtime's levels of optimisation: folded and redundant nodes; fused operators too; blocked layouts too."""
+"""ONNX Runtime's levels: folding and redundant nodes; also fused operators; also blocked layouts."""
 
 INITIALIZERS_NO_INPUTS = 4
-"""From this version of the file format on, an initialiser that is no input is a constant."""
+"""From this IR version on, an initialiser need not be an input, and is then a constant."""
 
 OUTLINED_BYTES = 1024
-"""Initialisers from this size on are written to the file of weights."""
+"""Initialisers of at least this many bytes are written to the weights file, to be memory-mapped."""
 
 
 SAID = 300
-"""Characters of what ONNX Runtime says that are kept."""
+"""The number of characters kept of ONNX Runtime's error message."""
 
 
 class _Refused(Exception):
-    """ONNX Runtime does not take the model; the cause tells why."""
+    """Rejection of a model by ONNX Runtime; `__cause__` is the original exception."""
 
 
 def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Model:
-    """Like `load`, after ONNX Runtime's optimiser; the model as it is where that does not take it."""
+    """Import the model at `path` after ONNX Runtime's optimiser; unoptimised if ONNX Runtime rejects the model."""
     return optimized(read_model(path), dims, level=level, where=path.name, folder=path.parent)
 
 
@@ -78,34 +77,35 @@ def optimized(
     where: str = "model",
     folder: Path | None = None,
 ) -> Model:
-    """Like `from_proto`, after ONNX Runtime's optimiser; as it is, with a remark, where that does not take it.
+    """Import the model after ONNX Runtime's optimiser. Otherwise like `from_proto`.
 
-    Raises ModelError when the model is malformed, unsafe, or leaves a dimension open.
+    A model rejected by ONNX Runtime is imported unoptimised, with a remark. Raises ModelError when the model is
+    malformed or unsafe, when a dimension stays open, or for an unknown `level`.
     """
     dims = dict(dims or {})
     opsets_of(model, where)
     if level not in LEVELS:
         raise ModelError(f"there is no optimiser {level!r}; there are {', '.join(LEVELS)}")
     key = _key(model, dims, level, where, folder)
-    kept = entry(CACHE, key)
-    if kept is not None and not (kept / REFUSAL).exists():
+    cached = entry(CACHE, key)
+    if cached is not None and not (cached / REFUSAL).exists():
         try:
-            return _restored(kept, dims, level)
+            return _restored(cached, dims, level)
         except (ModelError, OSError, ValueError):
             remove_entry(CACHE, key)
-            kept = None
+            cached = None
     plain = from_proto(model, dims, where=where, folder=folder)
 
     def fill(fresh: Path) -> None:
         _fill(fresh, model, dims, level, where, folder)
         if not (fresh / REFUSAL).exists():
-            told = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
-            (fresh / WARNINGS).write_text(json.dumps(told), encoding="utf-8")
+            warnings = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
+            (fresh / WARNINGS).write_text(json.dumps(warnings), encoding="utf-8")
 
     try:
-        kept = kept or add_entry(CACHE, key, fill)
-        if kept is not None:
-            return _outcome(kept, plain, dims, level)
+        cached = cached or add_entry(CACHE, key, fill)
+        if cached is not None:
+            return _outcome(cached, plain, dims, level)
         with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
             fill(Path(scratch))
             return _outcome(Path(scratch), plain, dims, level)
@@ -116,15 +116,15 @@ def optimized(
 def _fill(
     fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None
 ) -> None:
-    """Write the rewritten model into the folder `fresh`, or what ONNX Runtime says against it.
+    """Write the rewritten model, or the rejection by ONNX Runtime, into the folder `fresh`.
 
-    Local functions are inlined before: where one is called inside a loop and outside, ONNX Runtime's own inlining
-    gives two values the same name, and then does not take what it wrote.
+    Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's inlining
+    gives two values one name and then rejects the written model.
     """
     model = with_written_outputs(inlined(model, where))
     try:
         _rewrite(_closed(model, dims, where), level, folder, fresh)
-    except _Refused:  # a branch that is never taken at these shapes may be wrong at them
+    except _Refused:  # an arm never taken with the bound shapes may conflict with the shapes: retry with open shapes
         try:
             _rewrite(_closed(model, None, where), level, folder, fresh)
         except _Refused as refusal:
@@ -135,6 +135,7 @@ def _fill(
 
 
 def _outcome(folder: Path, plain: Model, dims: Mapping[str, int], level: str) -> Model:
+    """Return the model of a cache entry, or `plain` with a remark."""
     refusal = folder / REFUSAL
     if refusal.exists():
         return _unchanged(plain, f"ONNX Runtime does not take the model: {refusal.read_text(encoding='utf-8')}")
@@ -145,15 +146,16 @@ def _outcome(folder: Path, plain: Model, dims: Mapping[str, int], level: str) ->
 
 
 def _unchanged(plain: Model, reason: str) -> Model:
+    """Return the unoptimised model with a remark giving the reason."""
     return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
 def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Model:
-    """The rewritten model in a folder, its weights mapped from their file."""
+    """Import the rewritten model from a folder, with memory-mapped weights."""
     proto = read_model(folder / MODEL)
     closed = all(
         dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
-    )  # unless it was rewritten with open dimensions
+    )  # False if the model was rewritten with open dimensions
     mapped = {tensor.name: tensor for tensor in _mappable(proto, folder)}
     restored = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
     raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
@@ -164,15 +166,16 @@ def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Model:
             offset = int(_external(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
-    warnings = tuple(Finding(*told) for told in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
+    warnings = tuple(Finding(*fields) for fields in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
     recipe = replace(restored.recipe, optimize=level, by=depends_on())
     return replace(restored, weights=weights, dims=dict(dims), recipe=recipe, warnings=warnings)
 
 
 def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:
-    """The tensors to map from the file of weights; the content of the other ones comes into `proto`.
+    """Yield the tensors to map from the weights file, and read the content of the remaining tensors into `proto`.
 
-    Those are the ones of sub-graphs, whose names need not be unique, and those whose elements share a byte.
+    The remaining tensors are tensors of sub-graphs, whose names need not be unique, and tensors with several elements
+    per byte.
     """
     inner = [tensor for node in all_nodes(iter(proto.graph.node)) for tensor in _inner_tensors(node)]
     names = {tensor.name for tensor in inner}
@@ -192,15 +195,17 @@ def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto
 
 
 def _inner_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initialisers of the node's sub-graphs."""
     return (tensor for graph in graphs_of(node) for tensor in graph.initializer)
 
 
 def _external(tensor: onnx.TensorProto) -> dict[str, str]:
+    """Return the external-data entries of the tensor, by key."""
     return {item.key: item.value for item in tensor.external_data}
 
 
 def _key(model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None) -> str:
-    """A hash of everything the rewritten model depends on."""
+    """Return the cache key: a hash of all inputs of the rewriting."""
     digest = sha256(f"{FORMAT} {level} {depends_on()} {sorted(dims.items())}\n".encode())
     digest.update(model.SerializeToString(deterministic=True))
     tensors = [*model.graph.initializer]
@@ -215,14 +220,14 @@ def _key(model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str
 
 
 def depends_on() -> str:
-    """What a rewriting depends on besides the model: the version of ONNX Runtime, the processor, its blocks."""
+    """Return, as text, the environment of a rewriting: version of ONNX Runtime, processor, and channel block."""
     version = require("onnxruntime", extra="onnxruntime").__version__
     return f"onnxruntime {version}, {platform.machine()}, blocks of {_block()} channels"
 
 
 @lru_cache(maxsize=1)
 def _block() -> int:
-    """The number of channels that the blocked layout keeps together on this processor; 0 when it has none."""
+    """Return the number of channels per block of the blocked layout on this processor; 0 without a blocked layout."""
     helper = require("onnx.helper", extra="onnx")
     node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
     source = helper.make_tensor_value_info("x", 1, (1, 4, 1, 1))
@@ -237,14 +242,14 @@ def _block() -> int:
 
 
 def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
-    """A copy whose initialisers are constants, and whose inputs have their shapes bound unless `dims` is None.
+    """Return a copy with initialisers as constants, and with bound input shapes unless `dims` is None.
 
-    What the file claims of the shapes that follow is left out.
+    The copy has no declared shapes of computed values.
     """
-    made = type(model)()
-    made.CopyFrom(model)
-    made.ir_version = max(made.ir_version, INITIALIZERS_NO_INPUTS)
-    graph = made.graph
+    copy = type(model)()
+    copy.CopyFrom(model)
+    copy.ir_version = max(copy.ir_version, INITIALIZERS_NO_INPUTS)
+    graph = copy.graph
     defaults = {tensor.name for tensor in graph.initializer}
     free = [value for value in graph.input if value.name not in defaults]
     types = bind_inputs(free, dims, {}, where) if dims is not None else {}
@@ -252,15 +257,15 @@ def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) 
         type_ = types.get(value.name)
         if isinstance(type_, TensorType):
             value.type.CopyFrom(write_type(type_))
-    kept = [type(value).FromString(value.SerializeToString()) for value in free]
+    inputs = [type(value).FromString(value.SerializeToString()) for value in free]
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs)
     _forget_claims(graph)
-    return made
+    return copy
 
 
 def _forget_claims(graph: onnx.GraphProto) -> None:
-    """Leave out what a graph and those in it claim of the shapes of what they compute."""
+    """Remove the declared shapes of computed values from the graph and the sub-graphs."""
     del graph.value_info[:]
     for value in graph.output:
         if value.type.HasField("tensor_type"):
@@ -271,7 +276,10 @@ def _forget_claims(graph: onnx.GraphProto) -> None:
 
 
 def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Path) -> None:
-    """Write the rewritten model and its weights into `folder`. Raises _Refused when ONNX Runtime does not take it."""
+    """Write the rewritten model and the weights into `folder`.
+
+    Raises _RuntimeRefusal when ONNX Runtime rejects the model.
+    """
     ort = require("onnxruntime", extra="onnxruntime")
     options = session_options()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
@@ -287,15 +295,15 @@ def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Pa
         _finish(folder)
     except OSError:
         raise
-    except Exception as error:  # the binding raises whatever its C++ side throws, also at what it wrote itself
+    except Exception as error:  # the binding passes on every C++ exception, even for a model it wrote itself
         raise _Refused from error
 
 
 def _in_order(graph: onnx.GraphProto) -> None:
-    """Order and name the nodes by the graph alone: the optimiser's order and names differ from run to run.
+    """Sort and name the nodes by the graph alone: the optimiser's order and names differ from run to run.
 
-    A node comes after those it reads from, and these in the order in which it reads them: that is ONNX
-    Runtime's own rule too. It is named after its first output.
+    A node follows the nodes computing the inputs, and these are in the order of the inputs, as in ONNX Runtime's own
+    rule. A node is named after the first output.
     """
     producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     order: dict[int, None] = {}
@@ -303,12 +311,12 @@ def _in_order(graph: onnx.GraphProto) -> None:
     stack = [*range(len(graph.node) - 1, -1, -1), *stack]
     while stack:
         i = stack[-1]
-        before = [producers[name] for name in _reads(graph.node[i]) if name in producers]
-        waiting = [k for k in before if k not in order]
-        if i in order or not waiting:
+        inputs = [producers[name] for name in _reads(graph.node[i]) if name in producers]
+        unsorted = [k for k in inputs if k not in order]
+        if i in order or not unsorted:
             order.setdefault(stack.pop())
         else:
-            stack += reversed(waiting)
+            stack += reversed(unsorted)
     nodes = [type(graph.node[i]).FromString(graph.node[i].SerializeToString()) for i in order]
     for node in nodes:
         node.name = next(iter(node.output), node.name)
@@ -319,7 +327,7 @@ def _in_order(graph: onnx.GraphProto) -> None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, its sub-graphs included."""
+    """Yield the names read by a node, including the node's sub-graphs."""
     yield from node.input
     for inner in graphs_of(node):
         for other in inner.node:
@@ -328,7 +336,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _finish(folder: Path) -> None:
-    """Put the rewritten model in order, and note the shapes as ONNX Runtime infers them: some it alone knows."""
+    """Sort the rewritten model, and add the types inferred by ONNX Runtime: the onnx package misses some operators."""
     model = read_model(folder / MODEL)
     _in_order(model.graph)
     model.graph.value_info.extend(inferred_types(model, folder))

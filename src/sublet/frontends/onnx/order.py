@@ -1,4 +1,4 @@
-"""The order of a graph's nodes: who reads what, sorted so that definitions come first."""
+"""Topological order of an ONNX graph's nodes, and the names read by nodes and sub-graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def free_names(graph: onnx.GraphProto) -> tuple[str, ...]:
-    """Names a sub-graph reads but does not define, in order of first use."""
+    """Return the names read but not defined by a sub-graph, in order of first use."""
     defined = {value.name for value in graph.input}
     defined.update(tensor.name for tensor in graph.initializer)
     defined.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -27,7 +27,7 @@ def free_names(graph: onnx.GraphProto) -> tuple[str, ...]:
 
 
 def reads(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Names a node reads, itself or in its sub-graphs, each once."""
+    """Return the distinct names read by a node, including the node's sub-graphs."""
     names = dict.fromkeys(name for name in node.input if name)
     for graph in graphs_of(node):
         names.update(dict.fromkeys(free_names(graph)))
@@ -35,17 +35,17 @@ def reads(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def title(node: onnx.NodeProto) -> str:
-    """How messages call a node: its op, and its name or first output."""
+    """Return the node's text for messages: the operator, and the name or first output."""
     return f"{node.op_type} {node.name or next((name for name in node.output if name), '')!r}"
 
 
 def sorted_nodes(
     nodes: Sequence[onnx.NodeProto], known: Collection[str], outer: Collection[str], where: str
 ) -> list[onnx.NodeProto]:
-    """`nodes` in an order in which every value is defined before it is read; the file's, if it will do.
+    """Return `nodes` in topological order; the file order is kept where possible.
 
-    `known` are names defined beside the nodes in their graph (inputs, initialisers), `outer` those of
-    the graphs around. Raises ModelError for a name that is defined twice or never, and for a cycle.
+    `known` are the inputs and initialisers of the graph; `outer` are the names of the enclosing graphs. Raises
+    ModelError for an undefined or doubly defined name, and for a cycle.
     """
     producer = _producers(nodes, known, where)
     waiting = [0] * len(nodes)
@@ -73,6 +73,7 @@ def sorted_nodes(
 
 
 def _producers(nodes: Sequence[onnx.NodeProto], known: Collection[str], where: str) -> dict[str, int]:
+    """Return the position of the node defining each name. Raises ModelError for a doubly defined name."""
     producer: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for name in filter(None, node.output):
@@ -83,12 +84,12 @@ def _producers(nodes: Sequence[onnx.NodeProto], known: Collection[str], where: s
 
 
 def _cycle(nodes: Sequence[onnx.NodeProto], producer: dict[str, int], waiting: Sequence[int]) -> str:
-    """The nodes on one cycle, as a message: from an unsorted node back along unsorted producers."""
-    here = next(i for i, count in enumerate(waiting) if count)
-    seen: dict[int, None] = {}
-    while here not in seen:
-        seen[here] = None
-        here = next(producer[name] for name in reads(nodes[here]) if name in producer and waiting[producer[name]])
-    path = list(seen)
-    members = path[path.index(here) :]
-    return "the nodes " + " <- ".join(title(nodes[i]) for i in [*members, here]) + " form a cycle"
+    """Return a message naming the nodes of one cycle, found from an unsorted node back along unsorted producers."""
+    current = next(i for i, count in enumerate(waiting) if count)
+    visited: dict[int, None] = {}
+    while current not in visited:
+        visited[current] = None
+        current = next(producer[name] for name in reads(nodes[current]) if name in producer and waiting[producer[name]])
+    path = list(visited)
+    members = path[path.index(current) :]
+    return "the nodes " + " <- ".join(title(nodes[i]) for i in [*members, current]) + " form a cycle"

@@ -1,4 +1,4 @@
-"""Where a node of a model comes from, as far as its exporter noted it: a module, a line of a program."""
+"""Source location of a node recorded by the exporter: a module path and a line of a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 TRACE = "pkg.torch.onnx.stack_trace"
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""What PyTorch's exporter calls the lines of Python that made a node, and the path of its module."""
+"""The metadata keys of PyTorch's exporter for the Python stack of a node, and for the module path."""
 
 LONGEST = 200
 _LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9})')
@@ -20,11 +20,11 @@ _NAME = re.compile(r"'([^'\n]{0,400})'")
 
 
 def origin(node: onnx.NodeProto) -> str:
-    """As "in layer1.0.conv1, model.py:12"; "" when the exporter noted nothing."""
+    """Return the source location as "in layer1.0.conv1, model.py:12"; "" without a recorded location."""
     noted = {entry.key: entry.value for entry in node.metadata_props} if hasattr(node, "metadata_props") else {}
     modules = _NAME.findall(noted.get(SCOPES, "")[:4096])
     lines = _LINE.findall(noted.get(TRACE, "")[-4096:])
-    # Scopes go from the model down to the operator; the last but one is the module that called it.
+    # Scopes go from the model down to the operator; the second to last is the module calling the operator.
     module = f"in {modules[-2]}" if len(modules) > 1 and modules[-2] else ""
     line = f"{lines[-1][0].rsplit('/', 1)[-1]}:{lines[-1][1]}" if lines else ""
     return printable(", ".join(part for part in (module, line) if part))[:LONGEST]

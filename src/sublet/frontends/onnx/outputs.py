@@ -1,6 +1,6 @@
-"""Outputs that a node does not name although its kernel writes them: they get names.
+"""Naming of unnamed outputs that a kernel writes anyway.
 
-This comes before anything computes the node, ONNX Runtime's optimiser included, which folds constants.
+Naming precedes every computation of the node, including constant folding in ONNX Runtime's optimiser.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def with_written_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in which every output that a kernel writes in any case has a name."""
+    """Return the model with a name for every output written by a kernel unconditionally."""
     if not any(_nameless(node) for node in _nodes(model)):
         return model
-    made = type(model)()
-    made.CopyFrom(model)
-    taken = set(_names(made))
-    for node in _nodes(made):
+    named = type(model)()
+    named.CopyFrom(model)
+    taken = set(_names(named))
+    for node in _nodes(named):
         for i in _nameless(node):
             while len(node.output) <= i:
                 node.output.append("")
             node.output[i] = _free(next(filter(None, node.output), node.op_type), i, taken)
-    return made
+    return named
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -35,7 +35,7 @@ def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _names(model: onnx.ModelProto) -> Iterator[str]:
-    """Every name of a value, sub-graphs included."""
+    """Yield every value name of the model, including sub-graphs."""
     graphs = [model.graph]
     for node in _nodes(model):
         yield from (*node.input, *node.output)
@@ -45,12 +45,14 @@ def _names(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _nameless(node: onnx.NodeProto) -> list[int]:
+    """Return the positions of unnamed outputs written by the kernel."""
     given = [bool(name) for name in node.input]
     written = written_outputs(domain_of(node.domain), node.op_type, given, len(node.output))
     return sorted(i for i in written if i >= len(node.output) or not node.output[i])
 
 
 def _free(first: str, position: int, taken: set[str]) -> str:
+    """Return an unused name derived from `first` and `position`, and add the name to `taken`."""
     name = f"{first}.{position}"
     while name in taken:
         name += "_"

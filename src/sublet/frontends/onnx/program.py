@@ -1,4 +1,4 @@
-"""What is known while a model is being imported: names in use, constants, values in scope."""
+"""State of one ONNX import: unique names, constants, known values in scope, budgets and warnings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sublet.ir.graph import Value
 
 ATTEMPTS_PER_NODE = 100
 FOLD_BYTES = 1 << 28
-"""All folding together may read and write this many bytes: a bound on its time."""
+"""The bytes all folding together may read and write, to bound the time of an import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a name in the file: the value it became, its type, its content if constant."""
+    """A value known during the import: the graph value, the type, and the content of a constant."""
 
     value: Value
     type: Type
@@ -30,23 +30,23 @@ class Known:
 
     @property
     def reason(self) -> str:
-        """Why the value cannot be planned; "" when it can."""
+        """The reason the value cannot be planned; "" for a plannable value."""
         return "" if isinstance(self.value.spec, TensorSpec) else self.value.spec.reason
 
 
 Scope = ChainMap[str, Known]
-"""The values a graph can read, by their names in the file; a sub-graph's scope is a child."""
+"""The values readable in a graph, by name in the file; a sub-graph's scope is a child."""
 
 
 @dataclass
 class Names:
-    """Hands out names that are unique in the whole program, and can take back the latest."""
+    """Generator of names unique in the whole program, with undo."""
 
     _uses: dict[str, int] = field(default_factory=dict)
     _log: list[tuple[str, str, int]] = field(default_factory=list)
 
     def fresh(self, base: str) -> str:
-        """`base` if it is free, else the first free of base.1, base.2, ..."""
+        """Return `base` if unused, else the first unused name of base.1, base.2, ..."""
         if base not in self._uses:
             self._uses[base] = 1
             self._log.append((base, base, 0))
@@ -62,10 +62,11 @@ class Names:
 
     @property
     def mark(self) -> int:
+        """The position in the log of names, for `rewind`."""
         return len(self._log)
 
     def rewind(self, mark: int) -> None:
-        """Take back every name handed out since `mark`."""
+        """Release every name generated since `mark`."""
         while len(self._log) > mark:
             name, base, before = self._log.pop()
             del self._uses[name]
@@ -75,11 +76,13 @@ class Names:
 
 @dataclass
 class Program:
-    """The state of one import. `where` is what messages call the model.
+    """The state of one import.
 
-    `budget` counts down with every node converted: a loop's body is converted again when a guess
-    about its carried values fails, and nested loops multiply. `conditional` counts the branches and loops around
-    what is being converted that may never run.
+    where         the model's name in messages
+    budget        decreases with every converted node: a loop body is converted again after a wrong guess about the
+                  carried values, and nested loops multiply
+    fold_bytes    the bytes constant folding may still read and write
+    conditional   the number of enclosing branches and loops without a certain run
     """
 
     where: str
@@ -96,12 +99,12 @@ class Program:
     conditional: int = 0
 
     def warn(self, rule: str, where: str, what: str) -> None:
-        """Note what its reader should know of the model."""
+        """Record a warning about a node of the model."""
         self.warnings.append(Finding(rule, f"{self.where}: node {where}", what))
 
     @contextmanager
     def perhaps(self, uncertain: bool = True) -> Iterator[None]:
-        """While nodes are converted that may never run."""
+        """Mark, as a context manager, the nodes converted inside as nodes that may never run."""
         self.conditional += uncertain
         try:
             yield
@@ -110,12 +113,12 @@ class Program:
 
     @property
     def mark(self) -> tuple[int, ...]:
-        """A point to come back to with `rewind`."""
+        """A point to restore with `rewind`."""
         lists = len(self.warnings), len(self.assumed.declared)
         return self.values.mark, self.nodes.mark, len(self.weights), *lists
 
     def rewind(self, mark: tuple[int, ...]) -> None:
-        """Forget the names and constants that came since `mark`; the budgets stay spent."""
+        """Discard the names, constants and warnings added since `mark`; the budgets stay spent."""
         self.values.rewind(mark[0])
         self.nodes.rewind(mark[1])
         while len(self.weights) > mark[2]:
@@ -124,24 +127,24 @@ class Program:
         del self.assumed.declared[mark[4] :]
 
     def spend(self, nodes: int) -> None:
-        """Count `nodes` converted nodes. Raises ModelError when the import has become unreasonable."""
+        """Count `nodes` converted nodes. Raises ModelError when the budget is exceeded."""
         self.budget -= nodes
         if self.budget < 0:
             raise ModelError(f"{self.where}: its nested loops need too many attempts to find their shapes")
 
     def defined(self, name: str, type: Type, reason: str) -> Known:
-        """A value under a name that is the program's already."""
+        """Return a value under a name already reserved in `values`. Raises ModelError for an impossible shape."""
         try:
             return Known(Value(name, spec_of(type, reason)), type)
         except ModelError as error:
             raise ModelError(f"{self.where}: value {name!r}: {error}") from None
 
     def fresh(self, base: str, type: Type, reason: str = "") -> Known:
-        """A new value named after `base`."""
+        """Return a new value named after `base`."""
         return self.defined(self.values.fresh(base), type, reason)
 
     def constant(self, name: str, weight: Weight) -> Known:
-        """A weight under a name that is the program's already."""
+        """Add a constant under a name already reserved in `values`, and return the constant."""
         type = type_of(weight.spec) if isinstance(weight.spec, TensorSpec) else weight.type
         self.weights[name] = Known(Value(name, weight.spec, literal_of(weight)), type, weight)
         return self.weights[name]

@@ -1,6 +1,6 @@
-"""Removing what no output needs: nodes, optional outputs, rows of loops, weights.
+"""Dead-code elimination: removes unneeded nodes, optional outputs, stacked rows of loops, and weights.
 
-The graph is read backwards; a value is needed when an output, an update or a needed node reads it.
+The graph is read backwards; a value is needed when an output, an update or a needed node reads the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 def prune(graph: Graph, also: Collection[Value] = ()) -> Graph:
-    """The graph without dead nodes and unused weights; inputs, outputs and updates stay, and what is needed `also`."""
+    """Return the graph without dead nodes and unused weights.
+
+    Inputs, outputs, updates, and the values in `also` stay.
+    """
     needed = {*graph.outputs, *(value for pair in graph.updates for value in pair), *also}
     nodes = _needed_nodes(graph.nodes, needed)
     weights = tuple(weight for weight in graph.weights if weight in needed)
@@ -26,7 +29,7 @@ def prune(graph: Graph, also: Collection[Value] = ()) -> Graph:
 
 
 def _needed_nodes(nodes: Sequence[Node], needed: set[Value]) -> tuple[Node, ...]:
-    """The nodes that define a needed value; `needed` grows by what they read."""
+    """Return the nodes defining a needed value, and add the values read by the returned nodes to `needed`."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if not any(value in needed for value in node.defs):
@@ -43,10 +46,12 @@ def _needed_nodes(nodes: Sequence[Node], needed: set[Value]) -> tuple[Node, ...]
 
 
 def _pick(items: Sequence[T], keep: Sequence[int]) -> tuple[T, ...]:
+    """Return the items at the positions in `keep`."""
     return tuple(items[i] for i in keep)
 
 
 def _prune_case(node: CaseOf, needed: set[Value]) -> CaseOf:
+    """Remove unneeded outputs from the branch and dead nodes from the arms."""
     keep = [i for i, value in enumerate(node.outputs) if value is not None and value in needed]
     arms: list[Graph] = []
     for arm in node.arms:
@@ -57,6 +62,7 @@ def _prune_case(node: CaseOf, needed: set[Value]) -> CaseOf:
 
 
 def _prune_while(node: While, needed: set[Value]) -> While:
+    """Remove unneeded outputs and rows from the loop and dead nodes from the body."""
     keep = [i for i, value in enumerate(node.stacked) if value is not None and value in needed]
     outputs = (*node.updates, *_pick(node.rows, keep))
     needed.update((*outputs, node.condition))
@@ -74,10 +80,10 @@ def _prune_while(node: While, needed: set[Value]) -> While:
 
 
 def _prune_outputs(node: Node, needed: set[Value]) -> tuple[Value | None, ...]:
-    """The outputs without optional ones that nobody reads (a mask, indices), unless a kernel writes them anyway.
+    """Return the outputs without unread optional outputs (a mask, indices), unless a kernel writes the output anyway.
 
-    Their places stay: by how many a node lists ONNX Runtime picks a kernel, and that of MaxPool with indices takes NaN
-    for another number than that without.
+    The positions of removed outputs stay, as None. ONNX Runtime picks a kernel by the number of listed outputs, and
+    MaxPool with indices computes another result from NaN than MaxPool without indices.
     """
     domain, _, op_type = node.op.removeprefix("onnx.").rpartition(".")
     given = [value is not None for value in node.inputs]
@@ -87,7 +93,7 @@ def _prune_outputs(node: Node, needed: set[Value]) -> tuple[Value | None, ...]:
 
 @lru_cache(maxsize=1024)
 def optional_outputs(op: str) -> frozenset[int]:
-    """Positions of the outputs that a node of this ONNX operator may leave out."""
+    """Return the positions of the optional outputs of an ONNX operator."""
     defs = require("onnx.defs", extra="onnx")
     domain, _, name = op.removeprefix("onnx.").rpartition(".")
     try:

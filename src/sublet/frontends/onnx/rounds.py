@@ -1,8 +1,8 @@
-"""What stays the same from round to round of a loop: found by guessing, converting, and guessing less.
+"""Loop invariants of ONNX loops, found by optimistic guesses: constants and types of the loop-carried values.
 
-The first guess: a carried value that starts as a constant keeps it, and every other one keeps the
-type it starts with. The body is converted under that guess; what its updates contradict is weakened
-and the body converted again, until the guess holds: then it holds in every round, by induction.
+The first guess: a carried value with a constant initial value keeps the constant in every iteration, and any further
+carried value keeps the initial type. The body is converted under the guess, contradicted guesses are weakened, and the
+body is converted again until the guess holds. By induction, the guess then holds in every iteration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A guess: the value starts as `init`, and is that constant in every round, or is always of `type`."""
+    """A guess about one loop-carried value: constantly `init` if `constant`, else of `type` in every iteration."""
 
     init: Known
     type: Type
@@ -33,23 +33,25 @@ class Carry:
 
     @classmethod
     def first(cls, init: Known) -> Carry:
+        """Return the strongest guess for the initial value."""
         return cls(init, init.type, init.value.literal is not None)
 
     def inside(self, program: Program, base: str, loop: str) -> Known:
-        """What the body knows of it: the constant, or a new parameter."""
+        """Return the value read by the body: the constant, or a new body parameter."""
         if self.constant:
             return self.init
         changes = f"its shape may change from round to round of {loop!r}"
         return program.fresh(base, self.type, self.init.reason or changes)
 
     def weakened(self, update: Known) -> Carry:
-        """The guess that also allows `update`; itself when it does already."""
+        """Return the strongest weaker guess consistent with `update`; the same guess if already consistent."""
         if not self.constant:
             return replace(self, type=merge([self.type, update.type]))
         return self if _same(self.init, update) else replace(self, constant=False)
 
 
 def _same(a: Known, b: Known) -> bool:
+    """True if both values are small constants with equal elements."""
     if a.weight is None or b.weight is None or a.weight.spec != b.weight.spec or not b.weight.small:
         return False
     return bool(np.array_equal(a.weight.array(), b.weight.array()))
@@ -57,7 +59,7 @@ def _same(a: Known, b: Known) -> bool:
 
 @dataclass(frozen=True)
 class Round:
-    """A body converted under a guess: `parameters` and `updates` of all carries, then the rest."""
+    """A body converted under a guess: parameters and updates of all carried values, slices, rows and nodes."""
 
     counter: Known
     parameters: tuple[Known, ...]
@@ -69,14 +71,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a loop are stacked: along which axes, in which direction, and how many rounds."""
+    """The stacking of a loop's rows: the axes, the directions, and the trip count, None if unknown."""
 
     axes: tuple[int, ...]
     reversed: tuple[bool, ...]
     trip: int | None
 
     def stacked(self, row: Type, axis: int) -> Type:
-        """The type of the stacked output of one row."""
+        """Return the type of the stacked output of one row."""
         if not isinstance(row, TensorType) or row.dims is None:
             return TensorType(row.elem) if isinstance(row, TensorType) else None
         return TensorType(row.elem, (*row.dims[:axis], self.trip, *row.dims[axis:]))
@@ -85,9 +87,9 @@ class Rows:
 def settle(
     program: Program, carries: Sequence[Carry], attempt: Callable[[Sequence[Carry]], Round]
 ) -> tuple[list[Carry], Round]:
-    """The strongest guess that holds, and the body converted under it.
+    """Return the strongest guess consistent with the body, and the body converted under the guess.
 
-    Raises ModelError when the body is malformed whatever is guessed.
+    `attempt` converts the body under a guess. Raises ModelError when the body is malformed under every guess.
     """
     guess = list(carries)
     while True:
@@ -108,7 +110,10 @@ def settle(
 
 @dataclass(frozen=True)
 class Loop:
-    """A settled loop, ready to become a While: `prefix` decides `condition` before each round."""
+    """A loop with established invariants, ready to become a `While`.
+
+    `prefix` computes `condition` before each iteration.
+    """
 
     node: onnx.NodeProto
     name: str
@@ -123,9 +128,9 @@ class Loop:
 
 
 def add_while(frame: Frame, loop: Loop, finals: Sequence[str], stacked: Sequence[str]) -> None:
-    """Add the While. `finals` and `stacked` name the outputs in the file, "" for one that is not asked for.
+    """Add the `While` to `frame`. `finals` and `stacked` name the outputs in the file, "" for an unnamed output.
 
-    A carried value that is a constant in every round is no parameter: it is that constant.
+    A carried value equal to a constant in every iteration is no parameter; readers use the constant.
     """
     for name, carry in zip(finals, loop.carries, strict=True):
         if carry.constant and name:

@@ -1,7 +1,7 @@
-"""Types of values as ONNX Runtime infers them, which knows operators that the onnx package does not.
+"""Types inferred by ONNX Runtime, including operators unknown to the onnx package.
 
-Its interface gives `[]` for a scalar and for a value whose rank it does not know. What it infers for a Shape of the
-value tells them apart: that has as many elements as the value has dimensions, or an open number of them.
+ONNX Runtime's interface returns `[]` both for a scalar and for a value of unknown rank. The inferred shape of an
+appended Shape node distinguishes the two: one extent equal to the rank, or an open extent.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ELEMENTS = {
         **{"float16": 10, "double": 11, "uint32": 12, "uint64": 13, "bfloat16": 16},
     }.items()
 }
-"""ONNX Runtime's words for tensor types."""
+"""ONNX Runtime's name of a tensor type -> ONNX's element type number."""
 
 
 def session_options() -> Any:
-    """Options of a session that says nothing and rearranges no weights."""
+    """Return options for a silent session without weight prepacking."""
     options = require("onnxruntime", extra="onnxruntime").SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -37,17 +37,17 @@ def session_options() -> Any:
 
 
 def session_over(model: bytes, options: Any) -> Any:
-    """A session on the processor. It may raise anything."""
+    """Open a CPU session over a serialised model. May raise any exception."""
     ort = require("onnxruntime", extra="onnxruntime")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def inferred_types(model: onnx.ModelProto, folder: Path) -> list[onnx.ValueInfoProto]:
-    """The types of what the model's nodes give, where nothing of them is open; its weights lie in `folder`."""
+    """Return the fully known types of the node outputs of the model; external weights lie in `folder`."""
     make = require("onnx.helper", extra="onnx").make_tensor_value_info
     produced = list(dict.fromkeys(name for node in model.graph.node for name in node.output if name))
-    found = _asked(model, folder, produced)
-    known = {name: TensorType(ELEMENTS[text], dims) for name, (text, dims) in found.items() if text in ELEMENTS}
+    inferred = _asked(model, folder, produced)
+    known = {name: TensorType(ELEMENTS[text], dims) for name, (text, dims) in inferred.items() if text in ELEMENTS}
     scalars = _scalars(model, folder, [name for name in produced if name in known and not known[name].dims])
     types = []
     for name, type_ in ((name, known[name]) for name in produced if name in known):
@@ -59,7 +59,7 @@ def inferred_types(model: onnx.ModelProto, folder: Path) -> list[onnx.ValueInfoP
 
 
 def _scalars(model: onnx.ModelProto, folder: Path, names: list[str]) -> set[str]:
-    """Those of `names` that are known to have no dimensions."""
+    """Return the elements of `names` known to be scalars."""
     make = require("onnx.helper", extra="onnx").make_node
     taken = {name for node in all_nodes(iter(model.graph.node)) for name in (*node.input, *node.output)}
     ranks: dict[str, str] = {}
@@ -68,28 +68,28 @@ def _scalars(model: onnx.ModelProto, folder: Path, names: list[str]) -> set[str]
         while rank in taken:
             rank += "_"
         ranks[rank] = name
-    asking = type(model)()
-    asking.CopyFrom(model)
-    asking.graph.node.extend(make("Shape", [name], [rank]) for rank, name in ranks.items())
-    found = _asked(asking, folder, list(ranks)) if ranks else {}
-    return {ranks[rank] for rank, (_, dims) in found.items() if rank in ranks and dims == (0,)}
+    probe = type(model)()
+    probe.CopyFrom(model)
+    probe.graph.node.extend(make("Shape", [name], [rank]) for rank, name in ranks.items())
+    inferred = _asked(probe, folder, list(ranks)) if ranks else {}
+    return {ranks[rank] for rank, (_, dims) in inferred.items() if rank in ranks and dims == (0,)}
 
 
 def _asked(model: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, tuple[str, Dims]]:
-    """What ONNX Runtime says of `names` and of the outputs: the text of the type, and the dimensions it knows."""
+    """Return the types inferred by ONNX Runtime for `names` and the outputs: the text, and the known dimensions."""
     make = require("onnx.helper", extra="onnx").make_empty_tensor_value_info
-    asked = type(model)()
-    asked.CopyFrom(model)
+    exposed = type(model)()
+    exposed.CopyFrom(model)
     outputs = {value.name for value in model.graph.output}
-    asked.graph.output.extend(make(name) for name in names if name not in outputs)
+    exposed.graph.output.extend(make(name) for name in names if name not in outputs)
     options = session_options()
     ort = require("onnxruntime", extra="onnxruntime")
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    session = session_over(asked.SerializeToString(), options)
+    session = session_over(exposed.SerializeToString(), options)
     return {output.name: (output.type, tuple(map(_extent, output.shape))) for output in session.get_outputs()}
 
 
 def _extent(dim: Any) -> int | None:
-    """An extent; None for an open one, which has a name or nothing."""
+    """Return the extent; None for an open extent, represented by a name or None."""
     return dim if isinstance(dim, int) and dim >= 0 else None

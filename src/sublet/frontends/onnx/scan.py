@@ -1,6 +1,6 @@
-"""Scan as a While: the loop fetches one slice of every sequence and stores one row of every output.
+"""Conversion of ONNX Scan to a `While` node: each iteration reads a slice of each sequence and writes a row per output.
 
-Scan of operator set 8 has a batch axis of its own; it stays one node.
+Scan of operator set 8 has an additional batch axis, and stays one node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Body:
-    """The body of one Scan, to be converted under guesses."""
+    """The body of one Scan, converted repeatedly under guesses."""
 
     frame: Frame
     name: str
@@ -39,6 +39,7 @@ class _Body:
     reasons: tuple[str, ...]
 
     def attempt(self, carries: Sequence[Carry]) -> Round:
+        """Convert the body under the guesses `carries`."""
         program, scope = self.frame.program, self.frame.scope.new_child()
         counter = program.fresh(f"{self.name}.counter", COUNT_SCALAR)
         names = [value.name for value in self.graph.input]
@@ -55,7 +56,7 @@ class _Body:
 
 
 def convert_scan(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter) -> None:
-    """Add the scan. Raises ModelError when it is malformed."""
+    """Convert the Scan node and add the `While` to `frame`. Raises ModelError for a malformed Scan."""
     graph = graph_attribute(frame, node, "body")
     inputs = [known for text in node.input if (known := frame.read(text)) is not None]
     count = next((int(a.i) for a in node.attribute if a.name == "num_scan_inputs"), 0)
@@ -84,7 +85,7 @@ def convert_scan(frame: Frame, node: onnx.NodeProto, name: str, convert: Convert
 
 
 def _ints(frame: Frame, node: onnx.NodeProto, name: str, count: int) -> list[int]:
-    """A list attribute of `count` numbers, all 0 when it is absent."""
+    """Return a list attribute of `count` numbers, all 0 if absent."""
     found = next((list(a.ints) for a in node.attribute if a.name == name), [0] * count)
     if len(found) != count:
         raise fail(frame, node, f"has {len(found)} {name} instead of {count}")
@@ -92,7 +93,7 @@ def _ints(frame: Frame, node: onnx.NodeProto, name: str, count: int) -> list[int
 
 
 def _axes(frame: Frame, node: onnx.NodeProto, name: str, ranks: Sequence[int | None]) -> tuple[int, ...]:
-    """Axes counted from the front; one of a tensor of unknown rank stays as it is."""
+    """Return the axes counted from the front; an axis of a tensor of unknown rank stays unchanged."""
     axes: list[int] = []
     for axis, rank in zip(_ints(frame, node, name, len(ranks)), ranks, strict=True):
         if rank is not None and not -rank <= axis < rank:
@@ -102,14 +103,17 @@ def _axes(frame: Frame, node: onnx.NodeProto, name: str, ranks: Sequence[int | N
 
 
 def _flips(frame: Frame, node: onnx.NodeProto, name: str, count: int) -> tuple[bool, ...]:
+    """Return True for each sequence or output traversed backwards."""
     return tuple(direction == 1 for direction in _ints(frame, node, name, count))
 
 
 def _rank(type: Type) -> int | None:
+    """Return the rank of the type, None if unknown."""
     return len(type.dims) if isinstance(type, TensorType) and type.dims is not None else None
 
 
 def _slice(sequence: Type, axis: int) -> Type:
+    """Return the type of one slice of a sequence along `axis`."""
     if not isinstance(sequence, TensorType) or sequence.dims is None:
         return TensorType(sequence.elem) if isinstance(sequence, TensorType) else None
     return TensorType(sequence.elem, sequence.dims[:axis] + sequence.dims[axis + 1 :])
@@ -118,7 +122,10 @@ def _slice(sequence: Type, axis: int) -> Type:
 def _trip(
     frame: Frame, node: onnx.NodeProto, name: str, sequences: Sequence[Known], axes: Sequence[int]
 ) -> tuple[int | None, Known]:
-    """The number of rounds, None when it depends on data, and the value that holds it."""
+    """Return the trip count, None if data-dependent, and the scalar value of the trip count.
+
+    Raises ModelError for sequences of different lengths.
+    """
     lengths = {
         type.dims[axis]: None
         for known, axis in zip(sequences, axes, strict=True)

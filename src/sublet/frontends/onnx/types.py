@@ -1,7 +1,7 @@
-"""ONNX types as Sublet knows them: what is known of a value before it has a spec.
+"""ONNX types with partial shape information, from which fully known tensor specs are made.
 
-ONNX numbers its element types; `DTYPES` is that numbering. A tensor type may leave dimensions or the
-whole rank open; a spec is made of it once nothing is open.
+`DTYPES` maps ONNX's element type numbers to data types. A tensor type may leave dimensions or the rank open; a spec
+exists only for a fully known type.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ DTYPES: dict[int, DType] = {
 ELEMENTS = {dtype: number for number, dtype in DTYPES.items()}
 STRING = 8
 KINDS = {"seq": "a sequence", "optional": "an optional", "map": "a map", "sparse": "a sparse tensor"}
-"""How the texts of types that are no tensors begin -> what they are."""
+"""The prefix of a non-tensor type text -> the kind of type, for messages."""
 
 Dims = tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor type: ONNX's number of the element type, and what is known of the shape.
+    """A tensor type: ONNX's element type number, and the known part of the shape.
 
-    An open dimension is None; `dims` is None when even the rank is open.
+    An open dimension is None; `dims` is None for an open rank.
     """
 
     elem: int
@@ -68,7 +68,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class OtherType:
-    """A sequence, optional, map or sparse tensor: its text, and ONNX's own record of it."""
+    """A sequence, optional, map or sparse tensor type: a text form and the serialised TypeProto."""
 
     text: str
     serialized: bytes
@@ -78,7 +78,7 @@ class OtherType:
 
 
 Type = TensorType | OtherType | None
-"""What is known of a value's type; None when nothing is."""
+"""The known part of a value's type; None for an unknown type."""
 
 
 def _element_text(elem: int) -> str:
@@ -89,14 +89,14 @@ def _element_text(elem: int) -> str:
 
 
 def type_of(spec: TensorSpec) -> TensorType:
-    """The type with nothing open."""
+    """Return the fully known type of a spec."""
     return TensorType(ELEMENTS[spec.dtype], spec.shape)
 
 
 def spec_of(type: Type, reason: str) -> Spec:
-    """The spec of a value; Unplannable with `reason` when its type leaves anything open.
+    """Return the spec of a value; Unplannable with `reason` for a type with an open part.
 
-    Raises ModelError for a shape no tensor can have.
+    Raises ModelError for an impossible shape.
     """
     if isinstance(type, OtherType):
         return Unplannable(f"{KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size", other=type.text)
@@ -117,10 +117,11 @@ def spec_of(type: Type, reason: str) -> Spec:
 
 
 def read_type(proto: onnx.TypeProto, bindings: Mapping[str, int] | None = None) -> Type:
-    """The type a TypeProto tells.
+    """Return the type of a TypeProto.
 
-    `bindings` is for types that a file declares: named dimensions are filled in, and negative ones,
-    which some exporters write, are open. Without it a negative dimension is kept, for an error.
+    `bindings` is for declared types of a file: named dimensions are replaced by the bound extents, and negative
+    dimensions, written by some exporters, are open. Without `bindings`, a negative dimension is kept, to be reported as
+    an error.
     """
     kind = proto.WhichOneof("value")
     if kind is None:
@@ -134,12 +135,14 @@ def read_type(proto: onnx.TypeProto, bindings: Mapping[str, int] | None = None) 
 
 
 def _dim(dim: Any, bindings: Mapping[str, int] | None) -> int | None:
+    """Return the extent of a dimension, None if open."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 or bindings is None else None
     return bindings.get(dim.dim_param) if bindings else None
 
 
 def _other_text(proto: onnx.TypeProto) -> str:
+    """Return the text form of a TypeProto that is no tensor type."""
     kind = proto.WhichOneof("value")
     if kind == "sequence_type":
         return f"seq({_other_text(proto.sequence_type.elem_type)})"
@@ -153,7 +156,7 @@ def _other_text(proto: onnx.TypeProto) -> str:
 
 
 def write_type(type: Type) -> onnx.TypeProto:
-    """The TypeProto of a type, for ONNX's own shape inference."""
+    """Return the TypeProto of a type, for ONNX's shape inference."""
     proto: onnx.TypeProto = require("onnx", extra="onnx").TypeProto()
     if isinstance(type, OtherType):
         proto.ParseFromString(type.serialized)
@@ -170,7 +173,7 @@ def write_type(type: Type) -> onnx.TypeProto:
 
 
 def merge(types: Sequence[Type]) -> Type:
-    """What all of `types` have in common: dimensions that differ are open."""
+    """Return the most specific type covering all of `types`: differing dimensions are open."""
     first, *others = types
     for other in others:
         first = _merge(first, other)
@@ -178,6 +181,7 @@ def merge(types: Sequence[Type]) -> Type:
 
 
 def _merge(a: Type, b: Type) -> Type:
+    """Return the most specific type covering both types, None for different kinds or element types."""
     if a == b:
         return a
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.elem != b.elem:

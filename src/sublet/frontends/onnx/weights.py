@@ -1,4 +1,4 @@
-"""Constants of a model: initialisers, external data and folded results, read only when asked for."""
+"""Constants of an ONNX model: initialisers, external data and folded results, loaded lazily."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 LITERAL_ELEMENTS = 64
 SMALL_BYTES = 1 << 20
-"""Constants up to this size are evaluated while importing; larger ones only when they are read."""
+"""The largest constant evaluated during the import, in bytes; larger constants are evaluated on read."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A constant. `array()` gives its elements, reading the file or computing them on first use.
+    """A constant with lazily loaded elements: `array()` reads the file or computes the elements.
 
-    Sub-byte types have one element a byte in the array, in the types of ml_dtypes. `type` is what is known of a
-    constant that cannot be planned, such as strings.
+    Arrays of sub-byte types have one element per byte, in the types of ml_dtypes. `type` is the known type of an
+    unplannable constant, for example strings.
     """
 
     spec: Spec
@@ -37,24 +37,24 @@ class Weight:
     type: Type = None
 
     def array(self) -> Array:
-        """The elements. Raises ModelError when the file does not hold them."""
+        """Return the elements. Raises ModelError when the file does not hold the elements."""
         return self.load()
 
     @property
     def small(self) -> bool:
-        """Whether the elements may be looked at while importing."""
+        """True if the import may inspect the elements: at most `MAX_SMALL_BYTES`, and no sub-byte type."""
         return isinstance(self.spec, TensorSpec) and self.spec.nbytes <= SMALL_BYTES and self.spec.dtype.bits >= 8
 
 
 def of_array(array: Array, spec: TensorSpec) -> Weight:
-    """A constant whose elements are here already."""
+    """Return a constant with the elements of `array`."""
     return Weight(spec, lambda: array)
 
 
 def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weight:
-    """The constant of a TensorProto whose external data, if any, lies below `folder`.
+    """Return the constant of a TensorProto; external data lies below `folder`.
 
-    Raises ModelError when its shape is impossible or its data is missing.
+    Raises ModelError for an impossible shape or missing data.
     """
     type, spec = _declared(tensor.data_type, tensor.dims, f"{where}: tensor {tensor.name!r}")
     if tensor.data_location == tensor.EXTERNAL:
@@ -66,6 +66,7 @@ def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weig
 
 
 def _declared(elem: int, dims: Sequence[int], where: str) -> tuple[TensorType, Spec]:
+    """Return the declared type and the spec. Raises ModelError for an impossible shape."""
     type = TensorType(elem, tuple(dims))
     try:
         return type, spec_of(type, "its element type is not supported")
@@ -74,12 +75,15 @@ def _declared(elem: int, dims: Sequence[int], where: str) -> tuple[TensorType, S
 
 
 def _check_inline_size(tensor: onnx.TensorProto, spec: Spec, where: str) -> None:
+    """Raise ModelError if the bytes stored in the file do not match the spec."""
     if not isinstance(spec, TensorSpec):
         return
     if tensor.HasField("raw_data"):
-        held = len(tensor.raw_data)
-        if held != spec.nbytes:
-            raise ModelError(f"{where}: tensor {tensor.name!r} is {spec}, {spec.nbytes} bytes, but holds {held}")
+        stored_bytes = len(tensor.raw_data)
+        if stored_bytes != spec.nbytes:
+            raise ModelError(
+                f"{where}: tensor {tensor.name!r} is {spec}, {spec.nbytes} bytes, but holds {stored_bytes}"
+            )
     elif spec.size and not any(
         (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     ):
@@ -87,18 +91,19 @@ def _check_inline_size(tensor: onnx.TensorProto, spec: Spec, where: str) -> None
 
 
 def _inline_array(tensor: onnx.TensorProto, where: str) -> Array:
+    """Return the elements stored in the model file. Raises ModelError for corrupt data."""
     numpy_helper = require("onnx.numpy_helper", extra="onnx")
     try:
         array: Array = numpy_helper.to_array(tensor)
-    except Exception as error:  # the package checks nothing, so anything may go wrong
+    except Exception as error:  # the onnx package validates nothing, so any exception is possible
         raise ModelError(f"{where}: tensor {tensor.name!r} does not hold its elements: {error}") from None
     return array
 
 
 def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | None, where: str) -> Callable[[], Array]:
-    """A function that reads the tensor's bytes from its file; the file is checked now, and not read.
+    """Return a function reading the tensor from the external file; only the size of the file is checked now.
 
-    The file must lie below `folder` after all links are followed. Raises ModelError otherwise.
+    The file must lie below `folder` after resolving symbolic links. Raises ModelError otherwise.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name, location = f"{where}: tensor {tensor.name!r}", entries.get("location", "")
@@ -112,7 +117,7 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
     if offset + length > path.stat().st_size:
         raise ModelError(f"{name} needs bytes {offset} to {offset + length} of {location}, which is shorter")
 
-    def read() -> Array:
+    def read_tensor() -> Array:
         numpy_helper = require("onnx.numpy_helper", extra="onnx")
         try:
             with external_file(folder, location, name).open("rb") as file:
@@ -126,17 +131,18 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
         array: Array = numpy_helper.to_array(inline)
         return array
 
-    return read
+    return read_tensor
 
 
 def _count(text: str, what: str, name: str) -> int:
+    """Parse a byte count. Raises ModelError for text of another form."""
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise ModelError(f"{name}: external data has the {what} {text!r}, not a count of bytes")
     return int(text)
 
 
 def external_file(folder: Path, location: str, name: str) -> Path:
-    """The file `location` below `folder`. Raises ModelError when it is missing or lies elsewhere."""
+    """Return the path of `location` below `folder`. Raises ModelError for a missing file or a file outside `folder`."""
     try:
         root = folder.resolve(strict=True)
         path = (root / location).resolve(strict=True)
@@ -150,9 +156,10 @@ def external_file(folder: Path, location: str, name: str) -> Path:
 
 
 def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
-    """The elements of a small constant of a type that axes, extents, indices and switches have; else None.
+    """Return the elements of a small constant of type bool, i32 or i64, None for the rest.
 
-    Other constants are left out, so that a plan outlives a change of the weights.
+    Axes, extents, indices and conditions have the types bool, i32 and i64. Contents of the remaining types are left
+    out: a plan stays valid when weights change.
     """
     spec = weight.spec
     if not isinstance(spec, TensorSpec) or not weight.small or spec.size > LITERAL_ELEMENTS:
@@ -163,9 +170,9 @@ def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
 
 
 def sparse(coded: onnx.SparseTensorProto, folder: Path | None, where: str) -> Weight:
-    """The constant that a sparse initialiser or attribute stands for: a dense tensor, mostly zeros.
+    """Return the constant of a sparse initialiser or attribute as a dense tensor.
 
-    Raises ModelError when its shape is impossible or its data is missing.
+    Raises ModelError for an impossible shape or missing data.
     """
     name = f"{where}: sparse tensor {coded.values.name!r}"
     values, indices = of_tensor(coded.values, folder, where), of_tensor(coded.indices, folder, where)

@@ -1,1 +1,1 @@
-"""TensorFlow Lite models in: a flatbuffer as records, the records as a model, and the memory plan that it may carry."""
+"""TensorFlow Lite front-end: decodes flatbuffers, converts models to graphs, reads and writes offline memory plans."""

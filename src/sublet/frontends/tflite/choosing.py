@@ -1,8 +1,8 @@
-"""Which offsets of a plan TensorFlow Lite Micro is told: as many as make it need least, by its own account.
+"""Selection of the plan offsets to pass to TensorFlow Lite Micro (TFLM): the subset with the lowest measured need.
 
-TFLM places the scratch memory of its kernels around the offsets it is told. Where a plan leaves no room for it, fewer
-offsets may be better, or none. Each choice is tried in its interpreter; what is handed out needs no more than TFLM's
-own plan does, and computes the same.
+TFLM places the scratch memory of kernels around the passed offsets. Where a plan leaves no room for scratch memory,
+fewer offsets may be better, or no offset. TFLM's interpreter measures each subset. The selected file needs no more
+memory than TFLM's own plan, and computes the same outputs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from sublet.frontends.tflite.tflm import Measured, Trial, tried
 RUNS = 8
 ROUNDS = 6
 MOST_GROUPS = 64
-"""Sets of tensors at one place that are left out in turn; the largest."""
+"""The number of offsets tried for removal per round; offsets of most tensors first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is written, and what it needs beside TFLM's own plan.
+    """The selected file, and the measured memory with and without Sublet's plan.
 
-    how   "all": every offset of the plan, "some": without those in the way, "none": TFLM's own plan is no worse
+    raw             the file to write
+    offsets         the selected offsets; None for TFLM's own plan
+    how             "all" offsets of the plan, "some" (without harmful offsets), or "none" (TFLM's own plan is no worse)
+    without_plan    the measurement with TFLM's own plan
+    with_plan       the measurement of the selected file
     """
 
     raw: bytes
@@ -37,33 +41,37 @@ class Choice:
 
 
 def chosen(raw: bytes, program: Program, offsets: Offsets) -> Choice:
-    """The best choice for a file. Raises PlanError when TFLM cannot run it, or computes something else then."""
+    """Return the best subset of `offsets` for a file.
+
+    Raises PlanError when TFLM cannot run the model, or computes different outputs with the plan.
+    """
     main = program.subgraphs[0]
     bare = with_metadata(raw, program.where, None)
 
-    def planned(choice: Offsets) -> bytes:
+    def file_with(choice: Offsets) -> bytes:
         return with_metadata(raw, program.where, encoded(choice))
 
     def measure(raws: Sequence[bytes], smallest: bool = False) -> list[Measured]:
         return tried([Trial(each, len(main.inputs), len(main.outputs), RUNS, smallest=smallest) for each in raws])
 
-    own, ours = measure([bare, planned(offsets)], smallest=True)
+    own, ours = measure([bare, file_with(offsets)], smallest=True)
     if own.refused:
         raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {own.refused}")
     _require_same(program, own, ours)
     best, how = offsets, "all"
-    fewer = _fewer(offsets, ours, lambda choices: measure([planned(choice) for choice in choices]))
+    fewer = _fewer(offsets, ours, lambda choices: measure([file_with(choice) for choice in choices]))
     if fewer != offsets:
-        (other,) = measure([planned(fewer)], smallest=True)
+        (other,) = measure([file_with(fewer)], smallest=True)
         _require_same(program, own, other)
         if _needs(other) < _needs(ours):
             best, how, ours = fewer, "some", other
     if _more(ours, own):
         return Choice(bare, None, "none", own, own)
-    return Choice(planned(best), best, how, own, ours)
+    return Choice(file_with(best), best, how, own, ours)
 
 
 def _require_same(program: Program, own: Measured, ours: Measured) -> None:
+    """Raise PlanError if TFLM refuses the planned file or computes different outputs."""
     if ours.refused:
         raise PlanError(f"{program.where}: TensorFlow Lite Micro refuses the model with this plan: {ours.refused}")
     if ours.outputs != own.outputs:
@@ -73,16 +81,17 @@ def _require_same(program: Program, own: Measured, ours: Measured) -> None:
 
 
 def _needs(measured: Measured) -> tuple[int, int]:
+    """Return the bytes needed by a measured file: of the arena in total, and of the smallest arena."""
     return measured.total, measured.smallest
 
 
 def _more(ours: Measured, own: Measured) -> bool:
-    """Whether a plan needs more than TFLM's own, or as much all around."""
+    """True if a plan needs more than TFLM's own plan, or equally much in both measures."""
     return ours.total > own.total or ours.smallest > own.smallest or _needs(ours) == _needs(own)
 
 
 def _fewer(offsets: Offsets, now: Measured, measure: Callable[[Sequence[Offsets]], list[Measured]]) -> Offsets:
-    """The offsets without those whose lack makes TFLM need less, one set of tensors at one place after another."""
+    """Drop offsets greedily, at most `MAX_ROUNDS` times, while a drop reduces the total bytes of TFLM."""
     best, least = offsets, now.total
     for _ in range(ROUNDS):
         choices = [_without(best, at) for at in _places(best)]
@@ -97,10 +106,11 @@ def _fewer(offsets: Offsets, now: Measured, measure: Callable[[Sequence[Offsets]
 
 
 def _places(offsets: Offsets) -> list[int]:
-    """The offsets that are told, those of most tensors first."""
-    told = [offset for subgraph in offsets for offset in subgraph if offset is not None]
-    return sorted(set(told), key=lambda offset: (-told.count(offset), offset))[:MOST_GROUPS]
+    """Return the distinct offsets passed to TFLM, most frequent first, at most `MAX_OFFSETS_TRIED`."""
+    passed = [offset for subgraph in offsets for offset in subgraph if offset is not None]
+    return sorted(set(passed), key=lambda offset: (-passed.count(offset), offset))[:MOST_GROUPS]
 
 
 def _without(offsets: Offsets, at: int) -> Offsets:
+    """Return the offsets without the tensors at offset `at`."""
     return tuple(tuple(None if offset == at else offset for offset in subgraph) for subgraph in offsets)

@@ -1,4 +1,4 @@
-"""What numbers in a .tflite file mean: operators and types, in the order of the schema."""
+"""Codes of the .tflite schema: built-in operators and element types, in the order of the schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPERATORS = (
     "STABLEHLO_RNG_BIT_GENERATOR REDUCE_WINDOW STABLEHLO_COMPOSITE STABLEHLO_SHIFT_LEFT STABLEHLO_CBRT STABLEHLO_CASE "
 )
 OPERATORS = _OPERATORS.split()
-"""The built-in operators; the number of each is its position."""
+"""The built-in operators; the operator code is the position."""
 
 CUSTOM, PLACEHOLDER = OPERATORS.index("CUSTOM"), OPERATORS.index("PLACEHOLDER_FOR_GREATER_OP_CODES")
 
@@ -41,6 +41,6 @@ TYPES: tuple[DType | str, ...] = (
     *(DType.F64, DType.C128, DType.U64, DType.I32, "variant", DType.U32, DType.U16, DType.I4, DType.BF16, DType.I2),
     *(DType.U4, DType.F8E4M3FN, DType.F8E5M2),
 )
-"""Of elements, by number: one of ours, or a name for what has no bytes of its own. A resource has a name."""
+"""The element types by schema number: a data type, or the name of a type without a fixed size."""
 
 RESOURCE = 13

@@ -1,4 +1,4 @@
-"""IF, WHILE and CALL_ONCE: the subgraphs that they run are arms of a branch, or the check and the body of a loop."""
+"""Conversion of IF, WHILE and CALL_ONCE: called subgraphs become arms of a branch, or check and body of a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Operands = tuple[list[Value], list[Value]]
 
 
 class Convert(Protocol):
-    """Makes nodes and outputs of a subgraph with these inputs."""
+    """A function returning the nodes and outputs of a subgraph called with `inputs`."""
 
     def __call__(
         self, conversion: Conversion, graph: int, inputs: Sequence[Value], now: State, depth: int, /
@@ -22,31 +22,31 @@ class Convert(Protocol):
 
 
 def _called(conversion: Conversion, graph: int, position: int, operator: Operator) -> list[int]:
-    """The subgraphs that an operator runs."""
-    found = [operator.options.get(option, -1) for option in CALLS[operator.name]]
-    for called in found:
+    """Return the subgraphs called by an operator. Raises ModelError for subgraph 0 or a missing subgraph."""
+    subgraphs = [operator.options.get(option, -1) for option in CALLS[operator.name]]
+    for called in subgraphs:
         if not 0 < called < len(conversion.program.subgraphs):
             raise conversion.error(graph, f"{operator.name} runs subgraph {called}, which it cannot", position)
-    return found
+    return subgraphs
 
 
 def add_branch(
     conversion: Conversion, graph: int, position: int, operands: Operands, now: State, depth: int, convert: Convert
 ) -> list[Node]:
-    """A branch with two arms. What one of them assigns is an output too."""
+    """Return the `CaseOf` node of an IF; variables assigned by an arm are additional outputs."""
     operator = conversion.program.subgraphs[graph].operators[position]
     if not operands[0]:
         raise conversion.error(graph, "a branch without a condition", position)
-    (condition, *given), results = operands[0], operands[1]
+    (condition, *inputs), results = operands[0], operands[1]
     then, otherwise = _called(conversion, graph, position, operator)
     arms: list[tuple[list[Node], tuple[Value, ...], State]] = []
     for called in (otherwise, then):
-        inside = dict(now)
-        nodes, outputs = convert(conversion, called, given, inside, depth + 1)
+        arm_state = dict(now)
+        nodes, outputs = convert(conversion, called, inputs, arm_state, depth + 1)
         if len(outputs) != len(results):
             what = f"subgraph {called} gives {len(outputs)} outputs, the branch has {len(results)}"
             raise conversion.error(graph, what, position)
-        arms.append((nodes, outputs, inside))
+        arms.append((nodes, outputs, arm_state))
     return [_case(conversion, graph, position, condition, results, arms, now)]
 
 
@@ -59,15 +59,19 @@ def _case(
     arms: Sequence[tuple[list[Node], tuple[Value, ...], State]],
     now: State,
 ) -> Node:
-    """The branch; `now` is left as whichever arm leaves it."""
+    """Return the `CaseOf` node, and set `now` to the state after the branch."""
     operator = conversion.program.subgraphs[graph].operators[position]
-    touched = dict.fromkeys(key for _, _, inside in arms for key in inside)
+    touched = dict.fromkeys(key for _, _, arm_state in arms for key in arm_state)
     before = {key: conversion.state(key, now) for key in touched}
-    keys = [key for key in touched if any(inside.get(key, before[key]) is not before[key] for _, _, inside in arms)]
+    keys = [
+        key for key in touched if any(arm_state.get(key, before[key]) is not before[key] for _, _, arm_state in arms)
+    ]
     graphs = []
-    for nodes, outputs, inside in arms:
-        left = (inside.get(key, before[key]) for key in keys)
-        graphs.append(Graph(conversion.fresh(f"{operator.name}.{position}.arm"), (), tuple(nodes), (*outputs, *left)))
+    for nodes, outputs, arm_state in arms:
+        final_values = (arm_state.get(key, before[key]) for key in keys)
+        graphs.append(
+            Graph(conversion.fresh(f"{operator.name}.{position}.arm"), (), tuple(nodes), (*outputs, *final_values))
+        )
     for key in keys:
         now[key] = conversion.remembered(key)
     outputs = (*results, *(now[key] for key in keys))
@@ -77,50 +81,58 @@ def _case(
 def add_once(
     conversion: Conversion, graph: int, position: int, operands: Operands, now: State, depth: int, convert: Convert
 ) -> list[Node]:
-    """A branch that is taken in the first run only: what runs remember tells which one it is."""
+    """Return the `CaseOf` node of a CALL_ONCE, taken in the first run only.
+
+    A persistent bool variable distinguishes later runs. The list is empty for a subgraph without nodes.
+    """
     operator = conversion.program.subgraphs[graph].operators[position]
     (called,) = _called(conversion, graph, position, operator)
     if graph != 0:
         raise conversion.error(graph, "CALL_ONCE in a subgraph that is itself run by another", position)
     key = ("once", str(graph), str(position), "initialised")
-    inside = dict(now)
-    nodes, _ = convert(conversion, called, (), inside, depth + 1)
+    arm_state = dict(now)
+    nodes, _ = convert(conversion, called, (), arm_state, depth + 1)
     if not nodes:
         return []
     index = conversion.initial.get(key)
     if index is None:
         index = conversion.initial[key] = conversion.flag("initialised", None)
         now[key] = conversion.flag("initialised.always", (True,))
-    return [_case(conversion, graph, position, index, (), [(nodes, (), inside), ([], (), dict(now))], now)]
+    return [_case(conversion, graph, position, index, (), [(nodes, (), arm_state), ([], (), dict(now))], now)]
 
 
 def add_loop(
     conversion: Conversion, graph: int, position: int, operands: Operands, now: State, depth: int, convert: Convert
 ) -> list[Node]:
-    """A loop that carries the operands, and what its body assigns."""
+    """Return the `While` node of a WHILE; operands and variables assigned by the body are loop-carried values."""
     operator = conversion.program.subgraphs[graph].operators[position]
     check, body = _called(conversion, graph, position, operator)
     if changed(conversion.program, check, conversion.keys):
         raise conversion.error(graph, f"subgraph {check} is a condition, and assigns a variable", position)
-    given, results = operands
+    inputs, results = operands
     keys = changed(conversion.program, body, conversion.keys)
-    inits = [*given, *(conversion.state(key, now) for key in keys)]
+    inits = [*inputs, *(conversion.state(key, now) for key in keys)]
     counter = Value(conversion.fresh(f"{operator.name}.{position}.round"), COUNT)
     parameters = [Value(conversion.fresh(f"{value.name}.carried"), value.spec) for value in inits]
-    inside = {**now, **dict(zip(keys, parameters[len(given) :], strict=True))}
-    conversion.outlasting.update(zip(parameters[len(given) :], keys, strict=True))
-    nodes, conditions = convert(conversion, check, parameters[: len(given)], inside, depth + 1)
+    body_state = {**now, **dict(zip(keys, parameters[len(inputs) :], strict=True))}
+    conversion.outlasting.update(zip(parameters[len(inputs) :], keys, strict=True))
+    nodes, conditions = convert(conversion, check, parameters[: len(inputs)], body_state, depth + 1)
     if len(conditions) != 1:
         raise conversion.error(graph, f"subgraph {check} is a condition, and gives {len(conditions)} outputs", position)
-    more, updates = convert(conversion, body, parameters[: len(given)], inside, depth + 1)
-    if not len(updates) == len(given) == len(results):
-        what = f"the loop has {len(given)} inputs and {len(results)} outputs, its body gives {len(updates)}"
+    body_nodes, updates = convert(conversion, body, parameters[: len(inputs)], body_state, depth + 1)
+    if not len(updates) == len(inputs) == len(results):
+        what = f"the loop has {len(inputs)} inputs and {len(results)} outputs, its body gives {len(updates)}"
         raise conversion.error(graph, what, position)
-    left = (*updates, *(inside[key] for key in keys))
+    body_outputs = (*updates, *(body_state[key] for key in keys))
     for key in keys:
         now[key] = conversion.remembered(key)
     finals = (*results, *(now[key] for key in keys))
-    graph_ = Graph(conversion.fresh(f"{operator.name}.{position}.body"), (counter, *parameters), (*nodes, *more), left)
+    graph_ = Graph(
+        conversion.fresh(f"{operator.name}.{position}.body"),
+        (counter, *parameters),
+        (*nodes, *body_nodes),
+        body_outputs,
+    )
     loop = While(
         "", "while", tuple(inits), finals, {}, body=graph_, condition=conditions[0], check=len(nodes),
         carried=len(inits),

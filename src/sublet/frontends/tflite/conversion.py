@@ -1,4 +1,4 @@
-"""What a conversion knows of a program: names, weights, state, and which value each tensor stands for."""
+"""State of the conversion of a .tflite program: names, weights, persistent variables, and the value of each tensor."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from sublet.ir.graph import Graph, Node, Value
 
 PREFIX = "tflite."
 NODES_PER_OPERATOR, FIXED = 50, 1000
-"""How many nodes there may be, subgraphs that are called several times counted as often."""
+"""The maximum number of nodes: 50 per operator plus 1000. Repeatedly called subgraphs are inlined repeatedly."""
 
 MOST_LITERAL = 64
-"""Elements of a constant that facts may depend on: axes, shapes, begins."""
+"""The largest constant kept as a literal, in elements: axes, shapes and begins of slices are smaller."""
 
 MOST_DEPTH = 90
 COUNT, TRUE = TensorSpec(DType.I64), TensorSpec(DType.BOOL)
 
 Key = tuple[str, ...]
-"""What outlasts a run: a resource, by its names, or a variable tensor, by its position."""
+"""The key of a persistent variable: a resource, by names, or a variable tensor, by position."""
 
 State = dict[Key, Value]
-"""What each of them holds now."""
+"""The current value of each variable."""
 
 
 @dataclass
 class Conversion:
-    """The program, and what has been made of it so far.
+    """A program under conversion, with the values and nodes created so far.
 
-    weights    constants and what outlasts a run, by their values
-    initial    what outlasts a run, as it is before the run
-    tensors    the values of the tensors of the first subgraph, which are in no other place at any time
-    outlasting   the values that lie where a run leaves them to the next one
+    keys            the variable named by a tensor, by (subgraph, tensor)
+    specs           the spec of each variable
+    weights         constants and initial variable values, by graph value
+    initial_state   each variable's value before the run
+    tensors         the values of non-constant tensors of the first subgraph, by tensor position
+    persistent      the values stored in variables, kept from run to run
+    nodes           the number of nodes created
     """
 
     program: Program
@@ -55,25 +58,25 @@ class Conversion:
 
     @cached_property
     def most(self) -> int:
-        """The most nodes that this program may have."""
+        """The maximum number of nodes of the converted program."""
         return FIXED + NODES_PER_OPERATOR * sum(len(subgraph.operators) for subgraph in self.program.subgraphs)
 
     def error(self, graph: int, what: str, position: int | None = None) -> ModelError:
-        """The error that says where something is wrong."""
+        """Return the error for a malformed operator or subgraph."""
         at = "" if position is None else f", operator {position}"
         return ModelError(f"{self.program.where}: subgraph {graph}{at}: {what}")
 
     def fresh(self, name: str) -> str:
-        """A name that nothing has yet."""
-        base, made = name or "tensor", name or "tensor"
-        while made in self._taken:
+        """Return an unused name derived from `name`."""
+        base, candidate = name or "tensor", name or "tensor"
+        while candidate in self._taken:
             self._counts[base] = self._counts.get(base, 1) + 1
-            made = f"{base}#{self._counts[base]}"
-        self._taken.add(made)
-        return made
+            candidate = f"{base}#{self._counts[base]}"
+        self._taken.add(candidate)
+        return candidate
 
     def made(self, graph: int, index: int) -> Value:
-        """A new value for a tensor that is given or computed."""
+        """Return a new value for an input or computed tensor."""
         tensor = self.program.subgraphs[graph].tensors[index]
         value = Value(self.fresh(tensor.name or f"tensor{index}"), tensor.spec)
         if graph == 0:
@@ -81,7 +84,7 @@ class Conversion:
         return value
 
     def constant(self, graph: int, index: int) -> Value | None:
-        """The value of a constant tensor, the same one each time; None for a tensor that is none."""
+        """Return the value of a constant tensor, equal for every call; None for a tensor without constant content."""
         value = self._constants.get((graph, index))
         tensor = self.program.subgraphs[graph].tensors[index]
         if value is not None:
@@ -97,6 +100,10 @@ class Conversion:
         return value
 
     def _stored(self, graph: int, index: int, tensor: Tensor, content: memoryview | None) -> Stored | None:
+        """Return the content of a constant tensor; None for a compressed, encoded or unplannable tensor.
+
+        Raises ModelError for a buffer of the wrong size.
+        """
         if content is None or tensor.packed or not isinstance(tensor.spec, TensorSpec) or self.program.packed:
             return None
         if len(content) != tensor.spec.nbytes:
@@ -105,13 +112,13 @@ class Conversion:
         return Stored(tensor.spec, content)
 
     def flag(self, name: str, literal: tuple[bool, ...] | None) -> Value:
-        """A constant, or a state, of one bool."""
+        """Return a new bool scalar: a constant, or a variable if `literal` is None."""
         value = Value(self.fresh(name), TRUE, literal)
         self.weights[value] = None if literal is None else Stored(TRUE, memoryview(bytes(literal)))
         return value
 
     def state(self, key: Key, now: State) -> Value:
-        """What something that outlasts a run holds now."""
+        """Return the current value of a variable in the state `now`."""
         if key not in self.initial:
             value = Value(self.fresh(key[-1] or "variable"), self.specs[key])
             self.weights[value] = None
@@ -120,13 +127,13 @@ class Conversion:
         return now.setdefault(key, self.initial[key])
 
     def remembered(self, key: Key) -> Value:
-        """A new value for what something that outlasts a run will hold."""
+        """Return a new value for the next content of a variable."""
         value = Value(self.fresh(f"{key[-1] or 'variable'}.next"), self.specs[key])
         self.outlasting[value] = key
         return value
 
     def node(self, graph: int, position: int, operator: Operator, node: Node) -> Node:
-        """A node with its name and where it comes from. Raises ModelError when they get too many."""
+        """Return the node with a name and source location. Raises ModelError for more than `max_nodes` nodes."""
         self.nodes += 1
         if self.nodes > self.most:
             raise self.error(graph, f"more than {self.most} operators, subgraphs counted as often as they are called")
@@ -137,7 +144,7 @@ class Conversion:
         return replace(node, name=self.fresh(f"{operator.name}.{position}"), source=source)
 
     def finished(self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value], now: State) -> Graph:
-        """The graph of the first subgraph."""
+        """Return the graph of the first subgraph, with an update for each changed variable."""
         pairs = [(value, now.get(key, value)) for key, value in self.initial.items()]
         name = self.program.subgraphs[0].name or self.program.where.rpartition(".")[0] or "graph"
         updates = tuple((target, source) for target, source in pairs if target is not source)
@@ -145,6 +152,7 @@ class Conversion:
 
 
 def _literal(stored: Stored | None) -> tuple[int | float | bool, ...] | None:
+    """Return the elements of a small constant of type i32, i64 or bool; None for any other constant."""
     if stored is None or stored.spec.size > MOST_LITERAL:
         return None
     if stored.spec.dtype not in (DType.I32, DType.I64, DType.BOOL):

@@ -1,4 +1,4 @@
-"""Subgraphs as nodes: what an operator is given and gives become values; a subgraph that is run is written in line."""
+"""Conversion of subgraphs to nodes: tensors become values, and called subgraphs are inlined into control-flow nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from sublet.frontends.tflite.state import ASSIGN, READ, variable
 from sublet.ir.graph import Attr, Node, Value
 
 Values = dict[int, Value]
-"""What the tensors of a subgraph stand for, by their positions."""
+"""The values of the tensors of a subgraph, by position."""
 
 
 def convert_subgraph(
     conversion: Conversion, graph: int, inputs: Sequence[Value], now: State, depth: int = 0
 ) -> tuple[list[Node], tuple[Value, ...]]:
-    """The nodes and outputs of a subgraph with these inputs; `now` is left as the subgraph leaves it."""
+    """Return the nodes and outputs of a subgraph called with `inputs`; set `now` to the state after the subgraph.
+
+    Raises ModelError for recursion or too deep calls, for mismatched inputs, and for malformed operators.
+    """
     subgraph = conversion.program.subgraphs[graph]
     if depth > MOST_DEPTH:
         raise conversion.error(graph, f"subgraphs run each other more than {MOST_DEPTH} deep, or in a circle")
@@ -44,7 +47,10 @@ def convert_subgraph(
 def _read(
     conversion: Conversion, graph: int, index: int, values: Values, now: State, position: int | None
 ) -> Value | None:
-    """What a tensor holds where it is read; None for one that is left out."""
+    """Return the value of a tensor at the point of a read; None for an omitted tensor.
+
+    Raises ModelError for a tensor without content.
+    """
     if index < 0:
         return None
     if index in values:
@@ -62,20 +68,20 @@ def _read(
 def _results(
     conversion: Conversion, graph: int, operator: Operator, values: Values, position: int
 ) -> list[Value | None]:
-    """New values for what an operator gives. Raises ModelError for a tensor that has a content already."""
-    found: list[Value | None] = []
+    """Return new values for the outputs of an operator. Raises ModelError for a tensor already written or constant."""
+    results: list[Value | None] = []
     twice = len(set(operator.outputs)) < len(operator.outputs)
     for index in operator.outputs:
         if index < 0:
-            found.append(None)
+            results.append(None)
             continue
         tensor = conversion.program.subgraphs[graph].tensors[index]
         if index in values or twice or tensor.variable:
             raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}) is written once more", position)
         if conversion.program.content(tensor) is not None:
             raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}), a constant, is written", position)
-        found.append(conversion.made(graph, index))
-    return found
+        results.append(conversion.made(graph, index))
+    return results
 
 
 def _converted(
@@ -87,6 +93,7 @@ def _converted(
     now: State,
     depth: int,
 ) -> list[Node]:
+    """Return the nodes of one operator."""
     given, results = operands
     add = {"IF": add_branch, "WHILE": add_loop, "CALL_ONCE": add_once}.get(operator.name)
     if add is not None:
@@ -104,30 +111,34 @@ def _operator(
     operands: tuple[list[Value | None], list[Value | None]],
     now: State,
 ) -> Node:
-    """A plain node: with what outlasts a run as an operand of its own, and as an output where it is changed."""
+    """Return the node of a plain operator, with variables as operands and changed variables as additional outputs."""
     operator = conversion.program.subgraphs[graph].operators[position]
-    given, results = operands
+    operands_read, results = operands
     variables: tuple[int, ...] = ()
     if operator.name in (READ, ASSIGN):
         key = conversion.keys[graph, operator.inputs[0]]
-        given = [given[0], conversion.state(key, now), *given[1:]]
+        operands_read = [operands_read[0], conversion.state(key, now), *operands_read[1:]]
         if operator.name == ASSIGN:
             now[key] = conversion.remembered(key)
             results, variables = [now[key]], (1,)
     else:
-        changed: dict[Key, int] = {}
+        changed_positions: dict[Key, int] = {}
         for i, index in enumerate(operator.inputs):
-            found = variable(conversion.program, graph, index, conversion.keys)
-            if found is not None:
-                changed.setdefault(found, i)
-        now.update((each, conversion.remembered(each)) for each in changed)
-        results, variables = [*results, *(now[each] for each in changed)], tuple(changed.values())
-    attrs: dict[str, Attr] = {**operator.options, "outside": _outside(conversion, given), "variables": variables}
-    node = Node("", f"{PREFIX}{operator.name}", tuple(given), tuple(results), attrs)
+            changed_key = variable(conversion.program, graph, index, conversion.keys)
+            if changed_key is not None:
+                changed_positions.setdefault(changed_key, i)
+        now.update((each, conversion.remembered(each)) for each in changed_positions)
+        results, variables = [*results, *(now[each] for each in changed_positions)], tuple(changed_positions.values())
+    attrs: dict[str, Attr] = {
+        **operator.options,
+        "outside": _outside(conversion, operands_read),
+        "variables": variables,
+    }
+    node = Node("", f"{PREFIX}{operator.name}", tuple(operands_read), tuple(results), attrs)
     return conversion.node(graph, position, operator, node)
 
 
 def _outside(conversion: Conversion, given: Sequence[Value | None]) -> tuple[int, ...]:
-    """The positions of operands that lie in no arena: constants, and what outlasts a run."""
-    kept = conversion.weights.keys() | conversion.outlasting.keys()
-    return tuple(i for i, value in enumerate(given) if value in kept)
+    """Return the positions of operands outside the arena: constants and variables."""
+    non_arena = conversion.weights.keys() | conversion.outlasting.keys()
+    return tuple(i for i, value in enumerate(given) if value in non_arena)

@@ -1,8 +1,9 @@
-"""The `tflite` dialect: TensorFlow Lite's operators as they are, "tflite.CONV_2D", with facts about TFLM's kernels.
+"""The `tflite` dialect: TensorFlow Lite operators, as "tflite.CONV_2D", with facts on TFLM's kernels.
 
-Operators run in the order of the file, which no pass may change, so that none of them is pure. A node's attribute
-"outside" has the positions of operands that lie in no arena, and share no bytes: the file's constants, and what
-outlasts a run. "variables" has those that the kernel changes: what it leaves in them are the node's last outputs.
+Operators run in file order, and no pass may reorder operators, so no operator is pure. The node attribute "outside"
+lists positions of operands outside the arena, which share no bytes: constants of the file, and variables. The attribute
+"variables" lists the positions of variables changed by the kernel; the last outputs of the node are the changed
+contents.
 """
 
 from __future__ import annotations
@@ -19,33 +20,36 @@ PREFIX = "tflite."
 
 @lru_cache(maxsize=4096)
 def tflite_op(name: str) -> Op:
-    """The record of an operator; one of which nothing is known shares nothing."""
-    of = name.removeprefix(PREFIX)
-    view = of in facts()["views"] and of in VIEWS
-    part = of in facts()["parts"] and of in PARTS
+    """Return the record of an operator; an operator without known facts shares no bytes."""
+    operator = name.removeprefix(PREFIX)
+    view = operator in facts()["views"] and operator in VIEWS
+    part = operator in facts()["parts"] and operator in PARTS
     return Op(
         name,
-        views=partial(_inside, VIEWS[of]) if view else none,
-        parts=partial(_inside, PARTS[of]) if part else none,
-        inplace=partial(_in_place, of),
+        views=partial(_inside, VIEWS[operator]) if view else none,
+        parts=partial(_inside, PARTS[operator]) if part else none,
+        inplace=partial(_in_place, operator),
         pure=False,
     )
 
 
 def _positions(node: Node, name: str) -> tuple[int, ...]:
-    """An attribute with positions of operands."""
-    found = node.attrs.get(name, ())
-    return tuple(int(position) for position in found) if isinstance(found, tuple) else ()
+    """Return an attribute listing operand positions."""
+    positions = node.attrs.get(name, ())
+    return tuple(int(position) for position in positions) if isinstance(positions, tuple) else ()
 
 
 def _inside(shares: Shares, node: Node) -> tuple[Share, ...]:
-    """Views or parts, but of what lies in no arena."""
+    """Return the views or concat operands in place given by `shares`, without operands outside the arena."""
     outside = _positions(node, "outside")
     return tuple(share for share in shares(node) if share.input not in outside)
 
 
 def _in_place(of: str, node: Node) -> tuple[Share, ...]:
-    """Variables are changed where they are, other operands where the kernel reads what it has not written yet."""
+    """Return the in-place shares of a node.
+
+    Variables are always changed in place. Further operands may be overwritten where the kernel was measured to be safe.
+    """
     variables = _positions(node, "variables")
     first = len(node.outputs) - len(variables)
     changed = tuple(Share(first + i, position) for i, position in enumerate(variables))

@@ -1,7 +1,8 @@
-"""What TensorFlow Lite Micro destroys when it copies the operands of IF and WHILE, one tensor after another.
+"""Tensors overwritten by TFLM while copying the operands and results of IF and WHILE, one tensor after another.
 
-Both copy their operands into the subgraph that they run, whose tensors TFLM keeps apart from theirs, and then what it
-gives into their results. WHILE copies its operands into its results first, where what it carries lies between rounds.
+Both operators copy their operands into the called subgraph, whose tensors TFLM places apart from the caller's, and copy
+the subgraph's outputs into their results. WHILE first copies the operands into the results, where the loop-carried
+values lie between iterations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from sublet.base.tensor import TensorSpec
 from sublet.frontends.tflite.program import Operator, Program
 
 Place = tuple[int, int]
-"""The first byte, and the first one behind."""
+"""The half-open byte interval [begin, end)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destroyed:
-    """At an operator of the first subgraph, the tensor `written` lies over `lost`, which is needed then."""
+    """A tensor `lost`, overwritten by the copy of `written` at operator `position`, and read afterwards."""
 
     position: int
     written: int
@@ -27,7 +28,7 @@ class Destroyed:
 
 
 def destroyed(program: Program, offsets: Sequence[int | None]) -> Iterator[Destroyed]:
-    """What is lost when the tensors of the first subgraph lie at these offsets."""
+    """Yield the tensors lost when the tensors of the first subgraph lie at `offsets`."""
     places = {}
     for i, (tensor, at) in enumerate(zip(program.subgraphs[0].tensors, offsets, strict=True)):
         if at is not None and isinstance(tensor.spec, TensorSpec):
@@ -39,14 +40,14 @@ def destroyed(program: Program, offsets: Sequence[int | None]) -> Iterator[Destr
 
 
 def _results(operator: Operator, places: dict[int, Place]) -> Iterator[tuple[int, int]]:
-    """Results that lie over each other, also where nobody reads one of them."""
+    """Yield pairs of overlapping results, even if a result has no reader."""
     for first, second in combinations([i for i in operator.outputs if i in places], 2):
         if _overlap(places[first], places[second]):
             yield second, first
 
 
 def _carried(operator: Operator, places: dict[int, Place]) -> Iterator[tuple[int, int]]:
-    """Operands that are overwritten before they are copied into their own results."""
+    """Yield pairs of a WHILE result and an operand overwritten before the copy of the operand."""
     if operator.name != "WHILE":
         return
     for i, (operand, result) in enumerate(zip(operator.inputs, operator.outputs, strict=False)):
@@ -56,4 +57,5 @@ def _carried(operator: Operator, places: dict[int, Place]) -> Iterator[tuple[int
 
 
 def _overlap(one: Place, other: Place) -> bool:
+    """True if the byte intervals overlap."""
     return one[0] < other[1] and other[0] < one[1]

@@ -1,7 +1,7 @@
-"""Which operands TensorFlow Lite Micro's kernels may overwrite with their output.
+"""In-place operands of TensorFlow Lite Micro's kernels.
 
-`facts.json` was found by running the kernels so (`tests/frontends/tflite/find_facts.py`): a row names the types, the
-position of the operand, and how the operands may look. What is not there is not in place.
+`facts.json` holds measurements: kernels were run in place (`tests/frontends/tflite/find_facts.py`). A row names the
+element types, the position of the operand, and the shapes of the operands. Combinations without a row are not in place.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ STEERED = frozenset(
         *("SVDF", "TRANSPOSE_CONV", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
     }
 )
-"""Operators whose other operands say where, or are weights, and have shapes of their own."""
+"""Operators whose further operands are positions or weights, with shapes unrelated to the output."""
 
 SAME, BROADCAST, TWICE = "same", "broadcast", "twice"
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """The file."""
-    found: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
-    return found
+    """Return the content of `facts.json`."""
+    content: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return content
 
 
 @cache
 def _rows(name: str) -> dict[tuple[str, int], frozenset[str]]:
+    """Return the operand kinds measured as safe for an operator, by (element types, operand position)."""
     return {(types, position): frozenset(kinds) for types, position, *kinds in facts()["inplace"].get(name, ())}
 
 
 def overwriting(name: str, node: Node, outside: tuple[int, ...]) -> tuple[Share, ...]:
-    """The operands that the first output may take the place of."""
+    """Return the operands whose bytes the first output may reuse."""
     result = node.outputs[0] if node.outputs else None
     if result is None or not isinstance(result.spec, TensorSpec) or result.spec.nbytes == 0:
         return ()
-    found = []
+    shares = []
     rows = _rows(name)
     for position in sorted({position for _, position in rows}):
         operand = node.inputs[position] if position < len(node.inputs) else None
@@ -56,12 +57,12 @@ def overwriting(name: str, node: Node, outside: tuple[int, ...]) -> tuple[Share,
         first, last = operand.spec.dtype.text, result.spec.dtype.text
         known = rows.get((first if first == last else f"{first}>{last}", position))
         if known and _kind(name, node, operand, result.spec) in known:
-            found.append(Share(0, position))
-    return tuple(found)
+            shares.append(Share(0, position))
+    return tuple(shares)
 
 
 def _kind(name: str, node: Node, operand: Value, result: TensorSpec) -> str:
-    """How the operands look; "" for what nobody tried."""
+    """Return the kind of the operands' shapes as in `facts.json`; "" for an unmeasured combination."""
     if node.inputs.count(operand) > 1:
         return TWICE if node.inputs == (operand, operand) else ""
     if name in STEERED:

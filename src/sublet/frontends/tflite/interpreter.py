@@ -1,7 +1,7 @@
-"""Runs models in TensorFlow Lite Micro and writes what they need and compute: a script, in a process of its own.
+"""Script running models in TensorFlow Lite Micro, in a separate process, and writing measured memory and output hashes.
 
-A model that its kernels do not check well ends this process, and no other. It is started with a folder that holds
-`requests.json`, a list; each answer is one line of `answers.txt`, so that those before a crash are there.
+A model unchecked by the kernels may crash the process, without harm to the caller. The argument is a folder with
+`requests.json`, a list. Each answer is one line of `answers.txt`, so answers before a crash are kept.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ import numpy as np
 from tflite_micro.python.tflite_micro import runtime
 
 MOST = 1 << 28
-"""Bytes of an arena that is tried at most."""
+"""The largest arena tried, in bytes."""
 
 STEP = 16
 
 
 @contextlib.contextmanager
 def overheard(into: list[str]) -> Iterator[None]:
-    """What is printed to the standard error meanwhile, by C++ too."""
+    """Capture the standard error stream, including C++ output, and append the text to `into`."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved_stderr, 2)
+            os.close(saved_stderr)
             file.seek(0)
             into.append(file.read().decode("utf-8", "replace"))
 
 
 def opened(raw: bytes, arena: int) -> tuple[Any, str]:
-    """An interpreter with an arena of so many bytes, or None and why there is none."""
-    said: list[str] = []
-    made = None
-    with overheard(said):
+    """Open an interpreter with an arena of `arena` bytes; return (interpreter, "") or (None, reason)."""
+    messages: list[str] = []
+    interpreter = None
+    with overheard(messages):
         try:
-            made = runtime.Interpreter.from_bytes(raw, arena_size=arena)
+            interpreter = runtime.Interpreter.from_bytes(raw, arena_size=arena)
         except (RuntimeError, ValueError) as error:
-            said.append(str(error))
-    return made, "" if made is not None else " ".join(" ".join(said).split())[:300]
+            messages.append(str(error))
+    return interpreter, "" if interpreter is not None else " ".join(" ".join(messages).split())[:300]
 
 
 def drawn(details: dict[str, Any], rng: np.random.Generator) -> Any:
-    """Numbers for an input: all that small integers can be, few of large ones."""
+    """Draw random numbers for an input: normal floats, 8- and 16-bit integers of full range, wider ones up to 40."""
     dtype, shape = np.dtype(details["dtype"]), tuple(details["shape"])
     if dtype.kind == "f":
         return rng.normal(0, 2, shape).astype(dtype)
@@ -66,13 +66,13 @@ def drawn(details: dict[str, Any], rng: np.random.Generator) -> Any:
 
 
 def fed(interpreter: Any, inputs: int, rng: np.random.Generator) -> None:
-    """Every input set anew: a planned arena may hold something else there by now."""
+    """Set every input to random numbers; needed before each run, as a planned arena may reuse the bytes of inputs."""
     for i in range(inputs):
         interpreter.set_input(drawn(interpreter.get_input_details(i), rng), i)
 
 
 def measured(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
-    """What runs of a model compute, as a hash, and what they hold."""
+    """Return the arena statistics of a model, and a hash of the outputs of all runs."""
     arena, why = int(request.get("arena") or max(1 << 16, 4 * len(raw))), ""
     interpreter, why = opened(raw, arena)
     while interpreter is None and arena < MOST and not request.get("arena"):
@@ -81,20 +81,22 @@ def measured(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
     if interpreter is None:
         return {"refused": why or "it does not say why"}
     rng, digest = np.random.default_rng(request.get("seed", 0)), hashlib.sha256()
-    said: list[str] = []
-    with overheard(said):
+    messages: list[str] = []
+    with overheard(messages):
         for _ in range(request.get("runs", 1)):
             fed(interpreter, request["inputs"], rng)
             interpreter.invoke()
             for i in range(request["outputs"]):
                 digest.update(np.ascontiguousarray(interpreter.get_output(i)).tobytes())
         interpreter.print_allocations()
-    figures = {name: int(count) for name, count in re.findall(r"Arena allocation (\w+) (\d+) bytes", " ".join(said))}
+    figures = {
+        name: int(count) for name, count in re.findall(r"Arena allocation (\w+) (\d+) bytes", " ".join(messages))
+    }
     return {"outputs": digest.hexdigest(), **figures}
 
 
 def fits(raw: bytes, arena: int) -> bool:
-    """Whether a model can be opened in so many bytes: tried in a child, as some models crash for want of memory."""
+    """True if the model opens in an arena of `arena` bytes; tested in a child process, because some models crash."""
     child = os.fork()
     if child == 0:
         os._exit(0 if opened(raw, arena)[0] is not None else 1)
@@ -102,22 +104,23 @@ def fits(raw: bytes, arena: int) -> bool:
 
 
 def smallest(raw: bytes) -> int:
-    """The smallest arena that a model can be opened in."""
-    least, most = 0, 1 << 12
-    while not fits(raw, most):
-        least, most = most, most * 2
-        if most > MOST:
+    """Return the smallest arena for opening the model, to a multiple of `STEP` bytes; -1 above `MAX_ARENA_BYTES`."""
+    low, high = 0, 1 << 12
+    while not fits(raw, high):
+        low, high = high, high * 2
+        if high > MOST:
             return -1
-    while most - least > STEP:
-        middle = (least + most) // 2 // STEP * STEP
+    while high - low > STEP:
+        middle = (low + high) // 2 // STEP * STEP
         if fits(raw, middle):
-            most = middle
+            high = middle
         else:
-            least = middle
-    return most
+            low = middle
+    return high
 
 
 def answered(folder: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to one request as a JSON object."""
     with open(os.path.join(folder, request["file"]), "rb") as file:
         raw = file.read()
     try:
@@ -130,6 +133,7 @@ def answered(folder: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Answer all requests in the folder given as the first argument."""
     folder = sys.argv[1]
     with open(os.path.join(folder, "requests.json"), encoding="utf-8") as file:
         requests = json.load(file)

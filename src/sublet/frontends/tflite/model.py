@@ -1,4 +1,4 @@
-"""A .tflite file as a model: decode -> find what outlasts a run -> convert, subgraph by subgraph."""
+"""Import of .tflite files: decode -> find variables -> convert subgraph by subgraph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet.frontends.tflite.state import keys_of
 from sublet.ir.model import Model
 
 ALIGNMENT = 16
-"""Bytes that the offset of a tensor is a multiple of in TensorFlow Lite Micro."""
+"""The alignment of tensors in TensorFlow Lite Micro, in bytes."""
 
 REMARK = (
     "TensorFlow Lite Micro needs more than this: scratch memory of its kernels, what it keeps for the next run, "
@@ -25,23 +25,24 @@ REMARK = (
 
 
 def load(path: str | Path) -> Model:
-    """The model in a .tflite file. Raises ModelError when it is malformed, or something in it cannot be followed."""
+    """Import the model in a .tflite file. Raises ModelError for a malformed file or unsupported content."""
     path = Path(path)
     return from_program(read_program(path))
 
 
 def read_program(path: Path) -> Program:
-    """The records of a .tflite file."""
+    """Decode a .tflite file. Raises ModelError for a file that cannot be read or decoded."""
     raw = read_bytes(path, ModelError)
     return decode(raw, path.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A model, and what its values are.
+    """A converted model, with the relation of values and tensors.
 
-    tensors      the value that each tensor of the first subgraph is, by name
-    outlasting   the values that lie where a run leaves them to the next one, by name, with where that is
+    model        the model
+    value_names  the value name of each non-constant tensor of the first subgraph
+    persistent   the variable behind each persistent value, by value name
     """
 
     model: Model
@@ -50,12 +51,15 @@ class Converted:
 
 
 def from_program(program: Program) -> Model:
-    """The model that a program is."""
+    """Return the model of a decoded program. Raises ModelError for unsupported content."""
     return converted(program).model
 
 
 def converted(program: Program) -> Converted:
-    """The model that a program is, and which values its tensors are."""
+    """Convert a decoded program to a model, and return also the relation of values and tensors.
+
+    Raises ModelError for unsupported content.
+    """
     assert registered
     conversion = Conversion(program, *keys_of(program))
     main = program.subgraphs[0]
@@ -81,7 +85,7 @@ def converted(program: Program) -> Converted:
 
 
 def _open(program: Program) -> list[Finding]:
-    """What is planned as if its open extents were what the file has in their place."""
+    """Return a warning for each input with an extent left open by the converter and planned at the stored extent."""
     main = program.subgraphs[0]
     return [
         Finding(

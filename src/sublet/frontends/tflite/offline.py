@@ -1,7 +1,7 @@
-"""The memory plan that a .tflite file may carry for TensorFlow Lite Micro, in its metadata.
+"""Offline memory plans for TensorFlow Lite Micro, stored in the metadata of a .tflite file.
 
-Its buffer holds 32-bit numbers: a version, how many subgraphs there are, how many offsets follow, and for each tensor
-of each subgraph, one subgraph after another, the byte of the arena where it lies, or -1 where TFLM is to find a place.
+The metadata buffer holds 32-bit integers: a version, the number of subgraphs, the number of offsets, and the arena
+offset in bytes of each tensor, subgraph after subgraph, or -1 for a tensor to be placed by TFLM.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ METADATA = "OfflineMemoryAllocation"
 VERSION, ONLINE = 1, -1
 
 Offsets = tuple[tuple[int | None, ...], ...]
-"""For each subgraph the byte where each of its tensors lies; None for one that TFLM finds a place for."""
+"""For each subgraph the arena offset of each tensor in bytes; None for a tensor to be placed by TFLM."""
 
 
 def offline_plan(program: Program) -> Offsets | None:
-    """The plan in a file; None when there is none. Raises ModelError for one that is not for these tensors."""
+    """Return the offline plan in a file; None without a plan.
+
+    Raises ModelError for a plan of another number of tensors.
+    """
     stored = program.stored(METADATA)
     if stored is None:
         return None
@@ -28,18 +31,18 @@ def offline_plan(program: Program) -> Offsets | None:
     length = len(stored) // 4
     numbers = struct.unpack_from(f"<{length}i", stored)
     if length < 3 or numbers[2] != sum(counts) or length < 3 + sum(counts):
-        told = f"{numbers[2]} offsets" if length > 2 else f"{len(stored)} bytes"
+        size = f"{numbers[2]} offsets" if length > 2 else f"{len(stored)} bytes"
         raise ModelError(
-            f"{program.where}: its offline memory plan has {told}, and the model {sum(counts)} tensors: plan it again"
+            f"{program.where}: its offline memory plan has {size}, and the model {sum(counts)} tensors: plan it again"
         )
-    found, at = [], 3
+    plan, at = [], 3
     for count in counts:
-        found.append(tuple(None if offset == ONLINE else offset for offset in numbers[at : at + count]))
+        plan.append(tuple(None if offset == ONLINE else offset for offset in numbers[at : at + count]))
         at += count
-    return tuple(found)
+    return tuple(plan)
 
 
 def encoded(offsets: Sequence[Sequence[int | None]]) -> bytes:
-    """A plan as the content of the metadata's buffer."""
+    """Return the content of the metadata buffer for a plan."""
     flat = [ONLINE if offset is None else offset for subgraph in offsets for offset in subgraph]
     return struct.pack(f"<{3 + len(flat)}i", VERSION, len(offsets), len(flat), *flat)

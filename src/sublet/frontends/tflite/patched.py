@@ -1,7 +1,7 @@
-"""A .tflite file with another memory plan in its metadata, and everything else as it was.
+"""Replacement of the offline plan in a .tflite file, with all remaining content unchanged.
 
-The old bytes stay together and unchanged, behind a new root: all offsets in a flatbuffer point forward, so that a new
-table at the begin can hold what is old. A plan of the same length is written over the one that is there.
+The old bytes stay contiguous and unchanged behind a new root. All offsets in a flatbuffer point forward, so new tables
+at the beginning can refer to old content. A plan of equal length overwrites the old plan directly.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from sublet.frontends.tflite.program import ADVICE, IDENTIFIER, Program, decode
 from sublet.frontends.tflite.writing import WIDEST, Item, Kept, Number, Record, Several, Text, Vector, written
 
 VERSION, BUFFERS, METADATAS, FIELDS = 0, 4, 6, 8
-"""Numbers of fields of the model, and how many of them are known."""
+"""Field numbers of the model table, and the number of known fields."""
 
 
 def with_metadata(raw: bytes, where: str, content: bytes | None) -> bytes:
-    """The file with this as its offline plan, or without one.
+    """Return the file with `content` as offline plan, or without an offline plan if None.
 
-    Raises ModelError for a file that cannot be changed, PlanError if what comes out differs in anything else.
+    Raises ModelError for an unsupported file, PlanError if the result differs in more than the plan.
     """
     program = decode(raw, where)
     if program.detached:
@@ -28,20 +28,20 @@ def with_metadata(raw: bytes, where: str, content: bytes | None) -> bytes:
     if content is None and stored is None:
         return raw
     if content is not None and stored is not None and len(stored) == len(content):
-        made = _overwritten(raw, where, content)
+        patched = _overwritten(raw, where, content)
     else:
-        made = _with_root(raw, where, content)
-    _require_same(program, decode(made, where), content)
-    return made
+        patched = _with_root(raw, where, content)
+    _require_same(program, decode(patched, where), content)
+    return patched
 
 
 def _entries(root: Table) -> list[tuple[Table, bool]]:
-    """The tables of metadata, and which of them are plans."""
+    """Return the metadata tables, each with True for an offline plan."""
     return [(table, table.text(0) == METADATA) for table in root.tables(METADATAS)]
 
 
 def _overwritten(raw: bytes, where: str, content: bytes) -> bytes:
-    """The file with the plan's bytes changed where they are."""
+    """Return the file with the plan's bytes overwritten."""
     root = Wire(raw, where, ADVICE).root(IDENTIFIER)
     buffers = list(root.tables(BUFFERS))
     index = next(table.integer(1, "I") for table, plan in _entries(root) if plan)
@@ -50,6 +50,7 @@ def _overwritten(raw: bytes, where: str, content: bytes) -> bytes:
 
 
 def _with_root(raw: bytes, where: str, content: bytes | None) -> bytes:
+    """Return the file with a new root table in front. Raises ModelError for a root field unknown to Sublet."""
     root = Wire(raw, where, ADVICE).root(IDENTIFIER)
     unknown = [number for number in root.fields if number >= FIELDS]
     if unknown:
@@ -60,26 +61,26 @@ def _with_root(raw: bytes, where: str, content: bytes | None) -> bytes:
         if target is not None:
             fields[number] = Kept(target)
     buffers: list[Item] = [Kept(table.at) for table in root.tables(BUFFERS)]
-    told: list[Item] = [Kept(table.at) for table, plan in _entries(root) if not plan]
+    entries: list[Item] = [Kept(table.at) for table, plan in _entries(root) if not plan]
     if content is not None:
-        told.append(Record({0: Text(METADATA), 1: Number("I", len(buffers))}))
+        entries.append(Record({0: Text(METADATA), 1: Number("I", len(buffers))}))
         buffers.append(Record({0: Vector("B", content, WIDEST)}))
-    fields |= {BUFFERS: Several(buffers), METADATAS: Several(told)}
+    fields |= {BUFFERS: Several(buffers), METADATAS: Several(entries)}
     return written(Record(fields), IDENTIFIER, raw)
 
 
 def _require_same(old: Program, new: Program, content: bytes | None) -> None:
-    """Nothing but the plan may differ."""
+    """Raise PlanError if the programs differ in more than the plan, or if the new plan is not `content`."""
     plan = new.stored(METADATA)
     others = [[each for each in program.metadata if each[0] != METADATA] for program in (old, new)]
-    kept = len(old.buffers)
+    old_count = len(old.buffers)
     changed = {buffer for name, buffer in old.metadata if name == METADATA}
     same = all(a == b for i, (a, b) in enumerate(zip(old.buffers, new.buffers, strict=False)) if i not in changed)
     if (
         (None if plan is None else bytes(plan)) != content
         or old.subgraphs != new.subgraphs
         or others[0] != others[1]
-        or not kept <= len(new.buffers) <= kept + 1
+        or not old_count <= len(new.buffers) <= old_count + 1
         or not same
         or (old.version, old.description) != (new.version, new.description)
     ):

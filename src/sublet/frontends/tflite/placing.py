@@ -1,8 +1,8 @@
-"""A plan of Sublet's as offsets for TensorFlow Lite Micro: one for each tensor of the first subgraph with one place.
+"""Conversion of a memory plan to TFLM offsets: an offset per tensor with a single place in the first subgraph.
 
-TFLM copies what IF and WHILE are given into the subgraphs that they run, and back, tensor by tensor. A plan of Sublet's
-moves it all at once, or not at all. So all tensors of other subgraphs are left to TFLM (-1), which plans them around
-the others, and so are the operands and results that would not survive its copies.
+TFLM copies operands of IF and WHILE into the called subgraphs, and results back, tensor by tensor. Sublet's plan moves
+all operands at once, or shares the bytes. So tensors of called subgraphs get no offset (-1): TFLM places the tensors
+around the planned tensors. Operands and results overwritten by TFLM's copies get no offset either.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from sublet.plan.schedule import serial
 
 MOST = (1 << 31) - 1
 WHOLE = 8
-"""Bits of the smallest elements that TFLM counts as Sublet does."""
+"""The smallest element size for which TFLM and Sublet agree on tensor sizes, in bits."""
 
 
 def offsets_of(program: Program, plan: MemoryPlan) -> Offsets:
-    """Where the tensors of each subgraph lie. Raises PlanError for a plan that TFLM cannot follow."""
-    made = converted(program)
-    require_plan_for_tflm(plan, plan.schedule == serial(made.model.graph))
+    """Return the offsets of the tensors of each subgraph. Raises PlanError for a plan unsupported by TFLM."""
+    conversion = converted(program)
+    require_plan_for_tflm(plan, plan.schedule == serial(conversion.model.graph))
     places: dict[str, list[Placement]] = {}
     for place in plan.in_arenas:
         places.setdefault(place.value, []).append(place)
     main = program.subgraphs[0]
     offsets: list[int | None] = []
     for index, tensor in enumerate(main.tensors):
-        found = places.get(made.tensors.get(index, ""), [])
-        one = len(found) == 1 and not found[0].strides and not found[0].copies
-        whole = isinstance(tensor.spec, TensorSpec) and tensor.spec.nbytes and tensor.spec.dtype.bits >= WHOLE
-        offsets.append(found[0].region.offset if one and whole and found[0].region.end <= MOST else None)
+        placements = places.get(conversion.tensors.get(index, ""), [])
+        is_single = len(placements) == 1 and not placements[0].strides and not placements[0].copies
+        is_counted = isinstance(tensor.spec, TensorSpec) and tensor.spec.nbytes and tensor.spec.dtype.bits >= WHOLE
+        offsets.append(
+            placements[0].region.offset if is_single and is_counted and placements[0].region.end <= MOST else None
+        )
     for each in list(destroyed(program, offsets)):
         operator = main.operators[each.position]
         for index in {*operator.inputs, *operator.outputs} - {-1}:
@@ -44,7 +46,10 @@ def offsets_of(program: Program, plan: MemoryPlan) -> Offsets:
 
 
 def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
-    """Raises PlanError for a plan with what TFLM has not: other orders, several arenas, narrow alignment."""
+    """Raise PlanError for a plan unsupported by TFLM: another order, several arenas, alignment below 16 bytes.
+
+    `in_order` is True if the plan runs the operators in file order.
+    """
     if plan.alignment % ALIGNMENT:
         raise PlanError(
             f"the plan is aligned to {plan.alignment} bytes, and TensorFlow Lite Micro wants {ALIGNMENT}: "

@@ -1,4 +1,4 @@
-"""What a .tflite file says, as records: its subgraphs, tensors, operators and buffers, every index checked."""
+"""Records of a .tflite file: subgraphs, tensors, operators and buffers, with every index checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDENTIFIER = b"TFL3"
 COMPRESSED = "COMPRESSION_METADATA"
 MOST_RANK = 64
 NO_BYTES = TensorSpec(DType.I32, (0,))
-"""Of a tensor that names a resource: the kernel that gives it keeps the name itself."""
+"""The spec of a resource handle: the kernel stores the name outside the arena, so the tensor has no bytes."""
 
 OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "IF": (("then", 0), ("else", 1)),
@@ -29,18 +29,22 @@ OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "STRIDED_SLICE": tuple((f"{name}_mask", i) for i, name in enumerate(("begin", "end", "ellipsis", "new", "shrink"))),
     "GATHER": (("axis", 0), ("batch_dims", 1)),
 }
-"""The options of an operator that anything here depends on, each with the number of its field: 32-bit integers."""
+"""The decoded options of each operator, with the field number; all are 32-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of a subgraph.
 
-    spec       its type and shape as planned; `shape_signature` has -1 where a converter left an extent open
-    buffer     the position of its content
-    variable   it outlasts a run
-    scales, zero_points, axis   of its quantisation, one for all or one for each step along an axis; no scales for none
-    packed     its buffer holds something else than the elements in a row
+    spec          the planned type and shape
+    type          the element type number of the schema
+    buffer        the position of the content in the program's buffers
+    is_variable   True if the content persists from run to run
+    signature     the shape with -1 for an extent left open by the converter
+    scales        of the quantisation: one, or one per step along `axis`; empty if not quantised
+    zero_points   one per scale
+    axis          the quantised axis
+    is_encoded    True if the buffer is sparse or external, so not the elements in row-major order
     """
 
     name: str
@@ -56,7 +60,7 @@ class Tensor:
 
     @property
     def quantised(self) -> str:
-        """The quantisation in words; "" for none."""
+        """The quantisation as text; "" without quantisation."""
         if not self.scales:
             return ""
         if len(self.scales) > 1:
@@ -66,7 +70,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator: its name, its tensors by position (-1 for one left out), and what is said of it."""
+    """An operator: the name, the tensors by position (-1 for an omitted tensor), and the options."""
 
     name: str
     inputs: tuple[int, ...]
@@ -78,7 +82,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """Tensors, and operators in the order in which they run."""
+    """Tensors, and operators in execution order."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -89,7 +93,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Program:
-    """A file as a whole. The first subgraph is what runs. A buffer that is not there is None; b"" holds nothing."""
+    """A decoded file. The first subgraph is the entry point. A missing buffer is None; b"" is an empty buffer."""
 
     where: str
     version: int
@@ -98,28 +102,28 @@ class Program:
     buffers: tuple[memoryview | None, ...]
     metadata: tuple[tuple[str, int], ...]
     detached: bool = field(default=False)
-    """Something lies behind the flatbuffer, and is found by its distance from the file's begin."""
+    """True if content lies behind the flatbuffer, addressed by an absolute file offset."""
 
     @property
     def packed(self) -> bool:
-        """Whether constants may be compressed, as TFLM's own tool does it."""
+        """True if constants may be compressed by TFLM's compression tool."""
         return any(name == COMPRESSED for name, _ in self.metadata)
 
     def content(self, tensor: Tensor) -> memoryview | None:
-        """What a constant tensor holds; None for one that is computed, given or remembered."""
-        held = self.buffers[tensor.buffer]
-        return held if held is not None and len(held) and not tensor.variable else None
+        """Return the content of a constant tensor; None for a computed, input or variable tensor."""
+        buffer = self.buffers[tensor.buffer]
+        return buffer if buffer is not None and len(buffer) and not tensor.variable else None
 
     def stored(self, name: str) -> memoryview | None:
-        """The buffer of the metadata with this name; None when there is none."""
-        for found, buffer in self.metadata:
-            if found == name:
+        """Return the buffer of the metadata entry `name`; None without an entry."""
+        for entry, buffer in self.metadata:
+            if entry == name:
                 return self.buffers[buffer] if self.buffers[buffer] is not None else memoryview(b"")
         return None
 
 
 def decode(raw: bytes, where: str) -> Program:
-    """The records of a file. Raises ModelError when it is damaged, or is something else."""
+    """Decode a file. Raises ModelError for a damaged file or a file of another format."""
     wire = Wire(raw, where, ADVICE)
     root = wire.root(IDENTIFIER)
     buffers, detached = [], False
@@ -142,14 +146,15 @@ def decode(raw: bytes, where: str) -> Program:
 
 
 def _index(table: Table, number: int, kind: str, count: int, what: str) -> int:
-    found = table.integer(number, kind)
-    if not 0 <= found < count:
-        raise table.wire.broken(table.at, f"there is no {what} {found}: the model has {count}")
-    return found
+    """Return an index field. Raises ModelError for an index out of range."""
+    index = table.integer(number, kind)
+    if not 0 <= index < count:
+        raise table.wire.broken(table.at, f"there is no {what} {index}: the model has {count}")
+    return index
 
 
 def _code(table: Table) -> str:
-    """The name of an operator. Old files have its number in a byte, new ones in both places."""
+    """Return the name of an operator. Old files store the operator code in one byte, new files in both fields."""
     number = max(table.integer(0, "b"), table.integer(3, "i"))
     if number in (CUSTOM, PLACEHOLDER):
         return f"custom.{re.sub(r'[^0-9A-Za-z_.:-]', '_', table.text(1))[:80]}"
@@ -167,12 +172,12 @@ def _subgraph(table: Table, buffers: int, codes: list[str]) -> Subgraph:
 
 
 def _tensors(table: Table, number: int, count: int, least: int = -1) -> tuple[int, ...]:
-    """A vector of positions of tensors."""
-    found = table.integers(number, "i")
-    for index in found:
+    """Return a vector of tensor positions. Raises ModelError for a position below `least` or out of range."""
+    indices = table.integers(number, "i")
+    for index in indices:
         if not least <= index < count:
             raise table.wire.broken(table.at, f"there is no tensor {index}: the subgraph has {count}")
-    return found
+    return indices
 
 
 def _tensor(table: Table, buffers: int) -> Tensor:
@@ -216,10 +221,10 @@ def _operator(table: Table, codes: list[str], count: int) -> Operator:
     name = codes[_index(table, 0, "I", len(codes), "operator code")]
     options: dict[str, int] = {}
     texts: tuple[str, ...] = ()
-    told = table.table(4)
-    if told is not None:
-        options = {option: told.integer(number, "i") for option, number in OPTIONS.get(name, ())}
-        texts = (told.text(0), told.text(1)) if name == "VAR_HANDLE" else ()
+    options_table = table.table(4)
+    if options_table is not None:
+        options = {option: options_table.integer(number, "i") for option, number in OPTIONS.get(name, ())}
+        texts = (options_table.text(0), options_table.text(1)) if name == "VAR_HANDLE" else ()
     return Operator(
         name,
         _tensors(table, 1, count),

@@ -1,4 +1,4 @@
-"""What outlasts a run: resources, which a subgraph names and then reads and assigns, and variable tensors."""
+"""Persistent variables of a program: resources, named by a subgraph and then read or assigned, and variable tensors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sublet.frontends.tflite.program import Operator, Program
 
 HANDLE, READ, ASSIGN = "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"
 CALLS = {"IF": ("then", "else"), "WHILE": ("cond", "body"), "CALL_ONCE": ("init",)}
-"""The operators that run other subgraphs, and the options that name these."""
+"""The operators calling subgraphs, and the options holding the subgraph numbers."""
 
 
 def keys_of(program: Program) -> tuple[dict[tuple[int, int], Key], dict[Key, TensorSpec]]:
-    """The resource that each tensor names, or is, as (subgraph, tensor), and what lies there.
+    """Return the variable named by, or stored in, each tensor as (subgraph, tensor), and the spec of each variable.
 
-    Raises ModelError where two operators disagree on that, or where nobody can tell which resource is meant.
+    Raises ModelError for conflicting specs of a variable, and for a read or assignment of an unknown variable.
     """
     keys: dict[tuple[int, int], Key] = {}
     specs: dict[Key, TensorSpec] = {}
 
-    def lies(key: Key, spec: Spec, at: int, position: int) -> None:
+    def declare(key: Key, spec: Spec, at: int, position: int) -> None:
         where = f"{program.where}: subgraph {at}, operator {position}"
         if not isinstance(spec, TensorSpec):
             raise ModelError(f"{where}: the variable {key[-1][:80]!r} holds {spec}, which has no size")
@@ -40,45 +40,46 @@ def keys_of(program: Program) -> tuple[dict[tuple[int, int], Key], dict[Key, Ten
         for position, operator in enumerate(subgraph.operators):
             if operator.name in (READ, ASSIGN):
                 key, index = _operand(program, at, position, operator, keys)
-                lies(key, subgraph.tensors[index].spec, at, position)
+                declare(key, subgraph.tensors[index].spec, at, position)
     return keys, specs
 
 
 def _operand(
     program: Program, at: int, position: int, operator: Operator, keys: Mapping[tuple[int, int], Key]
 ) -> tuple[Key, int]:
-    """The resource that an operator reads or assigns, and the tensor with its content."""
+    """Return the variable read or assigned by an operator, and the tensor with the content."""
     where = f"{program.where}: subgraph {at}, operator {position}"
-    found = operator.outputs if operator.name == READ else operator.inputs[1:]
-    if not operator.inputs or len(found) != 1 or found[0] < 0:
+    contents = operator.outputs if operator.name == READ else operator.inputs[1:]
+    if not operator.inputs or len(contents) != 1 or contents[0] < 0:
         raise ModelError(
             f"{where}: {operator.name} with {len(operator.inputs)} inputs, {len(operator.outputs)} outputs"
         )
     key = keys.get((at, operator.inputs[0]))
     if key is None:
         raise ModelError(f"{where}: which variable is meant is not told by a {HANDLE} of this subgraph")
-    return key, found[0]
+    return key, contents[0]
 
 
 def changed(program: Program, graph: int, keys: Mapping[tuple[int, int], Key]) -> tuple[Key, ...]:
-    """What a subgraph, or one that it runs, may leave with another content."""
-    found: dict[Key, None] = {}
+    """Return the variables possibly changed by a subgraph, including called subgraphs."""
+    assigned: dict[Key, None] = {}
     for at in _reached(program, graph):
         for operator in program.subgraphs[at].operators:
             if operator.name == ASSIGN:
-                found[keys[at, operator.inputs[0]]] = None
+                assigned[keys[at, operator.inputs[0]]] = None
             elif operator.name not in (HANDLE, READ):
-                found.update((key, None) for i in operator.inputs if (key := variable(program, at, i, keys)))
-    return tuple(found)
+                assigned.update((key, None) for i in operator.inputs if (key := variable(program, at, i, keys)))
+    return tuple(assigned)
 
 
 def variable(program: Program, graph: int, index: int, keys: Mapping[tuple[int, int], Key]) -> Key | None:
-    """The key of a variable tensor; None for any other."""
+    """Return the key of a variable tensor; None for any other tensor."""
     known = index >= 0 and program.subgraphs[graph].tensors[index].variable
     return keys.get((graph, index)) if known else None
 
 
 def _reached(program: Program, graph: int) -> Iterator[int]:
+    """Yield the subgraph and all subgraphs reachable by calls."""
     todo, seen = [graph], {graph}
     while todo:
         at = todo.pop()

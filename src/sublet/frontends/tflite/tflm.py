@@ -1,4 +1,4 @@
-"""TensorFlow Lite Micro, asked in a process of its own what models need there and what they compute."""
+"""Measurement of models in TensorFlow Lite Micro, in a separate process: needed memory and computed outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CRASHED = "its process ended"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A file to run, with fresh random inputs in each run; `smallest` asks for the smallest arena that it runs in."""
+    """A file to run with random inputs in each run; `smallest` requests the smallest sufficient arena."""
 
     raw: bytes
     inputs: int
@@ -34,12 +34,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What became of a trial.
+    """The result of a trial.
 
-    refused   why it does not run there; "" if it does
-    outputs   of all runs, as a hash
-    head      bytes of tensors and scratch memory; `total` is with TFLM's own records
-    smallest  bytes of the smallest arena that it runs in; 0 when nobody asked
+    refused   the reason TFLM cannot run the model; "" on success
+    outputs   a hash of the outputs of all runs
+    head      bytes of tensors and scratch memory
+    total     bytes of `head` and of TFLM's records
+    smallest  bytes of the smallest sufficient arena; 0 if not requested
     """
 
     refused: str = ""
@@ -50,41 +51,41 @@ class Measured:
 
 
 def available() -> bool:
-    """Whether models can be run here."""
+    """True if TFLM's package is installed."""
     return installed(MODULE)
 
 
 def version() -> str:
-    """The version of TFLM's package; "" when it is not installed."""
+    """Return the version of TFLM's package; "" if not installed."""
     return version_of(PACKAGE)
 
 
 def tried(trials: Sequence[Trial]) -> list[Measured]:
-    """What became of each trial. Raises MissingExtraError without TFLM's package."""
+    """Run all trials and return the results. Raises MissingExtraError without TFLM's package."""
     if not available():
         raise MissingExtraError(f"this needs the package {PACKAGE!r}: pip install 'sublet[{EXTRA}]'")
-    found: list[Measured] = []
-    while len(found) < len(trials):
-        answers = _answers(trials[len(found) :])
-        found += answers
-        if len(found) < len(trials):
-            found.append(Measured(refused=CRASHED))
-    return found
+    results: list[Measured] = []
+    while len(results) < len(trials):
+        answers = _answers(trials[len(results) :])
+        results += answers
+        if len(results) < len(trials):
+            results.append(Measured(refused=CRASHED))
+    return results
 
 
 def _answers(trials: Sequence[Trial]) -> list[Measured]:
-    """The answers up to the first trial that ends the process."""
+    """Return the results up to the first trial that crashes the process."""
     with tempfile.TemporaryDirectory() as folder:
         requests = []
         for i, trial in enumerate(trials):
             (Path(folder) / f"{i}.tflite").write_bytes(trial.raw)
-            told = {name: getattr(trial, name) for name in ("inputs", "outputs", "runs", "seed", "smallest")}
-            requests.append({"file": f"{i}.tflite", **told})
+            options = {name: getattr(trial, name) for name in ("inputs", "outputs", "runs", "seed", "smallest")}
+            requests.append({"file": f"{i}.tflite", **options})
         (Path(folder) / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
         command = [sys.executable, str(SCRIPT), folder]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=SECONDS, check=False)
-        written = Path(folder) / "answers.txt"
-        lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
+        answers = Path(folder) / "answers.txt"
+        lines = answers.read_text(encoding="utf-8").splitlines() if answers.exists() else []
     fields = Measured.__dataclass_fields__
     return [Measured(**{k: v for k, v in json.loads(line).items() if k in fields}) for line in lines]

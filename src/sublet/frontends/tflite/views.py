@@ -1,6 +1,6 @@
-"""Which outputs are bytes of an input (views), and which hold their inputs (parts), as TFLM's kernels leave them alone.
+"""View outputs and in-place concat operands of TFLM's kernels: copying bytes onto themselves changes no byte.
 
-A kernel that copies bytes to where they are changes nothing; `facts.json` names those that were seen to do so.
+`facts.json` names the kernels measured to leave shared bytes unchanged.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ from sublet.ops.op import Share
 
 
 def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
-    """The spec of a value that is there, has bytes, and fills whole ones."""
+    """Return the spec of a value with bytes and without sub-byte elements, None for the rest."""
     value = values[position] if position < len(values) else None
     spec = value.spec if value is not None else None
     return spec if isinstance(spec, TensorSpec) and spec.nbytes and spec.dtype.bits >= 8 else None
 
 
 def _numbers(node: Node, position: int) -> tuple[int, ...] | None:
-    """The elements of a constant operand."""
+    """Return the elements of a constant operand, None if not constant."""
     value = node.inputs[position] if position < len(node.inputs) else None
     literal = None if value is None else value.literal
     return None if literal is None else tuple(int(element) for element in literal)
 
 
 def _option(node: Node, name: str) -> int:
+    """Return an integer attribute, 0 if absent."""
     value = node.attrs.get(name, 0)
     return value if isinstance(value, int) else 0
 
 
 def _whole(node: Node) -> tuple[Share, ...]:
-    """The output is the whole input."""
+    """Return the share of an output equal to the input's bytes: same element type and count."""
     source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
     same = source and result and source.dtype is result.dtype and source.size == result.size
     return (Share(0, 0),) if same else ()
 
 
 def _slice(node: Node) -> tuple[Share, ...]:
+    """Return the share of a contiguous slice at constant positions."""
     source, result, begin = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
     if not source or not result or source.dtype is not result.dtype or begin is None or len(begin) != len(source.shape):
         return ()
@@ -48,7 +50,7 @@ def _slice(node: Node) -> tuple[Share, ...]:
 
 
 def _transpose(node: Node) -> tuple[Share, ...]:
-    """Only axes of one element change their places: the others stay in order."""
+    """Return the share of a transposition with axes of extent 1 moved only."""
     source, result, order = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
     if not source or not result or source.dtype is not result.dtype or order is None:
         return ()
@@ -58,7 +60,7 @@ def _transpose(node: Node) -> tuple[Share, ...]:
 
 
 def _gather(node: Node) -> tuple[Share, ...]:
-    """Constant positions, one after another, along an axis with nothing in front of it."""
+    """Return the share of a gather of consecutive constant positions, with only extents of 1 in front of the axis."""
     source, result, chosen = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
     if not source or not result or source.dtype is not result.dtype or not chosen or _option(node, "batch_dims"):
         return ()
@@ -73,7 +75,7 @@ def _gather(node: Node) -> tuple[Share, ...]:
 
 
 def _strided_slice(node: Node) -> tuple[Share, ...]:
-    """Every step is 1; axes may be dropped, but none made."""
+    """Return the share of a contiguous slice with steps of 1, without new axes."""
     source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
     begin, end, steps = (_numbers(node, position) for position in (1, 2, 3))
     if not source or not result or begin is None or end is None or steps is None:
@@ -95,47 +97,48 @@ def _strided_slice(node: Node) -> tuple[Share, ...]:
 
 
 def _within(position: int, extent: int) -> int:
+    """Return the position counted from the front, clamped to the axis."""
     return min(max(position + extent if position < 0 else position, 0), extent)
 
 
 def _split(axis_at: int, operand: int) -> Callable[[Node], tuple[Share, ...]]:
-    """The outputs are the input, one after another along a constant axis."""
+    """Return a function for the shares of a split along a constant axis: the outputs lie in the input consecutively."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         source, axis = _spec(node.inputs, operand), _numbers(node, axis_at)
         if not source or not axis or not -len(source.shape) <= axis[0] < len(source.shape):
             return ()
         at = axis[0] % len(source.shape)
-        begin, found = [0] * len(source.shape), list[Share]()
+        begin, parts = [0] * len(source.shape), list[Share]()
         for i in range(len(node.outputs)):
             result = _spec(node.outputs, i)
             if not result or result.dtype is not source.dtype or len(result.shape) != len(begin):
                 return ()
-            found += block(i, source, result.shape, begin, operand)
+            parts += block(i, source, result.shape, begin, operand)
             begin[at] += result.shape[at]
-        return tuple(found) if len(found) == len(node.outputs) and begin[at] == source.shape[at] else ()
+        return tuple(parts) if len(parts) == len(node.outputs) and begin[at] == source.shape[at] else ()
 
     return shares
 
 
 def _unpack(node: Node) -> tuple[Share, ...]:
-    """The outputs are the input's steps along its axis."""
+    """Return the shares of an unpack: the outputs are consecutive steps of the input."""
     source, axis = _spec(node.inputs, 0), _option(node, "axis")
     if not source or not -len(source.shape) <= axis < len(source.shape):
         return ()
     at = axis % len(source.shape)
     step = [*source.shape[:at], 1, *source.shape[at + 1 :]]
-    found: list[Share] = []
+    shares: list[Share] = []
     for i in range(len(node.outputs)):
         result = _spec(node.outputs, i)
         if not result or result.dtype is not source.dtype or result.size != prod(step):
             return ()
-        found += block(i, source, step, [i if axis == at else 0 for axis in range(len(step))])
-    return tuple(found) if len(found) == len(node.outputs) == source.shape[at] else ()
+        shares += block(i, source, step, [i if axis == at else 0 for axis in range(len(step))])
+    return tuple(shares) if len(shares) == len(node.outputs) == source.shape[at] else ()
 
 
 def _concatenation(node: Node) -> tuple[Share, ...]:
-    """The inputs lie in the output one after another."""
+    """Return the shares of a concatenation: the inputs lie in the output consecutively."""
     result = _spec(node.outputs, 0)
     specs = [spec for i in range(len(node.inputs)) if (spec := _spec(node.inputs, i))]
     if not result or len(specs) != len(node.inputs):

@@ -1,4 +1,4 @@
-"""The contents of constants: bytes of the file, read as an array when they are asked for."""
+"""Constants of a .tflite file, converted to arrays on read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sublet.runtime.dtypes import array_over, packed, unpack
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A constant as it lies in the file."""
+    """A constant stored in the file."""
 
     spec: TensorSpec
     content: memoryview
 
     def array(self) -> NDArray[Any]:
-        """The elements, one by one."""
+        """Return the elements; sub-byte elements are unpacked to a byte each."""
         raw = np.frombuffer(self.content, np.uint8)
         return unpack(raw, self.spec) if packed(self.spec) else array_over(raw, self.spec)

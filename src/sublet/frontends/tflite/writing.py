@@ -1,7 +1,7 @@
-"""FlatBuffers written: a tree of tables, vectors and strings as bytes, parents before what they hold.
+"""FlatBuffer encoder: serialises a tree of tables, vectors and strings, parents before children.
 
-What is written may point into bytes that exist already and come after it, so that a file gets another root and keeps
-everything else byte for byte, see `Kept`.
+The new tables may refer to existing bytes appended after the tables: a file gets a new root and keeps all old bytes
+unchanged, see `KeptItem`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 WIDEST = 16
-"""Bytes that the elements of a vector may have to be aligned to: what tensors hold is."""
+"""The largest alignment of vector elements, in bytes: tensor contents need 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a field; `kind` is that of `struct`."""
+    """A scalar table field; `kind` is a format character of `struct`."""
 
     kind: str
     value: int | float
@@ -24,7 +24,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A vector of numbers, or of bytes."""
+    """A vector of numbers or bytes; `kind` is a format character of `struct`, `alignment` is in bytes."""
 
     kind: str
     values: Sequence[int | float]
@@ -40,7 +40,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What stands at this byte of the bytes that are kept."""
+    """A reference to the item at byte `at` of the kept bytes."""
 
     at: int
 
@@ -54,7 +54,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A table: what its fields hold, by their numbers."""
+    """A table: fields by field number."""
 
     fields: Mapping[int, Item]
 
@@ -63,7 +63,7 @@ Item = Number | Vector | Text | Kept | Several | Record
 
 
 def written(root: Record, identifier: bytes, kept: bytes = b"") -> bytes:
-    """A file with this root, followed by the kept bytes at a multiple of `WIDEST`."""
+    """Return a file with the table `root`, followed by the `kept` bytes at a multiple of `MAX_ALIGNMENT`."""
     writer = _Writer()
     writer.raw += b"\0\0\0\0" + identifier
     writer.refer(0, root)
@@ -80,23 +80,25 @@ def written(root: Record, identifier: bytes, kept: bytes = b"") -> bytes:
 
 @dataclass
 class _Writer:
+    """The encoded bytes, with offsets still to resolve: `todo` to new items, `later` to kept items."""
+
     raw: bytearray = field(default_factory=bytearray)
     todo: list[tuple[int, Item]] = field(default_factory=list)
     later: list[tuple[int, Kept]] = field(default_factory=list)
 
     def pad(self, alignment: int, before: int = 0) -> None:
-        """Zeros, up to where what comes `before` bytes later is aligned."""
+        """Append zeros to align the position `before` bytes later."""
         self.raw += bytes(-(len(self.raw) + before) % alignment)
 
     def refer(self, place: int, item: Item) -> None:
-        """An offset at `place` that points to what is written later."""
+        """Register the offset field at `place`, pointing to `item`."""
         if isinstance(item, Kept):
             self.later.append((place, item))
         else:
             self.todo.append((place, item))
 
     def place(self, item: Item) -> int:
-        """Write something; where it stands."""
+        """Append an item and return the item's position."""
         if isinstance(item, Record):
             return self._record(item)
         if isinstance(item, Text):
@@ -114,12 +116,14 @@ class _Writer:
         return at
 
     def _counted(self, count: int, content: bytes, alignment: int) -> int:
+        """Append a vector with a length prefix and return the position."""
         self.pad(max(4, alignment), 4)
         at = len(self.raw)
         self.raw += struct.pack("<I", count) + content
         return at
 
     def _record(self, record: Record) -> int:
+        """Append a table with a vtable and return the position."""
         widths = {n: struct.calcsize(f"<{i.kind}") if isinstance(i, Number) else 4 for n, i in record.fields.items()}
         offsets, nbytes = {}, 4
         for number in sorted(widths, key=lambda n: -widths[n]):

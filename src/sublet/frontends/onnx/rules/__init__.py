@@ -1,1 +1,1 @@
-"""What ONNX demands of a node's shapes beyond what its own shape inference checks; `table.RULES` has them all."""
+"""Shape rules beyond ONNX's shape inference: constraints on the shapes of a node. `table.RULES` lists all rules."""

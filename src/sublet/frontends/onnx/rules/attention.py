@@ -1,4 +1,4 @@
-"""Attention and what belongs to it: heads, lengths, masks, and caches of rotations."""
+"""Shape rules of attention and rotary embedding: heads, lengths, masks, and cosine and sine caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, broadcast_to,
 
 
 def attention(seen: Seen) -> None:
-    """Queries, keys and values of [batch, heads, length, size], or [batch, length, heads * size]."""
+    """Require queries, keys and values of [batch, heads, length, size] or [batch, length, heads * size]."""
     queries = _heads(seen, 0, "q_num_heads", "the queries")
     keys, values = _heads(seen, 1, "kv_num_heads", "the keys"), _heads(seen, 2, "kv_num_heads", "the values")
     past_keys, past_values = seen.shape(4), seen.shape(5)
@@ -33,7 +33,10 @@ def attention(seen: Seen) -> None:
 
 
 def _mask(seen: Seen, queries: Extents, total: int | None) -> None:
-    """[length, total] or more dimensions in front that broadcast; from version 24 on it may be shorter."""
+    """Require a mask broadcasting to [..., length, total].
+
+    From version 24 of the operator set on, a mask may have fewer than `total` columns.
+    """
     mask = seen.shape(3)
     if mask is None:
         return
@@ -45,7 +48,7 @@ def _mask(seen: Seen, queries: Extents, total: int | None) -> None:
 
 
 def _heads(seen: Seen, position: int, heads: str, what: str) -> Extents | None:
-    """An operand as [batch, heads, length, size]."""
+    """Return the shape of an operand as [batch, heads, length, size]. Raises ShapeConflict for an indivisible size."""
     shape = seen.shape(position)
     if shape is None or len(shape) == 4:
         return shape
@@ -57,7 +60,7 @@ def _heads(seen: Seen, position: int, heads: str, what: str) -> Extents | None:
 
 
 def rotary(seen: Seen) -> None:
-    """Cosines and sines of the same shape: [positions, size / 2], or [batch, length, size / 2] without positions."""
+    """Require cosines and sines of [positions, size / 2], or of [batch, length, size / 2] without position indices."""
     data, cosines, sines = seen.shape(0), seen.shape(1), seen.shape(2)
     if data is None or cosines is None or sines is None:
         return

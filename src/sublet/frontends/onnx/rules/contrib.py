@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own domain."""
+"""Shape rules of ONNX Runtime's contributed operators (domain com.microsoft)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, demand, of_le
 
 
 def inverse(seen: Seen) -> None:
-    """Square matrices."""
+    """Require square matrices."""
     data = seen.shape(0)
     if data is not None:
         demand(len(data) > 1, f"{shown(data)} is no matrix")
@@ -16,20 +16,21 @@ def inverse(seen: Seen) -> None:
 
 
 def fused_matmul(seen: Seen) -> None:
-    """A product of operands that may be transposed in their last two dimensions."""
+    """Require compatible operands of a product, after the optional transposition of the last two dimensions."""
     if seen.whole("transBatchA") or seen.whole("transBatchB"):
         return
     product(_turned(seen, 0, "transA"), _turned(seen, 1, "transB"))
 
 
 def _turned(seen: Seen, position: int, name: str) -> Extents | None:
+    """Return the shape of an operand after the optional transposition."""
     shape = seen.shape(position)
     turns = shape is not None and len(shape) > 1 and seen.whole(name)
     return (*shape[:-2], shape[-1], shape[-2]) if shape is not None and turns else shape
 
 
 def skip_normalization(seen: Seen) -> None:
-    """Two operands alike but for a batch that broadcasts, with a scale for each place on the last axis."""
+    """Require operands equal up to a broadcast batch, and scales and biases as long as the last axis."""
     data, skipped = seen.shape(0), seen.shape(1)
     if data is None:
         return
@@ -42,7 +43,7 @@ def skip_normalization(seen: Seen) -> None:
 
 
 def biased(seen: Seen) -> None:
-    """A bias for each place on the last axis."""
+    """Require a bias as long as the last axis."""
     data = seen.shape(0)
     if data is not None:
         demand(bool(data), "a scalar has no bias")
@@ -50,7 +51,7 @@ def biased(seen: Seen) -> None:
 
 
 def heads(seen: Seen) -> None:
-    """MultiHeadAttention: queries, keys and values of [batch, length, heads * size]."""
+    """Require queries, keys and values of [batch, length, heads * size], for MultiHeadAttention."""
     queries, keys, values = seen.shape(0), seen.shape(1), seen.shape(2)
     count = seen.whole("num_heads")
     demand(count > 0, "num_heads is not told")
@@ -70,7 +71,7 @@ def heads(seen: Seen) -> None:
 
 
 def joined_attention(seen: Seen) -> None:
-    """Attention: an operand of [batch, length, size] and weights of [size, queries + keys + values]."""
+    """Require an operand of [batch, length, size] and weights of [size, queries + keys + values], for Attention."""
     data, weights = seen.shape(0), seen.shape(1)
     demand(data is None or len(data) == 3, f"the operand is {shown(data)}, not of three dimensions")
     demand(weights is None or len(weights) == 2, f"the weights are {shown(weights)}, not a matrix")

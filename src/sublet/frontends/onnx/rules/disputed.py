@@ -1,4 +1,4 @@
-"""Shapes about which ONNX's shape inference and ONNX Runtime disagree: nobody can plan them."""
+"""Nodes with different output shapes in ONNX's shape inference and in ONNX Runtime; Sublet leaves the shape open."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ LARGEST = (1 << 31) - 1
 
 
 def disputed(op_type: str, seen: Seen) -> bool:
-    """Whether what the node gives has one shape by ONNX's inference and another in ONNX Runtime."""
+    """True if ONNX's inference and ONNX Runtime give different shapes to the node's output."""
     if op_type == "Slice":
         return _backwards_to_the_largest(seen)
-    return op_type == "STFT" and "onesided" not in seen.attributes  # inferred as if it were 0, and it is 1
+    return op_type == "STFT" and "onesided" not in seen.attributes  # ONNX infers with 0, ONNX Runtime runs with 1
 
 
 def _backwards_to_the_largest(seen: Seen) -> bool:
-    """The largest integer is a place after the end, so nothing is left; ONNX Runtime takes it for the beginning."""
+    """True if a Slice with a negative step ends at the largest integer.
+
+    In ONNX the end lies after the last element, and the slice is empty; ONNX Runtime reads the end as the beginning.
+    """
     steps, ends = seen.numbers.get(4, ()), seen.numbers.get(2, ())
     return any(step < 0 and end >= LARGEST for step, end in zip(steps, ends, strict=False))

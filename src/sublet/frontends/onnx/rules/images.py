@@ -1,4 +1,4 @@
-"""Operators on images and signals, and losses."""
+"""Shape rules of operators on images and signals, and of losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sublet.frontends.onnx.rules.rule import Seen, alike, demand, of_length, sam
 
 
 def affine_grid(seen: Seen) -> None:
-    """A matrix of [2, 3] or [3, 4] for each image of the size."""
+    """Require a matrix of [2, 3] or [3, 4] for each image of the given size."""
     theta, size = seen.shape(0), seen.numbers.get(1)
     if theta is None:
         return
@@ -23,7 +23,7 @@ def affine_grid(seen: Seen) -> None:
 
 
 def columns_to_image(seen: Seen) -> None:
-    """The columns are whole blocks, as many as the image has."""
+    """Require whole blocks, in the number given by the image."""
     data, image, block = seen.shape(0), seen.numbers.get(1), seen.numbers.get(2)
     if data is None or block is None or image is None:
         return
@@ -41,7 +41,7 @@ def columns_to_image(seen: Seen) -> None:
 
 
 def resize(seen: Seen) -> None:
-    """A scale or a size for every axis, and two numbers of a region."""
+    """Require a scale or size for each axis, and two numbers of the region for each axis."""
     scales, sizes = (2, 3) if seen.version >= 11 else (1, 2)
     for position, what in ((scales, "the scales"), (sizes, "the sizes")):
         _one_for_each_axis(seen, position, what)
@@ -55,7 +55,7 @@ def resize(seen: Seen) -> None:
 
 
 def _one_for_each_axis(seen: Seen, position: int, what: str) -> None:
-    """Nothing, or a number for every axis that is resized: a vector, but ONNX Runtime takes them in any form."""
+    """Require an empty input or a number for each resized axis; ONNX Runtime accepts any shape."""
     data, numbers = seen.shape(0), seen.shape(position)
     found = None if numbers is None else size_of(numbers)
     if data is not None and found:
@@ -64,12 +64,12 @@ def _one_for_each_axis(seen: Seen, position: int, what: str) -> None:
 
 
 def upsample(seen: Seen) -> None:
-    """A scale for every axis."""
+    """Require a scale for each axis."""
     _one_for_each_axis(seen, 1, "the scales")
 
 
 def deformed_conv(seen: Seen) -> None:
-    """Two offsets for every place of the kernel and of the output."""
+    """Require two offsets for each place of the kernel and of the output."""
     data, kernel, offset, mask = seen.shape(0), seen.shape(1), seen.shape(2), seen.shape(4)
     if data is None or kernel is None:
         return
@@ -92,20 +92,20 @@ def deformed_conv(seen: Seen) -> None:
 
 
 def unpool(seen: Seen) -> None:
-    """A place for every element."""
+    """Require an index for each element."""
     data, places = seen.shape(0), seen.shape(1)
     if data is not None and places is not None:
         demand(alike(data, places), f"the places {shown(places)} are not one for each element of {shown(data)}")
 
 
 def spatial(seen: Seen) -> None:
-    """There are axes behind batch and channels."""
+    """Require spatial axes behind batch and channels."""
     data = seen.shape(0)
     demand(data is None or len(data) > 2, f"{shown(data)} has no spatial axes")
 
 
 def fourier(seen: Seen) -> None:
-    """Real or complex numbers on the last axis."""
+    """Require real or complex numbers on the last axis."""
     data = seen.shape(0)
     if data is not None:
         demand(len(data) > 1, f"{shown(data)} has no axis of real and imaginary parts")
@@ -113,7 +113,7 @@ def fourier(seen: Seen) -> None:
 
 
 def loss(seen: Seen) -> None:
-    """Scores of [batch, classes, ...], labels of [batch, ...], a weight for each class."""
+    """Require scores of [batch, classes, ...], labels of [batch, ...], and a weight per class."""
     scores, labels = seen.shape(0), seen.shape(1)
     if scores is None or labels is None:
         return

@@ -1,4 +1,4 @@
-"""Operators that look elements up: where indices may point, and what is written there."""
+"""Shape rules of operators with indices or axes: valid index ranges, and shapes of gathered and scattered slices."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand,
 
 
 def gather(seen: Seen) -> None:
-    """Constant indices lie on the axis."""
+    """Require constant indices within the axis."""
     data = seen.shape(0)
     if data is not None:
         _inside(seen, data[seen.axis(0, len(data))], f"an axis of {shown(data)}")
 
 
 def gather_elements(seen: Seen) -> None:
-    """As many indices along each other axis as there are elements, or fewer."""
+    """Require at most as many indices as elements along every axis except the gathered axis."""
     data, indices = seen.shape(0), seen.shape(1)
     if data is None or indices is None:
         return
@@ -27,7 +27,7 @@ def gather_elements(seen: Seen) -> None:
 
 
 def scatter_elements(seen: Seen) -> None:
-    """An update for every index."""
+    """Require one update for each index."""
     indices, updates = seen.shape(1), seen.shape(2)
     gather_elements(seen)
     if indices is not None and updates is not None:
@@ -36,7 +36,7 @@ def scatter_elements(seen: Seen) -> None:
 
 
 def gather_nd(seen: Seen) -> None:
-    """The last axis of the indices holds places in the operand."""
+    """Require a last axis of the indices no longer than the rank of the operand behind the batch axes."""
     data, indices, batch = seen.shape(0), seen.shape(1), seen.whole("batch_dims")
     if data is None or indices is None:
         return
@@ -49,7 +49,7 @@ def gather_nd(seen: Seen) -> None:
 
 
 def scatter_nd(seen: Seen) -> None:
-    """The updates are the slices that the indices point at."""
+    """Require updates of the shape of the indexed slices."""
     data, indices, updates = seen.shape(0), seen.shape(1), seen.shape(2)
     if data is None or indices is None or updates is None:
         return
@@ -63,7 +63,7 @@ def scatter_nd(seen: Seen) -> None:
 
 
 def top(seen: Seen) -> None:
-    """No more elements are taken than there are."""
+    """Require K to be at most the extent of the axis."""
     data = seen.shape(0)
     k = seen.numbers.get(1, (seen.whole("k"),) if "k" in seen.attributes else ())
     if data is not None:
@@ -72,7 +72,7 @@ def top(seen: Seen) -> None:
 
 
 def cumulative(seen: Seen) -> None:
-    """The axis is one of the operand."""
+    """Require an operand with the axis."""
     data, axis = seen.shape(0), seen.numbers.get(1)
     demand(data != (), "a scalar has no axis to sum along")
     if data is not None and axis is not None and len(axis) == 1:
@@ -80,7 +80,7 @@ def cumulative(seen: Seen) -> None:
 
 
 def compress(seen: Seen) -> None:
-    """No more choices than elements."""
+    """Require a vector as condition, and an operand with the axis."""
     data, keep = seen.shape(0), seen.shape(1)
     demand(keep is None or len(keep) == 1, f"the condition is {shown(keep)}, not a vector")
     if data is not None and "axis" in seen.attributes:
@@ -88,7 +88,7 @@ def compress(seen: Seen) -> None:
 
 
 def on_axis(default: int = -1, *, scalars: bool = True) -> Rule:
-    """A rule for an operator that works along one axis of its operand, which may be a scalar or not."""
+    """Return the rule of an operator along one axis; `scalars` is True if the operand may be a scalar."""
 
     def rule(seen: Seen) -> None:
         data = seen.shape(0)
@@ -100,13 +100,14 @@ def on_axis(default: int = -1, *, scalars: bool = True) -> Rule:
 
 
 def reduction(seen: Seen) -> None:
-    """The axes are different ones of the operand."""
+    """Require distinct axes of the operand."""
     data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
     if data is not None and axes:
         once(axes, len(data))
 
 
 def _inside(seen: Seen, extent: int | None, what: str) -> None:
+    """Raise ShapeConflict if a constant index lies outside an axis of `extent` elements."""
     indices = seen.numbers.get(1)
     if indices and extent is not None:
         low, high = min(indices), max(indices)

@@ -1,4 +1,4 @@
-"""Layers: normalisation, recurrence, quantisation, slopes; the shapes of what they hold."""
+"""Shape rules of layers: normalisation, recurrence, quantisation and slopes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sublet.frontends.onnx.rules.rule import (
 
 
 def elementwise(seen: Seen) -> None:
-    """All operands broadcast together."""
+    """Require operands broadcasting together."""
     broadcast(seen.inputs)
 
 
 def batch_normalization(seen: Seen) -> None:
-    """A scale, a bias, a mean and a variance for each channel."""
+    """Require a scale, bias, mean and variance per channel."""
     data = seen.shape(0)
     if data is not None:
         channels = data[1] if len(data) > 1 else 1
@@ -32,7 +32,7 @@ def batch_normalization(seen: Seen) -> None:
 
 
 def instance_normalization(seen: Seen) -> None:
-    """A scale and a bias for each channel."""
+    """Require a scale and a bias per channel."""
     data = seen.shape(0)
     if data is not None:
         demand(len(data) > 2, f"{shown(data)} has no spatial axes")
@@ -41,7 +41,7 @@ def instance_normalization(seen: Seen) -> None:
 
 
 def group_normalization(seen: Seen) -> None:
-    """The channels make up groups."""
+    """Require groups dividing the channels, and a matching length of scale and bias."""
     data, groups = seen.shape(0), seen.whole("num_groups", 1)
     demand(data is None or len(data) > 1, f"{shown(data or ())} has no channels")
     if data is not None and len(data) > 1 and data[1] is not None:
@@ -52,7 +52,7 @@ def group_normalization(seen: Seen) -> None:
 
 
 def layer_normalization(seen: Seen) -> None:
-    """The scale and the bias broadcast to the operand."""
+    """Require a scale and a bias broadcasting to the operand."""
     data = seen.shape(0)
     if data is not None:
         seen.axis(-1, len(data))
@@ -61,28 +61,28 @@ def layer_normalization(seen: Seen) -> None:
 
 
 def mean_variance_normalization(seen: Seen) -> None:
-    """There is an axis."""
+    """Require an operand with an axis, no scalar."""
     demand(seen.shape(0) != (), "a scalar has no axis")
 
 
 def slope(seen: Seen) -> None:
-    """The slope of PRelu broadcasts to the operand."""
+    """Require a slope broadcasting to the operand, for PRelu."""
     broadcast_to(seen.shape(1), seen.shape(0), "the slope")
 
 
 def recurrent(gates: int, states: int) -> Rule:
-    """A rule for a layer of so many gates that carries so many states."""
+    """Return the rule of a recurrent layer with `gates` gates and `states` carried states."""
 
     def rule(seen: Seen) -> None:
-        data, weights, again = seen.shape(0), seen.shape(1), seen.shape(2)
+        data, weights, recurrence = seen.shape(0), seen.shape(1), seen.shape(2)
         directions = 2 if seen.text("direction") == "bidirectional" else 1
-        for shape, what in ((data, "the sequence"), (weights, "W"), (again, "R")):
+        for shape, what in ((data, "the sequence"), (weights, "W"), (recurrence, "R")):
             demand(shape is None or len(shape) == 3, f"{what} is {shown(shape)}, not of three dimensions")
         hidden = seen.attributes.get("hidden_size")
-        hidden = hidden if isinstance(hidden, int) else (None if again is None else again[2])
+        hidden = hidden if isinstance(hidden, int) else (None if recurrence is None else recurrence[2])
         rows = None if hidden is None else gates * hidden
         _is(weights, (directions, rows, None if data is None else data[2]), "W")
-        _is(again, (directions, rows, hidden), "R")
+        _is(recurrence, (directions, rows, hidden), "R")
         _is(seen.shape(3), (directions, None if rows is None else 2 * rows), "the bias")
         batch = None if data is None else data[0 if seen.whole("layout") else 1]
         _is(seen.shape(4), (batch,), "the lengths")
@@ -96,12 +96,13 @@ def recurrent(gates: int, states: int) -> Rule:
 
 
 def _is(shape: Extents | None, wanted: Extents, what: str) -> None:
+    """Raise ShapeConflict unless the shape, if known, may equal `wanted`."""
     if shape is not None:
         demand(alike(shape, wanted), f"{what} is {shown(shape)}, and would have to be {shown(wanted)}")
 
 
 def quantization(seen: Seen) -> None:
-    """One scale for all, for each place on an axis, or for each block of places."""
+    """Require a single scale for the tensor, or a scale for each place on an axis or for each block."""
     data, scale, zero = seen.shape(0), seen.shape(1), seen.shape(2)
     if scale is not None and zero is not None and size_of(scale) != 1:
         demand(alike(scale, zero), f"the scale {shown(scale)} and the zero point {shown(zero)} differ")

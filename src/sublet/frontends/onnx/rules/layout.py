@@ -1,4 +1,4 @@
-"""Operators that move elements: as many come out as the operator says."""
+"""Shape rules of data movement: reshaping, concatenation, splitting, padding and slicing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sublet.frontends.onnx.rules.rule import (
 
 
 def reshape(seen: Seen) -> None:
-    """As many elements out as in; 0 copies an extent, -1 takes what is left."""
+    """Require an equal element count; 0 copies an extent, -1 takes the remaining elements."""
     data, target = seen.shape(0), seen.numbers.get(1, seen.wholes("shape"))
     if data is None or target is None:
         return
@@ -42,7 +42,7 @@ def reshape(seen: Seen) -> None:
 
 
 def _count(seen: Seen, target: tuple[int, ...], size: int, asked: int) -> str:
-    """What to say of a wrong count: also which extents would have to be others."""
+    """Return the message for a wrong element count, with a corrected extent where one exists."""
     whole = f"{asked}" if -1 not in target else f"a multiple of {asked}"
     what = f"{shown(seen.shape(0))} has {size} elements, the shape {list(target)} asks for {whole}"
     for axis, extent in enumerate(target):
@@ -53,7 +53,7 @@ def _count(seen: Seen, target: tuple[int, ...], size: int, asked: int) -> str:
 
 
 def squeeze(seen: Seen) -> None:
-    """What is removed has the extent 1."""
+    """Require extent 1 on every removed axis."""
     data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
     if data is None or not axes:
         return
@@ -63,7 +63,7 @@ def squeeze(seen: Seen) -> None:
 
 
 def unsqueeze(seen: Seen) -> None:
-    """The new axes are different ones of the result."""
+    """Require distinct new axes of the result."""
     data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
     if data is None or axes is None:
         return
@@ -72,7 +72,7 @@ def unsqueeze(seen: Seen) -> None:
 
 
 def flatten(seen: Seen) -> None:
-    """Flatten may cut behind the last axis too."""
+    """Require an axis from -rank to rank, inclusive."""
     data = seen.shape(0)
     if data is not None:
         axis = seen.whole("axis", 1)
@@ -80,14 +80,14 @@ def flatten(seen: Seen) -> None:
 
 
 def transpose(seen: Seen) -> None:
-    """The order names each axis once."""
+    """Require a permutation of all axes."""
     data, order = seen.shape(0), seen.wholes("perm")
     if data is not None and order is not None:
         demand(sorted(order) == list(range(len(data))), f"perm {list(order)} is no order of the axes of {shown(data)}")
 
 
 def expand(seen: Seen) -> None:
-    """The shape broadcasts with the operand."""
+    """Require a target shape broadcasting with the operand."""
     target = seen.numbers.get(1)
     if target is not None:
         demand(min(target, default=0) >= 0, f"the shape {list(target)} has a negative extent")
@@ -95,7 +95,7 @@ def expand(seen: Seen) -> None:
 
 
 def tile(seen: Seen) -> None:
-    """A count for every axis."""
+    """Require one repeat count for each axis."""
     data, repeats = seen.shape(0), seen.shape(1)
     if data is not None and repeats is not None:
         demand(len(repeats) == 1, f"the repeats are {shown(repeats)}, not a vector")
@@ -103,7 +103,7 @@ def tile(seen: Seen) -> None:
 
 
 def concat(seen: Seen) -> None:
-    """All operands agree but on one axis."""
+    """Require operands equal except on the concatenated axis."""
     shapes = [shape for shape in seen.inputs if shape is not None]
     if not shapes:
         return
@@ -117,7 +117,7 @@ def concat(seen: Seen) -> None:
 
 
 def split(seen: Seen) -> None:
-    """The parts make up the axis."""
+    """Require parts adding up to the axis."""
     data, parts = seen.shape(0), seen.numbers.get(1, seen.wholes("split"))
     if data is None:
         return
@@ -136,7 +136,7 @@ def split(seen: Seen) -> None:
 
 
 def pad(seen: Seen) -> None:
-    """Two numbers for every padded axis."""
+    """Require two pads for each padded axis, and no axis of negative extent."""
     data, pads, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("pads")), seen.numbers.get(3)
     if data is None or pads is None or (seen.present(3) and axes is None):
         return
@@ -151,7 +151,7 @@ def pad(seen: Seen) -> None:
 
 
 def slices(seen: Seen) -> None:
-    """Every axis once, none cut in steps of 0."""
+    """Require distinct axes and no step of 0."""
     data, axes, steps = seen.shape(0), seen.numbers.get(3, seen.wholes("axes")), seen.numbers.get(4, ())
     demand(0 not in steps, "a step is 0")
     if data is not None and axes is not None:
@@ -159,7 +159,7 @@ def slices(seen: Seen) -> None:
 
 
 def depth_to_space(seen: Seen) -> None:
-    """The channels make up blocks."""
+    """Require channels divisible into whole blocks."""
     data, block = seen.shape(0), seen.whole("blocksize", 1)
     if data is not None:
         demand(len(data) == 4, f"{shown(data)} does not have four dimensions")
@@ -167,7 +167,7 @@ def depth_to_space(seen: Seen) -> None:
 
 
 def space_to_depth(seen: Seen) -> None:
-    """The height and the width make up blocks."""
+    """Require a height and a width divisible into whole blocks."""
     data, block = seen.shape(0), seen.whole("blocksize", 1)
     if data is not None:
         demand(len(data) == 4, f"{shown(data)} does not have four dimensions")

@@ -1,4 +1,4 @@
-"""Products and convolutions: the extents that are summed over, groups, and lengths of biases."""
+"""Shape rules of products and convolutions: contracted extents, groups, windows, and bias lengths."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ from sublet.frontends.onnx.rules.rule import (
 
 
 def matmul(seen: Seen) -> None:
-    """[..., n, k] times [..., k, m]; vectors count as a row and a column."""
+    """Require [..., n, k] times [..., k, m]; vectors count as a row and a column."""
     product(seen.shape(0), seen.shape(1))
 
 
 def integer_matmul(seen: Seen) -> None:
-    """As MatMul; zero points are one number, or one for each row of the first and each column of the second."""
+    """Require the operands of a product, for MatMulInteger.
+
+    A zero point is a scalar, or has a number per row of the first operand, or per column of the second operand.
+    """
     a, b = seen.shape(0), seen.shape(1)
     product(a, b)
     for position, extent in ((2, a[-2] if a and len(a) > 1 else None), (3, b[-1] if b and len(b) > 1 else None)):
-        held = seen.shape(position)
-        if held is not None and len(held) == 1 and held[0] != 1:
-            same(held[0], extent, f"the zero points {shown(held)} are not one for each row or column")
+        zero_points = seen.shape(position)
+        if zero_points is not None and len(zero_points) == 1 and zero_points[0] != 1:
+            same(zero_points[0], extent, f"the zero points {shown(zero_points)} are not one for each row or column")
 
 
 def quantized_matmul(seen: Seen) -> None:
-    """The operands of QLinearMatMul, each with a scale and a zero point behind it."""
+    """Require the operands of a product, each followed by a scale and a zero point, for QLinearMatMul."""
     a, b = seen.shape(0), seen.shape(3)
     product(a, b)
     for position in (1, 2, 6, 7):
-        held = seen.shape(position)
-        fits = held is None or size_of(held) in (1, None)
-        demand(fits or seen.version >= 21, f"a scale or zero point is {shown(held)}, not one number")
+        parameter = seen.shape(position)
+        fits = parameter is None or size_of(parameter) in (1, None)
+        demand(fits or seen.version >= 21, f"a scale or zero point is {shown(parameter)}, not one number")
 
 
 def product(a: Extents | None, b: Extents | None) -> None:
-    """[..., n, k] times [..., k, m]; nothing is known of one that is None."""
+    """Require [..., n, k] times [..., k, m]; None is an operand of unknown shape."""
     if a is None or b is None:
         return
     demand(bool(a) and bool(b), f"{shown(a)} times {shown(b)}: a scalar is no matrix")
@@ -50,7 +53,7 @@ def product(a: Extents | None, b: Extents | None) -> None:
 
 
 def gemm(seen: Seen) -> None:
-    """Two matrices, each perhaps transposed, and what is added broadcasts to the product."""
+    """Require two optionally transposed matrices, and an addend broadcasting to the product."""
     a, b = seen.shape(0), seen.shape(1)
     if a is None or b is None:
         return
@@ -63,21 +66,22 @@ def gemm(seen: Seen) -> None:
 
 
 def conv(seen: Seen) -> None:
-    """[n, c, ...] with [m, c / group, ...]; the bias has a number for each m."""
+    """Require [n, c, ...] with a kernel of [m, c / group, ...] and a bias of [m]."""
     _conv(seen, seen.shape(0), seen.shape(1), seen.shape(2))
 
 
 def quantized_conv(seen: Seen) -> None:
-    """The operands of QLinearConv, each with a scale and a zero point behind it."""
+    """Require the operands of a convolution, each followed by a scale and a zero point, for QLinearConv."""
     _conv(seen, seen.shape(0), seen.shape(3), seen.shape(8))
 
 
 def integer_conv(seen: Seen) -> None:
-    """ConvInteger: as Conv, without a bias."""
+    """Require the operands of a convolution without a bias, for ConvInteger."""
     _conv(seen, seen.shape(0), seen.shape(1), None)
 
 
 def _conv(seen: Seen, data: Extents | None, kernel: Extents | None, bias: Extents | None) -> None:
+    """Require compatible channels, groups, window and bias of a convolution."""
     if data is None or kernel is None:
         return
     demand(len(data) > 2 and len(data) == len(kernel), f"{shown(data)} and the kernel {shown(kernel)} differ in rank")
@@ -91,7 +95,7 @@ def _conv(seen: Seen, data: Extents | None, kernel: Extents | None, bias: Extent
 
 
 def transposed_conv(seen: Seen) -> None:
-    """[n, c, ...] with [c, m / group, ...]; the bias has a number for each m."""
+    """Require [n, c, ...] with a kernel of [c, m / group, ...] and a bias of [m]."""
     data, kernel = seen.shape(0), seen.shape(1)
     if data is None or kernel is None:
         return
@@ -104,6 +108,7 @@ def transposed_conv(seen: Seen) -> None:
 
 
 def _window(seen: Seen, extents: Extents) -> None:
+    """Require `kernel_shape`, if present, to equal the spatial extents of the kernel."""
     window = seen.wholes("kernel_shape")
     if window is None:
         return
@@ -113,7 +118,7 @@ def _window(seen: Seen, extents: Extents) -> None:
 
 
 def pool(seen: Seen) -> None:
-    """A window, strides, pads and dilations for every spatial axis."""
+    """Require window, strides, pads and dilations of matching lengths, and a window within the padded operand."""
     data = seen.shape(0)
     if data is None:
         return
@@ -128,12 +133,15 @@ def pool(seen: Seen) -> None:
 
 
 def _room(seen: Seen, extents: Extents, window: Extents, rounded: bool = False) -> None:
-    """There is room for a window, or less than a stride is missing where steps are `rounded` to zero, as pools do."""
+    """Require a window within the padded operand.
+
+    With `rounded`, as in pools, the step count is rounded towards zero, and less than one stride may be missing.
+    """
     count = len(extents)
     strides = (seen.wholes("strides") if rounded else None) or (1,) * count
     pads, dilations = seen.wholes("pads") or (0,) * (2 * count), seen.wholes("dilations") or (1,) * count
     if seen.text("auto_pad", "NOTSET").startswith("SAME") or (len(pads), len(dilations)) != (2 * count, count):
-        return  # of a convolution, ONNX's own inference refuses pads and dilations that do not fit
+        return  # for convolutions, ONNX's inference already rejects pads and dilations of a wrong length
     for i, (extent, taps) in enumerate(zip(extents, window, strict=True)):
         if extent is not None and taps is not None:
             reach = dilations[i] * (taps - 1) + 1

@@ -1,4 +1,4 @@
-"""The rule of every operator that has one."""
+"""Tables of shape rules by operator, for ONNX's default domain and for com.microsoft."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ RULES: Mapping[str, Rule] = {
     "QuantizeLinear": layers.quantization,
     "DequantizeLinear": layers.quantization,
 }
-"""Operator of ONNX's own domain -> what it demands of its shapes. Versions before 7 broadcast in another way."""
+"""Operator of ONNX's default domain -> shape rule, for versions of the operator set from 7 on."""
 
 CONTRIB_RULES: Mapping[str, Rule] = {
     "Inverse": contrib.inverse,
@@ -89,4 +89,4 @@ CONTRIB_RULES: Mapping[str, Rule] = {
     "MultiHeadAttention": contrib.heads,
     "Attention": contrib.joined_attention,
 }
-"""Operator of ONNX Runtime's domain, com.microsoft -> what it demands of its shapes."""
+"""Operator of ONNX Runtime's domain, com.microsoft -> shape rule."""

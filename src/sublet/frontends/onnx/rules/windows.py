@@ -1,7 +1,7 @@
-"""Extents of what operators with windows give, as ONNX Runtime's kernels make them.
+"""Output shapes of windowed operators (pools, transposed convolutions) as computed by ONNX Runtime's kernels.
 
-ONNX's own shape inference tells other extents for pools before version 22 of the operator set, if the extents are
-rounded up or padded automatically with dilations, and for transposed convolutions that are padded automatically.
+ONNX's shape inference gives different extents for pools before version 22 of the operator set, if the extents are
+rounded up or padded automatically with dilations, and for automatically padded transposed convolutions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from sublet.frontends.onnx.rules.rule import Extents, Seen
 
 Padding = tuple[int, int]
-"""Elements in front of an axis and behind it."""
+"""The padding elements in front of an axis and behind."""
 
 
 def pool_extents(seen: Seen) -> Extents | None:
-    """Return the shape of a pool's output, None where the window does not fit the operand's rank."""
+    """Return the shape of a pool's output, None if the window does not fit the operand's rank."""
     data, window = seen.shape(0), seen.wholes("kernel_shape")
     if data is None or window is None or len(data) != len(window) + 2:
         return None
@@ -36,7 +36,7 @@ def pool_extents(seen: Seen) -> Extents | None:
 
 
 def _padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> Padding:
-    """Return the padding of one axis of a pool. Automatic padding does not look at dilations."""
+    """Return the padding of one axis of a pool. Automatic padding ignores dilations."""
     if mode == "VALID":
         return 0, 0
     if not mode.startswith("SAME"):
@@ -47,7 +47,7 @@ def _padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> P
 
 
 def _steps(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> int:
-    """Return the number of windows on one axis. The last window begins in the operand or in the padding in front."""
+    """Return the number of windows on one axis. The last window begins in the operand or in the front padding."""
     room = extent + sum(padding) - reach
     if not up:
         return (room // stride if room >= 0 else -(-room // stride)) + 1
@@ -56,7 +56,7 @@ def _steps(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> 
 
 
 def transposed_extents(seen: Seen) -> Extents | None:
-    """Return the shape of an automatically padded transposed convolution, None for another padding."""
+    """Return the shape of an automatically padded transposed convolution, None for explicit padding."""
     data, kernel = seen.shape(0), seen.shape(1)
     automatic = seen.text("auto_pad", "NOTSET").startswith("SAME") and seen.wholes("output_shape") is None
     if not automatic or data is None or kernel is None or len(data) != len(kernel) or len(data) < 3:
@@ -81,15 +81,15 @@ EXTENTS: Mapping[str, Callable[[Seen], Extents | None]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool_extents),
     "ConvTranspose": transposed_extents,
 }
-"""Operator of ONNX's own domain -> the function that returns the shape of each of its outputs, or None."""
+"""Operator of ONNX's default domain -> the function returning the shape of every output, or None."""
 
 
 def is_corrected(op_type: str, domain: str) -> bool:
-    """True if Sublet may tell other extents for the operator than ONNX's shape inference."""
+    """True if Sublet corrects the shapes inferred by ONNX for the operator."""
     return domain in ("", "ai.onnx") and op_type in EXTENTS
 
 
 def corrected(op_type: str, seen: Seen, inferred: Sequence[Extents | None]) -> list[Extents | None]:
-    """Return the shapes of the outputs: ONNX Runtime's where Sublet knows them, else the `inferred` ones."""
+    """Return the shapes of the outputs: ONNX Runtime's if known to Sublet, else the `inferred` shapes."""
     shape = EXTENTS[op_type](seen)
     return list(inferred) if shape is None else [shape] * len(inferred)
