@@ -1,1 +1,1 @@
-"""The command line: `app` has the commands."""
+"""The command line; `app` holds the commands."""

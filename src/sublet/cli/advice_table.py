@@ -1,4 +1,4 @@
-"""Advice in words and figures, for a terminal."""
+"""Advice as text and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAKERS = {"option": "your choice", "model": "same network", "what-if": "what if"
 
 
 def advice_table(advised: Advised) -> RenderableType:
-    """What would lower the arena, what saves most first; and what was tried in vain."""
+    """Return the changes with a smaller arena, largest saving first; then the changes tried without success."""
     parts: list[RenderableType] = [Text("What would lower the arena, each figure from a plan:", "bold")]
     if advised.helping:
         table = plain_table()

@@ -1,6 +1,7 @@
 """The command line: `sublet plan | export | check | show | run | pack | transpile`.
 
-Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell (or not of all).
+Exit status: 0 the network fits, or the plan is right; 1 the network does not fit, or the plan is wrong; 2 the input is
+bad; 3 the verdict is unknown, or covers a part of the plan only.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ app = typer.Typer(
 PROBLEM_HELP = "MiniMalloc's CSV, a partial order as JSON, or a PyTorch memory snapshot (.pickle)."
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
-"""What is raised for a wrong option or argument. Typer exports only its kinds."""
+"""The base class of errors for wrong options and arguments; Typer exports only the subclasses."""
 
 
 def _print_version(asked: bool) -> None:
@@ -76,33 +77,40 @@ app.command()(check)
 @answered
 def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
-    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A plan to draw beside it.")] = None,
-    model: Annotated[Path | None, typer.Option(help="The model it is for: check the plan before it is shown.")] = None,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[OTHER]", help="A second plan to draw on the same time axis.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model of the plan: check the plan against the model first.")
+    ] = None,
     html: options.Html = None,
     png: options.Png = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Show a plan from its file; with --model, only if all that it says is true. Two plans are drawn on one axis."""
+    """Show a saved plan. Two plans are drawn side by side on one time axis.
+
+    With --model, the checker first proves all claims of the plan; a wrong plan is not shown (exit status 1).
+    """
     refuse_overwriting([path for path in (plan_path, other, model) if path is not None], html, png)
-    made = load(plan_path)
-    judged = None if model is None else judge(planned_model(model, made).graph, made.schedule, made)
+    first_plan = load(plan_path)
+    judged = None if model is None else judge(planned_model(model, first_plan).graph, first_plan.schedule, first_plan)
     if judged is not None and judged.findings:
-        show_judgement(made, judged)
+        show_judgement(first_plan, judged)
         raise typer.Exit(1)
     claimed = "not checked against its model" if judged is None else ""
-    picture = rectangles(made, claimed)
+    picture = rectangles(first_plan, claimed)
     if other is not None:
-        beside, names = load(other), names_apart(plan_path, other)
-        picture = compared(picture, rectangles(beside, "not checked against its model"), names)
+        second_plan, names = load(other), names_apart(plan_path, other)
+        picture = compared(picture, rectangles(second_plan, "not checked against its model"), names)
     draw(picture, html, png)
     if as_json_:
-        more = {} if other is None else {"other": as_json(beside, None, None)}
-        print_json({"claims": None if judged is None else judged.claims, **as_json(made, None, None), **more})
+        more = {} if other is None else {"other": as_json(second_plan, None, None)}
+        print_json({"claims": None if judged is None else judged.claims, **as_json(first_plan, None, None), **more})
     elif other is not None:
-        show_both((made, beside), names)
+        show_both((first_plan, second_plan), names)
         print_map(picture)
     else:
-        show_plan(made, picture, claimed)
+        show_plan(first_plan, picture, claimed)
 
 
 app.command()(run)
@@ -116,33 +124,35 @@ app.command(name="transpile")(transpile_)
 def pack_(
     problem: Annotated[Path, typer.Argument(help=PROBLEM_HELP, show_default=False)],
     strategy: options.Strategy = "auto",
-    capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more.")] = None,
+    capacity: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more bytes.")
+    ] = None,
     region: options.RegionTexts = None,
     lifetimes: Annotated[
-        Lifetimes, typer.Option(help="Whether a buffer is alive at its lower and upper time; idealloc has all three.")
+        Lifetimes, typer.Option(help="Lower and upper time belong to a lifetime: in(clusive) or ex(clusive).")
     ] = Lifetimes.half_open,
     timeout: options.Timeout = None,
     effort: Effort = None,
-    seed: Annotated[int, typer.Option(help="Of the search's randomness.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the problem with its offsets as CSV.")] = None,
     html: options.Html = None,
     png: options.Png = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Pack the buffers of a problem into one arena, or into memory regions."""
+    """Pack the buffers of a problem into an arena, or into several memory regions."""
     refuse_overwriting(problem, out, html, png)
-    limit = None if capacity is None else parse_bytes(capacity)
-    question = packing_problem(problem, lifetimes)
+    capacity_bytes = None if capacity is None else parse_bytes(capacity)
+    parsed = packing_problem(problem, lifetimes)
     if region:
-        if limit is not None:
+        if capacity_bytes is not None:
             raise ProblemError("--capacity is for one arena: with --region every region has its own")
         with packing_progress() as progress:
             placed = place_in_regions(
-                question, options.parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed
+                parsed, options.parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed
             )
         if out is not None:
-            write_csv(question, placed.offsets, out, lifetimes=lifetimes, regions=placed.names())
-        picture = packing_rectangles(question, stacked(placed))
+            write_csv(parsed, placed.offsets, out, lifetimes=lifetimes, regions=placed.names())
+        picture = packing_rectangles(parsed, stacked(placed))
         draw(picture, html, png)
         if as_json_:
             print_json(regions_json(placed))
@@ -151,36 +161,36 @@ def pack_(
             print_map(picture)
         return
     with packing_progress() as progress:
-        report = pack(question, strategy, timeout, progress, capacity=limit, effort=effort, seed=seed)
+        report = pack(parsed, strategy, timeout, progress, capacity=capacity_bytes, effort=effort, seed=seed)
     if out is not None:
-        write_csv(question, report.packing, out, lifetimes=lifetimes)
-    picture = packing_rectangles(question, report.packing, report.bound.bytes, report.bound.kind)
+        write_csv(parsed, report.packing, out, lifetimes=lifetimes)
+    picture = packing_rectangles(parsed, report.packing, report.bound.bytes, report.bound.kind)
     draw(picture, html, png)
     if as_json_:
-        print_json(report_json(report, limit))
+        print_json(report_json(report, capacity_bytes))
     else:
-        if limit is not None:
-            answers().print(capacity_words(report, limit))
+        if capacity_bytes is not None:
+            answers().print(capacity_words(report, capacity_bytes))
         show_report(answers(), report)
         print_map(picture)
-    if limit is not None and report.packing.arena_bytes > limit:
+    if capacity_bytes is not None and report.packing.arena_bytes > capacity_bytes:
         raise typer.Exit(1)
 
 
 @app.callback()
 def sublet(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """The smallest memory a neural network can run in: planned, proven, shown."""
+    """Plan, prove and show the smallest memory a neural network can run in."""
 
 
 def main() -> None:
     """Run the command line and end the process with its exit status.
 
-    With `--json` a mistake in the words themselves is an object too. An answer that cannot be written is an error,
-    unless its reader left early.
+    With `--json`, a usage error is printed as a JSON object too. An output that cannot be written is an error, unless
+    the reader of the output closed the pipe early (exit status 141).
     """
     open_missing_streams()
     answer = sys.stdout
@@ -198,7 +208,10 @@ def main() -> None:
 
 
 def _status() -> str | int | None:
-    """Run the command line and return its exit status. Raises BrokenPipeError if the reader of the answer left."""
+    """Run the command line and return the exit status.
+
+    Raises BrokenPipeError if the reader of the output closed the pipe.
+    """
     try:
         if "--json" not in sys.argv:
             app()
@@ -208,7 +221,7 @@ def _status() -> str | int | None:
         tell(error, error.format_message(), in_json=True)
         return BAD_INPUT
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # Typer and rich end with status 1 then
+        if isinstance(end.__context__, BrokenPipeError):  # Typer and rich would end with status 1
             raise end.__context__ from None
         return end.code
 

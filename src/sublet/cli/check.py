@@ -1,4 +1,4 @@
-"""The command `sublet check`: a plan held against its model, be it Sublet's or another tool's."""
+"""The command `sublet check`: check a plan by Sublet or by another tool against the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sublet.planning.refutation import refuted
 from sublet.viz.rectangles import rectangles
 
 PLAN_HELP = (
-    "A plan written by `sublet plan --out`, or another tool's as JSON (docs/foreign.md). Without one, the plan that "
-    "MODEL brings with it is judged."
+    "A plan written by `sublet plan --out`, or another tool's plan as JSON (docs/foreign.md). By default, the plan "
+    "contained in MODEL."
 )
 MODEL_HELP = (
-    "A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes "
+    "A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan with lifetimes "
     "(MiniMalloc's .csv, .json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot "
     "(.pickle), which is replayed."
 )
@@ -41,27 +41,27 @@ def check(
     model: Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)],
     plan_path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help=PLAN_HELP)] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Refute again what only a search has refuted below the lower bound.")
+        bool, typer.Option("--search", help="Repeat the search that proved the lower bound, if a search did.")
     ] = False,
     dim: options.Dim = None,
     max_trips: options.MaxTrips = None,
     capacity: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Of another tool's one memory, where its plan tells none.")
+        str | None, typer.Option(metavar="BYTES", help="Capacity of another tool's only memory, if its plan has none.")
     ] = None,
     lifetimes: Annotated[
-        Lifetimes, typer.Option(help="How a CSV tells them; see `sublet pack`.")
+        Lifetimes, typer.Option(help="Ends of lifetimes in a CSV; see `sublet pack`.")
     ] = Lifetimes.half_open,
     timeout: Annotated[
-        float, typer.Option(help="Pack a snapshot's allocations for this many seconds at most.", metavar="SECONDS")
+        float, typer.Option(help="Maximum time to pack the allocations of a snapshot.", metavar="SECONDS")
     ] = 20.0,
     html: options.Html = None,
     png: options.Png = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Judge a plan: replay it against its model, byte by byte; report every violation.
+    """Check a plan against its model: replay the plan byte by byte and report every violation.
 
-    Of a plan of Sublet's all that it says is proven too. One of another tool that tells lifetimes needs no model.
-    Exit status: 0 right, 1 wrong, 2 bad input, 3 right as far as it could be judged, which is not all of it.
+    For a plan by Sublet, all claims of the plan are proven too. A plan by another tool that declares lifetimes needs no
+    model. Exit status: 0 right, 1 wrong, 2 bad input, 3 right as far as judged, but some tensors could not be judged.
     """
     refuse_overwriting([path for path in (model, plan_path) if path is not None], html, png)
     if plan_path is not None and not is_foreign_json(plan_path):
@@ -76,37 +76,37 @@ def check(
         return
     limit = None if capacity is None else parse_bytes(capacity)
     if plan_path is None and tells_lifetimes(model):
-        found = judged_file(model, lifetimes, limit)
+        judgement = judged_file(model, lifetimes, limit)
     else:
         source = source_of(model, bound_dims(dim), max_trips=bound_trips(max_trips))
         if plan_path is None:
-            found = judged_inside(source, model, limit)
+            judgement = judged_inside(source, model, limit)
         else:
-            found = judged(source, plan_beside(plan_path).within(limit))
-    _tell(found, html, png, in_json=as_json_)
+            judgement = judged(source, plan_beside(plan_path).within(limit))
+    _tell(judgement, html, png, in_json=as_json_)
 
 
 def _own(model: Path, plan_path: Path, search: bool, html: Path | None, png: Path | None, *, in_json: bool) -> None:
-    """A plan of Sublet's, and all that it says."""
-    made = load(plan_path)
-    judged = judge(planned_model(model, made).graph, made.schedule, made)
+    """Check a plan by Sublet with all its claims, and print the result. Exits with status 1 for a wrong plan."""
+    plan = load(plan_path)
+    result = judge(planned_model(model, plan).graph, plan.schedule, plan)
     if search:
-        judged = refuted(made, judged)
+        result = refuted(plan, result)
     if html is not None or png is not None:
-        draw(rectangles(made, "not right" if judged.findings else ""), html, png)
+        draw(rectangles(plan, "not right" if result.findings else ""), html, png)
     if in_json:
-        violations = [str(finding) for finding in judged.findings]
-        covered = {"planned": len(planned_values(made)), "not_counted": [value.value for value in made.not_counted]}
-        told = {"valid": not violations, "violations": violations, "claims": judged.claims}
-        print_json({**told, **covered, "assumed": dict(made.assumed)})
+        violations = [str(finding) for finding in result.findings]
+        covered = {"planned": len(planned_values(plan)), "not_counted": [value.value for value in plan.not_counted]}
+        summary = {"valid": not violations, "violations": violations, "claims": result.claims}
+        print_json({**summary, **covered, "assumed": dict(plan.assumed)})
     else:
-        show_judgement(made, judged)
-    if judged.findings:
+        show_judgement(plan, result)
+    if result.findings:
         raise typer.Exit(1)
 
 
 def _tell(found: Judgement, html: Path | None, png: Path | None, *, in_json: bool) -> None:
-    """The verdict on a plan of another tool, and its picture."""
+    """Print the verdict on a plan by another tool, write the pictures, and exit with the status of the verdict."""
     picture = foreign_picture(found)
     draw(picture, html, png)
     if in_json:

@@ -1,7 +1,7 @@
-"""What all commands share: their errors and exit statuses, and how they speak.
+"""Shared parts of all commands: errors, exit statuses and consoles.
 
-Answers go to standard output, everything else to standard error; with `--json` standard output holds one
-JSON object, be it `{"error": ..., "kind": ..., "exit_status": ...}`.
+Results go to standard output, all else to standard error. With `--json`, standard output holds exactly one JSON object,
+for an error `{"error": ..., "kind": ..., "exit_status": ...}`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ NEWLINE = "\n"
 errors = Console(stderr=True, highlight=False)
 
 FITS, DOES_NOT_FIT, BAD_INPUT, UNKNOWN = 0, 1, 2, 3
-"""Exit statuses: it fits or is right; it does not or is wrong; the input is bad; too little is known to tell."""
+"""Exit statuses: fits or right; does not fit or wrong; bad input; unknown."""
 
 STATUS = {Outcome.FITS: FITS, Outcome.DOES_NOT_FIT: DOES_NOT_FIT, Outcome.UNKNOWN: UNKNOWN}
-"""By verdict."""
+"""The exit status of each verdict."""
 
 WIDE = 1 << 16
-"""Columns of an answer that no terminal shows: no name is broken into lines."""
+"""Columns of an output to a file or a pipe: wide enough to keep every name on one line."""
 
 
 def answered(command: Callable[P, None]) -> Callable[P, None]:
-    """A mistake of the user's is one message on standard error and exit status 2, never a traceback."""
+    """Decorate a command: report a user's mistake as one message on standard error, without a traceback.
+
+    Exit status: 1 for a CapacityError; 2 for another SubletError, an OSError, or too little memory or stack; 130 for
+    Ctrl-C; 141 if the reader closed the pipe.
+    """
 
     @wraps(command)
-    def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+    def run_command(*arguments: P.args, **options: P.kwargs) -> None:
         in_json = bool(options.get("as_json_"))
         try:
             try:
@@ -73,11 +77,11 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
             return
         raise typer.Exit(BAD_INPUT)
 
-    return guarded
+    return run_command
 
 
 def tell(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json: bool) -> None:
-    """One message on standard error, and on standard output too where a program waits for JSON."""
+    """Print an error message on standard error, and as JSON on standard output too if `in_json`."""
     if in_json:
         print_json({"error": message, "kind": type(error).__name__, "exit_status": status})
     text = escape(printable(message, keep=NEWLINE))
@@ -89,7 +93,7 @@ def _with_notes(error: BaseException, said: str) -> str:
 
 
 def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> None:
-    """No output may replace an input, or another output. Raises PlanError naming both."""
+    """Raise PlanError, naming both files, if an output file would replace an input file or another output file."""
     taken = {source.resolve(): "the input" for source in ([sources] if isinstance(sources, Path) else sources)}
     for target in targets:
         if target is None or (target.exists() and not target.is_file()):
@@ -100,43 +104,43 @@ def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> Non
 
 
 def leave(decision: Verdict | None) -> None:
-    """End with the exit status of a verdict."""
+    """Exit with the status of a verdict; return if `decision` is None."""
     if decision is not None:
         raise typer.Exit(STATUS[decision.outcome])
 
 
 class _Answers(Console):
-    """A console whose reader may leave early: that is no answer, and must not end with the status of one."""
+    """A console raising BrokenPipeError if the reader closes the pipe: a partial output must not end with status 0."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def answers() -> Console:
-    """Where answers go. Only a terminal breaks lines."""
+    """Return the console for results. Lines are wrapped on a terminal only."""
     console = _Answers(highlight=False)
     return console if console.is_terminal else _Answers(highlight=False, width=WIDE)
 
 
 def warned(source: Source) -> dict[str, Any]:
-    """What the reader of a model has to tell, for programs."""
+    """Return the remark and the warnings of the model's reader, for JSON."""
     return {"remark": source.remark, "warnings": [str(finding) for finding in source.warnings]}
 
 
 def print_warnings(source: Source) -> None:
-    """What the reader of a model warns of, for people."""
+    """Print the warnings of the model's reader."""
     for finding in source.warnings:
         answers().print(Text(f"warning: {printable(str(finding))}", "yellow"))
 
 
 def picture_width() -> int:
-    """Columns of a picture: of the terminal, or of the usual one where there is none."""
+    """Return the width of a picture in columns: the width of the terminal, at most 120."""
     return min(Console().width, 120)
 
 
 @contextmanager
 def packing_progress() -> Iterator[Progress | None]:
-    """Tell each strategy tried on a terminal; say nothing elsewhere."""
+    """Provide a callback showing each tried strategy on a terminal; None without a terminal."""
     if not errors.is_terminal:
         yield None
         return
@@ -146,7 +150,7 @@ def packing_progress() -> Iterator[Progress | None]:
 
 @contextmanager
 def budget_progress() -> Iterator[Callable[[int], None]]:
-    """Tell each budget that is searched for on a terminal; say nothing elsewhere."""
+    """Provide a callback showing each searched budget on a terminal, and without effect elsewhere."""
     if not errors.is_terminal:
         yield lambda budget: None
         return
@@ -156,7 +160,7 @@ def budget_progress() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def advice_progress() -> Iterator[Trying | None]:
-    """Tell each change tried on a terminal, and the best so far; say nothing elsewhere."""
+    """Provide a callback showing each tried change and the smallest arena on a terminal; None without a terminal."""
     if not errors.is_terminal:
         yield None
         return
@@ -171,5 +175,5 @@ def advice_progress() -> Iterator[Trying | None]:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(content, indent=1) + "\n")

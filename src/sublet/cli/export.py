@@ -1,4 +1,4 @@
-"""The command `sublet export`: a proven plan, in a form that a device or another tool reads."""
+"""The command `sublet export`: write a proven plan in a form for a device or for another tool."""
 
 from __future__ import annotations
 
@@ -28,43 +28,49 @@ from sublet.planning.pipeline import plan_memory
 @answered
 def export(
     model: options.Model,
-    to: Annotated[str, typer.Option(help=f"The form: {', '.join((*EXPORTERS, TFLM))}, or one that a package adds.")],
+    to: Annotated[str, typer.Option(help=f"The form: {', '.join((*EXPORTERS, TFLM))}, or a form of a plug-in.")],
     out: Annotated[
-        Path, typer.Option("--out", help=f"The folder to write to, made if it is missing; for {TFLM} the file.")
+        Path, typer.Option("--out", help=f"The folder to write to, created if missing; for {TFLM} the file.")
     ],
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="A plan written by `sublet plan --out`; it is checked first.")
+        Path | None, typer.Option("--plan", help="A plan written by `sublet plan --out`, checked first.")
     ] = None,
     dim: options.Dim = None,
     max_trips: options.MaxTrips = None,
-    align: Annotated[int | None, typer.Option(help="Every offset is a multiple of this many bytes.")] = None,
+    align: Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes.")] = None,
     section: Annotated[
         list[str] | None,
-        typer.Option("--section", metavar="[MEMORY=]NAME", help="The linker section of a memory, for C; repeat."),
+        typer.Option(
+            "--section", metavar="[MEMORY=]NAME", help="The linker section of a memory, for C. Repeat for more."
+        ),
     ] = None,
     name: Annotated[
-        str, typer.Option(help="What files and identifiers begin with, instead of the graph's name.", metavar="NAME")
+        str, typer.Option(help="Prefix of files and identifiers, instead of the graph's name.", metavar="NAME")
     ] = "",
 ) -> None:
-    """Write a proven plan for a device or for a review. Without --plan, the model is planned."""
-    told = [name for name, value in (("--dim", dim), ("--max-trips", max_trips), ("--align", align)) if value]
-    if plan is not None and told:
-        raise PlanError(f"{told[0]} is for planning, and {plan} is planned already")
+    """Write a proven plan for a device or for a review. Without --plan, the model is planned first."""
+    planning_options = [
+        name for name, value in (("--dim", dim), ("--max-trips", max_trips), ("--align", align)) if value
+    ]
+    if plan is not None and planning_options:
+        raise PlanError(f"{planning_options[0]} is for planning, and {plan} is planned already")
     if plan is not None:
-        made = load(plan)
-        graph = planned_model(model, made).graph
-        require_valid(graph, made.schedule, made)
+        memory_plan = load(plan)
+        graph = planned_model(model, memory_plan).graph
+        require_valid(graph, memory_plan.schedule, memory_plan)
     else:
         source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
-            made = plan_memory(source, Options(alignment=alignment_of(model, align)), progress=progress)
+            memory_plan = plan_memory(source, Options(alignment=alignment_of(model, align)), progress=progress)
         graph = source.graph
     if to == TFLM:
         if section or name:
             raise PlanError(f"{'--section' if section else '--name'} is not for {TFLM}: --out names its one file")
-        export_tflm(model, made, out, plan)
+        export_tflm(model, memory_plan, out, plan)
         return
-    files = exported(made, to, Told(dict(_section(text, made) for text in section or ()), model, graph, name))
+    files = exported(
+        memory_plan, to, Told(dict(_section(text, memory_plan) for text in section or ()), model, graph, name)
+    )
     make_folder(out)
     refuse_overwriting([path for path in (model, plan) if path is not None], *(out / file for file in files))
     for file, content in files.items():
@@ -73,6 +79,6 @@ def export(
 
 
 def _section(text: str, made: MemoryPlan) -> tuple[str, str]:
-    """A memory and its section; the first memory where none is named."""
+    """Parse `MEMORY=NAME` into a memory and the linker section; without `MEMORY=`, the first memory is meant."""
     memory, named, name = text.partition("=")
     return (memory, name) if named else (made.arenas[0].name, text)

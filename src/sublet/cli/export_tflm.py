@@ -1,4 +1,7 @@
-"""`sublet export --to tflm`: a .tflite file with a plan in its metadata, as TensorFlow Lite Micro needs least."""
+"""`sublet export --to tflm`: a .tflite file with offsets in the metadata, chosen for the smallest arena of TFLM.
+
+TFLM is TensorFlow Lite for Microcontrollers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ TFLM = "tflm"
 
 
 def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None) -> None:
-    """Write the file, and say what TFLM needs with it. Raises PlanError for a plan or model that TFLM cannot take."""
+    """Write the file and print the memory used by TFLM. Raises PlanError for a plan or model not usable by TFLM."""
     if not is_tflite(model):
         raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
     if plan.recipe.split or plan.recipe.again:
@@ -32,16 +35,17 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     offsets = offsets_of(program, plan)
     if tflm.available():
         choice = chosen(raw, program, offsets)
-        made, lines = choice.raw, list(_measured(choice))
+        content, lines = choice.raw, list(_measured(choice))
     else:
-        made, lines = with_metadata(raw, program.where, encoded(offsets)), list(_unmeasured(plan, offsets))
-    write(out, made)
+        content, lines = with_metadata(raw, program.where, encoded(offsets)), list(_unmeasured(plan, offsets))
+    write(out, content)
     answers().print(f"wrote {out}", soft_wrap=True)
     for line in lines:
         answers().print(line, soft_wrap=True)
 
 
 def _measured(choice: Choice) -> Iterator[str]:
+    """Yield lines on the arenas measured with TFLM: planned by TFLM, and with the chosen offsets."""
     own, ours = choice.own, choice.ours
     yield f"measured with {tflm.PACKAGE} {tflm.version()}, on this machine, in fresh interpreters:"
     if choice.offsets is None:
@@ -55,15 +59,18 @@ def _measured(choice: Choice) -> Iterator[str]:
 
 
 def _why(how: str) -> str:
+    """Return a remark if only some offsets are prescribed."""
     return "; it needs less with some left to it" if how == "some" else ""
 
 
 def _told(offsets: Offsets) -> str:
+    """Return a line with the number of prescribed offsets."""
     count = sum(offset is not None for subgraph in offsets for offset in subgraph)
     return f"offsets of {count} tensors are told; it places all others, and scratch, around them"
 
 
 def _unmeasured(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
+    """Yield lines on offsets written without a measurement, as the TFLM package is not installed."""
     yield _told(offsets)
     yield (
         f"not proven: that its kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, so that it needs "

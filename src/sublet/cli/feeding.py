@@ -1,7 +1,7 @@
-"""Arrays in and out of files, and from chance: what `sublet run` feeds a network, and where its outputs go.
+"""Arrays for `sublet run`: inputs from files or from a random generator, outputs to files.
 
-Files are NumPy's: .npy, and .npz with one entry a name. What a header claims is compared with the size of the
-file and the type of the input before any element is read, and nothing is unpickled.
+The files are NumPy's: .npy, and .npz with one entry a name. The reader compares the header with the size of the file
+and with the type of the input before any element is read, and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from sublet.runtime.dtypes import packed
 ENTRY = ".npy"
 ARCHIVE = ".npz"
 LARGEST_OUTSIDE = 1 << 30
-"""Bytes of an array whose size the plan does not know."""
+"""Maximum bytes of an array for an input of unknown size; a larger array is an error."""
 
 SHOWN = 20
+"""Maximum of inputs or entries listed in an error message."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{0,40})?(e[+-]?[0-9]{1,3})?|[+-]?(inf|nan)|true|false", re.IGNORECASE)
 
@@ -42,9 +43,9 @@ Arrays = dict[str, Any]
 
 
 def read_inputs(given: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
-    """The arrays of `NAME=FILE.npy`, `NAME=FILE.npz`, `FILE.npz` and `NAME=NUMBER`, by name of the input.
+    """Return the arrays of `NAME=FILE.npy`, `NAME=FILE.npz`, `FILE.npz` and `NAME=NUMBER`, by name of the input.
 
-    Raises RunError for a name that is no input, a file that cannot be read, or an array of another type or shape.
+    Raises RunError for an unknown input name, an unreadable file, or an array of a wrong type or shape.
     """
     arrays: Arrays = {}
     for text in given:
@@ -56,12 +57,12 @@ def read_inputs(given: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
 
 
 def files_of(given: Sequence[str]) -> list[Path]:
-    """The files that `read_inputs` reads, as far as the names alone tell."""
+    """Return the paths of the files read by `read_inputs`, guessed from the texts alone (a number counts as a path)."""
     return [Path(text.rpartition("=")[2]) for text in given]
 
 
 def missing_inputs(missing: Mapping[str, Value], of: int) -> str:
-    """A message that lists the inputs nobody gave, which are some `of` so many."""
+    """Return the error message listing the `missing` inputs, out of `of` inputs in total."""
     lines = [f"  {printable(name)}: {value.spec}" for name, value in list(missing.items())[:SHOWN]]
     if len(missing) > SHOWN:
         lines.append(f"  and {len(missing) - SHOWN} more")
@@ -70,19 +71,19 @@ def missing_inputs(missing: Mapping[str, Value], of: int) -> str:
 
 
 def random_arrays(values: Mapping[str, Value], seed: int) -> Arrays:
-    """An array for every value, the same for the same seed: floats from a normal distribution, integers 0 or 1.
+    """Return a random array for every value, reproducible by seed: floats from a normal distribution, integers 0 or 1.
 
-    Integers are so small because they may be indices. Raises RunError for a value whose shape is not known.
+    Integers are 0 or 1 because an integer input may be an index. Raises RunError for a value of unknown shape.
     """
     rng = np.random.default_rng(seed)
     return {name: _random(rng, name, value) for name, value in values.items()}
 
 
 def write_arrays(arrays: Mapping[str, Any], path: Path) -> None:
-    """Write arrays as .npz, whole or not at all; the same arrays give the same bytes.
+    """Write arrays as .npz atomically; the same arrays give the same bytes.
 
-    A list becomes one entry an element, `name.0`, `name.1`; None is left out. Types that NumPy lacks are
-    stored as raw bytes of their size. Raises RunError when the file cannot be written.
+    A list becomes one entry an element (`name.0`, `name.1`); None is left out. Elements of types unknown to NumPy's
+    format are stored as raw bytes. Raises RunError if the file cannot be written.
     """
     content = BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
@@ -93,6 +94,7 @@ def write_arrays(arrays: Mapping[str, Any], path: Path) -> None:
 
 
 def _flat(arrays: Mapping[str, Any]) -> list[tuple[str, NDArray[Any]]]:
+    """Return (entry name, array) pairs, with lists flattened."""
     entries: list[tuple[str, NDArray[Any]]] = []
     for name, content in arrays.items():
         if isinstance(content, list | tuple):
@@ -101,7 +103,7 @@ def _flat(arrays: Mapping[str, Any]) -> list[tuple[str, NDArray[Any]]]:
             array = np.asarray(content)
             if array.dtype.hasobject:
                 array = array.astype(np.str_)
-            if array.dtype.kind == "V" or array.dtype.isbuiltin == 2:  # ml_dtypes
+            if array.dtype.kind == "V" or array.dtype.isbuiltin == 2:  # types of ml_dtypes have no .npy form
                 array = array.view(f"V{array.dtype.itemsize}")
             entries.append((name, array))
     return entries
@@ -122,6 +124,7 @@ def _random(rng: np.random.Generator, name: str, value: Value) -> NDArray[Any]:
 
 
 def _read(text: str, inputs: Mapping[str, Value]) -> Arrays:
+    """Return the arrays of one `--input` text. Raises RunError for a text of another form."""
     names = [name for name in inputs if text.startswith(f"{name}=")]
     if names:
         name = max(names, key=len)
@@ -142,7 +145,7 @@ def _read(text: str, inputs: Mapping[str, Value]) -> Arrays:
 
 
 def _number(text: str, value: Value) -> NDArray[Any]:
-    """A number, as the input of one element that it is for."""
+    """Return a number as an array of the input's spec. Raises RunError unless the input has one element."""
     spec, what = value.spec, f"--input {printable(value.name)}={text}"
     if not isinstance(spec, TensorSpec) or spec.size != 1 or packed(spec):
         raise RunError(f"{what}: the input is {value.spec}, not one number; give a file, .npy or .npz")
@@ -165,16 +168,17 @@ def _from_file(path: Path, name: str, inputs: Mapping[str, Value]) -> NDArray[An
 
 
 def _from_archive(path: Path, name: str, inputs: Mapping[str, Value]) -> NDArray[Any]:
-    """The entry of that name, or the only one."""
+    """Return the archive's entry named after the input, or the only entry. Raises RunError if neither exists."""
     entries = _entries(path)
     entry = f"{name}{ENTRY}" if f"{name}{ENTRY}" in entries else next(iter(entries), "")
     if not entry or (len(entries) > 1 and entry != f"{name}{ENTRY}"):
-        held = ", ".join(repr(printable(entry)) for entry in list(entries)[:SHOWN]) or "nothing"
-        raise RunError(f"{path}: has no array {printable(name)!r}; it holds {held}")
+        listed = ", ".join(repr(printable(entry)) for entry in list(entries)[:SHOWN]) or "nothing"
+        raise RunError(f"{path}: has no array {printable(name)!r}; it holds {listed}")
     return _read_entry(path, entries[entry], inputs[name])
 
 
 def _whole_archive(path: Path, inputs: Mapping[str, Value]) -> Arrays:
+    """Return all arrays of an archive by input name. Raises RunError for an entry that is not an input."""
     arrays = {}
     for entry, about in _entries(path).items():
         name = entry.removesuffix(ENTRY)
@@ -203,7 +207,7 @@ def _read_entry(path: Path, about: zipfile.ZipInfo, value: Value) -> NDArray[Any
 
 
 def _read_array(stream: IO[bytes], size: int, value: Value, where: str) -> NDArray[Any]:
-    """The array of a .npy stream of `size` bytes, read only when it is what `value` must be."""
+    """Return the array of a .npy stream of `size` bytes. The elements are read only if the header matches `value`."""
     try:
         version = npy.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
@@ -223,7 +227,7 @@ def _read_array(stream: IO[bytes], size: int, value: Value, where: str) -> NDArr
 
 
 def _expected(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
-    """The type the elements have in NumPy. Raises RunError when type or shape are not the input's."""
+    """Return the NumPy type of the elements. Raises RunError unless element type and shape match the input."""
     spec = value.spec
     if not isinstance(spec, TensorSpec):
         if prod(shape) * dtype.itemsize > LARGEST_OUTSIDE:
@@ -232,7 +236,7 @@ def _expected(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], where:
     kind = NUMPY[spec.dtype]
     raw = (
         dtype.kind == "V" and dtype.names is None and dtype.itemsize == kind.itemsize
-    )  # as types NumPy lacks are saved
+    )  # raw bytes, for types unknown to NumPy
     if shape != spec.shape or (dtype != kind and not raw):
         raise RunError(f"{where}: must be {spec}, {kind}{list(spec.shape)}, not {dtype}{list(shape)}")
     return kind

@@ -1,4 +1,4 @@
-"""What `sublet check` says of a plan that another tool made: no more than was judged."""
+"""The report of `sublet check` on a plan by another tool; the report claims no more than was judged."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DRAWN = {
     By.INSTRUCTIONS: "{}, right by the instructions of the program",
 }
 SHOWN = 20
-"""Violations and reasons that are listed for people; JSON has all."""
+"""Maximum of listed violations and reasons; JSON lists all."""
 
 
 def show_foreign(found: Judgement) -> None:
-    """The verdict, every rule that is broken, what was not judged, and how far the plan is from its bound."""
+    """Print the violations, the verdict, the tensors not judged with reasons, and the distance to the lower bound."""
     console = answers()
     for finding in found.findings[:SHOWN]:
         console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
@@ -51,7 +51,7 @@ def show_foreign(found: Judgement) -> None:
 
 
 def _verdict(found: Judgement) -> str:
-    """One line that names what was held against what."""
+    """Return the verdict in one line: number of tensors, tool, and method of the judgement."""
     tensors = f"{len(found.judged)} tensor{'s' if len(found.judged) != 1 else ''} of {printable(found.tool)}"
     against = f"judged by {found.by}"
     if found.findings:
@@ -63,6 +63,7 @@ def _verdict(found: Judgement) -> str:
 
 
 def _bound(nbytes: int, least: int) -> str:
+    """Return the size of a region and the gap to the lower bound, as text."""
     size = f"{nbytes:,} bytes ({human(nbytes)})"
     if nbytes == least:
         return f"{size}; no plan of these tensors that shares the same bytes takes less"
@@ -71,7 +72,7 @@ def _bound(nbytes: int, least: int) -> str:
 
 
 def foreign_json(found: Judgement) -> dict[str, Any]:
-    """A judgement as one object; sizes are bytes."""
+    """Return a judgement as a JSON object; sizes are bytes."""
     return {
         "outcome": str(found.outcome),
         "right": found.outcome is Outcome.RIGHT,
@@ -96,7 +97,7 @@ def foreign_json(found: Judgement) -> dict[str, Any]:
 
 
 def foreign_picture(found: Judgement) -> Picture:
-    """The memory map, which says in its heading how far it is proven."""
+    """Return the memory map; the heading states the scope of the proof."""
     claimed = {
         Outcome.RIGHT: DRAWN[found.by].format(found.tool),
         Outcome.WRONG: f"the plan of {found.tool} is wrong: {len(found.findings)} violations",
@@ -109,7 +110,7 @@ def foreign_picture(found: Judgement) -> Picture:
 
 
 def _side_by_side(found: Judgement) -> tuple[Problem, Packing]:
-    """All regions as one packing, one above the other."""
+    """Return all regions as a single packing, stacked upwards."""
     if len(found.drawn) == 1:
         return found.drawn[0]
     buffers: list[Buffer] = []

@@ -1,4 +1,4 @@
-"""The options of the commands, each declared once, and what their texts say."""
+"""The options of the commands, each declared once, and the parsers of their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
 
 DEARER = 10
-"""How many times the cost of the region before, when no costs are told."""
+"""Factor between the costs of successive regions if no costs are given."""
 
 RATE = "/s"
 
@@ -45,35 +45,35 @@ MaxTrips = Annotated[
     typer.Option(
         "--max-trips",
         metavar="[LOOP=]N",
-        help="Loops make at most N rounds, or one of them does: what they stack is planned. Repeat for more.",
+        help="Maximum iterations of all loops, or of one LOOP, to plan stacked outputs. Repeat for more.",
     ),
 ]
 Strategy = Annotated[str, typer.Option(help=f"auto, or one of {', '.join(STRATEGIES)}.", metavar="S")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained page.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained HTML page.")]
 Png = Annotated[Path | None, typer.Option("--png", help="Write the picture as PNG or SVG (extra: png).")]
 RegionTexts = Annotated[
     list[str] | None,
     typer.Option(
         "--region",
         metavar="NAME=BYTES[@COST]",
-        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...), or "
-        "host=8GiB@10GB/s: --recompute may bring values there; repeat.",
+        help="A memory region with its cost of an access to one byte (default: 1, 10, ...), such as sram=512KiB@1; "
+        "or with a transfer rate, host=8GiB@10GB/s, for values offloaded by --recompute. Repeat for more.",
     ),
 ]
 Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
 Optimizer = Annotated[
-    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
+    str, typer.Option("--optimize", metavar="O", help=f"Rewrite the model first: {', '.join(get_args(Optimize))}.")
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="BYTES", help="Exit 1 if more is needed, 3 if nobody can tell: 256K, 1.5MB."),
+    typer.Option(metavar="BYTES", help="Memory budget (256K, 1.5MB): exit 1 if more is needed, 3 if unknown."),
 ]
 MaxDim = Annotated[
     list[str] | None,
     typer.Option(
         "--max-dim",
         metavar="[VALUE=]N",
-        help="With --budget: no unknown extent of the values outside the plan is above N. Repeat for more.",
+        help="With --budget: maximum of the unknown extents of values outside the plan. Repeat for more.",
     ),
 ]
 Assume = Annotated[
@@ -81,10 +81,10 @@ Assume = Annotated[
     typer.Option(
         "--assume",
         metavar="NAME=SHAPE",
-        help="Take a value of unknown shape to be f32[1,8], or [1,8] if only the shape is unknown. Repeat for more.",
+        help="Assume f32[1,8] for a value of unknown shape, or [1,8] if only the shape is unknown. Repeat for more.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 Patches = Annotated[
@@ -92,13 +92,13 @@ Patches = Annotated[
     typer.Option(
         "--patches",
         metavar="RxC@NODE",
-        help="Compute the front, up to a node, in patches of rows and columns; auto takes those that need least.",
+        help="Compute the front of the network, up to NODE, in R x C patches; auto selects node and patches.",
     ),
 ]
 
 
 class Order(StrEnum):
-    """In which order the nodes of a model run."""
+    """The execution orders of the nodes of a model."""
 
     given = "given"
     less = "less"
@@ -107,12 +107,17 @@ class Order(StrEnum):
 
 Orders = Annotated[
     Order,
-    typer.Option("--order", help="The model's own order, one that needs less memory, or the least (OR-Tools)."),
+    typer.Option(
+        "--order", help="Execution order: the model's own, one with less memory, or one with the least (OR-Tools)."
+    ),
 ]
 
 
 class Question:
-    """What a plan is held against: `--budget`, and what `--max-dim` says of values outside the plan."""
+    """A memory budget, with maximum extents for values outside the plan: the options `--budget` and `--max-dim`.
+
+    Raises PlanError for `--max-dim` without a budget, and SubletError for a text that cannot be parsed.
+    """
 
     def __init__(self, budget: str | None, max_dim: list[str] | None) -> None:
         self.budget = None if budget is None else parse_bytes(budget)
@@ -121,80 +126,94 @@ class Question:
             raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
 
     def answer(self, plan: MemoryPlan) -> Verdict | None:
-        """The verdict; None when nothing was asked."""
+        """Return the verdict on a plan; None without a budget."""
         return None if self.budget is None else verdict(plan, self.budget, self.largest)
 
 
-Align = Annotated[
-    int | None, typer.Option(help="Every tensor's offset is a multiple of this many bytes: 64, of a .tflite 16.")
-]
+Align = Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes; 64 by default, 16 for a .tflite.")]
 ALIGNMENT = 64
-"""Bytes of a line of a cache, for models that say nothing else."""
+"""Bytes of a cache line: the default alignment of offsets."""
 
 
 def alignment_of(model: Path, told: int | None) -> int:
-    """What every offset is a multiple of: as told, or what runs such models wants."""
+    """Return the alignment of offsets in bytes: `told` if given, else 16 for a .tflite model and 64 for all others."""
     return told if told is not None else TFLM_ALIGNMENT if is_tflite(model) else ALIGNMENT
 
 
 def bound_dims(texts: list[str] | None) -> dict[str, int]:
-    """`["batch=1"]` as a dict. Raises ModelError for anything else."""
-    told = _by_name(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
-    return {name: int(text) for name, text in told.items()}
+    """Return `["batch=1"]` as a dict of dimensions. Raises ModelError for a text of another form."""
+    texts_by_name = _by_name(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
+    return {name: int(text) for name, text in texts_by_name.items()}
 
 
 def bound_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:
-    """`dims` with the extents in `["x=1,3,640,640"]` as `x.0` and so on. Raises ModelError for anything else."""
-    told = _by_name(shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640")
-    if told and not is_paddle(model):
+    """Return `dims` plus the extents of `--shape`: `["x=1,640"]` adds `x.0` = 1 and `x.1` = 640.
+
+    Raises ModelError for a text of another form, for a model not of Paddle, and for an extent given twice.
+    """
+    texts_by_name = _by_name(
+        shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640"
+    )
+    if texts_by_name and not is_paddle(model):
         raise ModelError(
             f"--shape is for Paddle programs, whose open extents have no names: bind those of {model} by --dim"
         )
-    found = {f"{name}.{axis}": int(text) for name, said in told.items() for axis, text in enumerate(said.split(","))}
-    twice = next((name for name in found if name in dims), None)
-    if twice is not None:
-        raise ModelError(f"--dim {twice} and --shape {twice.rpartition('.')[0]} tell the same extent: drop one")
-    return {**dims, **found}
+    bindings = {
+        f"{name}.{axis}": int(text)
+        for name, extents in texts_by_name.items()
+        for axis, text in enumerate(extents.split(","))
+    }
+    duplicate = next((name for name in bindings if name in dims), None)
+    if duplicate is not None:
+        raise ModelError(f"--dim {duplicate} and --shape {duplicate.rpartition('.')[0]} tell the same extent: drop one")
+    return {**dims, **bindings}
 
 
 def told_shapes(texts: list[str] | None) -> dict[str, str]:
-    """`["a=f32[1,8]"]` as a dict. Raises ModelError for anything else."""
+    """Return `["a=f32[1,8]"]` as a dict of types by value. Raises ModelError for a text of another form."""
     return _by_name(texts, "--assume", r".+=[^=]+", "NAME=SHAPE", "a=f32[1,8]")
 
 
 def bound_trips(texts: list[str] | None) -> dict[str, int]:
-    """`["8", "loop=9"]` as a dict; "" stands for every loop. Raises ModelError for anything else."""
+    """Return `["8", "loop=9"]` as a dict of maximum trip counts by loop; the key "" means every loop.
+
+    Raises ModelError for a text of another form.
+    """
     return _maxima(texts, "--max-trips", "LOOP", "loop")
 
 
 def _maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
-    told = _by_name(texts, option, r"(.+=)?\s*[0-9]{1,18}\s*", f"N or {named}=N", "100", f"for every {every}")
-    return {name: int(text) for name, text in told.items()}
+    texts_by_name = _by_name(texts, option, r"(.+=)?\s*[0-9]{1,18}\s*", f"N or {named}=N", "100", f"for every {every}")
+    return {name: int(text) for name, text in texts_by_name.items()}
 
 
 def _by_name(
     texts: list[str] | None, option: str, pattern: str, form: str, example: str, unnamed: str = ""
 ) -> dict[str, str]:
-    """What an option that may be repeated says of each name: what is behind the last "="."""
-    told: dict[str, str] = {}
+    """Return the texts of a repeated option by name; the last "=" separates name and text, and "" is the missing name.
+
+    Raises ModelError if a text does not match `pattern`, or a name is given twice.
+    """
+    texts_by_name: dict[str, str] = {}
     for text in texts or ():
         if not re.fullmatch(pattern, text, re.DOTALL):
             raise ModelError(f"{option} {text[:80]}: write {form}, for instance {option} {example}")
-        name, _, said = text.rpartition("=")
-        if name in told:
+        name, _, value = text.rpartition("=")
+        if name in texts_by_name:
             raise ModelError(f"{option} {name or unnamed} is given twice")
-        told[name] = said
-    return told
+        texts_by_name[name] = value
+    return texts_by_name
 
 
 def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
-    """Regions written "sram=512KiB@1": a name, a capacity, and the cost of reading or writing one byte.
+    """Return the memory regions written as "sram=512KiB@1": name, capacity, and cost of an access to one byte.
 
-    With "@10GB/s" instead a region is read and written by transfers alone, at that rate. Without any costs the regions
-    come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or SubletError naming what is wrong.
+    With a rate ("@10GB/s") instead of a cost, only transfers access the region, at the given bytes a second. Without
+    any costs, the regions are listed cheapest first, and cost 1, 10, 100, ... a byte. Raises ProblemError for a text of
+    another form, for a rate of zero, or if only some regions have a cost; SubletError for a bad number of bytes.
     """
     regions = []
-    told = [text for text in texts if "@" in text and not text.endswith(RATE)]
+    with_cost = [text for text in texts if "@" in text and not text.endswith(RATE)]
     for position, text in enumerate(texts):
         name, equals, rest = text.partition("=")
         size, at, cost = rest.partition("@")
@@ -206,7 +225,7 @@ def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
             continue
         if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
             raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
-        if told and not at:
+        if with_cost and not at:
             raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
         regions.append(Region(name.strip(), parse_bytes(size), int(cost) if at else DEARER**position))
     return tuple(regions)

@@ -1,4 +1,4 @@
-"""What `sublet pack` prints."""
+"""The output of `sublet pack`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet.packing import Packing, RegionPacking, Report
 
 
 def show_report(console: Console, report: Report) -> None:
-    """The arena, its bound, and what was tried."""
+    """Print the arena, the lower bound, and the tried strategies."""
     packing, bound = report.packing, report.bound
     console.print(f"arena        {packing.arena_bytes:,} bytes ({human(packing.arena_bytes)}) by {packing.strategy}")
     console.print(f"lower bound  {bound.bytes:,} bytes ({bound.kind}), gap {percent(report.gap)}")
@@ -26,20 +26,20 @@ def show_report(console: Console, report: Report) -> None:
 
 
 def capacity_words(report: Report, capacity: int) -> Text:
-    """Whether the packing fits; that none does is said only where the bound proves it."""
-    arena, least = report.packing.arena_bytes, report.bound.bytes
+    """Return a sentence on the capacity. "Cannot fit" is claimed only if the lower bound exceeds the capacity."""
+    arena, bound = report.packing.arena_bytes, report.bound.bytes
     if arena <= capacity:
         return Text(f"Fits the capacity of {human(capacity)}: {human(capacity - arena)} to spare.", "green")
-    if least > capacity:
-        return Text(f"Cannot fit the capacity of {human(capacity)}: no packing takes less than {human(least)}.", "red")
+    if bound > capacity:
+        return Text(f"Cannot fit the capacity of {human(capacity)}: no packing takes less than {human(bound)}.", "red")
     head = f"This packing does not fit the capacity of {human(capacity)}: {human(arena - capacity)} too much"
-    return Text(f"{head}. Not proven that none does: the lower bound is {human(least)}.", "red")
+    return Text(f"{head}. Not proven that none does: the lower bound is {human(bound)}.", "red")
 
 
 def report_json(report: Report, limit: int | None) -> dict[str, Any]:
-    """A report as one object; sizes and offsets are bytes.
+    """Return a report as a JSON object; sizes and offsets are bytes.
 
-    Without a capacity everything fits. `proven` tells whether `fits` holds of every packing.
+    Without a capacity, `fits` is true. `proven` is true if the packing fits, or if no packing can fit.
     """
     fits = limit is None or report.packing.arena_bytes <= limit
     return {
@@ -60,7 +60,7 @@ def report_json(report: Report, limit: int | None) -> dict[str, Any]:
 
 
 def show_regions(console: Console, packing: RegionPacking) -> None:
-    """One row a region, and what all of it costs."""
+    """Print one row a region, and the total cost."""
     table = Table(box=None, pad_edge=False)
     table.add_column("region")
     for title in ("arena", "capacity", "used", "buffers", "cost/byte", "cost"):
@@ -79,7 +79,7 @@ def show_regions(console: Console, packing: RegionPacking) -> None:
 
 
 def regions_json(packing: RegionPacking) -> dict[str, Any]:
-    """A packing into regions as one object; `offsets` and `region_of` are in the order of the problem."""
+    """Return a packing into regions as a JSON object; `offsets` and `region_of` are in the order of the buffers."""
     return {
         "regions": [
             {
@@ -105,7 +105,7 @@ def regions_json(packing: RegionPacking) -> dict[str, Any]:
 
 
 def stacked(packing: RegionPacking) -> Packing:
-    """One packing for a picture: the regions on top of each other, in the order they were given."""
+    """Return one packing for a picture: the regions are stacked in the given order."""
     begins, top = [], 0
     for share in packing.shares:
         begins.append(top)

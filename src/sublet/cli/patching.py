@@ -1,4 +1,4 @@
-"""What the commands do about patches: the front of a network computed piece by piece."""
+"""The option `--patches`: the front of a network is computed patch by patch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sublet.planning.budget.patches import in_patches
 
 
 def patching(source: Model, options: Options, text: str | None) -> Model:
-    """The model with its front in patches where that is asked for, and a word on it."""
+    """Return the model with the front computed in patches, and print the choice; unchanged if `text` is None."""
     if text is None:
         return source
-    found = in_patches(source, options, text)
-    errors.print(Text(found.words), soft_wrap=True)
-    return found.model
+    choice = in_patches(source, options, text)
+    errors.print(Text(choice.words), soft_wrap=True)
+    return choice.model

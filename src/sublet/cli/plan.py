@@ -1,4 +1,4 @@
-"""The command `sublet plan`: plan a model, prove the plan, show it, and say what would need less."""
+"""The command `sublet plan`: plan a model, prove the plan, show the plan, and advise on changes."""
 
 from __future__ import annotations
 
@@ -59,32 +59,37 @@ from sublet.viz.report import as_json
 
 
 class Where(StrEnum):
+    """The storage of inputs, outputs and weights: the arena, or memory bound by the caller."""
+
     arena = "arena"
     bound = "bound"
 
 
 Forbid = Annotated[
-    bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
+    bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates copy bytes; list the copies.")
 ]
 Advise = Annotated[
-    bool, typer.Option("--advise", help=f"Say what would lower the arena; no change is begun after {SECONDS:g} s.")
+    bool, typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {SECONDS:g} s.")
 ]
 Recompute = Annotated[
-    bool, typer.Option("--recompute", help="With --budget: compute values again where that makes the plan fit.")
+    bool, typer.Option("--recompute", help="With --budget: recompute values where needed to fit the budget.")
 ]
 Measure = Annotated[
-    bool, typer.Option("--measure", help="Measure what nodes take on this machine, once, to weigh and tell time by.")
+    bool,
+    typer.Option("--measure", help="Measure the nodes once on this machine, to predict the cost of recomputation."),
 ]
 Ranks = Annotated[
     int | None,
     typer.Option(
         "--ranks", "--rank", min=1, metavar="N",
-        help="MODEL is SCRIPT.py:FUNCTION, which gives module and arguments of a rank of N: plan them all.",
+        help="MODEL is SCRIPT.py:FUNCTION, returning module and arguments of a rank of N; plan all ranks.",
     ),
 ]  # fmt: skip
-Device = Annotated[str, typer.Option(help="With --ranks: cpu for modules that cannot be built on meta.")]
+Device = Annotated[
+    str, typer.Option(help="With --ranks: device of the modules; cpu if the meta device cannot build them.")
+]
 Frontier = Annotated[
-    bool, typer.Option("--frontier", help="Show what smaller budgets cost in time, when values are computed again.")
+    bool, typer.Option("--frontier", help="Show the predicted time of smaller budgets, by recomputation.")
 ]
 
 
@@ -101,9 +106,13 @@ def plan(
     budget: options.Budget = None,
     assume: options.Assume = None,
     max_dim: options.MaxDim = None,
-    io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
-    weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
-    streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
+    io: Annotated[
+        Where, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
+    ] = Where.arena,
+    weights: Annotated[
+        Where, typer.Option(help="Storage of weights: the arena, or bound by the caller.")
+    ] = Where.bound,
+    streams: Annotated[int, typer.Option(help="Number of concurrent streams.")] = 1,
     region: options.RegionTexts = None,
     timeout: options.Timeout = None,
     forbid_copies: Forbid = False,
@@ -119,49 +128,57 @@ def plan(
     png: options.Png = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Plan the memory of a model, prove the plan, and show it."""
+    """Plan the memory of a model, prove the plan, and show the plan.
+
+    Exit status: 0 planned, within the budget if one is given; 1 over the budget; 2 bad input; 3 unknown whether the
+    budget is enough.
+    """
     if ranks is not None:
         show_ranks(model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png))
     refuse_overwriting(model, out, html, png)
     question, started, shapes = Question(budget, max_dim), perf_counter(), told_shapes(assume)
     dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
-    chosen = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
-    chosen = replace(chosen, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value)
-    source = patching(to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), chosen, patches)
+    planning_options = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
+    planning_options = replace(
+        planning_options, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value
+    )
+    source = patching(to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), planning_options, patches)
     if frontier:
-        show_frontier(source, chosen, (out, html, png), measure=measure, in_json=as_json_)
+        show_frontier(source, planning_options, (out, html, png), measure=measure, in_json=as_json_)
         return
-    source = recomputing(source, chosen, question.budget, measure=measure) if recompute else source
+    source = recomputing(source, planning_options, question.budget, measure=measure) if recompute else source
     with packing_progress() as progress:
-        made = plan_memory(source, chosen, progress=progress)
+        memory_plan = plan_memory(source, planning_options, progress=progress)
         seconds = perf_counter() - started
-        other = other_order(source, chosen, made, progress)
-    decision = question.answer(made)
+        other_plan = other_order(source, planning_options, memory_plan, progress)
+    decision = question.answer(memory_plan)
     if out is not None:
-        save(made, out)
+        save(memory_plan, out)
     with advice_progress() as trying:
-        advised = advise_on(model, source, chosen, made, trying=trying) if advise else None
-    picture = replace(rectangles(made), advice=advised, budget=question.budget)
+        advice = advise_on(model, source, planning_options, memory_plan, trying=trying) if advise else None
+    picture = replace(rectangles(memory_plan), advice=advice, budget=question.budget)
     draw(picture, html, png)
     if as_json_:
-        more = {**warned(source), "other_order": other.content, **(advised.content if advised else {})}
-        print_json({**as_json(made, seconds, decision), **more})
+        extra_fields = {**warned(source), "other_order": other_plan.content, **(advice.content if advice else {})}
+        print_json({**as_json(memory_plan, seconds, decision), **extra_fields})
     else:
-        _show(made, other, source, picture, decision, rewritten=optimize == AS_IS and _rewrites(model))
+        _show(memory_plan, other_plan, source, picture, decision, rewritten=optimize == AS_IS and _rewrites(model))
     leave(decision)
 
 
 def _rewrites(model: Path) -> bool:
+    """True if `sublet run` would let ONNX Runtime rewrite the model first."""
     return is_onnx(model) and installed(ALL)
 
 
 def _show(
     made: MemoryPlan, other: OtherOrder, source: Source, picture: Picture, decision: Verdict | None, *, rewritten: bool
 ) -> None:
+    """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
     show_plan(made, picture, decision=decision)
     _remark(made, other, source, rewritten=rewritten)
-    again = not made.recipe.again and any(is_pure(node) for node in source.graph.walk())
-    if decision is not None and decision.fits is False and again:
+    can_recompute = not made.recipe.again and any(is_pure(node) for node in source.graph.walk())
+    if decision is not None and decision.fits is False and can_recompute:
         answers().print(
             Text("Values computed again may make it fit: --recompute; --frontier tells what that costs.", "dim")
         )
@@ -170,7 +187,7 @@ def _show(
 
 
 def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:
-    """What else is to know about the graph that was planned; whether `sublet run` would plan another."""
+    """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
     answers().print()
     if source.remark:
         answers().print(Text(source.remark, "yellow"))

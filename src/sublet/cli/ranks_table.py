@@ -1,4 +1,4 @@
-"""What `sublet plan --ranks` prints: the arena of each rank, the largest, and how far that is above the mean."""
+"""The output of `sublet plan --ranks`: the arena of each rank, the largest arena, and its distance from the mean."""
 
 from __future__ import annotations
 
@@ -28,34 +28,39 @@ def show_ranks(
     in_json: bool,
     files: Sequence[Path | None],
 ) -> NoReturn:
-    """Plan and print. Exit 1 when a rank needs more than the budget, 3 when nobody can tell: a graph has no plan."""
+    """Plan all ranks, print the table, and exit.
+
+    Exit status: 0 all ranks fit, 1 a rank needs more than the budget, 3 unknown because some graph has no plan. Raises
+    PlanError if `files` names an output file.
+    """
     if any(files):
         raise PlanError("--ranks prints a table of many plans: no --out, --html or --png")
-    most = None if budget is None else parse_bytes(budget)
-    as_compiled = replace(options, order=LESS)  # as torch.compile plans
-    planned = rank_plans(build_in(str(place)), count, as_compiled, device)
+    budget_bytes = None if budget is None else parse_bytes(budget)
+    as_compiled = replace(options, order=LESS)  # the order used for torch.compile
+    rank_results = rank_plans(build_in(str(place)), count, as_compiled, device)
     if in_json:
         print_json(
             {
-                "arena_bytes": planned.arena_bytes,
-                "imbalance": planned.imbalance,
+                "arena_bytes": rank_results.arena_bytes,
+                "imbalance": rank_results.imbalance,
                 "ranks": [
                     {
                         "rank": each.rank, "arena_bytes": each.arena_bytes, "weight_bytes": each.weights,
                         "graphs": [0 if graph.plan is None else graph.plan.arena_bytes for graph in each.graphs],
                         "not_planned": list(each.left),
                     }
-                    for each in planned.ranks
+                    for each in rank_results.ranks
                 ],
             }
         )  # fmt: skip
     else:
-        _print(planned, most)
-    above = most is not None and planned.arena_bytes > most
-    raise typer.Exit(1 if above else 3 if any(each.left for each in planned.ranks) else 0)
+        _print(rank_results, budget_bytes)
+    above = budget_bytes is not None and rank_results.arena_bytes > budget_bytes
+    raise typer.Exit(1 if above else 3 if any(each.left for each in rank_results.ranks) else 0)
 
 
 def _print(planned: RankPlans, most: int | None) -> None:
+    """Print the table, the largest arena, and the graphs without a plan."""
     table = plain_table()
     for title in ("rank", "arena", "graphs", "weights"):
         table.add_column(title, justify="right")

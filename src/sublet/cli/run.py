@@ -1,4 +1,4 @@
-"""The command `sublet run`: plan a model, run it in exactly its arena, and tell what that took."""
+"""The command `sublet run`: plan a model, run the model in exactly the planned arena, and report memory and time."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
 
 PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
-"""What computes, by backend."""
+"""The packages computing the results, by backend."""
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 
 BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
-Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine, take the fastest.")]
+Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine and use the fastest.")]
 Feed = Annotated[
     list[str] | None,
     typer.Option(
-        "--input", metavar="NAME=FILE", help="An input from .npy or .npz, or a number; FILE.npz alone gives several."
+        "--input",
+        metavar="NAME=FILE",
+        help="An input from .npy or .npz, or a number; FILE.npz alone gives several inputs.",
     ),
 ]
 Planned = Annotated[
@@ -58,14 +60,18 @@ Planned = Annotated[
 
 
 Chance = Annotated[
-    int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
+    int | None,
+    typer.Option("--random", min=0, metavar="SEED", help="Fill missing inputs and weights with random numbers."),
 ]
-Poison = Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")]
-NoReuse = Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")]
+Poison = Annotated[
+    bool, typer.Option("--poison", help="Run again with all dead bytes poisoned; exit 1 if the outputs differ.")
+]
+NoReuse = Annotated[bool, typer.Option("--no-reuse", help="Give every tensor separate bytes.")]
 Compared = Annotated[
-    bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
+    bool,
+    typer.Option("--compare", help="Compare with a run without reuse, also in a poisoned arena; exit 1 if different."),
 ]
-SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the plan that ran as JSON.")]
+SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the executed plan as JSON.")]
 Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")]
 
 
@@ -85,8 +91,8 @@ def run(
     order: options.Orders | None = None,
     patches: options.Patches = None,
     autotune: Autotune = False,
-    streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
+    streams: Annotated[int | None, typer.Option(min=1, help="Number of concurrent streams.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Number of timed runs.")] = 1,
     budget: options.Budget = None,
     max_dim: options.MaxDim = None,
     assume: options.Assume = None,
@@ -95,22 +101,30 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Plan a model, run it in exactly its arena, and tell what that took."""
+    """Plan a model, run the model in exactly the planned arena, and report memory and time.
+
+    Exit status: 0 success; 1 runs differ (--compare, --poison) or the budget is exceeded; 2 bad input; 3 the budget
+    verdict is unknown.
+    """
     feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
     refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
-    decided = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
-    made = _plan_of(plan, {**decided, "assume": assume, "patches": patches})
-    dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
-    chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=made)
+    conflicting = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
+    saved_plan = _plan_of(plan, {**conflicting, "assume": assume, "patches": patches})
+    dims, trips = (
+        (bound_dims(dim), bound_trips(max_trips))
+        if saved_plan is None
+        else (dict(saved_plan.dims), dict(saved_plan.max_trips))
+    )
+    compile_options: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
+    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=saved_plan)
     source = patching(source, _options(streams, order), patches)
     inputs, weights = _contents(source, model, feeds, random)
 
-    def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
+    def compile_source(options: Options, plan: MemoryPlan | None = None) -> Executable:
         with packing_progress() as progress:
-            return compile(source, **chosen, options=options, plan=plan, weights=weights, progress=progress)
+            return compile(source, **compile_options, options=options, plan=plan, weights=weights, progress=progress)
 
-    executable = compiled(UNPLANNED if no_reuse else _options(streams, order), made)
+    executable = compile_source(UNPLANNED if no_reuse else _options(streams, order), saved_plan)
     if save_plan is not None:
         save(executable.plan, save_plan)
     outputs = executable.measured(inputs)
@@ -118,7 +132,7 @@ def run(
         executable,
         seconds=_timed(executable, inputs, repeat),
         versions=_versions(executable),
-        verdicts=_verdicts(executable, compiled(UNPLANNED) if compare_ else None, inputs, poison),
+        verdicts=_verdicts(executable, compile_source(UNPLANNED) if compare_ else None, inputs, poison),
         slowest=() if profile is None else _profiled(executable, inputs, profile),
         decision=question.answer(executable.plan),
     )
@@ -143,7 +157,7 @@ def _options(streams: int | None, order: options.Order | None) -> Options:
 
 
 def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
-    """The plan in a file, and none of the options that it has decided."""
+    """Return the plan in the file; None without a file. Raises PlanError for an option already decided by the plan."""
     if path is None:
         return None
     for option, given in decided.items():
@@ -153,21 +167,25 @@ def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | N
 
 
 def _contents(source: Source, model: Path, feeds: list[str], seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs, and the weights that the model has no content for."""
+    """Return the contents of all inputs, and of the weights stored without content in the model, by name.
+
+    Missing contents are drawn at random with `seed`. Raises RunError for missing contents if `seed` is None.
+    """
     graph = source.graph
     inputs = dict(zip(source.inputs or [value.name for value in graph.inputs], graph.inputs, strict=True))
-    bare = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
-    weights = {value.name: value for value in bare}
+    without_content = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
+    weights = {value.name: value for value in without_content}
     wanted: dict[str, Value] = {**inputs, **weights}
-    given = read_inputs(feeds, wanted)
-    open_ = {name: value for name, value in wanted.items() if name not in given}
-    if open_ and seed is None:
-        raise RunError(f"{model}: {missing_inputs(open_, len(wanted))}")
-    contents = given | random_arrays(open_, seed or 0)
+    provided = read_inputs(feeds, wanted)
+    missing = {name: value for name, value in wanted.items() if name not in provided}
+    if missing and seed is None:
+        raise RunError(f"{model}: {missing_inputs(missing, len(wanted))}")
+    contents = provided | random_arrays(missing, seed or 0)
     return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
 
 
 def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:
+    """Return the seconds of each of `repeat` runs."""
     seconds = []
     for _ in range(repeat):
         started = perf_counter()
@@ -179,7 +197,10 @@ def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> li
 def _verdicts(
     executable: Executable, unplanned: Executable | None, inputs: Mapping[str, Any], poison: bool
 ) -> dict[str, tuple[str, ...]]:
-    """How the runs that were asked for differ from the plain run, which has succeeded before."""
+    """Return the differences of the requested runs ("compare", "poison") from the plain run; empty for equal runs.
+
+    The plain run has succeeded before. A RunError of a requested run is recorded under "poison".
+    """
     verdicts: dict[str, tuple[str, ...]] = {}
     try:
         if unplanned is not None:
@@ -194,7 +215,7 @@ def _verdicts(
 
 
 def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> tuple[Cost, ...]:
-    """One more run, watched; what it told is written even when it is interrupted."""
+    """Profile one more run and return the steps, slowest first. The trace is saved even after an interrupt."""
     profile = Profile(executable)
     try:
         executable.watched(inputs, profile.watch)
@@ -204,5 +225,6 @@ def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> 
 
 
 def _versions(executable: Executable) -> dict[str, str]:
+    """Return the versions of Sublet and of the packages of the backends in use."""
     names = ["sublet", *(name for backend in executable.nodes_of_backends for name in PACKAGES.get(backend, ()))]
     return {name: version_of(name) or "unknown" for name in names}

@@ -1,4 +1,4 @@
-"""What `sublet run` says about a run: one flat object for programs, a table for people."""
+"""The report of `sublet run`: a flat JSON object, or tables for a terminal."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from sublet.viz.tables import plain_table
 from sublet.viz.verdict import verdict_words
 
 SHOWN = 12
+"""Maximum of listed steps and differences."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """An executable that has run, and what was seen.
+    """An executable that has run, with the measurements.
 
-    seconds    of each timed run, copying inputs and outputs included
-    versions   of the packages that compute
-    verdicts   "compare" and "poison", as far as asked for: how the runs differ, nothing when they agree
+    seconds    the time of each timed run, copies of inputs and outputs included
+    versions   of the packages in use
+    verdicts   "compare" and "poison", if requested: the differences between the runs; empty if the runs agree
     slowest    the points of a profiled run, the longest first
-    decision   whether the plan that ran fits the budget asked about
+    decision   the verdict on the executed plan under the requested budget
     """
 
     executable: Executable
@@ -45,12 +46,12 @@ class RunReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all runs that were compared agree."""
+        """True if all compared runs agree."""
         return not any(self.verdicts.values())
 
 
 def as_json(report: RunReport) -> dict[str, Any]:
-    """Bytes, seconds, and verdicts; None for what this system does not tell."""
+    """Return bytes, seconds and verdicts as a JSON object; figures unknown on the machine are None."""
     executable, memory = report.executable, report.executable.memory
     content: dict[str, Any] = {
         "graph": executable.plan.graph,
@@ -96,7 +97,7 @@ def as_json(report: RunReport) -> dict[str, Any]:
 
 
 def for_people(report: RunReport) -> RenderableType:
-    """The verdict on a budget, the figures, the slowest steps when there is a profile, then how the runs compare."""
+    """Return the budget verdict, the figures, the slowest steps of a profile, and the comparison of the runs."""
     parts: list[RenderableType] = []
     if report.decision is not None:
         parts.append(verdict_words(report.decision, report.executable.plan))
@@ -112,7 +113,7 @@ def for_people(report: RunReport) -> RenderableType:
 
 def _figures(report: RunReport) -> Table:
     executable, memory = report.executable, report.executable.memory
-    kept = updated(executable.plan)
+    statistics = updated(executable.plan)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -125,7 +126,7 @@ def _figures(report: RunReport) -> Table:
         ("weights", human(memory.weights), "bound to memory outside the arena"),
         ("outside", human(memory.outside), f"{memory.outside_values} values that could not be planned"),
         ("workspace", *_workspace(report)),
-        ("updated", human(kept.nbytes), f"of all that, kept for the next run: {kept.words}"),
+        ("updated", human(statistics.nbytes), f"of all that, kept for the next run: {statistics.words}"),
         ("copied", human(executable.copied_bytes), "moved by loops, branches and updates"),
         ("graph", "", printable(executable.plan.recipe.words)),
         ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
@@ -135,7 +136,7 @@ def _figures(report: RunReport) -> Table:
     ]
     optional = {"scratch": memory.scratch, "outside": memory.outside_values}
     optional |= {"inputs": memory.inputs, "outputs": memory.outputs, "copied": executable.copied_bytes}
-    optional |= {"remark": len(executable.remark), "assumed": len(executable.plan.assumed), "updated": kept.count}
+    optional |= {"remark": len(executable.remark), "assumed": len(executable.plan.assumed), "updated": statistics.count}
     for name, figure, remark in rows:
         if optional.get(name, 1):
             table.add_row(name, figure, remark)
@@ -143,11 +144,11 @@ def _figures(report: RunReport) -> Table:
 
 
 def _workspace(report: RunReport) -> tuple[str, str]:
-    found = report.executable.memory.allocated
-    if found.total_bytes is None or found.held_bytes is None or found.peak_bytes is None:
-        return "unknown", found.reason
-    parts = f"{human(found.held_bytes)} kept, {human(found.peak_bytes)} at times"
-    return human(found.total_bytes), f"taken by libraries on their own: {parts}"
+    allocated = report.executable.memory.allocated
+    if allocated.total_bytes is None or allocated.held_bytes is None or allocated.peak_bytes is None:
+        return "unknown", allocated.reason
+    parts = f"{human(allocated.held_bytes)} kept, {human(allocated.peak_bytes)} at times"
+    return human(allocated.total_bytes), f"taken by libraries on their own: {parts}"
 
 
 def _times(seconds: Sequence[float]) -> str:
@@ -164,14 +165,14 @@ def _backends(report: RunReport) -> str:
 
 
 def _slowest(costs: Sequence[Cost]) -> Table:
-    whole = sum(cost.seconds for cost in costs) or 1.0
+    total_seconds = sum(cost.seconds for cost in costs) or 1.0
     table = plain_table()
     for name in ("ms", "share", "runs"):
         table.add_column(name, justify="right")
     for name in ("step", "op"):
         table.add_column(name, overflow="fold")
     for cost in costs[:SHOWN]:
-        figures = f"{cost.seconds * 1e3:.3f}", f"{cost.seconds / whole:.1%}", str(cost.runs)
+        figures = f"{cost.seconds * 1e3:.3f}", f"{cost.seconds / total_seconds:.1%}", str(cost.runs)
         table.add_row(*figures, Text(printable(str(cost.point))), Text(printable(_op(cost))))
     return table
 

@@ -1,4 +1,4 @@
-"""Plans and packings as pictures: in files, and in characters on the terminal."""
+"""Output of plans and packings: pictures in files, figures and memory maps on the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sublet.viz.verdict import verdict_words
 
 
 def draw(picture: Picture, html: Path | None, png: Path | None) -> None:
-    """Write the picture to the files asked for."""
+    """Write the picture to the requested files."""
     if html is not None:
         write_html(picture, html)
     if png is not None:
@@ -32,7 +32,7 @@ def draw(picture: Picture, html: Path | None, png: Path | None) -> None:
 
 
 def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None) -> None:
-    """The verdict if one was asked for, the figures, and the memory map; `claimed` says why they are not proven."""
+    """Print the verdict, if any, the figures and the memory map; `claimed` says why the figures are not proven."""
     if decision is not None:
         answers().print(verdict_words(decision, made))
         answers().print()
@@ -41,13 +41,13 @@ def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "", decision: V
 
 
 def names_apart(first: Path, second: Path) -> tuple[str, str]:
-    """What two files are called where both are told: by their names if these differ."""
+    """Return distinct names for two files: the file names if different, else the full paths."""
     names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
     return printable(names[0]), printable(names[1])
 
 
 def show_both(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]) -> None:
-    """The figures of two plans side by side, and what the second needs more or less."""
+    """Print the figures of two plans side by side, with the change from the first to the second."""
     first, second = plans
     table = plain_table()
     for title in ("", *names, "change"):
@@ -67,25 +67,25 @@ def show_both(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]) -> N
 
 
 def show_judgement(made: MemoryPlan, judged: Judgement) -> None:
-    """The violations of a plan, or what of it is proven."""
+    """Print the violations of a plan; for a valid plan, the proven and the unproven claims."""
     for finding in judged.findings:
         answers().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
     if judged.findings:
         return
-    bound = f"lower bound {human(made.lower_bound_bytes)}"
+    bound_words = f"lower bound {human(made.lower_bound_bytes)}"
     if why := judged.unproven.get("lower_bound_bytes"):
-        bound = f"[yellow]{bound} not proven[/yellow] ({why})"
+        bound_words = f"[yellow]{bound_words} not proven[/yellow] ({why})"
     else:
         optimal = made.gap == 0 and not made.assumed
-        bound += " proven: optimal for these buffers in this order" if optimal else " proven"
-    answers().print(f"[green]valid[/green]: {escape(checked_words(made))}; {bound}")
+        bound_words += " proven: optimal for these buffers in this order" if optimal else " proven"
+    answers().print(f"[green]valid[/green]: {escape(checked_words(made))}; {bound_words}")
     for name, why in judged.unproven.items():
         if name != "lower_bound_bytes":
             answers().print(f"[yellow]not proven[/yellow]: {name} ({why})")
 
 
 def print_map(picture: Picture) -> None:
-    """The memory map in characters."""
+    """Print the memory map as text."""
     console = answers()
     if picture.arena_bytes:
         console.print()

@@ -1,4 +1,4 @@
-"""What `sublet check` says of a PyTorch memory snapshot: what its allocator held, beside what a plan would need."""
+"""The report of `sublet check` on a PyTorch memory snapshot: the allocator's memory against a planned arena."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from sublet.viz.rectangles import packing_rectangles
 
 
 def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | None, *, in_json: bool) -> None:
-    """Replay each device and pack its allocations anew. Exits 1 where allocations overlap that live together."""
+    """Replay the allocations of each device, pack the same lifetimes, and print the report.
+
+    Exits with status 1 if allocations with overlapping lifetimes overlap in memory. Raises PlanError for a picture of
+    several devices.
+    """
     devices = read_snapshot(path)
     if len(devices) > 1 and (html is not None or png is not None):
         raise PlanError(f"{path} has {len(devices)} devices: draw is for one (`sublet check` without --html tells all)")
@@ -29,10 +33,12 @@ def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | N
     for device in devices:
         with packing_progress() as progress:
             reports.append(pack(device.problem, "auto", timeout, progress))
-    told = list(zip(devices, reports, strict=True))
+    reported = list(zip(devices, reports, strict=True))
     if in_json:
-        print_json({"devices": [_json(*one) for one in told], "right": not any(device.findings for device in devices)})
-    for device, report in told:
+        print_json(
+            {"devices": [_json(*one) for one in reported], "right": not any(device.findings for device in devices)}
+        )
+    for device, report in reported:
         picture = packing_rectangles(device.problem, report.packing, report.bound.bytes, report.bound.kind)
         draw(picture, html, png)
         if not in_json:
@@ -43,7 +49,7 @@ def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | N
 
 
 def _show(device: Snapshot, report: Report) -> None:
-    """The figures of one device: of the allocator, and of the best packing of the same lifetimes."""
+    """Print the figures of one device: the allocator's bytes, and the best packing of the same lifetimes."""
     console, needed = answers(), report.packing.arena_bytes
     for finding in device.findings[:SHOWN]:
         console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
@@ -52,13 +58,13 @@ def _show(device: Snapshot, report: Report) -> None:
     for name, nbytes in (("reserved at its peak", reserved), ("allocated at its peak", device.allocated_bytes)):
         console.print(f"  {name:<22}{nbytes:>18,} bytes ({human(nbytes)})")
     gap = percent(report.gap)
-    told = f"by {report.packing.strategy}, lower bound {report.bound.bytes:,} bytes, gap {gap}"
-    console.print(f"  {'a plan needs':<22}{needed:>18,} bytes ({human(needed)}), {told}")
+    packing_words = f"by {report.packing.strategy}, lower bound {report.bound.bytes:,} bytes, gap {gap}"
+    console.print(f"  {'a plan needs':<22}{needed:>18,} bytes ({human(needed)}), {packing_words}")
     if report.stopped:
         console.print(f"  the search was stopped by {report.stopped}: the best so far", style="yellow")
     if reserved > needed:
-        spared = f"{human(reserved - needed)} less than was reserved"
-        console.print(Text(f"  {spared}, if the lifetimes are known before the run", "green"))
+        saving = f"{human(reserved - needed)} less than was reserved"
+        console.print(Text(f"  {saving}, if the lifetimes are known before the run", "green"))
 
 
 def _json(device: Snapshot, report: Report) -> dict[str, Any]:

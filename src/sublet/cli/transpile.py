@@ -1,4 +1,4 @@
-"""The command `sublet transpile`: rewrite a Paddle program so that it holds fewer bytes, and say what is known."""
+"""The command `sublet transpile`: rewrite a Paddle program to use less memory, and report the savings and the proof."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sublet.frontends.paddle.transpile import Asked, kept, transpile
 
 
 class Policy(StrEnum):
-    """By their names in `POLICIES`."""
+    """The names of the rewriting policies, as in `POLICIES`."""
 
     seed = "seed"
     level0 = "level0"
@@ -33,26 +33,32 @@ class Policy(StrEnum):
 
 Keep = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A variable that will be fetched; repeat for more. Losses are kept anyway."),
+    typer.Option(metavar="NAME", help="A variable to fetch after a run; losses are kept anyway. Repeat for more."),
 ]
 
 
 @answered
 def transpile_(
-    program: Annotated[Path, typer.Argument(help="A ProgramDesc of Paddle, for training or not.", show_default=False)],
+    program: Annotated[
+        Path, typer.Argument(help="A ProgramDesc of Paddle, for training or inference.", show_default=False)
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None,
-    policy: Annotated[Policy, typer.Option(help="Sublet's own, or a baseline.")] = Policy.sublet,
-    in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one, at planned offsets.")] = False,
-    lasting: Annotated[bool, typer.Option("--lasting", help="With --arena: it stays from run to run.")] = False,
+    policy: Annotated[Policy, typer.Option(help="The rewriting policy: Sublet's own, or a baseline.")] = Policy.sublet,
+    in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one arena, at planned offsets.")] = False,
+    lasting: Annotated[bool, typer.Option("--lasting", help="With --arena: keep the arena from run to run.")] = False,
     keep: Keep = None,
     dim: options.Dim = None,
     shape: options.Shape = None,
     max_trips: options.MaxTrips = None,
     report: Annotated[bool, typer.Option("--report", help="Show all policies side by side.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Print uses, definitions and live sets, and leave.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Print uses, definitions and live sets, and exit.")] = False,
     as_json_: options.Json = False,
 ) -> None:
-    """Rewrite a Paddle program so that the ordinary executor holds fewer bytes; prove that it computes the same."""
+    """Rewrite a Paddle program to need less memory in the ordinary executor; prove the results unchanged.
+
+    Exit status: 0 proven, or not judged (the report says why); 1 the program of a baseline policy computes other
+    results; 2 bad input; 3 the arena form is not proven.
+    """
     if live and (out is not None or report or as_json_):
         raise PlanError("--live prints the live sets of the program and rewrites nothing: drop the other options")
     refuse_overwriting(program, out)

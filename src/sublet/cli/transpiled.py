@@ -1,4 +1,4 @@
-"""What was done to a Paddle program, in words, tables and JSON."""
+"""The report on a rewritten Paddle program, as text, tables and JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sublet.frontends.paddle.transpile import POLICIES, Asked, InArena, Report, 
 from sublet.viz.tables import plain_table
 
 MOST_TOLD = 5
-"""Findings and names that are shown."""
+"""Maximum of listed findings and names."""
 
 
 def compared(program: Program, asked: Asked, made: Transpiled) -> tuple[Report, ...]:
-    """The reports of all policies; one that the checker refuses has its findings in it."""
+    """Return the reports of all policies; the report of a policy rejected by the checker holds the findings."""
     reports = []
     for policy in POLICIES:
         if policy == made.report.policy and not asked.arena:
@@ -40,6 +40,7 @@ def compared(program: Program, asked: Asked, made: Transpiled) -> tuple[Report, 
 
 
 def show_transpiled(out: Path | None, report: Report, beside: Sequence[Report]) -> None:
+    """Print the report on a rewritten program, the table of policies in `beside`, and the written file."""
     console = answers()
     before, after = report.before, report.after
     if before is not None and after is not None:
@@ -70,8 +71,10 @@ def show_transpiled(out: Path | None, report: Report, beside: Sequence[Report]) 
         each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
         console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
     if report.completed:
-        given = f"given the data type without which Paddle does not parse the program: {_names(report.completed)}"
-        console.print(Text(printable(given), "yellow"))
+        completed_words = (
+            f"given the data type without which Paddle does not parse the program: {_names(report.completed)}"
+        )
+        console.print(Text(printable(completed_words), "yellow"))
     console.print(Text(printable(f"there after a run: {_names(report.kept)}"), "dim"))
     if beside:
         console.print(table(beside))
@@ -80,15 +83,15 @@ def show_transpiled(out: Path | None, report: Report, beside: Sequence[Report]) 
 
 
 def _names(names: Sequence[str]) -> str:
-    """The first of some names."""
+    """Return the first few names as text, or "persistable variables only" without names."""
     return listed(names, MOST_TOLD) if names else "persistable variables only"
 
 
 def _arena_words(form: InArena) -> list[Text]:
-    """What lies in the arena, and whether that is proven."""
+    """Return lines on the arena form: variables, bytes, lower bound, and the result of the proof."""
     optimal = "its lower bound" if form.bytes == form.bound else f"lower bound {form.bound:,}"
-    said = f"arena form: {form.placed} variables in {form.bytes:,} bytes ({optimal}), {len(form.outside)} outside"
-    words = [Text(f"{said}; run it with FLAGS_new_executor_sequential_run=1")]
+    summary = f"arena form: {form.placed} variables in {form.bytes:,} bytes ({optimal}), {len(form.outside)} outside"
+    words = [Text(f"{summary}; run it with FLAGS_new_executor_sequential_run=1")]
     if form.proven:
         return [*words, Text("proven of the arena form, too", "green")]
     first = form.judgement.findings[:1] if form.judgement is not None else ()
@@ -97,37 +100,39 @@ def _arena_words(form: InArena) -> list[Text]:
 
 
 def verdict(report: Report) -> Text:
-    """What the checker says, no more and no less."""
+    """Return the checker's verdict as text, with the scope of the proof."""
     judgement = report.judgement
     if judgement is None:
         return Text(printable(f"not proven: the checker could not run both programs: {report.unjudged}"), "yellow")
     if not judgement.equal:
         return Text("NOT the same: the checker refuses the rewritten program", "bold red")
-    ways = "every way through branches" if judgement.every_way else "many ways through branches, not all"
-    rounds = (
+    branch_words = "every way through branches" if judgement.every_way else "many ways through branches, not all"
+    trip_words = (
         f", {', '.join(map(str, judgement.trips))} rounds of loops whose count is not in the program"
         if judgement.trips
         else ""
     )
-    when = "" if report.arena is None else ", before variables are placed"
-    return Text(f"proven{when}: what persists and what is kept comes out the same, for {ways}{rounds}", "green")
+    scope = "" if report.arena is None else ", before variables are placed"
+    return Text(
+        f"proven{scope}: what persists and what is kept comes out the same, for {branch_words}{trip_words}", "green"
+    )
 
 
 def table(reports: Sequence[Report]) -> RenderableType:
-    """All policies side by side."""
-    shown = plain_table()
-    shown.add_column("policy")
+    """Return a table with one row a policy."""
+    result = plain_table()
+    result.add_column("policy")
     for name in ("bytes predicted", "without collection", "bound", "gap"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("checker")
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("checker")
     before = next((report.before for report in reports if report.before is not None), None)
     if before is not None:
-        shown.add_row("as it is", *_figures(before), "")
+        result.add_row("as it is", *_figures(before), "")
     for report in reports:
         figures = ("?",) * 4 if report.after is None else _figures(report.after)
-        said = "not run" if report.judgement is None else "the same" if report.proven else "REFUSED"
-        shown.add_row(report.policy, *figures, said)
-    return shown
+        checked = "not run" if report.judgement is None else "the same" if report.proven else "REFUSED"
+        result.add_row(report.policy, *figures, checked)
+    return result
 
 
 def _figures(memory: Memory) -> tuple[str, str, str, str]:
@@ -144,13 +149,13 @@ def _change(before: Memory, after: Memory) -> str:
 
 
 def in_json(report: Report, beside: Sequence[Report]) -> dict[str, Any]:
-    """The same for programs."""
-    told = _report_json(report)
+    """Return the report, and the reports of other policies in `beside`, as one JSON object."""
+    content = _report_json(report)
     if report.before is not None:
-        told["before"] = _memory_json(report.before)
+        content["before"] = _memory_json(report.before)
     if report.arena is not None:
         form = report.arena
-        told["arena"] = {
+        content["arena"] = {
             "bytes": form.bytes,
             "lower_bound_bytes": form.bound,
             "placed": form.placed,
@@ -158,8 +163,8 @@ def in_json(report: Report, beside: Sequence[Report]) -> dict[str, Any]:
             "proven": form.proven,
         }
     if beside:
-        told["policies"] = {each.policy: _report_json(each) for each in beside}
-    return told
+        content["policies"] = {each.policy: _report_json(each) for each in beside}
+    return content
 
 
 def _report_json(report: Report) -> dict[str, Any]:

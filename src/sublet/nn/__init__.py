@@ -1,7 +1,8 @@
-"""The commands as functions: `nn.relu(x)`, `nn.conv(x, w, b, strides=(2, 2), pads=(1, 1, 1, 1))`.
+"""The commands of the nn dialect as functions: `nn.relu(x)`, `nn.conv(x, w, b, strides=(2, 2), pads=(1, 1, 1, 1))`.
 
-There is one for every record of the nn dialect. Inputs are Tensors of one graph; numbers and arrays become
-constants; attributes are keywords. A command with several outputs gives a tuple.
+Each record of the dialect has one function. Inputs are Tensors of one graph; numbers and arrays become constants;
+attributes are keywords. A command with several outputs returns a tuple. Every function raises SpecError, beginning with
+the user's line, for inputs or attributes not accepted by the command.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from sublet.ops.nn.command import PREFIX, Command, Required
 
 
 def _function(record: Command) -> Callable[..., Any]:
+    """Return the public function of a command."""
+
     def apply(*inputs: Any, **attrs: Any) -> Any:
         if len(inputs) == 1 and isinstance(inputs[0], list | tuple):  # as nn.concat([a, b], axis=0)
             inputs = tuple(inputs[0])
@@ -27,8 +30,8 @@ def _function(record: Command) -> Callable[..., Any]:
         if graph is None:
             what = f"nn.{record.name} needs a Tensor: g.constant makes one, and"
             raise SpecError(at_line(f"{what} g.apply('nn.{record.name}', ...) writes it without"))
-        made = graph.apply(PREFIX + record.name, *inputs, **attrs)
-        return made if len(made) > 1 else made[0]
+        outputs = graph.apply(PREFIX + record.name, *inputs, **attrs)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     apply.__name__ = apply.__qualname__ = record.name
     apply.__doc__ = textwrap.fill(f"Write a node of nn.{record.name}. {record.text}", 88, break_on_hyphens=False)
@@ -37,7 +40,7 @@ def _function(record: Command) -> Callable[..., Any]:
 
 
 def _signature(record: Command) -> Signature:
-    """The inputs as the reference calls them, then the attributes."""
+    """Return the signature: the inputs as named by the reference implementation, then the attributes."""
     try:
         known = signature(record.compute).parameters.values()
         named = [p for p in known if p.name not in record.attrs][: record.inputs[1]]

@@ -1,4 +1,4 @@
-"""What parameters contain at first."""
+"""Initial values of parameters and states."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from sublet.base.tensor import TensorSpec
 Array = NDArray[Any]
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
-"""`draw(generator, shape)`: an array of that shape."""
+"""A function `draw(generator, shape)` returning an array of the shape."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """An array."""
+    """An initial value given as an array."""
 
     content: Array
 
     def array(self) -> Array:
+        """Return the array."""
         return self.content
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Drawn when the graph is compiled, by a generator seeded by the parameter's name, so that two runs start alike."""
+    """An initial value drawn at compile time, reproducibly: the parameter's name seeds the generator."""
 
     name: str
     spec: TensorSpec
     draw: Draw
 
     def array(self) -> Array:
+        """Return the drawn array, of the shape and type of `spec`."""
         random = np.random.default_rng(crc32(self.name.encode()))
         return np.array(self.draw(random, self.spec.shape), NUMPY[self.spec.dtype], order="C")

@@ -1,4 +1,4 @@
-"""Loops and branches of a graph that is being written."""
+"""Loops and branches of a graph under construction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sublet.ops.nn.shapes import FLOATS
 
 
 class Loop:
-    """A loop, written inside `with`.
+    """A loop; the body is written inside `with`.
 
         with g.while_({"h": h0}, over={"x": xs}) as loop:
             h = nn.tanh(loop["x"] @ w + loop["h"] @ u)
@@ -27,11 +27,13 @@ class Loop:
             loop.stack(hs=h)
         last, all_of_them = loop["h"], loop["hs"]
 
-    Inside, `loop["h"]` is the value at the head of the round; afterwards it is the final value, and `loop["hs"]`
-    the rows. `loop.counter` is the number of the round. `loop.check(condition)` ends the loop where the condition
-    is false; what is written before it is computed once more than what is written after. When a check may end the
-    loop early, rows of rounds that were not made hold anything; without `max_trips` what is stacked lies outside
-    the plan.
+    Inside, `loop["h"]` is the loop-carried value at the beginning of the iteration, and `loop["x"]` one step of the
+    sequence; after the loop, `loop["h"]` is the final value, and `loop["hs"]` holds the stacked rows. `loop.counter` is
+    the number of the iteration. `loop.check(condition)` ends the loop when the condition is false; nodes written before
+    the check run once more than nodes written after the check. If a check may end the loop early, rows of iterations
+    that did not run have arbitrary content; without `max_trips`, stacked rows lie outside the plan.
+
+    Every method raises SpecError, beginning with the user's line, for a call at the wrong place or with a wrong tensor.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Loop:
         self._given: dict[str, Tensor] = {}
 
     def __enter__(self) -> Loop:
+        """Begin the body. Raises SpecError if the loop was entered before."""
         if self._open is not None:
             raise SpecError(at_line(f"the loop at {self._line} is written already: make another"))
         self._open = True
@@ -72,13 +75,13 @@ class Loop:
         level = levels.push(f"the body of the loop at {self._line}")
         names, scope = level.emit.names, level.emit.scope + self._name
 
-        def fresh(key: str, spec: Spec) -> Value:
+        def declare_value(key: str, spec: Spec) -> Value:
             return levels.tensor(Value(names.fresh(f"{scope}.{key}"), spec)).value
 
-        self._counter = fresh("round", TensorSpec(DType.I64))
-        self._parameters = {key: fresh(key, init.spec) for key, init in self._inits.items()}
+        self._counter = declare_value("round", TensorSpec(DType.I64))
+        self._parameters = {key: declare_value(key, init.spec) for key, init in self._inits.items()}
         self._slices = {
-            key: fresh(key, TensorSpec(spec_of(value).dtype, spec_of(value).shape[1:]))
+            key: declare_value(key, TensorSpec(spec_of(value).dtype, spec_of(value).shape[1:]))
             for key, value in self._sequences.items()
         }
         self._number = levels.tensor(self._counter)
@@ -87,11 +90,15 @@ class Loop:
 
     @property
     def counter(self) -> Tensor:
-        """The number of the round, from 0; an i64 scalar."""
+        """The number of the iteration, from 0; an i64 scalar."""
         self._inside()
         return self._number
 
     def __getitem__(self, key: str) -> Tensor:
+        """Return a loop-carried value or a step of a sequence; after the loop, a final value or stacked rows.
+
+        Raises SpecError before the loop, and for an unknown name.
+        """
         if self._open is None:
             self._inside()
         if key not in self._given:
@@ -102,11 +109,14 @@ class Loop:
     def _inside(self) -> None:
         """Raise SpecError unless the body is being written."""
         if not self._open:
-            when = "over" if self._open is False else "not open: write its body in `with g.while_(...) as loop:`"
-            raise SpecError(at_line(f"the loop at {self._line} is {when}"))
+            state = "over" if self._open is False else "not open: write its body in `with g.while_(...) as loop:`"
+            raise SpecError(at_line(f"the loop at {self._line} is {state}"))
 
     def check(self, condition: Tensor) -> None:
-        """Go on only if `condition`, one bool, is true; otherwise the loop ends before the rest of this round."""
+        """Continue only if `condition`, one bool, is true; otherwise end the loop before the rest of the iteration.
+
+        Raises SpecError for a second check, or if `condition` is not one bool.
+        """
         self._inside()
         if self._condition is not None:
             raise SpecError(at_line("the loop has a check already; join conditions by &"))
@@ -117,7 +127,11 @@ class Loop:
         self._check = len(self._levels.emit.nodes)
 
     def next(self, **updates: Tensor) -> None:
-        """What the carried values are in the next round; one for each of them."""
+        """Set the loop-carried values of the next iteration, one for each name in `carried`.
+
+        Raises SpecError for missing or additional names, for a value of another shape or type than the initial value,
+        and for a second call.
+        """
         self._inside()
         if self._updates is not None:
             raise SpecError(at_line("the loop has its next values already"))
@@ -133,7 +147,10 @@ class Loop:
         self._updates = values
 
     def stack(self, **rows: Tensor) -> None:
-        """Collect one row a round along a new axis 0."""
+        """Collect a row of each iteration: `hs=h[...]` becomes `loop["hs"]` of shape [iterations, ...] after the loop.
+
+        Raises SpecError for a name already in use.
+        """
         self._inside()
         for key, tensor in rows.items():
             if key in self._rows or key in self._given:
@@ -143,6 +160,10 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End the body and append the loop to the enclosing graph.
+
+        Raises SpecError if `next` was not called for loop-carried values, or if nothing ends the loop.
+        """
         levels = self._levels
         level = levels.pop()
         self._open = False
@@ -182,7 +203,7 @@ class Loop:
         self._given = dict(zip(keys, levels.results((*finals, *stacked)), strict=True))
 
     def _limit(self, emit: Emitter) -> Value:
-        """The condition: the check's, and that a known number of rounds is not over."""
+        """Return the loop condition: the user's check, and the comparison of the counter with a known trip count."""
         if self._rounds is None:
             if self._condition is None:
                 raise SpecError(at_line(f"the loop at {self._line} never ends: give it rounds, sequences or a check"))
@@ -197,6 +218,7 @@ class Loop:
         return below
 
     def _stacked(self, row: Value) -> Spec:
+        """Return the spec of stacked rows; unplannable without a bound on the number of iterations."""
         extent = self._rounds if self._condition is None else (self._max_trips or self._rounds)
         spec = spec_of(row)
         if extent is None:
@@ -206,7 +228,7 @@ class Loop:
 
 
 def _counted(number: int | None, what: str, least: int) -> int | None:
-    """A number of rounds. Raises SpecError, which calls it `what`, for anything else."""
+    """Return a number of iterations. Raises SpecError, naming `what`, unless an integer of at least `least` or None."""
     if number is not None and (not isinstance(number, int) or number < least):
         hint = "; where only a run knows it, use loop.check" if isinstance(number, Tensor) else ""
         raise SpecError(at_line(f"{what} = {number!r} must be an integer from {least} on{hint}"))
@@ -214,7 +236,7 @@ def _counted(number: int | None, what: str, least: int) -> int | None:
 
 
 class Branch:
-    """A branch, written inside `with`.
+    """A branch; each arm is written inside `with`.
 
         with g.case_of(x.sum() > 0) as case:
             with case.arm():
@@ -223,7 +245,9 @@ class Branch:
                 case.give(nn.relu(x))
         y = case[0]
 
-    Every arm gives as many results, of the same specs.
+    The first arm is for False or 0. All arms give equally many results, of equal shapes and types; the results are
+    `case[0]`, `case[1]`, ... after the branch. Every method raises SpecError, beginning with the user's line, for a
+    call at the wrong place or with a wrong tensor.
     """
 
     def __init__(self, levels: Levels, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
@@ -242,7 +266,10 @@ class Branch:
 
     @contextmanager
     def arm(self) -> Iterator[None]:
-        """The next arm; it must `give` its results."""
+        """Write the next arm inside `with`; the arm must call `give`.
+
+        Raises SpecError outside of the branch, inside another arm, and for an arm without results.
+        """
         if self._inside or self._closed:
             raise SpecError(at_line(f"an arm is written in the branch at {self._line}, and not in another arm"))
         levels = self._levels
@@ -259,7 +286,10 @@ class Branch:
         self._arms.append(ir.Graph(name, (), tuple(level.emit.nodes), self._given))
 
     def give(self, *results: Tensor) -> None:
-        """The results of this arm."""
+        """Set the results of the arm.
+
+        Raises SpecError outside of an arm, for a second call, and for shapes or types different from the first arm's.
+        """
         if not self._inside:
             raise SpecError(at_line("results are given in an arm: write `with case.arm():` around"))
         if self._given is not None:
@@ -272,6 +302,7 @@ class Branch:
         self._given = values
 
     def __getitem__(self, position: int) -> Tensor:
+        """Return a result of the branch. Raises SpecError before the end of the branch, and for an unknown position."""
         if not self._closed:
             raise SpecError(at_line(f"the branch at {self._line} has results when it is over"))
         if position not in range(len(self)):
@@ -287,6 +318,7 @@ class Branch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End the branch and append the node to the enclosing graph. Raises SpecError for missing arms."""
         self._closed = True
         if kind is not None:
             return

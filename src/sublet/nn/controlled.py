@@ -1,4 +1,4 @@
-"""What a graph has whether it is written or computes at once: loops, branches, and whether layers train."""
+"""Shared interface of symbolic and dynamic graphs: loops, branches, and the switch between training and evaluation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sublet.nn.tensor import Tensor
 class Controlled(Protocol):
     """A graph with control flow.
 
-    training   what layers and modules ask for that differ in use: normalisation, dropout
+    training   True for layers in training mode: batch normalisation and dropout depend on the mode
     """
 
     training: bool
 
     def _written(self) -> Levels:
-        """What the next loop or branch is written in."""
+        """Return the stack of levels for the next loop or branch."""
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Inside, layers are as in use: running statistics normalise, nothing is dropped."""
+        """Set evaluation mode inside `with`: normalise by running statistics, drop nothing."""
         before, self.training = self.training, False
         try:
             yield
@@ -41,19 +41,24 @@ class Controlled(Protocol):
         backwards: bool = False,
         name: str = "loop",
     ) -> Loop:
-        """A loop, see `Loop`: `with g.while_({"h": h0}, over={"x": xs}) as loop: ... loop.next(h=...)`.
+        """Return a loop, see `Loop`: `with g.while_({"h": h0}, over={"x": xs}) as loop: ... loop.next(h=...)`.
 
-        carried    initial values by name; each round must say what comes next
-        over       sequences by name; a round sees one step along axis 0
-        rounds     how many there are, where that is known; the length of `over` when nothing is said
-        max_trips  how many there are at most, where a check decides
-        backwards  take the steps of `over` from the end, and stack rows from the end
+        carried    initial values by name, of any shape; each iteration must set the next values
+        over       sequences by name, all of equal length; an iteration reads one step along axis 0
+        rounds     the number of iterations, if known; the length of `over` by default
+        max_trips  the maximum number of iterations of a loop ended by a check, for planning stacked rows
+        backwards  read the steps of `over` from the end, and stack rows from the end
+        name       the prefix of names in the loop
+
+        Raises SpecError for sequences of different lengths, a number of iterations that is not an integer, and a name
+        both in `carried` and in `over`.
         """
         return Loop(self._written(), dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
 
     def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
-        """A branch, see `Branch`: arm i is taken when the index is i; False is 0, True is 1.
+        """Return a branch, see `Branch`: arm i runs when `index`, one bool or integer, is i; False is 0, True is 1.
 
-        An index below 0 takes no arm, and the results are `fallback`.
+        With an index below 0 no arm runs, and the results are `fallback`. Raises SpecError for an index of another type
+        or of several elements.
         """
         return Branch(self._written(), index, tuple(fallback), name)

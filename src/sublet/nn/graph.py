@@ -1,6 +1,6 @@
-"""Writing a graph: `g = Graph(); x = g.input("x", (8, 16)); y = nn.relu(x @ w + b); g.output("y", y)`.
+"""Construction of symbolic graphs: `g = Graph(); x = g.input("x", (8, 16)); y = nn.relu(x @ w + b); g.output("y", y)`.
 
-Every node remembers the line of the user's program that made it, and every mistake is told by its line.
+Every node remembers the line of the user's program, and every error message begins with the line.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from sublet.ops.nn.shapes import FLOATS
 from sublet.ops.verify import verify
 
 DTYPES = {array: dtype for dtype, array in NUMPY.items()}
+"""Sublet's types by NumPy's types."""
 
 MAX_LITERAL = 16
-"""A constant of more elements is a weight with content, not a literal."""
+"""Maximum elements of a literal; a larger constant becomes a weight with content."""
 
 
 RUN = 1 << 32
-"""How far the key of random numbers goes on with each run: adding a number of rounds to it meets no other run's."""
+"""Increment of the random key a run: the key plus the number of an iteration never equals the key of another run."""
 
 
 class Graph(Controlled):
-    """A graph that is being written [NNC: symbolic graph].
+    """A graph under construction [NNC: symbolic graph].
 
-    `training` is what layers and modules ask for that differ in use: normalisation, dropout; see `evaluation` too.
+    `training` selects the mode of layers and modules depending on the mode: normalisation, dropout; see also
+    `evaluation`. All methods raise SpecError, beginning with the user's line, for bad arguments.
     """
 
     def __init__(self, name: str = "graph", *, training: bool = True) -> None:
@@ -61,34 +63,37 @@ class Graph(Controlled):
         self._updates: dict[str, tuple[Value, Value]] = {}
         self._updatable: dict[str, Value] = {}  # inputs, parameters and states by name
         self._naming = Naming()
-        self._freed: set[str] = set()  # names that were declared, and taken back
+        self._freed: set[str] = set()  # names of undone declarations, free again
         self._key: Tensor | None = None
 
     def own(self, tensor: Tensor) -> Value:
-        """The value of a tensor of this graph. Raises SpecError when it cannot be read here."""
+        """Return the value of a tensor. Raises SpecError for a tensor of another graph, or of a closed level."""
         return self._levels.read(tensor)
 
     def tensor(self, value: Value) -> Tensor:
-        """The tensor of a value that was made by `emit` at the innermost open level."""
+        """Return the tensor of a value made by `emit` at the innermost open level."""
         return self._levels.tensor(value)
 
     @property
     def emit(self) -> Emitter:
-        """Appends nodes at the innermost open level."""
+        """The emitter appending nodes at the innermost open level."""
         return self._levels.emit
 
     @property
     def around(self) -> list[Emitter]:
-        """Those of the levels around the innermost open one, from the root down."""
+        """The emitters of the levels around the innermost open level, from the root down."""
         return [level.emit for level in self._levels.open[:-1]]
 
     @property
     def prefix(self) -> str:
-        """What names begin with here: the scopes that are open."""
+        """The prefix of new names: the open scopes."""
         return self.emit.scope
 
     def input(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32") -> Tensor:
-        """A tensor that the caller gives at each run. Raises SpecError for a bad shape or type, or a taken name."""
+        """Declare a tensor given by the caller at each run.
+
+        Raises SpecError for a bad shape or type, for a taken name, and inside a loop or branch.
+        """
         self._levels.require_root(f"the input {name!r} is declared")
         value = self._declared(name, spec_for(shape, dtype))
         self._inputs.append(value)
@@ -97,17 +102,19 @@ class Graph(Controlled):
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
     ) -> Tensor:
-        """A tensor known before the run, a weight; inside a loop or branch it is one weight for all rounds.
+        """Declare a trainable tensor, a weight known before the run; one weight serves all iterations of a loop.
 
-        `initial` is an array, a number for every element, or a function that draws it, as `layers.normal(0.02)`.
-        Without it, the content is given when the graph is compiled. Without `shape`, it is that of `initial`.
+        `initial` is an array, a number for every element, or a function drawing the array, as `layers.normal(0.02)`.
+        Without `initial`, the caller gives the content when the graph is compiled. Without `shape`, the shape is that
+        of `initial`. A module called again on the graph receives the parameter of the first call. Raises SpecError for
+        a bad shape or type, a taken name, or an initial array of another shape.
         """
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
         spec = spec_for(shape, dtype)
-        there = self._there(name, spec, trained=True)
-        if there is not None:
-            return there
+        earlier = self._there(name, spec, trained=True)
+        if earlier is not None:
+            return earlier
         content = None if initial is None else self._content(name, spec, initial)
         value = self._declared(name, spec)
         if content is not None:
@@ -118,7 +125,7 @@ class Graph(Controlled):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The floating-point parameters in the order they were declared, without states and constants."""
+        """The floating-point parameters in order of declaration, without states and constants."""
         return [
             self._levels.tensor(value, self._levels.open[0])
             for value in self._trainable
@@ -126,21 +133,22 @@ class Graph(Controlled):
         ]
 
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Tensor:
-        """A tensor that keeps its content from run to run and is not trained; `update` changes it.
+        """Declare a tensor whose content is kept from run to run without training; `update` changes the content.
 
-        `initial` is as for a parameter.
+        `initial` is as for a parameter. Raises SpecError for a bad shape or type, a taken name, or an initial array of
+        another shape.
         """
         spec = spec_for(shape, dtype)
-        there = self._there(name, spec, trained=False)
-        if there is not None:
-            return there
+        earlier = self._there(name, spec, trained=False)
+        if earlier is not None:
+            return earlier
         content = self._content(name, spec, initial)
         return self._fixed(self._declared(name, spec), content)
 
     def key(self, seed: int = 0) -> Tensor:
-        """The key of random numbers, another one in each run: a state of the name "key", which starts as `seed`.
+        """Return the key of random numbers, an i64 scalar: a state "key", starting as `seed`, different in each run.
 
-        In a loop `g.key() + loop.counter` is another one in each round.
+        In a loop, `g.key() + loop.counter` differs in each iteration.
         """
         if self._key is None:
             value = self._claimed("key", TensorSpec(DType.I64, ()))
@@ -150,7 +158,10 @@ class Graph(Controlled):
         return self._key
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
-        """A tensor that never changes: a number or an array."""
+        """Return a constant tensor with the content of a number or an array.
+
+        Raises SpecError for a content without a matching type, and for a number not representable in `dtype`.
+        """
         array = as_array(content, None if dtype is None else dtype_of(dtype))
         spec = TensorSpec(DTYPES[array.dtype], array.shape)
         if array.size <= MAX_LITERAL:
@@ -160,7 +171,10 @@ class Graph(Controlled):
         return self._fixed(value, Content(np.array(array, order="C")))
 
     def output(self, name: str, tensor: Tensor) -> None:
-        """Give `tensor` back from each run, under this name; of what is updated, the content before the update."""
+        """Return `tensor` from each run as the output `name`; an updated tensor returns the content before the update.
+
+        Raises SpecError for a name already in use, and inside a loop or branch.
+        """
         value = self._levels.read(tensor)
         self._levels.require_root("an output is declared")
         if not isinstance(name, str):
@@ -170,7 +184,11 @@ class Graph(Controlled):
         self._outputs[name] = value
 
     def update(self, target: Tensor, source: Tensor) -> None:
-        """At the end of each run `target`, a parameter or input, takes the content of `source`, in place if it can."""
+        """Copy `source` to `target`, a parameter, state or input, at the end of each run; in place where possible.
+
+        Raises SpecError for another kind of target, a source of another shape or type, a second update of a target, and
+        inside a loop or branch.
+        """
         into, value = self._levels.read(target), self._levels.read(source)
         if into.name not in self._updatable:
             raise SpecError(at_line(f"{told(target)} is no parameter, state or input: only these are updated"))
@@ -182,22 +200,23 @@ class Graph(Controlled):
         self._updates[into.name] = (into, value)
 
     def after(self, target: Tensor) -> Tensor:
-        """What a parameter, state or input holds when the run has ended: the source of its update, or itself."""
+        """Return the content of a parameter, state or input after the run: the source of its update, or itself."""
         into = self._levels.read(target)
         return Tensor(self, self._updates.get(into.name, (into, into))[1])
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
-        """The outputs of a new node of `op`, as "nn.relu". Numbers and arrays among the inputs become constants.
+        """Append a node of `op`, such as "nn.relu", and return the outputs.
 
-        Raises SpecError, which begins with the user's line, when the command does not take such inputs.
+        Numbers and arrays in `inputs` become constants. Raises SpecError, beginning with the user's line, for inputs or
+        attributes not accepted by the command.
         """
         return tuple(self._levels.tensor(value) for value in self._levels.write(op, inputs, attrs, self._operand))
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names made inside begin with `name/`: the plan then tells which layer a tensor belongs to.
+        """Begin names made inside `with` by `name/`: in the plan, the names show the layer of a tensor.
 
-        What is written inside is taken back when it ends by an error, so that it can be written again.
+        On an error inside, all writing inside is undone; the block can be written again.
         """
         path = f"{self.emit.scope}{name}/"
         with self.whole(), self._naming.inside(path):
@@ -207,7 +226,7 @@ class Graph(Controlled):
 
     @contextmanager
     def module(self, module: Named) -> Iterator[None]:
-        """Around what a module writes: names begin with its scope. Called again, it finds the parameters it made."""
+        """Open the scope of a module inside `with`. A module called again finds the parameters of the first call."""
         with self.whole():
             path = self._naming.path(self.emit.scope, module)
             with self._naming.inside(path, module):
@@ -217,41 +236,45 @@ class Graph(Controlled):
 
     @property
     def repeated(self) -> int:
-        """How often the module that is written was written before: so that it draws other random numbers."""
+        """The number of earlier calls of the module being written, used to draw different random numbers."""
         return self._naming.repeated
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is written inside is taken back when it ends by an error: nodes, declarations, outputs and updates."""
+        """Undo all writing inside `with` if an error ends the block: nodes, declarations, outputs and updates."""
         emit, nodes = self.emit, list(self.emit.nodes)
         scope, source, key, updates = emit.scope, emit.source, self._key, dict(self._updates)
         naming = self._naming
         tables = (self._contents, self._outputs, naming.scopes, naming.paths, self._levels.homes)
-        grown: list[list[Any] | dict[Any, Any]] = [self._inputs, self._weights, self._trainable, *tables]
-        lengths, declared = [len(each) for each in grown], len(self._updatable)
+        growing: list[list[Any] | dict[Any, Any]] = [self._inputs, self._weights, self._trainable, *tables]
+        lengths, declared_count = [len(each) for each in growing], len(self._updatable)
         try:
             yield
         except BaseException:
             emit.nodes, emit.scope, emit.source, self._key, self._updates = nodes, scope, source, key, updates
-            for each, length in zip(grown, lengths, strict=True):
+            for each, length in zip(growing, lengths, strict=True):
                 while len(each) > length:
                     each.popitem() if isinstance(each, dict) else each.pop()
-            while len(self._updatable) > declared:
+            while len(self._updatable) > declared_count:
                 self._freed.add(self._updatable.popitem()[0])
             raise
 
     def unused(self, name: str) -> str:
-        """A name for a scope that has not been open yet: `name`, `name_2`, `name_3`, ..."""
+        """Return a name for a new scope: the first unused of `name`, `name_2`, `name_3`, ..."""
         return self._naming.unused(self.emit.scope, name)
 
     def _written(self) -> Levels:
+        """Return the stack of open levels."""
         return self._levels
 
     def model(self) -> Model:
-        """The graph with what its parameters contain, for `sublet.compile`. Raises GraphError if it is not legal."""
+        """Return the graph with the contents of its parameters, for `sublet.compile`.
+
+        Raises GraphError for an illegal graph, and SpecError inside a loop or branch.
+        """
         self._levels.require_root("a graph is finished")
         last = Emitter(self._root.names, self._literals)
-        outputs = [  # what is updated holds its new content at the end: the old one is copied before
+        outputs = [  # an updated tensor is copied before the update: the output is the old content
             last("nn.copy", value) if value.name in self._updates else value for value in self._outputs.values()
         ]
         graph = ir.Graph(
@@ -269,12 +292,13 @@ class Graph(Controlled):
         return Model(graph, weights=contents, inputs=names, outputs=tuple(self._outputs), constants=constants)
 
     def _fixed(self, value: Value, content: Constant) -> Tensor:
-        """A state: a weight that is not trained."""
+        """Add a weight that is not trained, and return the tensor."""
         self._weights.append(value)
         self._contents[value.name] = content
         return self._levels.tensor(value, self._levels.open[0])
 
     def _operand(self, given: Operand, like: DType | None) -> Value | None:
+        """Return the value of an operand; a number takes the type `like`. Raises SpecError for an unclear type."""
         if given is None:
             return None
         if isinstance(given, Tensor):
@@ -292,12 +316,13 @@ class Graph(Controlled):
         return self._levels.read(self.constant(given, like))
 
     def _declared(self, name: str, spec: TensorSpec) -> Value:
+        """Declare a new value in the open scope."""
         if not isinstance(name, str) or not name:
             raise SpecError(at_line(f"{name!r} is no name: give a word"))
         return self._claimed(self.emit.scope + name, spec)
 
     def _there(self, name: str, spec: TensorSpec, *, trained: bool) -> Tensor | None:
-        """What a module that is called again declared when it was called first."""
+        """Return the tensor declared by an earlier call of the module; None in a first call."""
         value = self._updatable.get(self.emit.scope + str(name)) if self._naming.again else None
         if value is None:
             return None
@@ -306,6 +331,7 @@ class Graph(Controlled):
         return self._levels.tensor(value, self._levels.open[0])
 
     def _claimed(self, full: str, spec: TensorSpec) -> Value:
+        """Return a new value with a full name. Raises SpecError for a taken name."""
         if full in self._freed:
             self._freed.discard(full)
         elif self._root.names.fresh(full) != full:
@@ -314,7 +340,7 @@ class Graph(Controlled):
         return value
 
     def _content(self, name: str, spec: TensorSpec, initial: Any) -> Constant:
-        """What is said of the initial content of a parameter or state."""
+        """Return the initial content of a parameter or state."""
         if callable(initial):
             return Drawn(self.emit.scope + str(name), spec, initial)
         array = as_array(initial, spec.dtype)
@@ -324,7 +350,7 @@ class Graph(Controlled):
 
 
 def spec_for(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
-    """The spec of what a user declares. Raises SpecError, which begins with the user's line."""
+    """Return the spec of a declared tensor. Raises SpecError, with the user's line, for a bad shape or type."""
     try:
         extents = tuple(integer(extent) for extent in shape)
     except TypeError:
@@ -339,7 +365,7 @@ def spec_for(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
 
 
 def as_array(content: Any, dtype: DType | None = None) -> Array:
-    """A number or array, as an array of a type that tensors have."""
+    """Return a number or array as an array of a tensor type. Raises SpecError for other content or inexact numbers."""
     try:
         array = array_of(content, "it") if gives_memory(content) else np.asarray(content)
         array = array if dtype is None or array.dtype.kind in "SUO" else array.astype(NUMPY[dtype])

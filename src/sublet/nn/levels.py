@@ -1,4 +1,4 @@
-"""The levels of a graph that is being written: the root, and inside it bodies of loops and arms of branches."""
+"""The nested levels of a graph under construction: the root, bodies of loops, and arms of branches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sublet.ops.emitter import Emitter
 
 @dataclass(eq=False)
 class Level:
-    """A graph or sub-graph that nodes are appended to. `what` names it in messages."""
+    """A graph or sub-graph under construction. `what` is the name in messages."""
 
     emit: Emitter
     what: str
 
 
 class Levels:
-    """The levels that are open, from the root down, and where every value was made."""
+    """The stack of open levels, from the root down, with the level of every value."""
 
     def __init__(self, graph: Writer, root: Emitter) -> None:
         self._graph = graph
@@ -34,25 +34,26 @@ class Levels:
 
     @property
     def here(self) -> Level:
+        """The innermost open level."""
         return self.open[-1]
 
     @property
     def emit(self) -> Emitter:
-        """Appends nodes at the innermost open level."""
+        """The emitter appending nodes at the innermost open level."""
         return self.here.emit
 
     def require_root(self, what: str) -> None:
-        """Raise SpecError, saying that `what` is done outside of loops and branches, unless it is."""
+        """Raise SpecError inside a loop or branch: `what` must be done outside."""
         if len(self.open) > 1:
             raise SpecError(at_line(f"{what} outside of loops and branches, not in {self.here.what}"))
 
     def tensor(self, value: Value, level: Level | None = None) -> Tensor:
-        """The tensor of a value that is made now, at the innermost level unless told."""
+        """Return a tensor for a new value of a level, by default the innermost."""
         self.homes[value.name] = level or self.here
         return Tensor(self._graph, value)
 
     def read(self, tensor: Tensor) -> Value:
-        """The value of a tensor. Raises SpecError when it is of another graph or of a level that is closed."""
+        """Return the value of a tensor. Raises SpecError for a tensor of another graph, or of a closed level."""
         if not isinstance(tensor, Tensor):
             hint = ": g.constant makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
@@ -75,28 +76,28 @@ class Levels:
         attrs: Mapping[str, Any],
         operand: Callable[[Operand, DType | None], Value | None],
     ) -> Sequence[Value]:
-        """The outputs of a new node at the innermost level. `operand` gives the value of an input, of which a number
-        takes the type of the first tensor.
+        """Append a node at the innermost level and return the outputs.
 
-        Raises SpecError, which begins with the user's line, when the command does not take such inputs.
+        `operand` converts an input to a value; a number takes the type of the first tensor with a type other than bool.
+        Raises SpecError, beginning with the user's line, for inputs not accepted by the command.
         """
         emit = self.emit
         kinds = [given.dtype for given in inputs if isinstance(given, Tensor)]
-        like = next((kind for kind in kinds if kind is not DType.BOOL), None)
-        values = [operand(given, like) for given in inputs]
+        number_type = next((kind for kind in kinds if kind is not DType.BOOL), None)
+        values = [operand(given, number_type) for given in inputs]
         emit.source = user_line()
         try:
             return emit.several(op, *values, **attrs)
         except SubletError as error:
-            named = "" if str(error).startswith(op) else f"{op}: "
-            raise SpecError(at_line(f"{named}{error}")) from None
+            prefix = "" if str(error).startswith(op) else f"{op}: "
+            raise SpecError(at_line(f"{prefix}{error}")) from None
 
     def results(self, values: Sequence[Value]) -> list[Tensor]:
-        """The tensors of what a loop or branch gives that was just written."""
+        """Return the tensors of the results of a finished loop or branch."""
         return [self.tensor(value) for value in values]
 
     def push(self, what: str) -> Level:
-        """Open a level below the innermost."""
+        """Open a level inside the innermost level."""
         self.open.append(Level(self.here.emit.inside(), what))
         return self.here
 

@@ -1,4 +1,4 @@
-"""Which line of the user's program is running: nodes and mistakes are told by it."""
+"""The running line of the user's program, used for the source of nodes and for messages."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ PACKAGE = str(Path(__file__).parent.parent)
 
 
 Line = tuple[CodeType, int]
-"""Code of the user's, and the position in it that runs."""
+"""A position in the user's program: code object and byte offset of the instruction."""
 
 _THEIRS: dict[str, bool] = {}
-"""Whether a file is the user's, of those that were met so far."""
+"""Cache: True for a file of the user's, False for a file of this package."""
 
 
 def user_code() -> Line | None:
-    """What runs innermost outside this package; None when there is nothing. `line_of` tells it in words."""
+    """Return the innermost running position outside of the package; None without a position.
+
+    `format_position` converts the position to text.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
-        theirs = _THEIRS.get(name)
-        if theirs is None:
-            theirs = _THEIRS[name] = not name.startswith(PACKAGE) and not name.endswith("contextlib.py")
-        if theirs:
+        is_user_file = _THEIRS.get(name)
+        if is_user_file is None:
+            is_user_file = _THEIRS[name] = not name.startswith(PACKAGE) and not name.endswith("contextlib.py")
+        if is_user_file:
             return code, frame.f_lasti
         frame = frame.f_back
     return None
 
 
 def line_of(code: Line | None) -> str:
-    """What `user_code` told, as "file:line"; "" for None."""
+    """Return a position as "file:line"; "" for None."""
     if code is None:
         return ""
     running, at = code
@@ -41,11 +44,11 @@ def line_of(code: Line | None) -> str:
 
 
 def user_line() -> str:
-    """The innermost running line outside this package, as "file:line"; "" when there is none."""
+    """Return the innermost running line outside of this package as "file:line"; "" without a line."""
     return line_of(user_code())
 
 
 def at_line(message: str) -> str:
-    """The message, with the user's line before it."""
+    """Return the message, with the user's line in front."""
     line = user_line()
     return f"{line}: {message}" if line else message

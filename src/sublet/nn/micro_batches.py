@@ -1,8 +1,9 @@
-"""Gradients over micro-batches: a loop over parts of the batch, which are slices of the inputs in place.
+"""Gradient accumulation over micro-batches: a loop over parts of the batch; the parts are views of the inputs.
 
-What is computed sample by sample is moved into the loop, and differentiated in it; each round adds its gradients to
-what the loop carries. The loss may be computed in any way from means and sums over the batch, as long as its gradient
-by them does not depend on them: then the loss and the gradients are those of the whole batch, but for rounding.
+Nodes computing sample by sample move into the loop and are differentiated inside; each iteration adds its gradients to
+loop-carried sums. The loss may depend in any way on means and sums over the batch, as long as the gradient of the loss
+with respect to the means and sums does not depend on their values. Then loss and gradients equal those of the whole
+batch, except for rounding.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ from sublet.passes.splitting.samples import (
 )
 
 APART = 1 << 24
-"""How far keys of random numbers are apart from one micro-batch to the next: rounds of loops are counted between."""
+"""Distance of random keys between micro-batches: iterations of inner loops use the keys between."""
 
 MOST = 256
+"""Maximum number of micro-batches; a larger number is an error."""
 
 SCALAR = TensorSpec(DType.I64)
 
 
 @dataclass
 class Cut:
-    """A program in three: what does not depend on the batch, what is computed sample by sample, and what comes of that.
+    """A program in three parts: before the batch dependence, the per-sample body, and the part after reductions.
 
-    wholes     what is cut along its first axis: inputs, and what else has a part for each sample
-    inside     the nodes of a round, with their attributes
-    rows       the values that have rows
-    taken      what is reduced over all rows, and how: "mean" or "sum"
-    statistics the first value of what batch normalisation moves, and the last
+    sliced_values  the values sliced along the first axis: inputs, and further values with one row a sample
+    before         the nodes independent of the batch
+    body           the nodes of an iteration, with their attributes
+    after          the nodes depending on reductions
+    row_values     the values with one row a sample
+    reductions     the values reduced over all rows, with the kind: "mean" or "sum"
+    statistics     for running statistics of batch normalisation, the last value by the first
     """
 
     parts: int
@@ -61,79 +65,85 @@ class Cut:
 
 
 def cut_program(nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, smaller_statistics: bool) -> Cut:
-    """The program in three. Raises GradientError, which names the node, where something sees more than a sample."""
+    """Return the program in three parts. Raises GradientError, naming the node, for a node mixing samples."""
     cut = Cut(parts, dict.fromkeys(inputs), rows=set(inputs))
-    late: set[Value] = set()
-    moved: dict[Value, Value] = {}
+    late_values: set[Value] = set()
+    moved_statistics: dict[Value, Value] = {}
     for node in nodes:
         read = needs(node)
-        along = {i for i, value in enumerate(node.inputs) if value in cut.rows}
+        row_operands = {i for i, value in enumerate(node.inputs) if value in cut.rows}
         if not any(value in cut.rows for value in read):
-            depends = any(value in late for value in read)
+            depends = any(value in late_values for value in read)
             (cut.after if depends else cut.before).append(node)
-            late.update(node.defs if depends else ())
+            late_values.update(node.defs if depends else ())
             continue
-        if any(value in late and value not in moved for value in read):
+        if any(value in late_values and value not in moved_statistics for value in read):
             raise _refused(node, "it reads what is computed of the whole batch")
         kind = reduced_over_rows(node)
-        attrs = node.attrs if kind else _attrs(cut, node, along)
+        attrs = node.attrs if kind else _attrs(cut, node, row_operands)
         if attrs is None:
             raise _refused(node, f"{node.op} is not known to compute sample by sample, along the first axis")
         cut.inside.append((node, dict(attrs)))
         if kind:
             cut.taken[node.defs[0]] = kind
-            late.update(node.defs)
+            late_values.update(node.defs)
             continue
         cut.rows.update(having_rows(node))
         if node.op == BATCH_NORM:
             if not smaller_statistics:
                 raise _refused(node, "batch normalisation would see smaller batches: allow smaller_statistics")
             for before, after in zip(node.uses[3:5], node.outputs[1:3], strict=True):
-                first = moved.get(before, before)
+                first = moved_statistics.get(before, before)
                 if after is not None:
-                    cut.statistics[first], moved[after] = after, first
-            late.update(node.defs[1:])
+                    cut.statistics[first], moved_statistics[after] = after, first
+            late_values.update(node.defs[1:])
     return cut
 
 
 def _attrs(cut: Cut, node: Node, along: set[int]) -> dict[str, Attr] | None:
-    """The attributes of a node in a round; whole operands with as many rows as others are cut where it needs that."""
-    found = attrs_of_part(node, along, Fraction(1, cut.parts))
-    if found is None and not node.subgraphs:
+    """Return the attributes of a node for one micro-batch; None for a node not computing sample by sample.
+
+    If necessary, whole operands with equally many rows are sliced too.
+    """
+    attrs = attrs_of_part(node, along, Fraction(1, cut.parts))
+    if attrs is None and not node.subgraphs:
         extents = {(shape(node.inputs[i]) or (0,))[0] for i in along}
-        more = {i for i, value in enumerate(node.inputs) if (shape(value) or (0,))[0] in extents and i not in along}
-        found = attrs_of_part(node, along | more, Fraction(1, cut.parts)) if more else None
-        if found is not None:
-            cut.wholes.update((value, None) for i in more if (value := node.inputs[i]) is not None)
-            cut.rows.update(value for i in more if (value := node.inputs[i]) is not None)
-    return None if found is None else dict(found)
+        further = {i for i, value in enumerate(node.inputs) if (shape(value) or (0,))[0] in extents and i not in along}
+        attrs = attrs_of_part(node, along | further, Fraction(1, cut.parts)) if further else None
+        if attrs is not None:
+            cut.wholes.update((value, None) for i in further if (value := node.inputs[i]) is not None)
+            cut.rows.update(value for i in further if (value := node.inputs[i]) is not None)
+    return None if attrs is None else dict(attrs)
 
 
 def _refused(node: Node, why: str) -> GradientError:
+    """Return the error for a node unsuitable for micro-batches."""
     return GradientError(f"micro_batches: node {node.told}: {why}")
 
 
 def accumulated(
     graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor], parts: int, *, smaller_statistics: bool
 ) -> list[Tensor]:
-    """The gradients of a loss, over micro-batches; the graph then computes the loss and its outputs over them too.
+    """Return the gradients of a loss, accumulated over micro-batches; the loop computes the loss and the outputs too.
 
-    Raises SpecError for batches that cannot be cut in so many parts, GradientError for a network that sees more than a
-    sample at once.
+    Raises SpecError for a batch not divisible into `parts`, and GradientError for a network mixing samples.
     """
     program, emit = graph.model().graph, graph.emit
     values = [graph.own(parameter) for parameter in parameters]
     inputs = _cut_inputs(program, parts)
     try:
         cut = cut_program(tuple(emit.nodes), inputs, parts, smaller_statistics=smaller_statistics)
-        found = _Writer(emit, cut, set(results(program))).gradients(graph.own(loss), values)
+        gradients = _Writer(emit, cut, set(results(program))).gradients(graph.own(loss), values)
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
-    return [graph.tensor(value) for value in found]
+    return [graph.tensor(value) for value in gradients]
 
 
 def _cut_inputs(program: Graph, parts: int) -> list[Value]:
-    """The inputs that are read, cut along their first axis; all those of one axis or more."""
+    """Return the inputs to slice along the first axis: all read inputs with at least one axis.
+
+    Raises SpecError for inputs with different first extents, and for a bad number of parts.
+    """
     read = {value for node in program.nodes for value in needs(node)} - set(program.updated)
     inputs = [value for value in program.inputs if value in read and spec_of(value).shape]
     batch = rows_of(inputs, at_line("micro_batches cuts inputs along a first axis that is one for all"))
@@ -144,7 +154,13 @@ def _cut_inputs(program: Graph, parts: int) -> list[Value]:
 
 @dataclass
 class _Loop:
-    """The loop over micro-batches while it is written: what it carries, takes in parts, and stacks."""
+    """The loop over micro-batches under construction.
+
+    carried    (parameter, initial value, update) of each loop-carried value
+    sequences  (slice, whole) of each value read in parts
+    stacked    (row, whole) of each stacked output
+    finals     the final values of the loop-carried values
+    """
 
     outer: Emitter
     inner: Emitter
@@ -156,11 +172,11 @@ class _Loop:
     finals: list[Value] = field(default_factory=list)
 
     def fresh(self, hint: str, spec: TensorSpec) -> Value:
-        """A new value."""
+        """Return a new value."""
         return Value(self.outer.names.fresh(f"micro/{hint}"), spec)
 
     def part(self, whole: Value) -> Value:
-        """What a round has of a whole."""
+        """Return the slice of a whole value for one iteration."""
         spec = spec_of(whole)
         part = self.fresh(whole.name, TensorSpec(spec.dtype, (spec.shape[0] // self.parts, *spec.shape[1:])))
         folded = self.outer("nn.reshape", whole, shape=(self.parts, *spec_of(part).shape))
@@ -168,36 +184,36 @@ class _Loop:
         return part
 
     def carry(self, parameter: Value, init: Value, update: Value, final: Value | None = None) -> Value:
-        """What a value is that begins as `init` and becomes `update` in each round."""
+        """Carry `parameter`, from `init` to `update` in each iteration, and return the final value."""
         self.carried.append((parameter, init, update))
         self.finals.append(final or self.fresh(f"{parameter.name}.last", spec_of(parameter)))
         return self.finals[-1]
 
     def summed(self, hint: str, init: Value, term: Value) -> Value:
-        """The sum of a value of all rounds, and `init`."""
+        """Return the sum of `init` and of `term` over all iterations."""
         total = self.fresh(f"{hint}.sum", spec_of(init))
         return self.carry(total, init, self.inner("nn.add", total, term))
 
     def stack(self, row: Value) -> Value:
-        """A value of all rounds, each after the other."""
+        """Return the rows of all iterations, stacked along a new first axis."""
         whole = self.fresh(f"{row.name}.rows", TensorSpec(spec_of(row).dtype, (self.parts, *spec_of(row).shape)))
         self.stacked.append((row, whole))
         return whole
 
     def write(self, go: Value) -> None:
-        """Append the loop."""
+        """Append the loop with the condition `go`."""
         name = self.outer.names.fresh("micro")
         parameters, parts = [each[0] for each in self.carried], [part for part, _ in self.sequences]
-        given = (*(update for _, _, update in self.carried), *(row for row, _ in self.stacked))
+        results = (*(update for _, _, update in self.carried), *(row for row, _ in self.stacked))
         nodes = tuple(self.inner.nodes)
-        body = Graph(self.outer.names.fresh("micro.body"), (self.counter, *parameters, *parts), nodes, given)
-        taken = (*(init for _, init, _ in self.carried), *(folded for _, folded in self.sequences))
-        made = (*self.finals, *(whole for _, whole in self.stacked))
+        body = Graph(self.outer.names.fresh("micro.body"), (self.counter, *parameters, *parts), nodes, results)
+        operands = (*(init for _, init, _ in self.carried), *(folded for _, folded in self.sequences))
+        outputs = (*self.finals, *(whole for _, whole in self.stacked))
         loop = While(
             name,
             "while",
-            taken,
-            made,
+            operands,
+            outputs,
             body=body,
             condition=go,
             check=1,
@@ -212,7 +228,7 @@ class _Loop:
 
 @dataclass
 class _Writer:
-    """Writes the loop and what is around it. `wanted` are the values that the program gives."""
+    """Writer of the loop and the nodes around the loop. `wanted` holds the results of the program."""
 
     emit: Emitter
     cut: Cut
@@ -220,7 +236,7 @@ class _Writer:
     now: dict[Value, Value] = field(default_factory=dict)
 
     def gradients(self, loss: Value, parameters: Sequence[Value]) -> list[Value]:
-        """The gradients of the loss, which the loop and what comes after it compute."""
+        """Return the gradients of the loss with respect to `parameters`; write the loop and the outer nodes."""
         emit, cut = self.emit, self.cut
         active = reached(cut.before, parameters)
         inside = _read_of(node for node, _ in cut.inside)
@@ -237,22 +253,28 @@ class _Writer:
         return with_zeros(emit, backward(emit, tuple(cut.before), totals, parameters), parameters)
 
     def _outer(self, loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
-        """The gradients of the loss by what the loop gives and what is around it, written before the loop."""
+        """Return the gradients of the loss with respect to reductions and outer values, written before the loop.
+
+        Raises GradientError if a gradient depends on a reduction.
+        """
         emit, cut = self.emit, self.cut
         emit.nodes[:] = [*cut.before, *cut.after]
-        there = {node.name for node in emit.nodes}
-        found = backward(emit, tuple(cut.after), {loss: emit.filled(1, spec_of(loss))}, wrt)
-        new = [node for node in emit.nodes if node.name not in there]
-        late = {*cut.taken, *(value for node in cut.after for value in node.defs)}
-        if any(value in late for node in new for value in needs(node)):
+        earlier = {node.name for node in emit.nodes}
+        gradients = backward(emit, tuple(cut.after), {loss: emit.filled(1, spec_of(loss))}, wrt)
+        new = [node for node in emit.nodes if node.name not in earlier]
+        after_loop = {*cut.taken, *(value for node in cut.after for value in node.defs)}
+        if any(value in after_loop for node in new for value in needs(node)):
             raise GradientError("micro_batches: the loss is no sum of means and sums over the batch, times constants")
         emit.nodes[:] = [*cut.before, *new]
-        return found
+        return gradients
 
     def _loop(
         self, seeds: dict[Value, Value], begins: dict[Value, Value | None], sequences: Sequence[Value]
     ) -> dict[Value, Value]:
-        """Writes the loop. The gradients by what it captures, begun as in `begins`, and by `sequences` it takes."""
+        """Write the loop and return the gradients with respect to captured values and sequences.
+
+        `begins` maps each captured value to the initial value of its gradient sum.
+        """
         emit, cut, now = self.emit, self.cut, self.now
         inner = emit.inside()
         inner.scope = "micro/"
@@ -262,9 +284,9 @@ class _Writer:
         now.update((first, loop.fresh(first.name, spec_of(first))) for first in cut.statistics)
         self._round(inner, loop.counter)
         shares = {now[v]: self._share(v, grad) for v, grad in seeds.items()}
-        found = backward(inner, tuple(inner.nodes), shares, [*begins, *(now[v] for v in sequences)])
+        gradients = backward(inner, tuple(inner.nodes), shares, [*begins, *(now[v] for v in sequences)])
         totals: dict[Value, Value] = {}
-        for (value, begin), grad in zip(begins.items(), found, strict=False):
+        for (value, begin), grad in zip(begins.items(), gradients, strict=False):
             if grad is not None:
                 totals[value] = loop.summed(value.name, begin or emit.filled(0, spec_of(value)), grad)
             elif begin is not None:
@@ -273,8 +295,8 @@ class _Writer:
         for first, last in cut.statistics.items():
             loop.carry(now[first], first, now[last], last)
         rows = {v: loop.stack(now[v]) for v in now if v in self.wanted and v in cut.rows and v not in cut.wholes}
-        given = zip(sequences, found[len(begins) :], strict=True)
-        steps = {v: loop.stack(grad) for v, grad in given if grad is not None}
+        stacked_gradients = zip(sequences, gradients[len(begins) :], strict=True)
+        steps = {v: loop.stack(grad) for v, grad in stacked_gradients if grad is not None}
         loop.write(go)
         for value, total in sums.items():
             self._defined(value, self._share(value, total))
@@ -283,13 +305,13 @@ class _Writer:
         return totals | {v: emit("nn.reshape", whole, shape=spec_of(v).shape) for v, whole in steps.items()}
 
     def _share(self, taken: Value, of: Value) -> Value:
-        """The part of a gradient or total that one micro-batch has, where a mean is taken."""
+        """Return the share of one micro-batch in a gradient or total: divided by the number of parts for a mean."""
         if self.cut.taken[taken] == MEAN:
             return self.emit("nn.mul", of, self.emit.constant(1 / self.cut.parts, of))
         return self.emit("nn.copy", of)
 
     def _round(self, inner: Emitter, counter: Value) -> None:
-        """The nodes of a round, in terms of its parts."""
+        """Write the nodes of an iteration, applied to slices."""
         now = self.now
         for node, attrs in self.cut.inside:
             inner.source = node.source
@@ -297,21 +319,21 @@ class _Writer:
             if node.op == "nn.dropout":
                 assert operands[1] is not None
                 operands[1] = self._key(inner, counter, operands[1])
-            made = inner.several(node.op, *operands, **attrs)
-            now.update((old, new) for old, new in zip(node.outputs, made, strict=False) if old is not None)
+            results = inner.several(node.op, *operands, **attrs)
+            now.update((old, new) for old, new in zip(node.outputs, results, strict=False) if old is not None)
 
     def _key(self, inner: Emitter, counter: Value, key: Value) -> Value:
-        """The key of random numbers of a micro-batch."""
+        """Return the random key of one micro-batch."""
         apart = inner("nn.mul", counter, inner.filled(APART, SCALAR))
         return inner("nn.add", key, apart if key.spec == SCALAR else inner("nn.cast", apart, dtype="i32"))
 
     def _defined(self, value: Value, by: Value) -> None:
-        """Let the last node define a value of the program."""
+        """Rename the output `by` of the last node to a value of the program."""
         last = self.emit.nodes[-1]
         assert last.defs == (by,)
         self.emit.nodes[-1] = replace(last, name=value.name, outputs=(value,))
 
 
 def _read_of(nodes: Iterable[Node]) -> list[Value]:
-    """What the nodes read, each value once."""
+    """Return the values read by the nodes, each value once."""
     return list(dict.fromkeys(value for node in nodes for value in needs(node)))

@@ -1,4 +1,4 @@
-"""Which scopes a graph has: numbered where nobody gave a name, and one for each module, however often it is called."""
+"""Scopes of names in a graph: numbered scopes for layers without a name, and one scope a module."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Protocol
 
 
 class Named(Protocol):
-    """What a graph knows of a module: parameters that it asks for belong to it."""
+    """The interface of modules for graphs: the graph assigns parameters to the module requesting the parameters."""
 
     @property
     def name(self) -> str | None:
-        """The name it was given; None for none, "" where it has no scope of its own."""
+        """The given name; None without a name, "" for a module without its own scope."""
 
     @property
     def kind(self) -> str:
-        """What it is called by when it was given no name."""
+        """The default name."""
 
     def children(self) -> Iterable[tuple[str, object]]:
-        """The modules that it is made of, by their names in it."""
+        """Return the inner modules by name."""
 
 
 def name_in(around: Named | None, module: Named) -> str | None:
-    """The name of a module that is called by another: its own, or what it is called there. None when it has none."""
+    """Return the name of a module in the module `around`: the given name, or the attribute's name, or None."""
     if module.name is not None or around is None:
         return module.name
     return next((name for name, child in around.children() if child is module), None)
 
 
 def free(taken: Container[str], prefix: str, name: str) -> str:
-    """The first of `name`, `name_2`, `name_3`, ... whose scope below `prefix` is not taken."""
-    number, found = 1, name
-    while f"{prefix}{found}/" in taken:
+    """Return the first of `name`, `name_2`, `name_3`, ... with an unused scope below `prefix`."""
+    number, candidate = 1, name
+    while f"{prefix}{candidate}/" in taken:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 class Naming:
-    """The scopes that were open so far.
+    """The opened scopes.
 
-    scopes    all of them, in the order in which they were opened first
-    paths     the scope of each module that was called, by its identity, for modules may be equal; with the module
-    again     whether a module is called that was called before: what it asks for is there already
-    repeated  how often the innermost module was called before
+    scopes          all scopes, in order of first opening
+    paths           the scope of each called module by the module's identity (modules may be equal), with the module
+    is_repeated_call  True inside a module called before: the module's declarations exist already
+    prior_calls     the number of earlier calls of the innermost module
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Naming:
         self._used: set[str] | None = None
 
     def unused(self, prefix: str, name: str) -> str:
-        """A name for a scope that has not been open yet: `name`, `name_2`, `name_3`, ...
+        """Return a name for a new scope: the first unused of `name`, `name_2`, `name_3`, ...
 
-        In a module that is called again, one that has not been open since it is.
+        In a module called again, the first name not opened since the beginning of the call.
         """
         return free(self.scopes if self._used is None else self._used, prefix, name)
 
     def path(self, prefix: str, module: Named) -> str:
-        """The scope of a module that is called in the scope `prefix`: the one of its first call."""
+        """Return the scope of a module called in the scope `prefix`: the scope of the first call."""
         if id(module) not in self.paths:
             name = name_in(self._around, module)
             name = self.unused(prefix, module.kind) if name is None else name
@@ -73,7 +73,7 @@ class Naming:
 
     @contextmanager
     def inside(self, path: str, module: Named | None = None) -> Iterator[None]:
-        """Around what is written in a scope, that of a module or any other."""
+        """Enter a scope, of a module or any other, inside `with`."""
         before = self.again, self.repeated, self._around, self._used
         self.scopes.setdefault(path)
         if self._used is not None:

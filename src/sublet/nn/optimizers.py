@@ -1,4 +1,4 @@
-"""Optimisers: for each parameter one command that updates it, and what it remembers, in place."""
+"""Optimisers: for each parameter one command that updates the parameter and its states in place."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sublet.nn.tensor import Tensor
 from sublet.nn.writer import Eager
 
 Rate = float | Tensor | Schedule
-"""A learning rate: a number, a scalar f32 tensor of the graph, as an input or a state, or a function of the step."""
+"""A learning rate: a number, a scalar f32 tensor of the graph (an input or a state), or a function of the step."""
 
 
 class Optimizer(Protocol):
-    """Writes the commands that update parameters."""
+    """A writer of commands for updates of parameters."""
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Let `graph` update each of the parameters by its gradient at the end of a run."""
+        """Let `graph` update each parameter by the gradient at the same position, at the end of a run."""
 
 
 def _rate(graph: Graph | Eager, rate: Rate, parameters: Sequence[Tensor], step: Tensor | None = None) -> Tensor:
-    """The rate of this step; `step` is its number from 1 on, where it is counted already."""
+    """Return the learning rate as a tensor; `step` is the number of the step from 1, if already counted."""
     if callable(rate):
         step = _counted(graph, parameters) if step is None else step
         rate = rate((step - 1).astype("f32"))
@@ -33,12 +33,12 @@ def _rate(graph: Graph | Eager, rate: Rate, parameters: Sequence[Tensor], step: 
 
 
 def _remembered(graph: Graph | Eager, parameter: Tensor, what: str) -> Tensor:
-    """State of the spec of a parameter, zero before the first step."""
+    """Return a state of the shape and type of a parameter, zero before the first step."""
     return graph.state(f"{parameter.name}.{what}", parameter.shape, parameter.dtype)
 
 
 def _counted(graph: Graph | Eager, parameters: Sequence[Tensor]) -> Tensor:
-    """The number of this step, from 1 on; each group of parameters counts for itself."""
+    """Return the number of the step, from 1; each group of parameters has a separate counter."""
     before = graph.state(f"{parameters[0].name}.step", (), DType.I64)
     step = before + 1
     graph.update(before, step)
@@ -47,7 +47,14 @@ def _counted(graph: Graph | Eager, parameters: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with momentum, as torch.optim.SGD computes it."""
+    """Stochastic gradient descent with momentum, computed as by torch.optim.SGD.
+
+    lr         learning rate: a number, a scalar f32 tensor, or a schedule
+    momentum   factor of the previous update direction; 0 for plain descent
+    dampening  the gradient enters the momentum times 1 - dampening
+    decay      weight decay, added to the gradient
+    nesterov   Nesterov momentum; needs a momentum greater than 0 and no dampening (else SpecError)
+    """
 
     lr: Rate
     momentum: float = 0.0
@@ -56,19 +63,25 @@ class SGD:
     nesterov: bool = False
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """One command a parameter; with momentum, one state of its size."""
+        """Write one command a parameter; with momentum, also one state of the parameter's size."""
         rate = _rate(graph, self.lr, parameters)
         attrs = {"dampening": self.dampening, "decay": self.decay, "nesterov": self.nesterov}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = [_remembered(graph, parameter, "momentum")] if self.momentum else []
-            made = graph.apply("nn.sgd", parameter, gradient, rate, *state, momentum=self.momentum, **attrs)
-            for target, source in zip([parameter, *state], made, strict=True):
+            results = graph.apply("nn.sgd", parameter, gradient, rate, *state, momentum=self.momentum, **attrs)
+            for target, source in zip([parameter, *state], results, strict=True):
                 graph.update(target, source)
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, 2015), as torch.optim.Adam computes it: `decay` is added to the gradient."""
+    """Adam (Kingma and Ba, 2015), computed as by torch.optim.Adam; `decay` times the weight is added to the gradient.
+
+    lr             learning rate: a number, a scalar f32 tensor, or a schedule
+    beta1, beta2   decay rates of the running means of the gradient and of its square
+    epsilon        added to the denominator
+    decay          weight decay
+    """
 
     lr: Rate
     beta1: float = 0.9
@@ -79,20 +92,20 @@ class Adam:
     op = "nn.adam"
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """One command a parameter, two states of its size."""
+        """Write one command a parameter, with two states of the parameter's size."""
         step = _counted(graph, parameters)
         rate = _rate(graph, self.lr, parameters, step)
         attrs = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = [_remembered(graph, parameter, what) for what in ("mean", "variance")]
-            made = graph.apply(self.op, parameter, gradient, rate, *state, step, **attrs)
-            for target, source in zip([parameter, *state], made, strict=True):
+            results = graph.apply(self.op, parameter, gradient, rate, *state, step, **attrs)
+            for target, source in zip([parameter, *state], results, strict=True):
                 graph.update(target, source)
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): the decay is added to the update."""
 
     decay: float = 0.01
 
@@ -101,7 +114,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class LAMB(Adam):
-    """Layer-wise adaptive moments (You et al., 2020)."""
+    """Layer-wise adaptive moments (You et al., 2020); fields as for `Adam`."""
 
     epsilon: float = 1e-6
 
@@ -110,7 +123,13 @@ class LAMB(Adam):
 
 @dataclass(frozen=True)
 class RMSProp:
-    """RMSProp, as torch.optim.RMSprop computes it without momentum."""
+    """RMSProp without momentum, computed as by torch.optim.RMSprop.
+
+    lr        learning rate: a number, a scalar f32 tensor, or a schedule
+    alpha     decay rate of the running mean of the squared gradient
+    epsilon   added to the denominator
+    decay     weight decay, added to the gradient
+    """
 
     lr: Rate
     alpha: float = 0.99
@@ -118,28 +137,29 @@ class RMSProp:
     decay: float = 0.0
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """One command a parameter, one state of its size."""
+        """Write one command a parameter, with one state of the parameter's size."""
         rate = _rate(graph, self.lr, parameters)
         attrs = {"alpha": self.alpha, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = _remembered(graph, parameter, "variance")
-            made = graph.apply("nn.rmsprop", parameter, gradient, rate, state, **attrs)
-            for target, source in zip([parameter, state], made, strict=True):
+            results = graph.apply("nn.rmsprop", parameter, gradient, rate, state, **attrs)
+            for target, source in zip([parameter, state], results, strict=True):
                 graph.update(target, source)
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """Gives `optimizer` gradients scaled down, all alike, so that the norm of them all is at most `norm`.
+    """Gradient clipping by global norm: all gradients are scaled by one factor to a total norm of at most `norm`.
 
-    As torch.nn.utils.clip_grad_norm_ does (Pascanu et al., 2013). No gradient is consumed before all are complete.
+    Computed as by torch.nn.utils.clip_grad_norm_ (Pascanu et al., 2013), before `optimizer`. No gradient is consumed
+    before all gradients are complete.
     """
 
     optimizer: Optimizer
     norm: float
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The norm, the scaled gradients, and what the optimiser makes of them."""
+        """Write the norm, the scaled gradients, and the commands of the optimiser."""
         total = nn.sqrt(sum(nn.square(gradient.astype("f32")).sum() for gradient in gradients))
         scale = nn.minimum(self.norm / (total + 1e-6), 1.0)
         scaled = [gradient * scale.astype(gradient.dtype) for gradient in gradients]

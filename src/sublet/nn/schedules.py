@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step, which an optimiser counts from 0: `Adam(schedules.cosine(0.1, 1000))`.
+"""Learning rates as functions of the step, counted from 0 by the optimiser: `Adam(schedules.cosine(0.1, 1000))`.
 
 A schedule is any function of a scalar f32 tensor, or of a number: `cosine(0.1, 1000)(500)` is 0.05.
 """
@@ -14,49 +14,60 @@ from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
 
 Schedule = Callable[[Any], Any]
-"""Of the number of the step, a tensor or a number, the rate: the same, or a plain number."""
+"""A function from the number of the step to the rate: tensor to tensor, number to number, or to a plain number."""
 
 
 def constant(rate: float) -> Schedule:
-    """The same rate in each step."""
+    """Return a schedule with the same rate in each step."""
     return lambda step: rate
 
 
 def piecewise(rates: Sequence[float], boundaries: Sequence[int]) -> Schedule:
-    """The first rate in the steps before the first boundary, the second in those before the next, and so on."""
+    """Return a schedule with rate `rates[0]` before step `boundaries[0]`, then `rates[1]` before `boundaries[1]`, etc.
+
+    The last rate holds from the last boundary on. Raises SpecError unless the boundaries are ascending, and one fewer
+    than the rates.
+    """
     if len(rates) != len(boundaries) + 1 or sorted(boundaries) != list(boundaries):
         raise SpecError(
             at_line(f"{len(rates)} rates need {len(rates) - 1} boundaries in order, not {list(boundaries)}")
         )
 
     def rate(step: Any) -> Any:
-        found: Any = rates[-1]
+        selected: Any = rates[-1]
         for limit, before in zip(reversed(boundaries), reversed(rates[:-1]), strict=True):
-            found = _where(step < limit, before, found)
-        return found
+            selected = _where(step < limit, before, selected)
+        return selected
 
     return rate
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From one rate to another, and from then on that."""
+    """Return a schedule from `start` to `end`, linear over `steps` steps and constant afterwards."""
     return lambda step: start + (end - start) * _part(step, steps)
 
 
 def cosine(rate: float, steps: int, end: float = 0.0) -> Schedule:
-    """From `rate` to `end` along half a wave of the cosine (Loshchilov and Hutter, 2017), and from then on that."""
+    """Return a schedule from `rate` to `end`, along half a cosine wave over `steps` steps and constant afterwards.
+
+    Source: Loshchilov and Hutter, SGDR, 2017.
+    """
     return lambda step: end + (rate - end) * 0.5 * (1 + _cos(_part(step, steps) * pi))
 
 
 def warmup(steps: int, then: Schedule | float) -> Schedule:
-    """In steps before `steps` a part of the first rate of `then`, growing evenly; `then` begins after them."""
+    """Return a schedule growing linearly over `steps` steps to the first rate of `then`, followed by `then`.
+
+    Step k < `steps` has the rate then(0) * (k + 1) / (steps + 1); later steps have then(step - steps). A number for
+    `then` is a constant rate.
+    """
     after: Schedule = then if callable(then) else constant(then)
     first = after(0)
     return lambda step: _where(step < steps, first * ((step + 1) * (1 / (steps + 1))), after(_most(step - steps, 0)))
 
 
 def _part(step: Any, steps: int) -> Any:
-    """How much of the steps is over, from 0 to 1."""
+    """Return the completed share of the steps, from 0 to 1."""
     part = step * (1 / steps)
     return part.graph.apply("nn.minimum", part, 1.0)[0] if isinstance(part, Tensor) else min(part, 1.0)
 

@@ -1,4 +1,4 @@
-"""A tensor of a graph that is being written: it has a shape and a type, and bytes only when the graph runs."""
+"""The tensor of a graph under construction: shape and type are known, bytes exist only while the graph runs."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ NAMES = {
     "bfloat16": "bf16",
     **{f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
 }
-"""NumPy's names of types."""
+"""Sublet's type names by NumPy's type names."""
 
 
 class Writer(Protocol):
-    """The graph that is being written, as its tensors see it."""
+    """The interface of graphs for tensors."""
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
-        """The outputs of a new node."""
+        """Append a node and return the outputs."""
 
 
 def told(given: object) -> str:
-    """What messages call something: on one line, and without computing it."""
+    """Return a description for messages: on one line, and without computing a lazy tensor."""
     if isinstance(given, Tensor):
         return given._told()
     return f"an array {given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else repr(given)
 
 
 class Tensor:
-    """A value of `graph` [NNC: tensor symbol]. Arithmetic and comparison write nodes; see `sublet.nn` for the rest."""
+    """A value of `graph` [NNC: tensor symbol]. Arithmetic and comparison append nodes; `sublet.nn` lists all commands.
+
+    All methods raise SpecError, beginning with the user's line, for shapes or types not accepted by the command.
+    """
 
     __slots__ = ("graph", "value")
-    __array_ufunc__ = None  # so that array * tensor asks the tensor
+    __array_ufunc__ = None  # lets NumPy's `array * tensor` call Tensor.__rmul__
     __hash__ = object.__hash__
 
     def __init__(self, graph: Writer, value: Value) -> None:
@@ -55,18 +58,22 @@ class Tensor:
 
     @property
     def name(self) -> str:
+        """The name of the value."""
         return self.value.name
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the axes."""
         return spec_of(self.value).shape
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return spec_of(self.value).dtype
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -108,13 +115,14 @@ class Tensor:
         return self._apply("nn.div", other, self._fractional())
 
     def __floordiv__(self, other: Operand) -> Tensor:
+        """Return the quotient, rounded down."""
         quotient = self._apply("nn.div", self, other)
         return self._apply("nn.floor", quotient) if self.dtype in FLOATS else quotient
 
     def __mod__(self, other: Operand) -> Tensor:
-        """The remainder of `//`: it has the sign of `other`, as in Python."""
-        taken: Tensor = (self // other) * other
-        return self - taken
+        """Return the remainder of `//`, with the sign of `other`, as in Python."""
+        multiple: Tensor = (self // other) * other
+        return self - multiple
 
     def __pow__(self, other: Operand) -> Tensor:
         return self._apply("nn.pow", self, other)
@@ -162,6 +170,7 @@ class Tensor:
         return self._apply("nn.logical_not", self)
 
     def _without_content(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise SpecError: a tensor has no content before a run."""
         raise SpecError(
             at_line(
                 f"{told(self)} has no content before a run: branch with g.case_of, loop with g.while_, see g.output"
@@ -183,13 +192,13 @@ class Tensor:
         raise AttributeError(f"a Tensor has no {name!r}{hint}")
 
     def detach(self) -> Tensor:
-        """The same elements, through which no gradient goes."""
+        """Return a tensor of the same elements and shape; no gradient passes through."""
         return self._apply(STOP_GRADIENT, self)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A slice: integers, whose axes disappear, slices with positive steps, `...`, and None for a new axis of 1.
+        """Return a slice: integers remove an axis, slices need positive steps, and `...` and None work as in NumPy.
 
-        A tensor of integers gives rows along axis 0.
+        A tensor of integers selects along axis 0: one index removes the axis, a list of indices gives as many rows.
         """
         if isinstance(index, Tensor):
             return self._rows(index)
@@ -205,10 +214,11 @@ class Tensor:
             ends.append(max(start, end))
             steps.append(step)
             axis += 1
-        cut = self._apply("nn.slice", self, starts=starts, ends=ends, steps=steps)
-        return cut if cut.shape == tuple(shape) else cut.reshape(*shape)
+        part = self._apply("nn.slice", self, starts=starts, ends=ends, steps=steps)
+        return part if part.shape == tuple(shape) else part.reshape(*shape)
 
     def _rows(self, index: Tensor) -> Tensor:
+        """Return the row at an index, or the rows at a tensor of indices. Raises SpecError for other than integers."""
         if index.dtype not in (DType.I32, DType.I64):
             raise SpecError(at_line(f"{index!r} is no index: these are integers; see nn.where and nn.masked_fill"))
         return (
@@ -216,45 +226,47 @@ class Tensor:
         )
 
     def _fractional(self) -> Tensor:
+        """Return the tensor. Raises SpecError unless the elements are floating-point numbers."""
         if self.dtype not in FLOATS:
             raise SpecError(at_line(f"{told(self)} is of integers: divide by //, or take astype('f32') first"))
         return self
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """The same elements in another shape; -1 stands for what is left."""
+        """Return the same elements in another shape of equal size; one extent may be -1, computed from the others."""
         return self._apply("nn.reshape", self, shape=_completed(self, _integers(shape)))
 
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
-        """The axes in another order; reversed when none is given."""
+        """Return the tensor with axes in the given order; reversed without `axes`."""
         return self._apply("nn.transpose", self, axes=_integers(axes) or tuple(reversed(range(self.ndim))))
 
     @property
     def T(self) -> Tensor:
+        """The tensor with reversed axes."""
         return self.transpose()
 
     def sum(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
-        """The sum over some axes, over all when none is given."""
+        """Return the sum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.sum", self, axes=_integers(axes), keepdims=keepdims)
 
     def mean(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
-        """The mean over some axes, over all when none is given."""
+        """Return the mean over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.mean", self, axes=_integers(axes), keepdims=keepdims)
 
     def max(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
-        """The greatest element over some axes, over all when none is given."""
+        """Return the maximum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.max", self, axes=_integers(axes), keepdims=keepdims)
 
     def min(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
-        """The least element over some axes, over all when none is given."""
+        """Return the minimum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.min", self, axes=_integers(axes), keepdims=keepdims)
 
     def astype(self, dtype: DType | str | type) -> Tensor:
-        """The elements in another type."""
+        """Return the elements converted to another type, by Sublet's or NumPy's name. Raises SpecError if unknown."""
         return self._apply("nn.cast", self, dtype=dtype_of(dtype))
 
 
 def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
-    """Integers given one by one, or as one sequence. Raises SpecError for anything else."""
+    """Return integers given one by one, or as one sequence. Raises SpecError for other arguments."""
     chosen = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
     try:
         return tuple(integer(item) for item in chosen)  # type: ignore[arg-type]
@@ -263,7 +275,7 @@ def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
 
 
 def _for_each_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
-    """The parts of an index, with `...` and what is left out at the end written out as slices."""
+    """Return an index with one item an axis: `...` and missing items at the end are replaced by slices."""
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     missing = tensor.ndim - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(places) > 1:
@@ -273,7 +285,7 @@ def _for_each_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
 
 
 def _cut(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
-    """Start, end and step of one part of an index, and whether its axis is kept."""
+    """Return start, end and step of one item of an index, and True if the axis is kept."""
     extent = tensor.shape[axis]
     if isinstance(item, slice):
         start, end, step = _bounds(tensor, item, extent)
@@ -281,18 +293,19 @@ def _cut(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
             raise SpecError(at_line(f"{told(tensor)}: the step {step} along axis {axis} is not positive; see nn.flip"))
         return start, end, step, True
     try:
-        at = integer(item)
+        position = integer(item)
     except TypeError:
-        at = None
-    if at is None or isinstance(item, bool):
+        position = None
+    if position is None or isinstance(item, bool):
         what = f"{told(tensor)} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
         raise SpecError(at_line(what))
-    if not -extent <= at < extent:
-        raise SpecError(at_line(f"{told(tensor)}: there is no index {at} along axis {axis}"))
-    return at % extent, at % extent + 1, 1, False
+    if not -extent <= position < extent:
+        raise SpecError(at_line(f"{told(tensor)}: there is no index {position} along axis {axis}"))
+    return position % extent, position % extent + 1, 1, False
 
 
 def _bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
+    """Return start, end and step of a slice. Raises SpecError for a bound known only at run time."""
     try:
         return item.indices(extent)
     except (TypeError, ValueError) as error:
@@ -302,7 +315,7 @@ def _bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
 
 
 def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with its one -1 filled in."""
+    """Return the shape with a single -1 replaced by the missing extent."""
     if shape.count(-1) != 1:
         return shape
     rest = 1
@@ -313,7 +326,7 @@ def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def dtype_of(dtype: DType | str | type) -> DType:
-    """The type of a name, Sublet's ("f32") or NumPy's ("float32"), or of a NumPy type. Raises SpecError otherwise."""
+    """Return the type named by Sublet ("f32") or NumPy ("float32"), or of a NumPy type. Raises SpecError if unknown."""
     if isinstance(dtype, DType):
         return dtype
     is_numpys = isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic | bool))

@@ -1,4 +1,4 @@
-"""A training step as one graph: forward, backward and update, to be planned and run like any other."""
+"""A training step as one graph: forward, backward and update, planned and run like any other graph."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ from sublet.passes.pipeline import run_passes, simplify
 from sublet.planning.pipeline import plan_memory
 
 QUICK = "best_fit_by_size"
-"""The strategy that orders are judged by."""
+"""The packing strategy for judging orders: fast, and good enough to compare."""
 
 
 def gradients(
     of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None, *, checkpoint: Checkpoints = None
 ) -> list[Tensor]:
-    """The gradients of a tensor by others of its graph, written after it; their gradients can be asked for again.
+    """Return the gradients of `of` with respect to each tensor in `wrt`, of the shapes and types of `wrt`.
 
-    `seed` is the gradient of `of` itself, 1 everywhere when nothing is said. What `of` does not depend on has zeros.
-    Inside a loop or branch only what is written there is differentiated: by what was computed before it, `of` must not
-    depend on `wrt`. Raises GradientError, which begins with the user's line: for that, for a value that is no
-    floating-point number, is random, or is computed from `wrt` by a command without a gradient.
+    The gradients are appended to the graph, and can be differentiated again. `seed` is the gradient of `of` itself, 1
+    everywhere by default. A tensor without influence on `of` has a gradient of zeros. Inside a loop or branch, only
+    nodes of the loop or branch are differentiated: `of` must not depend on `wrt` through nodes outside.
 
-    `checkpoint` says what loops store for their gradients, where their number of rounds is a constant: every round
-    ("plain"); what every k-th round begins with, and the rounds between are computed again (an integer k; "sqrt": near
-    the root of the rounds); or a tree of such segments in segments ("tree"). The gradients are the same. A dict says
-    it by the names of loops.
+    `checkpoint` selects the data stored by loops for their gradients, if the number of iterations is a constant: every
+    iteration ("plain"); the begin of every k-th iteration, with the iterations between recomputed (an integer k, or
+    "sqrt" for about the root of the number of iterations); or a tree of segments in segments ("tree"). The gradients
+    are the same. A dict selects by the names of loops.
+
+    Raises GradientError, beginning with the user's line, for a dependence through outer nodes; for a value without
+    floating-point elements, or a random value; for a command without a gradient between `wrt` and `of`; and for a seed
+    of another shape or type than `of`. Raises SpecError for `checkpoint` with a dynamic graph.
     """
     graph = graph_of(of)
     if not isinstance(graph, WrittenGraph):
@@ -59,15 +62,15 @@ def gradients(
         try:
             _require_inside(graph, target, values)
             start = start or emit.filled(1, spec_of(target))
-            found = backward(emit, tuple(emit.nodes), {target: start}, values, checkpoint)
+            partial = backward(emit, tuple(emit.nodes), {target: start}, values, checkpoint)
         except GradientError as error:
             raise GradientError(at_line(str(error))) from None
-        made = with_zeros(emit, found, values)
-    return [graph.tensor(value) for value in made]
+        complete = with_zeros(emit, partial, values)
+    return [graph.tensor(value) for value in complete]
 
 
 def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value]) -> None:
-    """Raise GradientError when `target` depends on `values` by nodes outside the loop or branch that is open."""
+    """Raise GradientError if `target` depends on `values` through nodes outside of the open loop or branch."""
     inside = graph.emit.nodes
     outer = reached([node for emit in graph.around for node in emit.nodes], values).difference(values)
     read = [target, *(value for node in inside for value in needs(node))]
@@ -90,22 +93,23 @@ def train_step(
     smaller_statistics: bool = False,
     budget: int | str | None = None,
 ) -> Model:
-    """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
+    """Return a model of one training step: compute `loss`, a scalar, and let `optimizer` update `parameters` in place.
 
-    The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
-    under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
-    costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
-    `checkpoint` is how loops are stored, see `gradients`.
-    `micro_batches` computes the step over so many parts of the batch, in a loop over slices of the inputs in place: the
-    loss and the gradients are those of the whole batch but for rounding. All inputs of one axis or more that are read
-    have the batch as their first axis, and commands must see one sample at a time. Batch normalisation sees smaller
-    batches, and is refused unless `smaller_statistics`. Dropout draws from another key in each part. Several numbers
-    are choices for the budget.
-    `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed
-    again where it needs more, and loops are stored, unless `checkpoint` says how, in the way that fits at the least
-    time predicted (docs/budget.md). What kernels ask for besides is counted by `compile(step, budget=)`.
-    Raises CapacityError where that is impossible or no way was found.
-    Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
+    The model is for `sublet.compile` or `sublet.plan_memory`; each run returns the outputs of the graph, and the loss
+    under `name`. Each gradient is consumed as early as the data flow allows; where the memory stays the same, updates
+    run at the end of the step: a run that fails earlier leaves the parameters unchanged.
+
+    checkpoint     the data stored by loops, see `gradients`
+    micro_batches  the number of parts of the batch, processed by a loop over views of the inputs; loss and gradients
+                   equal those of the whole batch except for rounding. All read inputs with an axis must have the batch
+                   as their first axis, and commands must compute sample by sample. Dropout draws from another key in
+                   each part. A sequence of numbers gives choices for the budget
+    smaller_statistics   allow batch normalisation over micro-batches; otherwise batch normalisation is refused
+    budget         the maximum bytes of the arena planned by `sublet.compile` by default, kernels' scratch memory
+                   included. Values are recomputed, and loops stored, for the least predicted time (docs/budget.md)
+
+    Raises CapacityError if no step within the budget exists or was found; GradientError for a loss or parameter without
+    a gradient; SpecError for bad arguments. The graph is unchanged after an error.
     """
     graph = graph_of(loss)
     if not isinstance(graph, WrittenGraph):
@@ -122,10 +126,10 @@ def train_step(
         graph.output(name, loss)
         _require_dependence(graph, loss, chosen)
         if parts > 1:
-            found = accumulated(graph, loss, chosen, parts, smaller_statistics=smaller_statistics)
+            gradient_list = accumulated(graph, loss, chosen, parts, smaller_statistics=smaller_statistics)
         with graph.scope(graph.unused("step")):
-            found = found if parts > 1 else gradients(loss, chosen, checkpoint=stored)
-            optimizer.write(graph, chosen, found)
+            gradient_list = gradient_list if parts > 1 else gradients(loss, chosen, checkpoint=stored)
+            optimizer.write(graph, chosen, gradient_list)
 
     batches = _batches(micro_batches)
     if budget is None and len(batches) > 1:
@@ -146,32 +150,32 @@ def _within(
     ways: Mapping[str, tuple[Checkpoints, int]],
     budget: int | str,
 ) -> Model:
-    """The step of the cheapest of the ways, which is written to the graph."""
-    made = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
-    way, step = cheapest(made, budget)
+    """Return the cheapest step within the budget, and write the step to the graph."""
+    trials = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
+    way, step = cheapest(trials, budget)
     write(*ways[way])
     return step
 
 
 def step_of(source: WrittenGraph | Graph | Model) -> Model:
-    """A step as `train_step` leaves it: of less memory, with its updates at the end where that costs none."""
+    """Return a step as `train_step` does: with less memory, and updates at the end where the memory stays the same."""
     step = less_memory(source)
     return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
 
 
 def _ways(graph: WrittenGraph, checkpoint: Checkpoints, batches: Sequence[int]) -> dict[str, tuple[Checkpoints, int]]:
-    """How loops may be stored, and in how many micro-batches, by what that is called; the plainest first."""
+    """Return the ways to write the step (checkpoints, number of micro-batches) by description, the plainest first."""
     ways: dict[str, tuple[Checkpoints, int]] = {}
     for parts in batches:
-        several = checkpoint is None and parts == 1 and _loops(graph)
-        of = f"{parts} micro-batches" if parts > 1 else "the whole batch"
-        for stored in (PLAIN, SQRT, TREE) if several else (checkpoint,):
-            ways[f"{of}, loops stored {stored}" if several else of] = stored, parts
+        loop_choices = checkpoint is None and parts == 1 and _loops(graph)
+        batch_words = f"{parts} micro-batches" if parts > 1 else "the whole batch"
+        for stored in (PLAIN, SQRT, TREE) if loop_choices else (checkpoint,):
+            ways[f"{batch_words}, loops stored {stored}" if loop_choices else batch_words] = stored, parts
     return ways
 
 
 def _batches(given: int | Sequence[int]) -> list[int]:
-    """The numbers of micro-batches that were given, the fewest first. Raises SpecError for what is none."""
+    """Return the given numbers of micro-batches in ascending order. Raises SpecError unless positive integers."""
     numbers = [given] if isinstance(given, int) else list(given)
     if not numbers or not all(type(number) is int and number >= 1 for number in numbers):
         raise SpecError(at_line(f"micro_batches={given!r} must be an integer from 1 on, or several"))
@@ -179,13 +183,14 @@ def _batches(given: int | Sequence[int]) -> list[int]:
 
 
 def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return a list of tensors. Raises SpecError for a single tensor."""
     if isinstance(tensors, Tensor):
         raise SpecError(at_line(f"{told(tensors)} is one tensor: give a list of them"))
     return list(tensors)
 
 
 def _loops(graph: WrittenGraph) -> bool:
-    """Whether there are loops, in branches too."""
+    """True if the graph has loops, inside branches too."""
     waiting = list(graph.emit.nodes)
     for node in waiting:
         waiting.extend(inner for sub in node.subgraphs for inner in sub.nodes)
@@ -193,17 +198,17 @@ def _loops(graph: WrittenGraph) -> bool:
 
 
 def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Raise GradientError if the loss depends on none of the parameters."""
     values = [graph.own(tensor) for tensor in parameters]
     if differentiable(loss.value) and loss.value not in reached(graph.emit.nodes, values):
         raise GradientError(at_line(f"the loss {told(loss)} depends on none of the parameters"))
 
 
 def less_memory(source: WrittenGraph | Graph | Model) -> Model:
-    """A network with nothing needless in it, commands fused, that recalls what it can, in an order of less memory.
+    """Return an equivalent model with less memory: simplified, fused, with late constants, re-slicing, and reordered.
 
-    `train_step` ends with it. It is for models that were read, and for graphs with gradients and updates of one's own;
-    results stay what they are.
-    Where there are loops or branches, an order is judged by planning, which knows more about them than an estimate.
+    `train_step` ends with `less_memory`. Use the function for models read from files, and for graphs with own gradients
+    and updates; results stay the same. With loops or branches, orders are judged by planning, as estimates know less.
     """
     model = as_model(source)
     graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
@@ -213,6 +218,6 @@ def less_memory(source: WrittenGraph | Graph | Model) -> Model:
 
 
 def _planned_bytes(graph: Graph) -> tuple[int, int]:
-    """The arena that a quick packing finds, and what none can go below."""
+    """Return the arena of a quick packing, and a lower bound, in bytes."""
     plan = plan_memory(graph, Options(strategy=QUICK, io="bound"))
     return plan.arena_bytes, plan.lower_bound_bytes

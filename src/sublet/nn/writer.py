@@ -1,4 +1,4 @@
-"""What layers and optimisers write to: a graph that is being written, or one that computes at once."""
+"""The graphs written to by layers and optimisers: symbolic graphs, and dynamic graphs computing at once."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from sublet.nn.tensor import Operand, Tensor
 
 
 class Eager(Controlled, Protocol):
-    """A graph that computes at once, as layers, optimisers and gradients see it (`sublet.DynamicGraph`)."""
+    """The interface of a graph computing at once, for layers, optimisers and gradients (`sublet.DynamicGraph`)."""
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
-        """The outputs of a command."""
+        """Return the outputs of a command."""
 
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
     ) -> Tensor:
-        """The parameter of a name, made when it is asked for first."""
+        """Return the parameter of a name, created at the first request."""
 
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Tensor:
-        """The state of a name, made when it is asked for first."""
+        """Return the state of a name, created at the first request."""
 
     def key(self, seed: int = 0) -> Tensor:
-        """A key of random numbers."""
+        """Return a key of random numbers, different in each call."""
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
-        """A number or an array."""
+        """Return a number or an array as a tensor."""
 
     def update(self, target: Tensor, source: Tensor) -> None:
-        """Let a parameter or state take another content."""
+        """Assign the content of `source` to a parameter or state."""
 
     def after(self, target: Tensor) -> Tensor:
-        """What a parameter or state holds from now on."""
+        """Return the content of a parameter or state after all updates so far."""
 
     def module(self, module: Named) -> AbstractContextManager[None]:
-        """Around what a module computes."""
+        """Enter the scope of a module inside `with`."""
 
     @property
     def repeated(self) -> int:
-        """How often the module that is called was called before, where that tells random numbers apart."""
+        """The number of earlier calls of the running module, where needed to draw different random numbers."""
 
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """Names made inside begin with `name/`."""
+        """Begin names made inside `with` by `name/`."""
 
     def unused(self, name: str) -> str:
-        """A name for a scope that has not been open yet."""
+        """Return a name for a new scope."""
 
     @property
     def prefix(self) -> str:
-        """What names begin with here."""
+        """The prefix of new names."""
 
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
-        """The gradients of a tensor by others."""
+        """Return the gradients of `of` with respect to each tensor in `wrt`."""
 
 
 def graph_of(tensor: Tensor) -> Graph | Eager:
-    """The graph that a tensor belongs to. Raises SpecError for anything else."""
+    """Return the graph of a tensor. Raises SpecError for other than a tensor."""
     if not isinstance(tensor, Tensor):
         what = "a tuple of tensors: take one of them, as nn.softmax_cross_entropy(...)[0]"
         raise SpecError(at_line(f"{what if isinstance(tensor, tuple) else type(tensor).__name__ + ' is no Tensor'}"))

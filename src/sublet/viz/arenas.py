@@ -1,4 +1,4 @@
-"""Arenas in a picture: each has addresses of its own, so several are drawn as bands, one above the other."""
+"""The arenas of a picture: each arena has separate addresses, so several arenas are drawn as bands, stacked upwards."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from sublet.plan import UNLIMITED
 
 APART = 20
-"""Between two arenas lies this part of the height of all."""
+"""The gap between two arenas is the height of all arenas divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """An arena whose byte 0 is drawn at the address `begin`.
+    """An arena with byte 0 drawn at the address `begin`.
 
-    nbytes     its size
-    bound      bytes that no placement of the buffers which lie in it can go below
-    capacity   what its memory region holds at most, or UNLIMITED
+    nbytes     the size of the arena
+    bound      a lower bound for the size, over all placements of the buffers in the arena
+    capacity   the maximum size of the memory region, or UNLIMITED
     """
 
     name: str
@@ -33,11 +33,11 @@ class Arena:
 
 
 def begins(heights: Iterable[int]) -> list[int]:
-    """The drawn addresses at which arenas of these heights begin."""
-    all_of_them = list(heights)
-    apart = max(1, sum(all_of_them) // APART)
-    found, begin = [], 0
-    for height in all_of_them:
-        found.append(begin)
-        begin += height + apart
-    return found
+    """Return the drawn begin addresses of arenas with the given heights, with gaps between the arenas."""
+    sizes = list(heights)
+    gap = max(1, sum(sizes) // APART)
+    begin_addresses, begin = [], 0
+    for height in sizes:
+        begin_addresses.append(begin)
+        begin += height + gap
+    return begin_addresses

@@ -1,4 +1,4 @@
-"""A table of buffers: their bytes, and the tensors in them."""
+"""A table of buffers for the terminal: bytes, and tensors in the buffer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sublet.plan.verdict import LiveBuffer
 from sublet.viz.tables import plain_table
 
 SHOWN = 12
-"""Buffers in a table; the rest is summed up in one line."""
+"""Maximum of buffers in a table; one line sums up the rest."""
 SHARED = 3
-"""Values of one buffer in a table."""
+"""Maximum of listed values of one buffer."""
 
 HOWS = {
     "view": "view of",
@@ -25,11 +25,11 @@ HOWS = {
     "row": "row of",
     "joined": "in the buffer of",
 }
-"""Why a value shares bytes, before the name of whose they are."""
+"""The reason for sharing bytes, as a prefix of the sharing value's name."""
 
 
 def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
-    """The largest of them, one a row, with the values that share each."""
+    """Return a table of the first buffers, with the values sharing each buffer."""
     places = {place.value: place for place in plan.placements}
     table = plain_table()
     table.add_column("bytes", justify="right", overflow="fold")
@@ -49,6 +49,7 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
 
 
 def _maker(place: Placement) -> str:
+    """Return the producer of a value, with the reason for sharing bytes."""
     how = HOWS.get(place.how)
     maker = place.producer or "input"
     return f"{maker} ({how} {place.shares})" if how else maker

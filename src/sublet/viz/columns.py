@@ -1,4 +1,4 @@
-"""Columns of integers as little-endian typed arrays, as narrow as their numbers allow."""
+"""Columns of integers as little-endian typed arrays, of the narrowest sufficient type."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ _WIDTHS = (
     ("f64", "d", 1 << 53),
     ("u64", "Q", 1 << 64),
 )
-"""Name for the page, typecode of `array`, and the first number that does not fit.
+"""Name for the page, typecode of `array`, and the smallest number too large for the type.
 
-A double holds integers exactly up to 2^53 and is what JavaScript computes with; only larger numbers
-need its 64-bit integers.
+JavaScript computes with doubles, exact for integers up to 2^53; only larger numbers need 64-bit integers.
 """
 
 
 class Columns:
-    """Columns one after another, each at a multiple of 8 bytes, as typed arrays need it."""
+    """Columns in sequence, each at a multiple of 8 bytes, as JavaScript's typed arrays require."""
 
     def __init__(self) -> None:
         self._packed = bytearray()
 
     def add(self, numbers: Iterable[int]) -> Column:
-        """Append numbers from 0 to 2^64 - 1 and say where they are."""
+        """Append numbers from 0 to 2^64 - 1, and return type, byte position and count."""
         values = list(numbers)
         largest = max(values, default=0)
         name, typecode = next((name, typecode) for name, typecode, limit in _WIDTHS if largest < limit)
@@ -47,10 +46,9 @@ class Columns:
         return name, position, len(values)
 
     def deflated(self, model: dict[str, Any]) -> str:
-        """The model as JSON and these columns, compressed, in base64.
+        """Return the model as JSON with the columns, compressed, in base64.
 
-        Before compression: the length of the JSON as 8 bytes, the JSON padded to a multiple of 8,
-        the columns.
+        Before compression: the length of the JSON in 8 bytes, the JSON padded to a multiple of 8 bytes, the columns.
         """
         text = json.dumps(model, ensure_ascii=True, separators=(",", ":")).encode("ascii")
         text += b" " * (-len(text) % 8)

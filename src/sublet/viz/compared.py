@@ -1,4 +1,4 @@
-"""Two plans in one picture: on one axis of time and at one scale, each with addresses of its own."""
+"""Two plans in one picture: one time axis and one scale, with separate addresses for each plan."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NEITHER = "neither checked against its model"
 
 
 def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture:
-    """The first picture with the arenas of the second above its own. Peak and figures are those of the first.
+    """Return a picture of two plans, the second above the first; the peak and the figures are of the first plan.
 
-    `names` are told with the arenas. Points are compared by their number; where different nodes run at one, both
-    are told. Loops and pointers are drawn if they are the same in both.
-    Raises ProblemError when one of the pictures is of no plan.
+    `names` label the arenas. Points correspond by number; a point with different nodes shows both. Loops and renamed
+    loop-carried values are drawn only if equal in both plans. Raises ProblemError if a picture shows a packing, not a
+    plan.
     """
     if not (first.points and second.points):
         raise ProblemError("only plans can be compared: a packing has no points that another one has, too")
-    drawn = (*first.arenas, *second.arenas)
-    starts = begins(arena.end - arena.begin for arena in drawn)
-    named = (*_named(names[0], first.arenas), *_named(names[1], second.arenas))
-    arenas = tuple(replace(a, begin=b, name=name) for a, b, name in zip(drawn, starts, named, strict=True))
-    moved = _moved(second, [b - a.begin for a, b in zip(second.arenas, starts[len(first.arenas) :], strict=True)])
+    all_arenas = (*first.arenas, *second.arenas)
+    starts = begins(arena.end - arena.begin for arena in all_arenas)
+    labels = (*_named(names[0], first.arenas), *_named(names[1], second.arenas))
+    arenas = tuple(replace(a, begin=b, name=name) for a, b, name in zip(all_arenas, starts, labels, strict=True))
+    above = _moved(second, [b - a.begin for a, b in zip(second.arenas, starts[len(first.arenas) :], strict=True)])
     base = _moved(first, [b - a.begin for a, b in zip(first.arenas, starts, strict=False)])
-    moved = _numbered_after(base, moved)
+    above = _numbered_after(base, above)
     return replace(
         base,
         title=f"{names[0]} and {names[1]}",
@@ -39,14 +39,14 @@ def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture
         bands=first.bands if first.bands == second.bands else (),
         pointers=first.pointers if first.pointers == second.pointers else (),
         outside=(*first.outside, *second.outside),
-        placements=(*base.placements, *moved.placements),
+        placements=(*base.placements, *above.placements),
         rectangles=tuple(
             sorted(
-                (*base.rectangles, *moved.rectangles), key=lambda piece: (piece.begin, -piece.nbytes, piece.placement)
+                (*base.rectangles, *above.rectangles), key=lambda piece: (piece.begin, -piece.nbytes, piece.placement)
             )
         ),
-        blocks=(*base.blocks, *moved.blocks),
-        rounds=(*base.rounds, *moved.rounds),
+        blocks=(*base.blocks, *above.blocks),
+        rounds=(*base.rounds, *above.rounds),
         points=tuple(_point(*pair) for pair in zip_longest(first.points, second.points, fillvalue="")),
         end=max(first.end, second.end),
         groups=_groups(first.groups, second.groups),
@@ -56,21 +56,22 @@ def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture
 
 
 def _named(name: str, arenas: tuple[Arena, ...]) -> list[str]:
-    """What the arenas of a plan are called: as the plan when there is one."""
+    """Return the labels of a plan's arenas: the name of the plan, plus the arena's name if the plan has several."""
     return [name] if len(arenas) == 1 else [f"{name} {arena.name}" for arena in arenas]
 
 
 def _each(names: tuple[str, str], told: tuple[str, str]) -> str:
-    """What is told of each of two plans."""
+    """Return the remarks on both plans, prefixed by the names."""
     return "; ".join(f"{name}: {words}" for name, words in zip(names, told, strict=True) if words)
 
 
 def _point(first: str, second: str) -> str:
+    """Return the label of a point from the labels in both plans."""
     return first if first == second or not second else second if not first else f"{first} | {second}"
 
 
 def _groups(first: Groups, second: Groups) -> Groups:
-    """Of the points those of the longer plan."""
+    """Return the groups of both plans; the groups of points come from the longer plan."""
     longer = first if len(first.point_ops) >= len(second.point_ops) else second
     return Groups(
         longer.point_ops,
@@ -82,24 +83,25 @@ def _groups(first: Groups, second: Groups) -> Groups:
 
 
 def _moved(picture: Picture, by: list[int]) -> Picture:
-    """The picture with each of its arenas elsewhere."""
+    """Return the picture with each arena shifted by its number of bytes in `by`."""
 
-    def to(address: int) -> int:
+    def moved_address(address: int) -> int:
         arenas = list(enumerate(picture.arenas))
         return address + next((by[i] for i, arena in reversed(arenas) if arena.begin <= address), by[0])
 
     return replace(
         picture,
         placements=tuple(
-            replace(place, region=replace(place.region, offset=to(place.region.offset))) for place in picture.placements
+            replace(place, region=replace(place.region, offset=moved_address(place.region.offset)))
+            for place in picture.placements
         ),
-        rectangles=tuple(replace(piece, offset=to(piece.offset)) for piece in picture.rectangles),
-        blocks=tuple(replace(block, offset=to(block.offset)) for block in picture.blocks),
+        rectangles=tuple(replace(piece, offset=moved_address(piece.offset)) for piece in picture.rectangles),
+        blocks=tuple(replace(block, offset=moved_address(block.offset)) for block in picture.blocks),
     )
 
 
 def _numbered_after(first: Picture, second: Picture) -> Picture:
-    """The second picture with placements and buffers that have other numbers than those of the first."""
+    """Return the second picture, with placements and buffers renumbered after the first picture's."""
     buffers = 1 + max((place.buffer for place in first.placements), default=-1)
     places = len(first.placements)
     return replace(

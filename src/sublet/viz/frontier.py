@@ -1,7 +1,8 @@
-"""The curve of bytes and seconds in a page: what is drawn, and of what each line is said.
+"""The trade-off curve of bytes and seconds as drawn on a page, with the claim of each line.
 
-A point is a program whose plan the checker has proven; its seconds are predicted. It fits every larger budget too, so
-between points the curve is a stair. A bound holds for every smaller budget, so it is drawn from one budget to the next.
+A point is a program with a plan proven by the checker, and a predicted time. A program fits all larger budgets too:
+between points, the curve is a step function. A time bound holds for all smaller budgets, so a line goes from one budget
+to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ IN_THIS_ORDER = "in this order, every node run where it stands, and clones besid
 
 @dataclass(frozen=True)
 class Spot:
-    """A program of the curve: bytes of its arena, seconds, these more than the plain ones as a share, what was done."""
+    """A program of the curve: arena bytes, predicted seconds, additional time as a share of the plain time, changes."""
 
     nbytes: int
     seconds: float
@@ -29,7 +30,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Step:
-    """No program `of` these nodes takes fewer seconds in `begin` to `end` bytes."""
+    """A time bound: no program of the class `of` takes fewer seconds within `begin` to `end` bytes."""
 
     begin: int
     end: int
@@ -41,11 +42,11 @@ class Step:
 class Frontier:
     """The curve of one network.
 
-    spots    the largest first
-    steps    bounds on seconds
-    floors   bytes below which there is no program, and of which programs that is said
-    missed   budgets for which there is no program, and what is known of them
-    costs    how seconds were told
+    points   the programs, largest first
+    bounds   lower bounds on the time
+    floors   memory bounds in bytes, each with the class of programs covered by the bound
+    missed   budgets without a program, with the reason
+    costs    the source of the predicted times
     """
 
     spots: tuple[Spot, ...]
@@ -56,7 +57,7 @@ class Frontier:
 
 
 def frontier_of(found: Sequence[Answer]) -> tuple[Frontier, list[Picture]]:
-    """The curve of some answers, largest budget first, and of each spot the picture of its plan."""
+    """Return the curve of budget results (largest budget first), and a picture of the plan at each point."""
     points = _points(found)
     curve = Frontier(
         tuple(Spot(p.nbytes, p.seconds, _extra(p, found[0].plain), p.done, p.split > 0) for p in points),
@@ -69,16 +70,18 @@ def frontier_of(found: Sequence[Answer]) -> tuple[Frontier, list[Picture]]:
 
 
 def _points(found: Sequence[Answer]) -> list[Point]:
-    """The programs that fit some budget, and of those that need fewest bytes where none does."""
-    several = {id(answer.point): answer.point for answer in found}
-    return sorted(several.values(), key=lambda point: -point.nbytes)
+    """Return the distinct programs, largest first: those that fit a budget, and the smallest if no program fits."""
+    by_identity = {id(answer.point): answer.point for answer in found}
+    return sorted(by_identity.values(), key=lambda point: -point.nbytes)
 
 
 def _extra(point: Point, plain: Point) -> float:
+    """Return the additional time of a program, as a share of the plain time."""
     return point.seconds / plain.seconds - 1 if plain.seconds else 0.0
 
 
 def _steps(fitting: Sequence[Answer]) -> list[Step]:
+    """Return the time bounds of the results within the budget."""
     ends = [*(answer.budget for answer in fitting), fitting[-1].point.nbytes] if fitting else []
     return [
         Step(begin, end, answer.least_seconds, _of(answer))
@@ -88,17 +91,21 @@ def _steps(fitting: Sequence[Answer]) -> list[Step]:
 
 
 def _of(answer: Answer) -> str:
+    """Return a description of the programs covered by a time bound."""
     return f"programs of the nodes {'in the same pieces' if answer.point.split else 'as given'} {IN_THIS_ORDER}"
 
 
 def _floors(last: Answer) -> list[tuple[int, str]]:
-    """That of the nodes as they are given, and of the ways tried to do them in pieces."""
-    away = " or brought away" if len(last.plain.plan.arenas) > 1 else ""
-    floors = [(last.floor.nbytes, f"programs of the nodes as given, in any order, whatever is computed again{away}")]
+    """Return the memory bounds: for the nodes as given, and for the tried ways of splitting nodes."""
+    extra_words = " or brought away" if len(last.plain.plan.arenas) > 1 else ""
+    floors = [
+        (last.floor.nbytes, f"programs of the nodes as given, in any order, whatever is computed again{extra_words}")
+    ]
     if last.finer is not None:
         floors.append((last.finer.nbytes, "programs of the nodes in pieces, in the ways that were tried"))
     return floors
 
 
 def _missed(answer: Answer) -> str:
+    """Return the reason for a budget without a program."""
     return answer.claim if answer.outcome is Outcome.IMPOSSIBLE else "no program was found; nothing more is known"

@@ -1,4 +1,4 @@
-"""A picture in coarse cells, for a terminal: which block fills each cell, and where a name fits."""
+"""A picture in coarse cells, for a terminal: the buffer filling each cell, and positions of names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from sublet.viz.rectangles import Picture
 
 FREE = -1
 Grid = list[list[int]]
-"""Rows from the highest address down; each cell the position of a block, or FREE."""
+"""Rows from the highest address down; a cell holds the position of a buffer in the picture, or FREE."""
 
 
 def grid(picture: Picture, columns: int, rows: int) -> Grid:
-    """For each cell the block that fills most of it, if blocks fill a third of it or more.
+    """Return the buffer covering most of each cell; a cell covered for less than a third is free.
 
-    Of equal blocks the first in the order of time wins.
+    Among buffers of equal coverage, the first in time wins.
     """
     filled: list[dict[int, float]] = [{} for _ in range(columns * rows)]
     per_column = (picture.end - picture.begin) / columns
@@ -33,22 +33,23 @@ def grid(picture: Picture, columns: int, rows: int) -> Grid:
 
 
 def _shares(low: float, high: float, count: int) -> list[tuple[int, float]]:
-    """The unit cells that [low, high) touches, each with the part of it that is covered."""
+    """Return the unit cells overlapping [low, high), each with the covered share."""
     first, last = max(0, int(low)), min(count - 1, int(high))
     return [(cell, share) for cell in range(first, last + 1) if (share := min(high, cell + 1) - max(low, cell)) > 0]
 
 
 def _majority(cell: dict[int, float]) -> int:
+    """Return the block covering most of a cell, or FREE."""
     if sum(cell.values()) < 1 / 3:
         return FREE
     return max(cell, key=lambda position: (cell[position], -position))
 
 
 def name_letters(picture: Picture, rows: Grid, margin: str = "") -> dict[tuple[int, int], str]:
-    """A letter for each (row, column) that is to show one: the names of the blocks with room for them.
+    """Return a letter for each (row, column) of a label: the names of buffers with enough room.
 
-    A name lies in the longest run of its block's cells, in the middle one of equally long runs, with
-    `margin` on either side.
+    A name is placed in the longest run of the buffer's cells (the middle run, if several are equally long), with
+    `margin` on both sides.
     """
     runs: dict[int, list[tuple[int, int, int]]] = {}
     for row, cells in enumerate(rows):
@@ -58,10 +59,10 @@ def name_letters(picture: Picture, rows: Grid, margin: str = "") -> dict[tuple[i
     for place in picture.placements:
         first_value.setdefault(place.buffer, place.value)
     letters: dict[tuple[int, int], str] = {}
-    for block, found in runs.items():
-        longest = max(length for length, _, _ in found)
-        equal = [run for run in found if run[0] == longest]
-        length, row, column = equal[len(equal) // 2]
+    for block, block_runs in runs.items():
+        longest = max(length for length, _, _ in block_runs)
+        longest_runs = [run for run in block_runs if run[0] == longest]
+        length, row, column = longest_runs[len(longest_runs) // 2]
         text = _shortened(first_value[picture.blocks[block].buffer], length - 2 - 2 * len(margin))
         text = f"{margin}{text}{margin}" if text else ""
         start = column + (length - len(text)) // 2
@@ -70,14 +71,14 @@ def name_letters(picture: Picture, rows: Grid, margin: str = "") -> dict[tuple[i
 
 
 def _runs(cells: list[int]) -> list[tuple[int, int]]:
-    """(first column, length) of the stretches of one block."""
+    """Return (first column, length) of each run of cells of one buffer."""
     borders = [i for i in range(1, len(cells)) if cells[i] != cells[i - 1]]
     starts, ends = [0, *borders], [*borders, len(cells)]
     return [(start, end - start) for start, end in zip(starts, ends, strict=True) if cells[start] != FREE]
 
 
 def _shortened(name: str, room: int) -> str:
-    """The name without what exporters add; its end when it is too long; nothing in less than four letters."""
+    """Return the name without the exporter's suffix; a long name is cut in front, or "" in fewer than six columns."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name).removesuffix("_output_0")
     if cell_len(plain) != len(plain):
         return ""

@@ -1,8 +1,8 @@
-"""What nodes are grouped by in a picture: their op, and the part of the network they belong to.
+"""Groups of nodes in a picture: by op, and by scope, the part of the network containing the node.
 
-The latter, their scope, is known as far as names tell: "/layer1/0/conv/Conv" lies in "layer1/0".
-Exporters and people write the path of a module into the names of nodes, with "/" or "." between its parts, or note it
-beside. A picture groups nodes by the first parts of that path, so many that the groups can be told apart.
+The scope comes from names: "/layer1/0/conv/Conv" lies in "layer1/0". Exporters and people write the path of a module
+into the names of nodes, with "/" or "." between the parts, or note the path separately. A picture groups nodes by the
+first parts of the path, with as many parts as give distinguishable groups.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from sublet.plan import RUN, Described, Point
 
 MOST_GROUPS = 16
-"""Groups that a picture still tells apart."""
+"""Maximum of distinguishable groups in a picture."""
 
 FEWEST_GROUPS = 3
-"""With fewer a picture by scope tells nothing; one part more of each path is looked at."""
+"""Minimum of groups: with fewer groups, a picture by scope is useless."""
 
 _BETWEEN = re.compile(r"[/.]")
 _MODULE = re.compile(r"in ([^,]+)")
@@ -25,7 +25,7 @@ _MODULE = re.compile(r"in ([^,]+)")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Op, scope and source by point and by placement; "" where there is none."""
+    """Op, scope and source by point and by placement; "" if unknown."""
 
     point_ops: tuple[str, ...] = ()
     point_scopes: tuple[str, ...] = ()
@@ -38,48 +38,49 @@ NO_GROUPS = Groups()
 
 
 def groups(points: Sequence[Point], nodes: Sequence[Described], producers: Sequence[str]) -> Groups:
-    """The groups of points by the nodes that run there, and of placements by those that make them."""
+    """Return the groups of points by the nodes running there, and of placements by the producing nodes."""
     by_name = {node.name: node for node in nodes}
     scope_of = dict(zip(by_name, scopes(list(by_name.values())), strict=True))
-    ran = [by_name.get(point.node) if point.kind == RUN else None for point in points]
-    made = [by_name.get(name) for name in producers]
+    running = [by_name.get(point.node) if point.kind == RUN else None for point in points]
+    producing = [by_name.get(name) for name in producers]
     return Groups(
-        tuple(_op(node) for node in ran),
-        tuple(scope_of[node.name] if node else "" for node in ran),
-        tuple(_op(node) for node in made),
-        tuple(scope_of[node.name] if node else "" for node in made),
-        tuple(node.source if node else "" for node in made),
+        tuple(_op(node) for node in running),
+        tuple(scope_of[node.name] if node else "" for node in running),
+        tuple(_op(node) for node in producing),
+        tuple(scope_of[node.name] if node else "" for node in producing),
+        tuple(node.source if node else "" for node in producing),
     )
 
 
 def _op(node: Described | None) -> str:
-    """The op without its dialect: of "onnx.com.microsoft.FusedConv" what people call it."""
+    """Return the op without its dialect: "FusedConv" for "onnx.com.microsoft.FusedConv"."""
     return node.op.rpartition(".")[2] if node else ""
 
 
 def scopes(nodes: Sequence[Described]) -> tuple[str, ...]:
-    """The scope of each node; "" of one that lies in none. All are "" where nobody noted any.
+    """Return the scope of each node; "" for a node without a scope, and for all nodes if there are too few scopes.
 
-    The scopes are cut to the number of parts that gives the most groups a picture can tell apart.
+    The scopes are cut to the number of parts with the most distinguishable groups.
     """
     paths = [_path(node) for node in nodes]
     deepest = max(map(len, paths), default=0)
-    chosen = [""] * len(nodes)
+    selected = [""] * len(nodes)
     for depth in range(1, deepest + 1):
-        cut = ["/".join(path[:depth]) for path in paths]
-        groups = _groups(cut)
-        if depth > 1 and groups > MOST_GROUPS:
+        prefixes = ["/".join(path[:depth]) for path in paths]
+        count = _groups(prefixes)
+        if depth > 1 and count > MOST_GROUPS:
             break
-        chosen = cut
-    return tuple(chosen) if _groups(chosen) >= FEWEST_GROUPS else ("",) * len(nodes)
+        selected = prefixes
+    return tuple(selected) if _groups(selected) >= FEWEST_GROUPS else ("",) * len(nodes)
 
 
 def _path(node: Described) -> tuple[str, ...]:
-    """The parts of the module's path that the front-end knows, or of the node's name but the last, its own."""
+    """Return the path of the module noted by the front-end, or the name of the node without the last part."""
     module = _MODULE.match(node.source)
     parts = _BETWEEN.split(module[1]) if module else _BETWEEN.split(node.name)[:-1]
     return tuple(part for part in parts if part)
 
 
 def _groups(scopes_: Iterable[str]) -> int:
+    """Return the number of distinct scopes."""
     return len({scope for scope in scopes_ if scope})

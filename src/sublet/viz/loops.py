@@ -1,4 +1,4 @@
-"""Loops as pictures and words tell them: the copies of a body on the time axis, and which rounds they run in."""
+"""Loops in pictures and texts: the body versions on the time axis, and the iterations running each version."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from sublet.plan import Context, MemoryPlan, Placement, Rolled
 
 TOLD = 6
-"""Copies whose rounds are told for one place; the rest is counted."""
+"""Maximum of listed body versions of one placement; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Points [begin, end) at which one copy of a loop's body lies; the loop is left from it at point `exit`, or -1.
+    """The points [begin, end) of one body version; the loop exits from the version at point `exit`, or -1.
 
-    depth    how many other bands it lies in
-    kept     whether it stays when the loop is folded: it is the first of its ring, or the only copy
-    repeats  whether more than one round runs it
+    depth    the number of enclosing bands
+    kept     True if the band stays visible when the loop is folded: first version of the period, or only version
+    repeats  True if more than one iteration runs the version
     """
 
     loop: str
@@ -31,19 +31,19 @@ class Band:
 
 
 def bands(plan: MemoryPlan) -> tuple[Band, ...]:
-    """The bands of all loops, in the order of time."""
-    around: list[int] = []
+    """Return the bands of all loops in order of time."""
+    enclosing_ends: list[int] = []
     placed: list[Band] = []
     for band in sorted(_bands(plan), key=lambda band: (band.begin, -band.end)):
-        while around and around[-1] <= band.begin:
-            around.pop()
-        placed.append(replace(band, depth=len(around)))
-        around.append(band.end)
+        while enclosing_ends and enclosing_ends[-1] <= band.begin:
+            enclosing_ends.pop()
+        placed.append(replace(band, depth=len(enclosing_ends)))
+        enclosing_ends.append(band.end)
     return tuple(placed)
 
 
 def _bands(plan: MemoryPlan) -> Iterator[Band]:
-    """One band for each copy of each body, from the first point of a round to its last."""
+    """Yield a band for each version of each body, from the first point of an iteration to the last, with depth 0."""
     records = {(record.loop, record.within): record for record in plan.rolled}
     at: dict[tuple[str, str, Context], int] = {}
     for i, point in enumerate(plan.points):
@@ -57,16 +57,16 @@ def _bands(plan: MemoryPlan) -> Iterator[Band]:
         if record is None:
             yield Band(loop, f"{loop}: every round", begin, end)
             continue
-        left = at.get(("exit", loop, within), -1)  # by the first copy; by the others right after
+        first_exit = at.get(("exit", loop, within), -1)  # of version 0; the other versions exit at the next points
         label, first = f"{loop}: {rounds_of(record, copy)}", record.first
-        exit_ = left + copy if left >= 0 else -1
+        exit_ = first_exit + copy if first_exit >= 0 else -1
         yield Band(loop, label, begin, end, exit_, kept=copy == first, repeats=copy >= first)
 
 
 def rounds_of(record: Rolled, copy: int) -> str:
-    """Which rounds run a copy: "round 0", "round 3 and all later ones", "rounds 1, 3, 5, …".
+    """Return the iterations running a body version: "round 0", "round 3 and all later ones", "rounds 1, 3, 5, …".
 
-    Where the run decides which copy comes next, "state 2 of 5".
+    If the run selects the next version, "state 2 of 5".
     """
     if record.jumps:
         return f"state {copy + 1} of {record.copies}"
@@ -78,27 +78,27 @@ def rounds_of(record: Rolled, copy: int) -> str:
 
 
 def turns(record: Rolled) -> str:
-    """How the values of a loop take turns, in words."""
+    """Return a sentence on the body versions of a loop: prologue and period, or states selected by the run."""
     within = f" in {' of '.join(f'copy {copy} of {loop}' for loop, copy in reversed(record.within))}"
     where = f"loop {record.loop}{within if record.within else ''}"
     if record.jumps:
         return f"{where}: its values take turns; {record.copies} states, and each round decides which comes next"
     ring = f"a ring of {record.ring}" if record.ring > 1 else "every round alike"
     if record.first:
-        before = f"{record.first} round{'s' if record.first > 1 else ''}, then "
-        return f"{where}: its values take turns; {before}{ring}"
+        prologue = f"{record.first} round{'s' if record.first > 1 else ''}, then "
+        return f"{where}: its values take turns; {prologue}{ring}"
     return f"{where}: its values take turns in {ring}" if record.ring > 1 else f"{where}: {ring}"
 
 
 def when(place: Placement, plan: MemoryPlan) -> str:
-    """In which rounds of the loops around it a value is at this place; "" for always."""
+    """Return the iterations during which a value lies at a placement, as text; "" for always."""
     records = {(record.loop, record.within): record for record in plan.rolled}
-    told = []
+    descriptions = []
     for context in place.copies[:TOLD]:
         parts = []
         for depth, (loop, copy) in enumerate(context):
             record = records.get((loop, context[:depth]))
             parts.append(f"{rounds_of(record, copy) if record else f'copy {copy}'} of {loop}")
-        told.append(" in ".join(reversed(parts)))
-    more = len(place.copies) - len(told)
-    return "; ".join([*told, f"and {more} more"] if more > 0 else told)
+        descriptions.append(" in ".join(reversed(parts)))
+    omitted = len(place.copies) - len(descriptions)
+    return "; ".join([*descriptions, f"and {omitted} more"] if omitted > 0 else descriptions)

@@ -1,9 +1,9 @@
-"""The memory map as one HTML page that needs nothing else: no network, no library.
+"""The memory map as one self-contained HTML page, without network or library.
 
-The template, its style and its scripts are files in `viz/page/`. Names and numbers travel compressed
-in base64, in a data block that no browser executes and no name can break out of; the page's own
-Content-Security-Policy allows its one script (by hash) and forbids every request.
-Of a frontier it holds the curve and the map of every point.
+The template, the style and the scripts are files in `viz/page/`. Names and numbers are compressed and base64-encoded in
+a data block; no browser executes the block, and no name can break out of the block. The page's
+Content-Security-Policy allows the single script (by hash) and forbids every request. A page of a trade-off curve holds
+the curve and the map of every point.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from sublet.viz.frontier import Frontier
 from sublet.viz.rectangles import Curve, Picture, reserved
 
 HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
+"""The kinds of sharing, in the order of HOWS in `page/model.js`."""
+
 SCRIPTS = (
     "arenas.js",
     "groups.js",
@@ -41,20 +43,24 @@ SCRIPTS = (
     "frontier.js",
     "main.js",
 )
+"""The scripts in the order of concatenation: constants must precede their first use."""
+
 _EXACT = 1 << 53
+"""The smallest absolute value not guaranteed to be exact as a double."""
 
 
 def write_html(
     picture: Picture, path: str | Path, others: Sequence[Picture] = (), curve: Frontier | None = None
 ) -> None:
-    """Write the page. Raises SubletError when the file cannot be written."""
+    """Write the page. Raises SubletError if the file cannot be written."""
     write(Path(path), html(picture, others, curve).encode("utf-8"))
 
 
 def html(picture: Picture, others: Sequence[Picture] = (), curve: Frontier | None = None) -> str:
-    """The whole page as text; pure ASCII in what comes from the plan.
+    """Return the whole page as text; all parts from the plan are pure ASCII.
 
-    With a curve it has one picture for each of the curve's points: the first is shown, the others by a click.
+    With a `curve`, `picture` and `others` are the maps of the points of the curve: the page shows the first map, and a
+    click on a point shows the map of the point.
     """
     style = _asset("page.css")
     script = '"use strict";\n(async () => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
@@ -78,7 +84,7 @@ def _block(name: str, text: str) -> str:
 
 
 def _frontier(curve: Frontier) -> dict[str, Any]:
-    """The curve as the page has it. Bytes are only drawn and written rounded."""
+    """Return the curve as JSON data. The page draws bytes and prints rounded bytes only."""
     return {
         "spots": [[s.nbytes, s.seconds, s.extra, s.done, s.in_pieces] for s in curve.spots],
         "steps": [[s.begin, s.end, s.seconds, s.of] for s in curve.steps],
@@ -132,7 +138,7 @@ def _model(picture: Picture) -> str:
 
 
 def _advice(advised: Advised) -> dict[str, Any]:
-    """What helps, and what was tried in vain or not at all."""
+    """Return the helpful changes, and the changes tried without success or not planned."""
     numbers = ("arena_bytes", "saved_bytes", "outside_bytes")
     return {
         "helping": [
@@ -170,23 +176,23 @@ def _figures(picture: Picture) -> dict[str, Any]:
 
 
 def _number(value: int) -> int | str:
-    """Integers that a double cannot hold exactly travel as decimal text."""
+    """Return the integer, or decimal text for an integer not exactly representable as a double."""
     return value if abs(value) < _EXACT else str(value)
 
 
 def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
-    """Columns, one row a placement, and the words they name by position.
+    """Return the columns with one row a placement, and the words referenced by position.
 
-    The words begin with the names of the points, then of the placements; both may repeat a text.
+    The words begin with the names of the points, followed by the names of the placements; both may repeat.
     """
     places = picture.placements
     rounds, groups = picture.rounds or ("",) * len(places), picture.groups
-    nothing = ("",) * len(places)
-    ops, scopes, sources = groups.ops or nothing, groups.scopes or nothing, groups.sources or nothing
+    missing = ("",) * len(places)
+    ops, scopes, sources = groups.ops or missing, groups.scopes or missing, groups.sources or missing
     words = [*picture.points, *(place.value for place in places), ""]
     position = {text: i for i, text in enumerate(words)}
-    told = [text for place in places for text in (place.spec, place.producer, place.shares)]
-    for text in (*told, *rounds, *ops, *scopes, *sources, *groups.point_ops, *groups.point_scopes):
+    placement_words = [text for place in places for text in (place.spec, place.producer, place.shares)]
+    for text in (*placement_words, *rounds, *ops, *scopes, *sources, *groups.point_ops, *groups.point_scopes):
         if position.setdefault(text, len(words)) == len(words):
             words.append(text)
     colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
@@ -211,7 +217,7 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
 
 
 def _blocks(picture: Picture, columns: Columns) -> dict[str, Any]:
-    """The buffers, and the live ranges of those with values that are smaller, drawn beneath the values."""
+    """Return the buffers, and the live ranges of buffers with smaller values, drawn beneath the values."""
     pieces = [(i, begin, end) for i, block in reserved(picture) for begin, end in block.live]
     return {
         "offset": columns.add(block.offset for block in picture.blocks),

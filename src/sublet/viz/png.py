@@ -1,4 +1,4 @@
-"""The memory map as PNG, or as SVG when the file is called so; drawn by matplotlib (extra `png`)."""
+"""The memory map as PNG or SVG, by the suffix of the file; drawn by matplotlib (extra `png`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sublet.viz.colours import ARENA, BOUND, CURVE, OTHER, PEAK, mixed, rgb, val
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved
 
 SVG_LIMIT = 5_000
-"""An SVG with more rectangles than this takes minutes to open."""
+"""Maximum rectangles of an SVG: a larger file takes minutes to open, and is refused."""
 
 NOTE = 170
-"""Characters of a line under the title."""
+"""Maximum characters of a note below the title; a longer note is cut in front."""
 
 _OUTLINED = 2_000
+"""Maximum rectangles with visible outlines; with more, an outline has the colour of its rectangle."""
 _CURVE_COLUMNS = 1_500
 _BAND_ROWS = 3
 _INK = "#1b1f27"
@@ -33,10 +34,10 @@ Corners = list[tuple[float, float]]
 
 
 def write_png(picture: Picture, path: str | Path) -> None:
-    """Write the picture; the suffix (.png or .svg) chooses the format.
+    """Write the picture; the suffix (.png or .svg) selects the format.
 
-    Raises MissingExtraError without matplotlib, and SubletError for another suffix, for an SVG of more
-    than `SVG_LIMIT` rectangles, or when the file cannot be written.
+    Raises MissingExtraError without matplotlib, and SubletError for another suffix, for an SVG of more than
+    `MAX_SVG_RECTANGLES` rectangles, or if the file cannot be written.
     """
     path = Path(path)
     kind = _FORMATS.get(path.suffix.lower())
@@ -50,17 +51,17 @@ def write_png(picture: Picture, path: str | Path) -> None:
     matplotlib = require("matplotlib", extra="png")
     content = BytesIO()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # A name in letters that the font lacks is drawn with boxes; nobody can do anything about it.
+        # Letters missing from the font are drawn as boxes; a warning would not help the user.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = _figure(picture)
-        # Without a date the same plan gives the same bytes.
+        # No date in the file: the same plan gives the same bytes.
         metadata = {"Date": None} if kind == "svg" else {"Software": "sublet"}
         figure.savefig(content, format=kind, dpi=160, metadata=metadata)
     write(path, content.getvalue())
 
 
 def _figure(picture: Picture) -> Any:
-    """A figure of its own: no pyplot, so nothing global is touched and nothing stays open."""
+    """Return a figure of the picture, without pyplot: no global state changes, and no figure stays open."""
     require("matplotlib.backends.backend_agg", extra="png")
     figure = require("matplotlib.figure", extra="png").Figure(figsize=(12, 7.2), layout="constrained")
     rows = min(_BAND_ROWS, max((band.depth + 1 for band in picture.bands), default=0))
@@ -88,15 +89,15 @@ def _figure(picture: Picture) -> Any:
 
 
 def _figures(picture: Picture) -> str:
-    """The figures in one line; what they do not count, or rest on, in lines of their own."""
-    alone = (
+    """Return the figures in one line, and notes on uncounted values and assumptions in separate lines."""
+    single = (
         f"arena {human(picture.arena_bytes)}",
         f"lower bound {human(picture.lower_bound_bytes)}",
         *(() if picture.coverage else (picture.proof,)),
         f"without reuse {human(picture.total_bytes)}",
         f"strategy {_plain(picture.strategy)}",
     )
-    figures = (picture.sizes,) if picture.others else alone
+    figures = (picture.sizes,) if picture.others else single
     assumed = f"if {picture.assumed}" if picture.assumed else ""
     notes = (_shortened(_plain(note), NOTE) for note in (picture.coverage, assumed) if note)
     return "\n".join(("    ".join(figures), *notes))
@@ -105,11 +106,13 @@ def _figures(picture: Picture) -> str:
 def _draw_values(panel: Any, picture: Picture) -> None:
     collections = require("matplotlib.collections", extra="png")
     colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
-    kept = [
+    reserved_corners = [
         _corners(begin, end, block.offset, block.nbytes) for _, block in reserved(picture) for begin, end in block.live
     ]
     panel.add_collection(
-        collections.PolyCollection(kept, facecolors="#eef0f3", edgecolors="#c9ced6", hatch="////", linewidths=0)
+        collections.PolyCollection(
+            reserved_corners, facecolors="#eef0f3", edgecolors="#c9ced6", hatch="////", linewidths=0
+        )
     )
     many = len(picture.rectangles) > _OUTLINED
     faces, edges = [], []
@@ -129,7 +132,7 @@ def _corners(begin: int, end: int, offset: int, nbytes: int) -> Corners:
 
 
 def _draw_labels(panel: Any, picture: Picture) -> None:
-    """Names in the rectangles that have room for them."""
+    """Draw the names in rectangles with enough room."""
     per_letter = (picture.end - picture.begin) / 170
     of_buffer: dict[int, list[Rectangle]] = {}
     for piece in reversed(picture.rectangles):
@@ -160,7 +163,7 @@ def _draw_curve(panel: Any, picture: Picture) -> None:
 
 
 def _draw_bands(panel: Any, picture: Picture, rows: int) -> None:
-    """The copies of the bodies of loops: in blue those that repeat, in grey the rounds before them."""
+    """Draw the body versions of loops: repeated versions in blue, the prologue in grey."""
     per_letter = (picture.end - picture.begin) / 190
     panel.set_axis_off()
     panel.set_ylim(rows, 0)
@@ -176,7 +179,7 @@ def _draw_bands(panel: Any, picture: Picture, rows: int) -> None:
 
 
 def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
-    """The arena and its bound, each arena's own where several have addresses; and the peak."""
+    """Draw the arenas with their bounds (with `addresses`, each arena at its addresses), and the peak."""
     one = len(picture.arenas) < 2
     for arena in picture.arenas if addresses else ():
         room = f" of {human(arena.capacity)}" if arena.capacity != UNLIMITED else ""
@@ -188,8 +191,8 @@ def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
         panel.axhline(arena.begin + arena.bound, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
         if not one:
             panel.axhline(arena.begin, color="#b9c0cb", linewidth=1)
-            told = {"ha": "right", "va": "bottom", "fontsize": 8, "color": ARENA}
-            panel.text(picture.end, arena.begin + arena.nbytes, f"{name} ", **told)
+            style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": ARENA}
+            panel.text(picture.end, arena.begin + arena.nbytes, f"{name} ", **style)
     if not addresses and one:
         panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3)
         panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5))
@@ -225,10 +228,10 @@ def _draw_axes(panel: Any, picture: Picture, *, own_addresses: bool) -> None:
 
 
 def _shortened(name: str, room: int) -> str:
-    """The end of a long name tells more than its beginning."""
+    """Return the end of a long name: more telling than the beginning."""
     return name if len(name) <= room else f"…{name[1 - room :]}"
 
 
 def _plain(name: str) -> str:
-    """A name that every font and file format takes: one line, no control or half characters."""
+    """Return a name for any font and file format: one line, with control characters and surrogates replaced."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)

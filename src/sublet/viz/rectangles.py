@@ -1,7 +1,7 @@
-"""The view model: everything a picture of a plan or of a packing shows, as plain data.
+"""The view model: all data shown by a picture of a plan or a packing.
 
-Time runs over the points of the plan (or the times of the problem), addresses from 0 to the arena's
-size. A placement is one rectangle for each range of points at which it is live.
+Time runs over the points of the plan (or the times of the problem), addresses from 0 to the size of the arena. A
+placement gives one rectangle for each of its live ranges.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sublet.viz.groups import NO_GROUPS, Groups, groups
 from sublet.viz.loops import Band, bands, when
 
 Curve = tuple[tuple[int, int], ...]
-"""(point, bytes live from there on)."""
+"""A step function as (point, live bytes from the point on)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Points [begin, end) x bytes [offset, offset + nbytes) of the placement at this position."""
+    """Points [begin, end) x bytes [offset, offset + nbytes) of the placement at position `placement`."""
 
     begin: int
     end: int
@@ -40,7 +40,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Another plan in the same picture: what it is called, its figures, and the first of its placements there."""
+    """Another plan in the same picture: label, figures, and the position of the first placement."""
 
     label: str
     arena_bytes: int
@@ -50,27 +50,27 @@ class Beside:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn.
+    """All data of a drawing.
 
-    placements  the values in the arena; `buffer` is never -1 here
-    rectangles  in the order of drawing: by begin, larger first
-    blocks      one a buffer, by first use; the position is the buffer's colour
-    curve       (point, bytes live from there on), a step function that ends at 0
+    placements  the values in the arena; `buffer` is never -1
+    rectangles  in drawing order: by begin, larger first
+    blocks      one a buffer, by first use; the position selects the colour
+    curve       (point, live bytes from the point on), a step function ending at 0
     bound       storages outside the arena: (kind, bytes)
     begin, end  the range of time
-    arenas      from the lowest address upwards; of each the bytes begin at an address of the picture
-    groups      ops and scopes, of the points and of what makes each placement
-    budget      bytes that the arena is held against, None for no budget
-    label       what the plan is called where others are drawn beside it, "" for alone
-    others      other plans on the same axis; title, arenas, placements and what is drawn of them are of all
-    bands       the copies of the bodies of loops
-    rounds      for each placement in which rounds of loops its value is there; "" for always
-    pointers    the values that have no bytes of their own
-    advice      what would lower the arena, if that was asked
-    claimed     why what is drawn is not proven; "" when a check has proven it
-    coverage    what the figures do not count, in words; "" when they count everything
-    outside     the values that are not counted: name, type and reason
-    assumed     what caller and file told of shapes, in words
+    arenas      from the lowest address upwards, each at its drawn address
+    groups      ops and scopes of points and of placements
+    budget      the memory budget in bytes; None without one
+    label       the name of the plan, if further plans are drawn; "" for a single plan
+    others      further plans on the same axis; title, arenas, placements and drawn parts cover all plans
+    bands       the body versions of loops
+    rounds      for each placement, the iterations with the value at the placement; "" for always
+    pointers    the renamed loop-carried values, without their own bytes
+    advice      changes with a smaller arena, if requested
+    claimed     the reason for missing proof; "" if a check has proven the plan
+    coverage    a text on values not counted by the figures; "" if all values are counted
+    outside     the values not counted: name, type and reason
+    assumed     a text on shapes assumed by the caller or the file
     """
 
     title: str
@@ -107,30 +107,30 @@ class Picture:
 
     @property
     def heading(self) -> str:
-        """The title, and why what is drawn is not proven."""
+        """The title, with the reason for missing proof."""
         return f"{self.title} ({self.claimed})" if self.claimed else self.title
 
     @property
     def whose(self) -> str:
-        """Of which plan peak and curve are, where several are drawn."""
+        """The suffix with the plan of peak and curve, if several plans are drawn."""
         return f" of {self.label}" if self.others else ""
 
     @property
     def sizes(self) -> str:
-        """The arenas of all plans that are drawn, in words."""
+        """The arenas of all drawn plans, as text."""
         named = [(self.label, self.arena_bytes), *((other.label, other.arena_bytes) for other in self.others)]
         return f"arena {', '.join(f'{human(nbytes)} of {label}' for label, nbytes in named)}"
 
     @property
     def gap(self) -> float | None:
-        """Fragmentation over the lower bound; None when something is not counted, or there are several arenas."""
+        """The fragmentation over the lower bound; None with uncounted values, or with several arenas."""
         if self.coverage or len(self.arenas) > 1:
             return None
         return fragmentation(self.arena_bytes, self.lower_bound_bytes)
 
     @property
     def proof(self) -> str:
-        """What is proven of the arena, in words that claim no more."""
+        """The proven part of the claims on the arena, as text."""
         together = f"of {len(self.arenas)} arenas together"
         return self.coverage or (together if self.gap is None else f"gap {percent(self.gap)}")
 
@@ -142,13 +142,13 @@ class Picture:
 
 
 def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
-    """The picture of the arena of a plan; what is bound outside the arena is only summed up.
+    """Return the picture of a plan's arena; storages outside the arena are only summed.
 
-    Several arenas are drawn one above the other, the first one lowest.
+    Several arenas are drawn one above the other, the first arena at the bottom.
     """
     arenas = _arenas(plan)
     placements = _own_buffers(_drawn(plan, arenas))
-    drawn = _blocks(placements, shape(plan))
+    buffers = _blocks(placements, shape(plan))
     ends = [place.end for place in placements]
     sums: dict[str, int] = {}
     for storage in plan.storages:
@@ -167,8 +167,8 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
         bound=tuple(sums.items()),
         placements=placements,
         rectangles=_rectangles(placements),
-        blocks=drawn,
-        curve=tuple(curve(drawn)),
+        blocks=buffers,
+        curve=tuple(curve(buffers)),
         peak=plan.peak,
         points=tuple(map(str, plan.points)),
         begin=0,
@@ -186,7 +186,7 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
 
 
 def _arenas(plan: MemoryPlan) -> tuple[Arena, ...]:
-    """Where the arenas are drawn. One has the bound of the plan, of several each that of what lies in it."""
+    """Return the drawn arenas. A single arena has the bound of the plan; several arenas have separate bounds."""
     if len(plan.arenas) < 2:
         capacity = max((arena.capacity for arena in plan.arenas), default=UNLIMITED)
         return (Arena(ARENA, 0, plan.arena_bytes, plan.lower_bound_bytes, capacity),)
@@ -200,11 +200,12 @@ def _arenas(plan: MemoryPlan) -> tuple[Arena, ...]:
 
 
 def _in(plan: MemoryPlan, storage: Storage) -> Iterator[Placement]:
+    """Yield the placements in an arena."""
     return (place for place in plan.in_arenas if place.region.storage == storage.name)
 
 
 def _drawn(plan: MemoryPlan, arenas: tuple[Arena, ...]) -> Iterator[Placement]:
-    """The placements in arenas, at the addresses of the picture."""
+    """Yield the placements in arenas, at drawn addresses."""
     begin = {storage.name: arena.begin for storage, arena in zip(plan.arenas, arenas, strict=False)}
     for place in plan.in_arenas:
         region = place.region
@@ -214,17 +215,17 @@ def _drawn(plan: MemoryPlan, arenas: tuple[Arena, ...]) -> Iterator[Placement]:
 def packing_rectangles(
     problem: Problem, packing: Packing, lower_bound_bytes: int | None = None, bound: str = "peak"
 ) -> Picture:
-    """The picture of a packing. Without a lower bound, the peak of the lifetimes is drawn as one.
+    """Return the picture of a packing. Without `lower_bound_bytes`, the peak of the lifetimes serves as the bound.
 
-    Raises ProblemError when the packing has another number of buffers.
+    Raises ProblemError if the packing has another number of buffers than the problem.
     """
     if len(packing.offsets) != len(problem.buffers):
         raise ProblemError(
             f"the packing has {len(packing.offsets)} offsets for the {len(problem.buffers)} buffers of the problem"
         )
     placements = tuple(_placements_of(problem, packing))
-    drawn = _blocks(placements, whole)
-    steps = tuple(curve(drawn))
+    buffers = _blocks(placements, whole)
+    steps = tuple(curve(buffers))
     peak = _peak(steps, placements)
     low = peak.nbytes if lower_bound_bytes is None else lower_bound_bytes
     return Picture(
@@ -240,7 +241,7 @@ def packing_rectangles(
         bound=(),
         placements=placements,
         rectangles=_rectangles(placements),
-        blocks=drawn,
+        blocks=buffers,
         curve=steps,
         peak=peak,
         points=(),
@@ -251,23 +252,23 @@ def packing_rectangles(
 
 
 def point_name(picture: Picture, point: int) -> str:
-    """What runs at a point, or the bare time when the picture is of a packing."""
+    """Return the label of a point, or the time for a packing."""
     if 0 <= point < len(picture.points):
         return picture.points[point]
     return f"t = {point}"
 
 
 def reserved(picture: Picture) -> tuple[tuple[int, Block], ...]:
-    """The blocks of which some value needs only a part, with their positions, where the rest is kept for the others."""
+    """Return the buffers with some smaller value, and their positions; the rest is reserved for larger values."""
     smallest: dict[int, int] = {}
     for place in picture.placements:
         smallest[place.buffer] = min(place.region.nbytes, smallest.get(place.buffer, place.region.nbytes))
-    kept = ((i, block) for i, block in enumerate(picture.blocks) if len(block.strips) == 1)
-    return tuple((i, block) for i, block in kept if smallest[block.buffer] < block.nbytes)
+    candidates = ((i, block) for i, block in enumerate(picture.blocks) if len(block.strips) == 1)
+    return tuple((i, block) for i, block in candidates if smallest[block.buffer] < block.nbytes)
 
 
 def live_columns(picture: Picture, columns: int) -> list[int]:
-    """The most live bytes in each of so many equal parts of the time."""
+    """Return the maximum of the live bytes in each of `columns` equal parts of the time."""
     highest = [0] * columns
     span = picture.end - picture.begin
     ends = [point for point, _ in picture.curve[1:]] + [picture.end]
@@ -280,6 +281,7 @@ def live_columns(picture: Picture, columns: int) -> list[int]:
 
 
 def _placements_of(problem: Problem, packing: Packing) -> Iterator[Placement]:
+    """Yield a placement for each buffer of a problem."""
     for position, (buffer, offset) in enumerate(zip(problem.buffers, packing.offsets, strict=True)):
         yield Placement(
             value=buffer.id,
@@ -291,19 +293,20 @@ def _placements_of(problem: Problem, packing: Packing) -> Iterator[Placement]:
 
 
 def _own_buffers(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """Placements without a buffer get one of their own, so that nothing is counted together by mistake."""
+    """Return the placements with new buffer numbers for those without a buffer, to keep separate values apart."""
     placed = tuple(placements)
-    free = 1 + max((place.buffer for place in placed), default=-1)
+    next_number = 1 + max((place.buffer for place in placed), default=-1)
     numbered: list[Placement] = []
     for place in placed:
         if place.buffer < 0:
-            place = replace(place, buffer=free)
-            free += 1
+            place = replace(place, buffer=next_number)
+            next_number += 1
         numbered.append(place)
     return tuple(numbered)
 
 
 def _rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
+    """Return the rectangles of the placements, in drawing order."""
     pieces = [
         Rectangle(begin, end, place.region.offset, place.region.nbytes, position)
         for position, place in enumerate(placements)
@@ -314,11 +317,12 @@ def _rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
 
 
 def _blocks(placements: tuple[Placement, ...], shape: Shape) -> tuple[Block, ...]:
+    """Return the buffers of the placements, by first use."""
     return tuple(sorted(blocks(placements, shape), key=lambda block: (block.live[0][0], block.offset, block.buffer)))
 
 
 def _peak(steps: Curve, placements: tuple[Placement, ...]) -> Peak:
-    """The first point with the most live bytes, and who is alive there."""
+    """Return the first point with the most live bytes, and the values live there."""
     point, nbytes = highest(steps)
     alive = tuple(place.value for place in placements if holds(place.live, point))
     return Peak(point, nbytes, alive)

@@ -1,4 +1,4 @@
-"""What `sublet plan --json` prints: the plan as one flat object for programs."""
+"""The output of `sublet plan --json`: the plan as one flat object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sublet.viz.loops import turns
 
 
 def _control(plan: MemoryPlan) -> dict[str, Any]:
-    """Loops, pointers and what is moved."""
+    """Return loops, renamed loop-carried values, and copied bytes."""
     return {
         "loops": [
             {
@@ -42,16 +42,16 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def recipe_json(recipe: Recipe) -> dict[str, Any]:
-    """Which graph a plan is for."""
+    """Return the recipe of the planned graph as JSON data."""
     content = asdict(recipe)
-    told = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
-    return {**content, "scratch": dict(recipe.scratch), **told, "words": recipe.words}
+    types = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
+    return {**content, "scratch": dict(recipe.scratch), **types, "words": recipe.words}
 
 
 def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
-    """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points.
+    """Return figures, peak and tensors of a plan. Sizes and offsets are bytes; begin and end are points.
 
-    Arena and bound are of what is planned; where something is not counted, `gap` is null, and so is what nobody knows.
+    Arena and bound cover the planned values. With uncounted values, `gap` is null; `most_bytes` is null if unknown.
     """
     largest = dict(verdict.largest) if verdict else {}
     content: dict[str, Any] = {
@@ -94,7 +94,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
 
 
 def _relief(plan: MemoryPlan) -> dict[str, Any]:
-    """What would remain of the peak without one of the buffers there, or with half of it at a time."""
+    """Return, for each buffer at the peak, the peak without the buffer, and with half of the buffer at a time."""
     return {
         "estimate": True,
         "buffers": [
@@ -110,7 +110,7 @@ def _relief(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
-    """Each memory: what it takes, what it has, and the most bytes that live in it at one time."""
+    """Return size, capacity and peak bytes of each memory."""
     blocks = list(slots(plan))
     return [
         {
@@ -126,6 +126,7 @@ def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
 
 
 def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
+    """Return the placements."""
     return [
         {
             "name": place.value,
@@ -148,6 +149,7 @@ def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
 
 
 def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the values outside of the plan."""
     return [
         {
             "name": o.value,
@@ -163,10 +165,10 @@ def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any
 
 
 def decision_json(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict for programs.
+    """Return a verdict as JSON data.
 
-    `fits` is true, false, or null when it is not known. `proven` is true if the verdict holds of every packing and
-    rests on no assumption; `assumed` names the assumed types.
+    `fits` is true, false, or null if unknown. `proven` is true if the verdict holds for every packing without
+    assumptions; `assumed` lists the assumed types.
     """
     return {
         "budget_bytes": verdict.budget,

@@ -1,4 +1,4 @@
-"""What `sublet plan` says about a plan, in words and figures, for a terminal."""
+"""The terminal output of `sublet plan`: text and figures on a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sublet.viz.loops import turns
 
 
 def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
-    """The figures of a plan, its peak, and what was left outside; `claimed` says why they are not proven."""
+    """Return the figures of a plan, the peak, and the values outside; `claimed` says why the figures are not proven."""
     parts: list[RenderableType] = [_figures(plan, claimed), Text(), *_peak(plan)]
     if claimed:
         parts.insert(0, Text(f"{claimed}: what follows is what the file says (--model proves it)", "yellow"))
@@ -35,6 +35,7 @@ def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
 
 
 def _used(arena: Storage) -> str:
+    """Return the bytes of an arena, and the rate of an arena accessed by transfers only."""
     transfers = f", by transfers alone, at {arena.rate / 1e9:g} GB/s" if arena.rate else ""
     return f"{arena.nbytes:,} bytes{transfers}"
 
@@ -45,10 +46,10 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     bound = "by search, which the checker does not follow" if plan.bound == "search" else plan.bound
-    several = plan.arenas if len(plan.arenas) > 1 else ()
+    listed_arenas = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
-        *((f"  {escape(printable(arena.name))}", arena.nbytes, _used(arena)) for arena in several),
+        *((f"  {escape(printable(arena.name))}", arena.nbytes, _used(arena)) for arena in listed_arenas),
         ("lower bound", plan.lower_bound_bytes, f"{_gap(plan, claimed)} ({bound})"),
         ("without reuse", plan.total_bytes, _ratio(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
@@ -57,8 +58,14 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
     for kind, nbytes in _bound_sums(plan).items():
         rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
     if plan.updated:
-        of = updated(plan)
-        rows.append(("updated in place", of.nbytes, f"kept for the next run: {of.words}; copied: {human(of.copied)}"))
+        update_figures = updated(plan)
+        rows.append(
+            (
+                "updated in place",
+                update_figures.nbytes,
+                f"kept for the next run: {update_figures.words}; copied: {human(update_figures.copied)}",
+            )
+        )
     for name, nbytes, remark in rows:
         table.add_row(name, human(nbytes), remark)
     table.add_row("graph", "", printable(plan.recipe.words))
@@ -102,15 +109,15 @@ def _peak(plan: MemoryPlan) -> list[RenderableType]:
 
 
 def _relief(plan: MemoryPlan) -> list[RenderableType]:
-    """The buffer whose absence would lower the peak most, in words that say that nothing was planned."""
+    """Return a line on the buffer with the most effect on the peak, marked as an estimate."""
     best = next(iter(relief(plan)), None)
     if best is None or best.without_bytes >= plan.peak.nbytes:
         return []
-    left, halved = human(best.without_bytes), human(best.halved_bytes)
-    told = (
-        f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {left}, with half of it at a time {halved}"
+    rest, halved = human(best.without_bytes), human(best.halved_bytes)
+    words = (
+        f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {rest}, with half of it at a time {halved}"
     )
-    return [Text(printable(f"estimate: {told} (nothing was planned for this; --advise plans changes)"), "dim")]
+    return [Text(printable(f"estimate: {words} (nothing was planned for this; --advise plans changes)"), "dim")]
 
 
 def _pointers(plan: MemoryPlan) -> list[Placement]:
@@ -118,16 +125,18 @@ def _pointers(plan: MemoryPlan) -> list[Placement]:
 
 
 def _loops(plan: MemoryPlan) -> list[RenderableType]:
-    """How loops are unrolled, and what loops and branches move: nothing, or so much on each edge."""
-    pointers, several = len(_pointers(plan)), len(multiview(plan))
+    """Return lines on the body versions of loops, and on the bytes copied on each control-flow edge."""
+    pointers, multiview_count = len(_pointers(plan)), len(multiview(plan))
     edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge.kind != UPDATE}
     lines: list[RenderableType] = [Text(printable(turns(record))) for record in plan.rolled[:SHOWN]]
     if len(plan.rolled) > SHOWN:
         lines.append(Text(f"and {len(plan.rolled) - SHOWN} more loops like these"))
-    if pointers or several:
+    if pointers or multiview_count:
         is_, have = ("is a pointer", "has") if pointers == 1 else ("are pointers", "have")
         what = f"{pointers} value{'s' if pointers != 1 else ''} {is_} and {have} no bytes"
-        lines.append(Text(f"{what}; {several} {'lives' if several == 1 else 'live'} in several places in turn"))
+        lines.append(
+            Text(f"{what}; {multiview_count} {'lives' if multiview_count == 1 else 'live'} in several places in turn")
+        )
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
     lines.append(Text("bytes moved by loops and branches, at most, each time they pass an edge:"))
@@ -138,21 +147,23 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
 
 
 def _edge(plan: MemoryPlan, edge: Edge, nbytes: int) -> Text:
-    """What an edge moves, and why, by its first move."""
+    """Return a line on the bytes copied on an edge, with the reason for the first copy."""
     moves = [move for move in plan.moves if move.edge == edge]
-    told = listed([f"{move.source} to {move.destination}" for move in moves], 1)
-    return Text(printable(f"  {edge}: {human(nbytes)}, {told}: {moves[0].why}"))
+    copies = listed([f"{move.source} to {move.destination}" for move in moves], 1)
+    return Text(printable(f"  {edge}: {human(nbytes)}, {copies}: {moves[0].why}"))
 
 
 def _outside(plan: MemoryPlan) -> list[RenderableType]:
-    """One line a reason: one cause often leaves many values outside."""
+    """Return one line a reason: a single cause often leaves many values outside."""
     reasons: dict[str, list[str]] = {}
     for value in plan.outside:
         reasons.setdefault(value.reason, []).append(f"{value.value}: {value.type}")
     count = len(plan.outside)
     bound = count - len(plan.not_counted)
-    told = f", {bound} of them in memory of the caller" if bound else ""
-    lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena{told}", "yellow")]
+    bound_words = f", {bound} of them in memory of the caller" if bound else ""
+    lines: list[RenderableType] = [
+        Text(f"{count} value{'s' if count > 1 else ''} outside the arena{bound_words}", "yellow")
+    ]
     for reason, names in list(reasons.items())[:SHOWN]:
         lines.append(Text(printable(f"  {listed(names, 1)}: {reason}")))
     if len(reasons) > SHOWN:

@@ -1,4 +1,4 @@
-"""How tables look on a terminal."""
+"""The style of tables on a terminal."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rich.table import Table
 
 
 def plain_table() -> Table:
-    """A table without lines, its titles dim."""
+    """Return an empty table without lines, with dim titles."""
     return Table(box=None, padding=(0, 2), header_style="dim")

@@ -1,8 +1,8 @@
 """The memory map in a terminal: time from left to right, addresses upwards, one colour a buffer.
 
-With colours a character is two cells, one above the other, drawn with half blocks. Without (a file,
-a pipe, NO_COLOR) a character is one cell and buffers are letters. Under the map, on the same axis,
-the live bytes as a sparkline; the peak's column is marked above and below.
+With colours, a character is two cells, one above the other, drawn with half blocks. Without colours (a file, a pipe,
+NO_COLOR), a character is one cell, and buffers are letters. Below the map, a sparkline on the same axis shows the live
+bytes; the column of the peak is marked above and below.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _PLAIN_BARS = "._-=+*#@"
 _LETTER = "#12161d"
 _PEAK = "#f0508c"
 _CURVE = "#4a90d9"
-"""Brighter than on paper: a terminal may be black or white, and these can be read on both."""
+"""Peak and curve are brighter than on paper: readable on black and on white terminals."""
 
 _AXIS = 10
-"""Characters left of the map: a label of nine and the axis."""
+"""Characters left of the map: a label of nine characters, and the axis."""
 _AROUND = 6
-"""Lines that are not map: peak, axis, point numbers, two of sparkline, figures."""
+"""Lines around the map: peak, axis, point numbers, two of the sparkline, figures."""
 
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """What rich prints; it looks at the console for colours and for letters beyond ASCII."""
+    """A memory map for rich; the console determines colours and characters beyond ASCII."""
 
     picture: Picture
     width: int
@@ -51,12 +51,12 @@ class MemoryMap:
 
 
 def memory_map(picture: Picture, width: int = 80, height: int = 24) -> MemoryMap:
-    """The picture for a terminal: at most `width` characters wide and about `height` lines high."""
+    """Return the picture for a terminal: at most `width` characters wide and about `height` lines high."""
     return MemoryMap(picture, width, height)
 
 
 class _Drawing:
-    """The lines of one map, as segments of text with styles."""
+    """The lines of one map, as segments of styled text."""
 
     def __init__(self, picture: Picture, columns: int, rows: int, coloured: bool, ascii_only: bool) -> None:
         self.picture = picture
@@ -70,6 +70,7 @@ class _Drawing:
         self.addresses = self._addresses()
 
     def lines(self) -> list[list[Segment]]:
+        """Return all lines: peak, map, axis, times, sparkline and figures."""
         picture = self.picture
         rows = self._coloured_rows() if self.coloured else self._lettered_rows()
         corner = "+" if self.ascii_only else "└"
@@ -90,12 +91,13 @@ class _Drawing:
         return Segment(text, self._style(dim=True))
 
     def _both_ends(self, name: str) -> str:
-        """A name in the margin: of two plans the beginnings differ, of the regions of one the ends."""
+        """Return a name shortened in the middle: plans differ at the beginning of names, regions at the end."""
         most, dots = _AXIS - 1, "~" if self.ascii_only else "…"
         kept = (most - len(dots)) // 2
         return self._fitting(name if len(name) <= most else name[:kept] + dots + name[-kept:])
 
     def _fitting(self, text: str) -> str:
+        """Return the text, printable and cut to the width of the map."""
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
         if self.ascii_only:
             clean = clean.encode("ascii", "replace").decode("ascii")
@@ -105,24 +107,26 @@ class _Drawing:
     def _peak_line(self) -> list[Segment]:
         peak = self.picture.peak
         mark = "v" if self.ascii_only else "▼"
-        told = self._fitting(f"peak{self.picture.whose} {human(peak.nbytes)} at {point_name(self.picture, peak.point)}")
-        before = f"{told} {mark}"
+        text_at_peak = self._fitting(
+            f"peak{self.picture.whose} {human(peak.nbytes)} at {point_name(self.picture, peak.point)}"
+        )
+        before = f"{text_at_peak} {mark}"
         if self.peak + 1 >= len(before):
             text = " " * (self.peak + 1 - len(before)) + before
         else:
-            text = " " * self.peak + self._fitting(f"{mark} {told}")[: self.columns - self.peak]
+            text = " " * self.peak + self._fitting(f"{mark} {text_at_peak}")[: self.columns - self.peak]
         return [Segment(" " * _AXIS), Segment(text, self._style(_PEAK))]
 
     def _addresses(self) -> dict[int, str]:
-        """Labels by row: the top, and round addresses where a label is three rows or more from the next.
+        """Return labels by row: the top, and round addresses with at least three rows between labels.
 
-        Of several arenas, whose addresses are their own, the name at the bottom of each and the size at its top.
+        For several arenas, the name at the bottom of each arena and the size at the top.
         """
         height = self.picture.height
         if len(self.picture.arenas) > 1:
-            told = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
-            told += [(a.begin, self._both_ends(a.name)) for a in self.picture.arenas]
-            return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in told}
+            labels_at = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
+            labels_at += [(a.begin, self._both_ends(a.name)) for a in self.picture.arenas]
+            return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in labels_at}
         step = 1 << max(0, (height * 3 // self.rows).bit_length())
         labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
         return {0: human(height), **{row: text for row, text in labels.items() if row > 1}}
@@ -134,14 +138,14 @@ class _Drawing:
 
     def _coloured_rows(self) -> list[list[Segment]]:
         cells = grid(self.picture, self.columns, self.rows * 2)
-        whole = [
+        uniform = [
             [upper if upper == lower else FREE for upper, lower in zip(above, below, strict=True)]
             for above, below in zip(cells[::2], cells[1::2], strict=True)
         ]
-        letters = name_letters(self.picture, whole)
+        letters = name_letters(self.picture, uniform)
         return [
             [
-                self._letter(letters[row, column], column, whole[row][column])
+                self._letter(letters[row, column], column, uniform[row][column])
                 if (row, column) in letters
                 else self._half_blocks(column, cells[2 * row][column], cells[2 * row + 1][column])
                 for column in range(self.columns)
@@ -153,7 +157,7 @@ class _Drawing:
         return Segment(letter, self._style(_LETTER, self._shade(column, block)))
 
     def _half_blocks(self, column: int, above: int, below: int) -> Segment:
-        """Two cells in one character. A free half shows the terminal's own background."""
+        """Return two cells in one character. A free half shows the background of the terminal."""
         upper, lower = self._shade(column, above), self._shade(column, below)
         if upper is None and lower is None:
             return Segment("│" if column == self.peak else " ", self._style(_PEAK, dim=True))
@@ -172,18 +176,18 @@ class _Drawing:
         return mixed(colour, _PEAK, 0.45) if column == self.peak else colour
 
     def _lettered_rows(self) -> list[list[Segment]]:
-        """Without colour: a letter a buffer, and its name between spaces where there is room."""
+        """Return the rows without colour: one letter a buffer, and the name between spaces where there is room."""
         rows = grid(self.picture, self.columns, self.rows)
         names = name_letters(self.picture, rows, margin=" ")
         rule = "|" if self.ascii_only else "│"
 
-        def shown(row: int, column: int) -> str:
+        def symbol_at(row: int, column: int) -> str:
             block = rows[row][column]
             if block == FREE:
                 return rule if column == self.peak else " "
             return names.get((row, column), LETTERS[block % len(LETTERS)])
 
-        lines = ("".join(shown(row, column) for column in range(self.columns)) for row in range(self.rows))
+        lines = ("".join(symbol_at(row, column) for column in range(self.columns)) for row in range(self.rows))
         return [[Segment(line.encode("ascii", "replace").decode() if self.ascii_only else line)] for line in lines]
 
     def _time_line(self) -> list[Segment]:
@@ -193,7 +197,7 @@ class _Drawing:
         return [self._quiet(" " * _AXIS + first + middle.center(inner)[:inner] + last)]
 
     def _sparkline(self) -> list[list[Segment]]:
-        """Live bytes in two lines of eight steps each; the peak's column in its colour."""
+        """Return the live bytes in two lines of eight steps each, with the column of the peak in a separate colour."""
         bars = _PLAIN_BARS if self.ascii_only else _BARS
         steps = 2 * len(bars)
         top = max(self.picture.arena_bytes, self.picture.peak.nbytes, 1)

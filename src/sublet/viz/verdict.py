@@ -1,4 +1,4 @@
-"""The verdict on a budget in words: yes, no with its proof, or what would have to be known."""
+"""The verdict on a budget as text: fits, does not fit (with the proof), or unknown (with the missing facts)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sublet.viz.buffers import buffer_table
 
 
 def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
-    """One line, and the tensors that prove it where there are such."""
+    """Return a sentence on the verdict, and a table of the tensors in the proof, if any."""
     budget = human(verdict.budget)
     if verdict.outcome is Outcome.FITS:
         return _fits(verdict, plan)
@@ -29,8 +29,8 @@ def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     if not verdict.proof:
         return Text(f"{head}: the search refuted every arena below {human(verdict.least)}.", "red")
     total = human(sum(live.nbytes for live in verdict.proof))
-    told = Text(f"{head}: these must not overlap and take {total} with their padding:", "red")
-    return Group(told, buffer_table(verdict.proof, plan))
+    heading = Text(f"{head}: these must not overlap and take {total} with their padding:", "red")
+    return Group(heading, buffer_table(verdict.proof, plan))
 
 
 def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
@@ -38,23 +38,25 @@ def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
     spare = human(verdict.budget - verdict.most)
     whose = "its" if len(plan.not_counted) == 1 else "their"
     outside = f", with {_values(plan)} outside at {whose} largest" if plan.not_counted else ""
-    told = _if(verdict, plan)
-    head = f"Fits the budget of {human(verdict.budget)}{told}"
-    kept = _kept_outside(plan)
-    beside = f" {human(kept)} that each run updates and keeps lie outside the arena, and are not held against it."
-    words = f"{head}: {spare} to spare{outside}.{beside if kept else ''}"
-    return Text(words, "yellow" if told or outside or kept else "green")
+    conditions = _if(verdict, plan)
+    head = f"Fits the budget of {human(verdict.budget)}{conditions}"
+    updated_bytes = _kept_outside(plan)
+    updated_words = (
+        f" {human(updated_bytes)} that each run updates and keeps lie outside the arena, and are not held against it."
+    )
+    words = f"{head}: {spare} to spare{outside}.{updated_words if updated_bytes else ''}"
+    return Text(words, "yellow" if conditions or outside or updated_bytes else "green")
 
 
 def _kept_outside(plan: MemoryPlan) -> int:
-    """Bytes that must be memory, and that no arena has: state, or weights that are trained."""
+    """Return the bytes outside of all arenas that must be memory: states, and trained weights."""
     arenas = {arena.name for arena in plan.arenas}
     kept = {place.value: place.region for place in plan.placements if place.value in plan.updated}
     return sum(region.nbytes for region in kept.values() if region.storage not in arenas)
 
 
 def _if(verdict: Verdict, plan: MemoryPlan) -> str:
-    """What was told, on which the verdict rests."""
+    """Return the assumptions of the verdict, as text."""
     conditions = [assumptions(plan)] if plan.assumed else []
     if verdict.outcome is Outcome.FITS and plan.not_counted:
         for name, extent in verdict.largest:
@@ -65,7 +67,7 @@ def _if(verdict: Verdict, plan: MemoryPlan) -> str:
 
 
 def _missing(verdict: Verdict, plan: MemoryPlan) -> str:
-    """What the plan does not count, and what to do about it."""
+    """Return a text on the uncounted values, and on possible remedies."""
     arena = f"the planned part takes {human(plan.arena_bytes)}"
     if verdict.most is not None:
         more = human(verdict.most - plan.arena_bytes)

@@ -1,7 +1,8 @@
-"""Modules: layers, cells and blocks as records of configuration, called on tensors of either graph.
+"""Modules: layers, cells and blocks as records of configuration, called on tensors of symbolic or dynamic graphs.
 
-A module is made once, holds no arrays, and is called on tensors of a `sublet.Graph` or `sublet.DynamicGraph`; called
-again on the same graph it shares its parameters. Your own are classes with a `forward`; see `Module`.
+A module is created once, holds no arrays, and is called on tensors of a `sublet.Graph` or `sublet.DynamicGraph`; called
+again on the same graph, the module shares its parameters. User-defined modules are classes with a `forward`; see
+`Module`. Every call raises SpecError, beginning with the user's line, for inputs without the documented axes.
 """
 
 from sublet.nn.modules.attention import CrossAttention, SelfAttention

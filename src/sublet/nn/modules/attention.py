@@ -13,21 +13,27 @@ from sublet.nn.tensor import Tensor, told
 
 
 def _split(module: Module, x: Tensor, heads: int) -> int:
-    """The width of a head."""
+    """Return the width of a head. Raises SpecError if the last axis is not divisible by `heads`."""
     if heads < 1 or x.shape[-1] % heads:
         raise SpecError(at_line(f"{type(module).__name__}: {told(x)} cannot be split into {heads} heads"))
     return x.shape[-1] // heads
 
 
 def _joined(y: Tensor) -> Tensor:
-    """Heads side by side: y[B, heads, T, width] -> [B, T, heads * width]."""
+    """Return the heads concatenated: y[B, heads, T, width] -> [B, T, heads * width]."""
     batch, heads, length, width = y.shape
     return y.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention(Module):
-    """Attention of x[B, T, D] to itself -> [B, T, D]. `mask` is added to the logits [B, heads, T, T]."""
+    """Self-attention: x[B, T, D] -> [B, T, D]. `mask` is for the logits [B, heads, T, T]: bools, or numbers to add.
+
+    heads    number of heads; D must be divisible by `heads`, else SpecError
+    causal   each step reads only itself and earlier steps
+    bias     add biases to the projections
+    name     name of the scope
+    """
 
     heads: int
     causal: bool = False
@@ -35,35 +41,48 @@ class SelfAttention(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the attention of x[B, T, D], of shape [B, T, D].
+
+        `mask`, if given, is for the logits [B, heads, T, T]: bools, or numbers to add. Raises SpecError for other axes.
+        """
         graph = self.graph_of(x, "B T D")
         (batch, length, depth), width = x.shape, _split(self, x, self.heads)
         joint = Dense(3 * depth, bias=self.bias, name="qkv")(x).reshape(batch, length, 3, self.heads, width)
         q, k, v = (joint[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
         given = (q, k, v) if mask is None else (q, k, v, mask)
         y, *_ = graph.apply("nn.attention", *given, scale=1 / sqrt(width), causal=self.causal)
-        made: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
-        return made
+        result: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
+        return result
 
 
 @dataclass(frozen=True, eq=False)
 class CrossAttention(Module):
-    """Attention of x[B, T, D] to context[B, S, E] -> [B, T, D]. `mask` is added to the logits [B, heads, T, S]."""
+    """Attention of x[B, T, D] to context[B, S, E] -> [B, T, D].
+
+    heads   number of heads; D must be divisible by `heads`, else SpecError
+    bias    add biases to the projections
+    name    name of the scope
+    """
 
     heads: int
     bias: bool = True
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the attention of x[B, T, D] to context[B, S, E], of shape [B, T, D].
+
+        `mask`, if given, is for the logits [B, heads, T, S]: bools, or numbers to add. Raises SpecError for other axes.
+        """
         graph = self.graph_of(x, "B T D")
         self.graph_of(context, "B S E")
         depth, width = x.shape[2], _split(self, x, self.heads)
 
-        def heads(of: Tensor, name: str) -> Tensor:
-            made: Tensor = Dense(depth, bias=self.bias, name=name)(of)
-            return made.reshape(*of.shape[:2], self.heads, width).transpose(0, 2, 1, 3)
+        def split_heads(of: Tensor, name: str) -> Tensor:
+            result: Tensor = Dense(depth, bias=self.bias, name=name)(of)
+            return result.reshape(*of.shape[:2], self.heads, width).transpose(0, 2, 1, 3)
 
-        q, k, v = heads(x, "q"), heads(context, "k"), heads(context, "v")
+        q, k, v = split_heads(x, "q"), split_heads(context, "k"), split_heads(context, "v")
         given = (q, k, v) if mask is None else (q, k, v, mask)
         y, *_ = graph.apply("nn.attention", *given, scale=1 / sqrt(width))
-        made: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
-        return made
+        result: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
+        return result

@@ -1,4 +1,4 @@
-"""Blocks that networks are built of."""
+"""Common building blocks of networks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ gelu: Callable[[Tensor], Tensor] = nn.gelu
 
 
 class ConvNorm(Module):
-    """A convolution without bias, batch normalisation, activation: x[N, C, spatial...] -> [N, channels, ...]."""
+    """A convolution without bias, batch normalisation, and an activation: x[N, C, spatial...] -> [N, channels, ...].
+
+    activation   a function of a tensor; None for none
+    epsilon      added to the variance in the normalisation
+    attrs        further arguments of `Conv`
+    """
 
     def __init__(
         self,
@@ -40,18 +45,19 @@ class ConvNorm(Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Any:
+        """Return the block applied to x[N, C, spatial...], of shape [N, channels, spatial...]."""
         y = self.bn(self.conv(x))
         return y if self.activation is None else self.activation(y)
 
 
 class Inception(Parallel):
-    """Four branches over x[N, C, H, W], side by side along the channels (Szegedy et al., 2015).
+    """Four branches over x[N, C, H, W], concatenated along the channels (Szegedy et al., 2015).
 
-    ones     channels of the branch of 1 x 1
-    threes   channels it is reduced to, and of the convolution after that
-    fives    the same with a kernel of `wide`
-    pooled   channels after pooling
-    unit     what makes a convolution, as `ConvNorm` or `Conv`: called with channels and kernel
+    ones     channels of the 1 x 1 branch
+    threes   channels after the 1 x 1 reduction, and after the 3 x 3 convolution
+    fives    channels after the 1 x 1 reduction, and after the `wide` x `wide` convolution
+    pooled   channels of the branch with pooling
+    unit     constructor of a convolution, such as `ConvNorm` or `Conv`, called with channels and kernel
     """
 
     def __init__(
@@ -76,10 +82,11 @@ class Inception(Parallel):
 
 
 class ResidualBlock(Residual):
-    """Two convolutions of 3 x 3 with batch normalisation, beside what goes by (He et al., 2016).
+    """Two 3 x 3 convolutions with batch normalisation, and a shortcut (He et al., 2016).
 
-    x[N, C, H, W] -> [N, channels, H / strides, W / strides]. `project` lets a convolution of 1 x 1 go by, as it must
-    where channels or extents change; `bottleneck` makes three of them, the last with four times the channels.
+    x[N, C, H, W] -> [N, channels, H / strides, W / strides]. `project` adds a 1 x 1 convolution to the shortcut, as
+    needed for another number of channels; strides above 1 imply `project`. `bottleneck` uses three convolutions (1 x 1,
+    3 x 3, 1 x 1), the last with 4 * channels.
     """
 
     def __init__(
@@ -101,10 +108,17 @@ class ResidualBlock(Residual):
 
 @dataclass(frozen=True, eq=False)
 class TransformerBlock(Module):
-    """Attention and a feed-forward network over x[B, T, D], each added to what goes by (Vaswani et al., 2017).
+    """Attention and a feed-forward network over x[B, T, D], each with a residual connection (Vaswani et al., 2017).
 
-    `hidden` is the width inside, 4 D unless said. `norm_first` normalises what goes in, else what comes out. With a
-    `context` [B, S, E] there is an attention to it between the two.
+    heads        number of heads
+    hidden       width of the feed-forward network; 4 * D by default
+    dropout      rate of dropout after the attention, and in the feed-forward network
+    causal       each step reads only itself and earlier steps
+    norm_first   normalise the inputs of the parts (pre-norm) instead of the sums (post-norm)
+    activation   function between the two dense layers
+    epsilon      added to the variance in the normalisations
+
+    With a `context` [B, S, E], an attention to the context follows the self-attention.
     """
 
     heads: int
@@ -117,6 +131,11 @@ class TransformerBlock(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return the block applied to x[B, T, D], of shape [B, T, D].
+
+        `context` has the shape [B, S, E]; `mask` is for the logits of the self-attention, [B, heads, T, T]. Raises
+        SpecError for other axes.
+        """
         self.graph_of(x, "B T D")
         x = self._added(x, "1", lambda y: SelfAttention(self.heads, self.causal, name="attention")(y, mask))
         if context is not None:
@@ -124,14 +143,16 @@ class TransformerBlock(Module):
         return self._added(x, "3" if context is not None else "2", self._fed)
 
     def _added(self, x: Tensor, number: str, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return x plus `inner` of x, with normalisation and dropout; `number` is the suffix of the names."""
         norm = LayerNorm(epsilon=self.epsilon, name=f"norm{number}")
         y = inner(norm(x) if self.norm_first else x)
         y = x + (Dropout(self.dropout, name=f"dropout{number}")(y) if self.dropout else y)
-        made: Tensor = y if self.norm_first else norm(y)
-        return made
+        result: Tensor = y if self.norm_first else norm(y)
+        return result
 
     def _fed(self, x: Tensor) -> Tensor:
+        """Return the feed-forward network applied to x[B, T, D]."""
         y = self.activation(Dense(self.hidden or 4 * x.shape[-1], name="up")(x))
         y = Dropout(self.dropout, name="dropout")(y) if self.dropout else y
-        made: Tensor = Dense(x.shape[-1], name="down")(y)
-        return made
+        result: Tensor = Dense(x.shape[-1], name="down")(y)
+        return result

@@ -1,4 +1,4 @@
-"""Modules made of others, or of any functions of tensors, as `nn.relu`."""
+"""Modules composed of modules, or of any functions of tensors, such as `nn.relu`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[..., Any]
 
 
 class _Several(Module):
-    """Steps by name: those without one are called 0, 1, ..."""
+    """Steps by name; steps without a name are numbered 0, 1, ... Raises SpecError for a step not callable."""
 
     def __init__(self, *steps: Step, name: str | None = None, **named: Step) -> None:
         self.name = name
@@ -28,6 +28,7 @@ class _Several(Module):
                 raise SpecError(at_line(f"{type(self).__name__}: step {key} is {step!r}: give modules and functions"))
 
     def children(self) -> Iterator[tuple[str, object]]:
+        """Yield the name and the module or function of each step."""
         yield from self.steps.items()
 
     def __iter__(self) -> Iterator[Step]:
@@ -47,9 +48,10 @@ class _Several(Module):
 
 
 class Sequential(_Several):
-    """One step after another: `Sequential(Conv(16, 3), nn.relu, MaxPool(2))`, `Sequential(conv=Conv(16, 3), ...)`."""
+    """Steps applied in order: `Sequential(Conv(16, 3), nn.relu, MaxPool(2))`, `Sequential(conv=Conv(16, 3), ...)`."""
 
     def forward(self, *inputs: Any) -> Any:
+        """Return the result of the last step; the first step receives all `inputs`."""
         given = inputs
         for step in self.steps.values():
             given = (step(*given),)
@@ -64,9 +66,10 @@ JOINS: dict[str, Callable[[list[Tensor], int], Tensor]] = {
 
 
 class Parallel(_Several):
-    """Branches that all read the same, joined: "concat" along `axis`, "sum", "product", or a function of the results.
+    """Branches over the same inputs, joined by `join`: "concat" along `axis`, "sum", "product", or a function.
 
-    Without a join it gives all results, as a tuple.
+    A function receives the results of all branches as arguments. Without a `join`, the result is a tuple of the
+    branches' results. Raises SpecError for another `join`.
     """
 
     def __init__(
@@ -83,14 +86,15 @@ class Parallel(_Several):
         self.join, self.axis = join, axis
 
     def forward(self, *inputs: Any) -> Any:
-        made = [branch(*inputs) for branch in self.steps.values()]
+        """Return the joined results of all branches applied to `inputs`."""
+        results = [branch(*inputs) for branch in self.steps.values()]
         if self.join is None:
-            return tuple(made)
-        return JOINS[self.join](made, self.axis) if isinstance(self.join, str) else self.join(*made)
+            return tuple(results)
+        return JOINS[self.join](results, self.axis) if isinstance(self.join, str) else self.join(*results)
 
 
 class Residual(Module):
-    """`then(inner(x) + shortcut(x))`: what `inner` adds to x; x goes by itself without a shortcut (He et al., 2016)."""
+    """A residual connection: `then(inner(x) + shortcut(x))`, by default with x as the shortcut (He et al., 2016)."""
 
     def __init__(
         self, inner: Step, shortcut: Step | None = None, *, then: Step | None = None, name: str | None = None
@@ -98,6 +102,7 @@ class Residual(Module):
         self.inner, self.shortcut, self.then, self.name = inner, shortcut, then, name
 
     def forward(self, x: Tensor) -> Any:
+        """Return `then(inner(x) + shortcut(x))`; both terms must be of one shape after broadcasting."""
         y = self.inner(x)
         y = y + (x if self.shortcut is None else self.shortcut(x))
         return y if self.then is None else self.then(y)

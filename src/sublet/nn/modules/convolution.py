@@ -1,4 +1,4 @@
-"""Convolutions and what they make of x backwards. What is one number holds of every spatial axis."""
+"""Convolutions and transposed convolutions. A single number for an argument holds for all spatial axes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 Extents = int | tuple[int, ...]
-"""One number for every axis, or one for each."""
+"""One number for all axes, or one number an axis."""
 
 
 def each(given: Extents, axes: int) -> tuple[int, ...]:
-    """One number for each axis."""
+    """Return a number for each axis."""
     return (given,) * axes if isinstance(given, int) else tuple(given)
 
 
 def padded(given: Extents, axes: int) -> tuple[int, ...]:
-    """Padding before each axis and then after each: one number, one an axis for both sides, or all."""
+    """Return the padding before each axis, then after each axis; given as a number, a number an axis, or in full."""
     pads = each(given, 2 * axes)
     return pads * 2 if len(pads) == axes else pads
 
 
 def per_group(groups: int, channels: int, what: str) -> int:
-    """Channels in a group. Raises SpecError where they do not come out even."""
+    """Return the channels in a group. Raises SpecError if `groups` does not divide the channels."""
     if groups < 1 or channels % groups:
         raise SpecError(at_line(f"{what}: {channels} channels cannot be split into {groups} groups"))
     return channels // groups
@@ -37,10 +37,16 @@ def per_group(groups: int, channels: int, what: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Conv(Module):
-    """A convolution of x[N, C, spatial...] by weight[channels, C / groups, kernel...], 1 to 3 spatial axes.
+    """A convolution of x[N, C, spatial...] with weight[channels, C / groups, kernel...], for 1 to 3 spatial axes.
 
-    `pads` is one number, one an axis, or those before each axis and then those after each; unless said they are such
-    that an odd kernel at stride 1 keeps the extent.
+    channels    output channels
+    kernel, strides, dilations   one number, or one for each spatial axis
+    pads        one number, one an axis, or the padding before each axis followed by the padding after each axis; by
+                default, an odd kernel at stride 1 keeps the extents
+    groups      number of groups; C and `channels` must be divisible by `groups`, else SpecError
+    bias        add a bias to each channel
+    initial     function drawing the initial weight; uniform in +-1/sqrt(fan in) by default
+    name        name of the scope
     """
 
     channels: int
@@ -54,6 +60,7 @@ class Conv(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of x, of shape [N, channels, spatial...]. Raises SpecError for other axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
         kernel, dilations = each(self.kernel, axes), each(self.dilations, axes)
         same = tuple(step * (size - 1) // 2 for size, step in zip(kernel, dilations, strict=False)) * 2
@@ -72,9 +79,10 @@ class Conv(Module):
 
 @dataclass(frozen=True, eq=False)
 class ConvTranspose(Module):
-    """What a convolution with weight[C, channels / groups, kernel...] makes of x[N, C, spatial...] backwards.
+    """A transposed convolution of x[N, C, spatial...] with weight[C, channels / groups, kernel...].
 
-    An axis becomes (extent - 1) * stride + dilation * (kernel - 1) + 1 + output_pads, less the padding.
+    An output extent is (extent - 1) * stride + dilation * (kernel - 1) + 1 + output_pads, minus the padding. Fields are
+    as for `Conv`; the default padding is 0.
     """
 
     channels: int
@@ -89,6 +97,7 @@ class ConvTranspose(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the transposed convolution, of shape [N, channels, spatial...]. Raises SpecError for other axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
         kernel = each(self.kernel, axes)
         shape = (x.shape[1], per_group(self.groups, self.channels, "ConvTranspose"), *kernel)

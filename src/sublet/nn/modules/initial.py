@@ -1,4 +1,4 @@
-"""What parameters are drawn from at first: functions of a generator and a shape."""
+"""Initial distributions of parameters: functions of a generator and a shape."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from sublet.nn.content import Draw
 
 
 def uniform(bound: float) -> Draw:
-    """Numbers in [-bound, bound)."""
+    """Return a function drawing numbers uniformly from [-bound, bound)."""
     return lambda random, shape: random.uniform(-bound, bound, shape)
 
 
 def normal(deviation: float) -> Draw:
-    """Numbers around 0."""
+    """Return a function drawing numbers from a normal distribution with mean 0 and the given standard deviation."""
     return lambda random, shape: random.normal(0, deviation, shape)
 
 
 def by_fan_in(extents: tuple[int, ...]) -> Draw:
-    """Uniform in +-1/sqrt(fan in), as PyTorch's layers start."""
+    """Return a function drawing uniformly from +-1/sqrt(fan in), as PyTorch's layers do.
+
+    `extents` are the factors of the fan in.
+    """
     return uniform(1 / sqrt(max(1, prod(extents))))

@@ -1,8 +1,9 @@
-"""Layers as functions: modules that are called once, named by the scope they are written in.
+"""Layers as functions: modules called once, named by the open scope.
 
-A layer that is given no name is called by what it is, and numbered where there is one already: "dense", "dense_2".
-Weights start as PyTorch's layers do unless said otherwise: uniform in +-1/sqrt(fan in). They are drawn when
-the graph is compiled, from a generator seeded by the name of the parameter, so that two runs start alike.
+A layer without a name has the name of its kind, numbered from the second: "dense", "dense_2". Weights start as in
+PyTorch's layers by default: uniform in +-1/sqrt(fan in). Weights are drawn when the graph is compiled, by a generator
+seeded with the name of the parameter: two runs start alike. Every layer raises SpecError, beginning with the user's
+line, for a tensor without the documented axes, and for a name already in use.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ __all__ = [
 
 
 def dense(x: Tensor, units: int, *, bias: bool = True, name: str | None = None) -> Tensor:
-    """x[..., I] @ weight[units, I].T + bias[units]."""
-    made: Tensor = Dense(units, bias, name=name)(x)
-    return made
+    """Return x[..., I] @ weight[units, I].T + bias[units], of shape [..., units]."""
+    result: Tensor = Dense(units, bias, name=name)(x)
+    return result
 
 
 def conv(
@@ -48,44 +49,54 @@ def conv(
     bias: bool = True,
     name: str | None = None,
 ) -> Tensor:
-    """A convolution of x[N, C, spatial...], see `sublet.nn.modules.Conv`."""
-    made: Tensor = Conv(channels, kernel, strides, pads, dilations, groups, bias, name=name)(x)
-    return made
+    """Return a convolution of x[N, C, spatial...], of shape [N, channels, spatial...]; see `sublet.nn.modules.Conv`."""
+    result: Tensor = Conv(channels, kernel, strides, pads, dilations, groups, bias, name=name)(x)
+    return result
 
 
 def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, name: str | None = None) -> Tensor:
-    """Batch normalisation over axis 1. In training the running statistics are state, updated in place."""
-    made: Tensor = BatchNorm(epsilon, momentum, name=name)(x)
-    return made
+    """Return x[N, C, ...] normalised over all axes but C, of the same shape.
+
+    In training, the running statistics are states, updated in place with weight `momentum`; in evaluation, the running
+    statistics normalise. See `sublet.nn.modules.BatchNorm`.
+    """
+    result: Tensor = BatchNorm(epsilon, momentum, name=name)(x)
+    return result
 
 
 def layer_norm(x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
-    """Layer normalisation over the last axis."""
-    made: Tensor = LayerNorm(epsilon=epsilon, name=name)(x)
-    return made
+    """Return x[..., D] normalised over the last axis, of the same shape."""
+    result: Tensor = LayerNorm(epsilon=epsilon, name=name)(x)
+    return result
 
 
 def embedding(indices: Tensor, rows: int, width: int, *, dtype: str = "f32", name: str | None = None) -> Tensor:
-    """Row i of weight[rows, width] for every index i."""
-    made: Tensor = Embedding(rows, width, dtype, name=name)(indices)
-    return made
+    """Return row i of weight[rows, width] for every index i: indices[...] -> [..., width]."""
+    result: Tensor = Embedding(rows, width, dtype, name=name)(indices)
+    return result
 
 
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None, name: str | None = None) -> Tensor:
-    """Zeros for a share of the elements in training, see `sublet.nn.modules.Dropout`."""
-    made: Tensor = Dropout(rate, name=name)(x, key)
-    return made
+    """Return x with a share `rate` of zeros in training, x itself in evaluation; see `sublet.nn.modules.Dropout`."""
+    result: Tensor = Dropout(rate, name=name)(x, key)
+    return result
 
 
 def self_attention(
     x: Tensor, heads: int, *, causal: bool = False, bias: bool = True, name: str | None = None
 ) -> Tensor:
-    """Multi-head self-attention of x[B, T, D] (Vaswani et al., 2017)."""
-    made: Tensor = SelfAttention(heads, causal, bias, name=name)(x)
-    return made
+    """Return the multi-head self-attention of x[B, T, D], of shape [B, T, D] (Vaswani et al., 2017).
+
+    Raises SpecError if D is not divisible by `heads`.
+    """
+    result: Tensor = SelfAttention(heads, causal, bias, name=name)(x)
+    return result
 
 
 def lstm(xs: Tensor, units: int, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """A loop of LSTM cells over xs[T, B, I] from zero; gives all h[T, B, units], the last h and the last c."""
+    """Return all h[T, B, units], the last h and the last c, both [B, units], of an LSTM over xs[T, B, I] from zero.
+
+    The LSTM is a loop of cells, without the hidden bias.
+    """
     ys, [(h, c)] = LSTM(units, hidden_bias=False, fused=False, name=name)(xs)
     return ys, h, c

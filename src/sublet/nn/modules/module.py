@@ -1,4 +1,4 @@
-"""What a module is: a record of configuration, called on tensors."""
+"""The base class of modules: a record of configuration, called on tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sublet.nn.writer import Eager, graph_of
 
 
 class Module:
-    """A layer or network: it is made once, holds no arrays, and is called on tensors of any graph.
+    """A layer or network: created once, without arrays, and called on tensors of any graph.
 
         class Block(Module):
             def __init__(self, channels):
@@ -23,39 +23,40 @@ class Module:
             def forward(self, x):
                 return nn.relu(self.norm(self.conv(x)))
 
-    What it computes is written in `forward`. Its parameters belong to the graph it is called on, by the names of the
-    modules around and of the attributes they are held by: "block/conv/weight". Called again on the same graph, it
-    shares them. `name` names it otherwise; "" gives it no part in the names of what is inside.
+    Override `forward` with the computation. The parameters belong to the graph of the input tensors, named after the
+    outer modules and the attributes holding the modules: "block/conv/weight". Called again on the same graph, a module
+    shares its parameters. `name` replaces the attribute in the names; "" leaves the module out of the names of its
+    parameters.
     """
 
     name: str | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the module makes of tensors."""
+        """Return the result for some tensors; subclasses override the method. Raises SpecError if not overridden."""
         raise SpecError(at_line(f"{type(self).__name__} computes nothing: write its `forward`"))
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Write or compute what the module makes of tensors, in a scope of its own."""
+        """Return the result of `forward` for some tensors, computed in the scope of the module."""
         with graph_of(_first(inputs, named)).module(self):
             return self.forward(*inputs, **named)
 
     @property
     def kind(self) -> str:
-        """What it is called by where it was given no name: that of its class, as "batch_norm"."""
+        """The default name, from the name of the class: "batch_norm" for BatchNorm."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     def children(self) -> Iterator[tuple[str, object]]:
-        """The modules it is made of, by the names of its attributes: "conv", or "blocks/0" in a list or dict."""
-        for name, held in vars(self).items():
-            if isinstance(held, list | tuple):
-                yield from ((f"{name}/{i}", one) for i, one in enumerate(held))
-            elif isinstance(held, dict):
-                yield from ((f"{name}/{key}", one) for key, one in held.items())
+        """Yield the attributes with their names: "conv", or "blocks/0" for the items of a list or dict."""
+        for name, attribute in vars(self).items():
+            if isinstance(attribute, list | tuple):
+                yield from ((f"{name}/{i}", one) for i, one in enumerate(attribute))
+            elif isinstance(attribute, dict):
+                yield from ((f"{name}/{key}", one) for key, one in attribute.items())
             else:
-                yield name, held
+                yield name, attribute
 
     def graph_of(self, x: Tensor, axes: str) -> Graph | Eager:
-        """The graph of x. Raises SpecError unless x has these axes, as "N C ...", where "..." is any number."""
+        """Return the graph of x. Raises SpecError unless x has the given axes, as "N C ..."; "..." is any number."""
         names = axes.split()
         graph = graph_of(x)
         if not (x.ndim >= len(names) - 1 if "..." in names else x.ndim == len(names)):
@@ -64,7 +65,7 @@ class Module:
 
 
 def _first(inputs: Iterable[Any], named: dict[str, Any]) -> Any:
-    """The first of the inputs that is a tensor, else the first."""
-    given = [*inputs, *named.values()]
-    flat = [one for each in given for one in (each if isinstance(each, list | tuple) else (each,))]
-    return next((one for one in flat if isinstance(one, Tensor)), given[0] if given else None)
+    """Return the first tensor among the inputs; without a tensor, the first input."""
+    arguments = [*inputs, *named.values()]
+    flat = [one for each in arguments for one in (each if isinstance(each, list | tuple) else (each,))]
+    return next((one for one in flat if isinstance(one, Tensor)), arguments[0] if arguments else None)

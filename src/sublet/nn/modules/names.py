@@ -1,4 +1,4 @@
-"""What PyTorch calls the parameters of the same layers, so that its files load."""
+"""PyTorch's names of parameters, for loading and saving weights."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ ATTENTION = re.compile(r"(?:(.*)/)?(qkv|out)/(weight|bias)")
 
 
 def pytorch_name(name: str) -> str:
-    """What a PyTorch state_dict calls a parameter or state, where modules are attributes of the same names there.
+    """Return the name of a parameter or state in a PyTorch state_dict with equally named attributes.
 
-    "layer1/0/bn1/scale" is "layer1.0.bn1.weight", "rnn/l0/hidden_weight" "rnn.weight_hh_l0". For
-    `sublet.load_weights(path, net, names=pytorch_name)`; the outermost module has the name "" then.
+    "layer1/0/bn1/scale" becomes "layer1.0.bn1.weight", "rnn/l0/hidden_weight" becomes "rnn.weight_hh_l0". Use the
+    function as `sublet.load_weights(path, net, names=pytorch_name)`, with name "" for the outermost module.
     """
-    around: str | None
+    outer: str | None
     cell, attention = CELL.fullmatch(name), ATTENTION.fullmatch(name)
     if cell:
-        around, last = cell[1], f"{KINDS[cell[3]]}_{cell[2]}"
+        outer, last = cell[1], f"{KINDS[cell[3]]}_{cell[2]}"
     elif attention:
-        around, last = attention[1], f"in_proj_{attention[3]}" if attention[2] == "qkv" else f"out_proj.{attention[3]}"
+        outer, last = attention[1], f"in_proj_{attention[3]}" if attention[2] == "qkv" else f"out_proj.{attention[3]}"
     else:
-        around, _, last = name.rpartition("/")
+        outer, _, last = name.rpartition("/")
         last = LAST.get(last, last)
-    return f"{around.replace('/', '.')}.{last}" if around else last
+    return f"{outer.replace('/', '.')}.{last}" if outer else last

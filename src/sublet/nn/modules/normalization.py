@@ -1,4 +1,4 @@
-"""Normalisation. Scales start at 1, biases at 0."""
+"""Normalisation layers. Scales start at 1, biases at 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from sublet.nn.tensor import Tensor
 class BatchNorm(Module):
     """Batch normalisation of x[N, C, ...] over all axes but C (Ioffe and Szegedy, 2015).
 
-    In training the running statistics are state, updated in place; in evaluation they normalise.
+    In training, the running statistics are states, updated in place; in evaluation, the running statistics normalise.
+
+    epsilon    added to the variance
+    momentum   weight of the batch in the running statistics
     """
 
     epsilon: float = 1e-5
@@ -21,6 +24,7 @@ class BatchNorm(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x[N, C, ...] normalised, of the same shape. Raises SpecError for fewer than two axes."""
         graph = self.graph_of(x, "N C ...")
         channels = x.shape[1:2]
         scale = graph.parameter("scale", channels, x.dtype, 1)
@@ -40,7 +44,12 @@ class BatchNorm(Module):
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm(Module):
-    """Layer normalisation of x[..., D] over its last `axes` axes (Ba et al., 2016)."""
+    """Layer normalisation of x[..., D] over the last `axes` axes (Ba et al., 2016).
+
+    axes      number of normalised axes
+    epsilon   added to the variance
+    bias      add a bias after the scale
+    """
 
     axes: int = 1
     epsilon: float = 1e-5
@@ -48,6 +57,7 @@ class LayerNorm(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x[..., D] normalised, of the same shape. Raises SpecError for a scalar."""
         graph = self.graph_of(x, "... D")
         extents = x.shape[x.ndim - self.axes :]
         scale = graph.parameter("scale", extents, x.dtype, 1)
@@ -57,13 +67,18 @@ class LayerNorm(Module):
 
 @dataclass(frozen=True, eq=False)
 class GroupNorm(Module):
-    """Normalisation of x[N, C, ...] over the channels of each of `groups` groups (Wu and He, 2018)."""
+    """Group normalisation of x[N, C, ...]: the channels of each group share mean and variance (Wu and He, 2018).
+
+    groups    number of groups; C must be divisible by `groups`, else SpecError
+    epsilon   added to the variance
+    """
 
     groups: int
     epsilon: float = 1e-5
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x[N, C, ...] normalised, of the same shape. Raises SpecError for fewer than two axes."""
         graph = self.graph_of(x, "N C ...")
         per_group(self.groups, x.shape[1], "GroupNorm")
         scale = graph.parameter("scale", x.shape[1:2], x.dtype, 1)
@@ -73,13 +88,18 @@ class GroupNorm(Module):
 
 @dataclass(frozen=True, eq=False)
 class RMSNorm(Module):
-    """x[..., D] over the root of its mean square over the last `axes` axes (Zhang and Sennrich, 2019)."""
+    """Root mean square normalisation of x[..., D] over the last `axes` axes (Zhang and Sennrich, 2019).
+
+    axes      number of normalised axes
+    epsilon   added to the mean square
+    """
 
     axes: int = 1
     epsilon: float = 1e-5
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x[..., D] normalised, of the same shape. Raises SpecError for a scalar."""
         graph = self.graph_of(x, "... D")
         scale = graph.parameter("scale", x.shape[x.ndim - self.axes :], x.dtype, 1)
         return graph.apply("nn.rms_norm", x, scale, axes=self.axes, epsilon=self.epsilon)[0]

@@ -1,4 +1,4 @@
-"""Pooling over x[N, C, spatial...], and what turns an image into a row."""
+"""Pooling over x[N, C, spatial...], and flattening."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from sublet.nn.tensor import Tensor
 
 @dataclass(frozen=True, eq=False)
 class MaxPool(Module):
-    """The greatest element of each window; windows lie side by side unless `strides` says otherwise."""
+    """The maximum of each window of x[N, C, spatial...].
+
+    kernel    extents of a window: one number, or one for each spatial axis
+    strides   distance between windows; the kernel by default, for adjacent windows
+    pads      padding: one number, one an axis, or the padding before each axis followed by the padding after each axis
+    ceil      round the number of windows up instead of down
+    name      name of the scope
+    """
 
     kernel: Extents
     strides: Extents | None = None
@@ -20,6 +27,7 @@ class MaxPool(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the maxima, of shape [N, C, spatial...]. Raises SpecError for fewer than three axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
         steps = each(self.kernel if self.strides is None else self.strides, axes)
         windows = {"kernel": each(self.kernel, axes), "strides": steps, "pads": padded(self.pads, axes)}
@@ -28,7 +36,10 @@ class MaxPool(Module):
 
 @dataclass(frozen=True, eq=False)
 class AvgPool(Module):
-    """The mean of each window; windows lie side by side unless `strides` says otherwise."""
+    """The mean of each window of x[N, C, spatial...]; fields as for `MaxPool`.
+
+    count_include_pad   count padding as zeros in the mean
+    """
 
     kernel: Extents
     strides: Extents | None = None
@@ -38,6 +49,7 @@ class AvgPool(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the means, of shape [N, C, spatial...]. Raises SpecError for fewer than three axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
         steps = each(self.kernel if self.strides is None else self.strides, axes)
         windows = {"kernel": each(self.kernel, axes), "strides": steps, "pads": padded(self.pads, axes)}
@@ -51,16 +63,18 @@ class GlobalAvgPool(Module):
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the means, of shape [N, C]. Raises SpecError for fewer than three axes."""
         self.graph_of(x, "N C X ...")
         return x.mean(*range(2, x.ndim))
 
 
 @dataclass(frozen=True, eq=False)
 class Flatten(Module):
-    """All axes but the first as one: x[N, ...] -> [N, rest]."""
+    """All axes but the first as one axis: x[N, ...] -> [N, size of the rest]."""
 
     name: str | None = field(default=None, kw_only=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x[N, ...] as a matrix of N rows. Raises SpecError for a scalar."""
         self.graph_of(x, "N ...")
         return x.reshape(x.shape[0], -1)

@@ -1,4 +1,4 @@
-"""Recurrent cells, from a step to the next. Gates stand in PyTorch's order."""
+"""Recurrent cells: one step of a recurrent network. Gates are in PyTorch's order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ from sublet.nn.tensor import Tensor
 from sublet.nn.writer import Eager
 
 State = tuple[Tensor, ...]
-"""What a cell hands from one step to the next: h, and with an LSTM c."""
+"""The state between two steps: (h,), or (h, c) for an LSTM."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cell(Module):
-    """One step. `hidden_bias=False` leaves the second bias out, as one is enough for all but a GRU."""
+    """A recurrent cell.
+
+    units         width of the hidden state
+    bias          add biases to the products
+    hidden_bias   add a second bias, to the product of the hidden state; only a GRU needs two biases
+    name          name of the scope
+    gates         number of gates
+    states        number of state tensors: 2 for an LSTM (h, c), else 1
+    fused         name of the fused command for sequences; "" if none
+    """
 
     units: int
     bias: bool = True
@@ -33,7 +42,7 @@ class Cell(Module):
     fused: ClassVar[str] = ""
 
     def weights(self, graph: Graph | Eager, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Of x and of h, and their biases."""
+        """Return the weights of x [gates * units, I] and of h [gates * units, units], and the two biases or None."""
         rows, draw = self.gates * self.units, uniform(1 / sqrt(self.units))
         w = graph.parameter("input_weight", (rows, x.shape[-1]), x.dtype, draw)
         u = graph.parameter("hidden_weight", (rows, self.units), x.dtype, draw)
@@ -42,43 +51,47 @@ class Cell(Module):
         return w, u, b, c
 
     def products(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x[B, I] and h[B, units] with their weights: both [B, gates * units]."""
+        """Return the products of x[B, I] and h[B, units] with the weights, with biases: both [B, gates * units]."""
         graph = self.graph_of(x, "B I")
         w, u, b, c = self.weights(graph, x)
         return graph.apply("nn.linear", x, w, b)[0], graph.apply("nn.linear", h, u, c)[0]
 
     def zero(self, graph: Graph | Eager, x: Tensor) -> State:
-        """The state before the first step over x[..., B, I]."""
+        """Return the zero state for x[..., B, I]."""
         zero = graph.constant(np.zeros((x.shape[-2], self.units)), x.dtype)
         return (zero,) * self.states
 
     def step(self, x: Tensor, state: State) -> State:
-        """The state after a step."""
+        """Return the state after a step from `state` with input x[B, I]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: Any = None) -> Any:
+        """Return the state after a step from `state`, by default zero: h[B, units], or (h, c) for an LSTM.
+
+        Raises SpecError unless x has the axes [B, I].
+        """
         given = self.zero(self.graph_of(x, "B I"), x) if state is None else state_of(state)
         return given_as(self.step(x, given))
 
 
 def state_of(given: Any) -> State:
-    """A state as a tuple; it is given as one tensor where it is one."""
+    """Return a state given by the user as a tuple of tensors; a single tensor becomes a tuple of one."""
     return (given,) if isinstance(given, Tensor) else tuple(given)
 
 
 def given_as(state: State) -> Any:
-    """A state as it is given to the user: one tensor where it is one."""
+    """Return a state for the user: the tensor itself if the state has one tensor, else a tuple."""
     return state if len(state) > 1 else state[0]
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The activation of an RNN unless another is said."""
+    """Return tanh(x), the default activation of an RNN."""
     return x.graph.apply("nn.tanh", x)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class RNNCell(Cell):
-    """h' = activation(x @ w.T + b + h @ u.T + c): (x[B, I], h[B, units]) -> h' (Elman, 1990)."""
+    """An Elman cell: h' = activation(x @ w.T + b + h @ u.T + c), (x[B, I], h[B, units]) -> h' (Elman, 1990)."""
 
     activation: Callable[[Tensor], Tensor] = tanh
 
@@ -91,7 +104,7 @@ class RNNCell(Cell):
 
 @dataclass(frozen=True, eq=False)
 class LSTMCell(Cell):
-    """A step of an LSTM (Hochreiter and Schmidhuber, 1997): (x[B, I], (h, c)) -> (h', c'), all [B, units]."""
+    """An LSTM cell (Hochreiter and Schmidhuber, 1997): (x[B, I], (h, c)) -> (h', c'), all states [B, units]."""
 
     gates, states, fused = 4, 2, "nn.lstm"
 
@@ -102,7 +115,7 @@ class LSTMCell(Cell):
 
 @dataclass(frozen=True, eq=False)
 class GRUCell(Cell):
-    """A step of a GRU (Cho et al., 2014) as PyTorch computes it: (x[B, I], h[B, units]) -> h'."""
+    """A GRU cell (Cho et al., 2014) as computed by PyTorch: (x[B, I], h[B, units]) -> h'."""
 
     gates, fused = 3, "nn.gru"
 

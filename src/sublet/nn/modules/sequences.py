@@ -1,7 +1,7 @@
 """Stacks of recurrent cells over sequences.
 
-A sequence goes through a loop of the graph (`While`), a round a step; or through one fused command, which keeps the
-gates of all steps. A gradient needs these anyway, so the command pays in training, and in evaluation the loop.
+A sequence runs through a loop of the graph (`While`), one iteration a step; or through one fused command, with the
+gates of all steps kept. A gradient needs all gates anyway: the command is better in training, the loop in evaluation.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from sublet.nn.tensor import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Recurrent(Module):
-    """Layers of cells over xs[T, B, I]: gives ys[T, B, units], twice as wide in both directions, and the last states.
+    """Layers of cells over xs[T, B, I]: returns ys[T, B, units] and the list of final states.
 
-    States, also `initial` ones, are a list: for each layer, and in it for each direction, h[B, units], or (h, c) with
-    an LSTM. `fused=True` computes a sequence by one command, `fused=False` by a loop, unless said by the command in
-    training and on a dynamic graph. `dropout` drops between layers.
+    In both directions (`bidirectional`) ys is [T, B, 2 * units]. Initial and final states are lists: for each layer,
+    and inside for each direction, h[B, units], or (h, c) for an LSTM.
+
+    units, bias, hidden_bias   as for the cells
+    layers          number of layers; each layer reads the rows of the layer before
+    bidirectional   run each layer in both directions
+    dropout         rate of dropout between layers
+    fused           True for one fused command a sequence, False for a loop; by default the command in training and on a
+                    dynamic graph, else the loop. An RNN has no fused command and always runs as a loop
     """
 
     units: int
@@ -40,63 +46,74 @@ class Recurrent(Module):
     kind_of_cell: ClassVar[type[Cell]]
 
     def cell(self, name: str) -> Cell:
-        """The cell of one layer and direction."""
+        """Return the cell of one layer and direction, named `name`."""
         return self.kind_of_cell(self.units, self.bias, self.hidden_bias, name=name)
 
     def forward(self, xs: Tensor, initial: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        """Return ys[T, B, units] (2 * units if bidirectional) and the final states of all layers and directions.
+
+        `initial` lists the initial states in the order of the final states; zeros by default. Raises SpecError for a
+        wrong number of initial states, and unless xs has the axes [T, B, I].
+        """
         graph = self.graph_of(xs, "T B I")
-        ways = ("", "_reverse")[: 1 + self.bidirectional]
-        given = [None] * self.layers * len(ways) if initial is None else list(initial)
-        if len(given) != self.layers * len(ways):
-            what = f"{len(given)} initial states for {self.layers} layers in {len(ways)} directions"
+        directions = ("", "_reverse")[: 1 + self.bidirectional]
+        given = [None] * self.layers * len(directions) if initial is None else list(initial)
+        if len(given) != self.layers * len(directions):
+            what = f"{len(given)} initial states for {self.layers} layers in {len(directions)} directions"
             raise SpecError(at_line(f"{type(self).__name__}: {what}"))
         ys, states = xs, []
         for layer in range(self.layers):
             if layer and self.dropout:
                 ys = Dropout(self.dropout, name=f"dropout{layer}")(ys)
-            made = []
-            for way in ways:
-                out, state = self._through(self.cell(f"l{layer}{way}"), ys, given.pop(0), backwards=bool(way))
-                made.append(out)
+            outputs = []
+            for direction in directions:
+                out, state = self._through(
+                    self.cell(f"l{layer}{direction}"), ys, given.pop(0), backwards=bool(direction)
+                )
+                outputs.append(out)
                 states.append(given_as(state))
-            ys = made[0] if len(made) == 1 else graph.apply("nn.concat", *made, axis=2)[0]
+            ys = outputs[0] if len(outputs) == 1 else graph.apply("nn.concat", *outputs, axis=2)[0]
         return ys, states
 
     def _through(self, cell: Cell, xs: Tensor, initial: Any, *, backwards: bool) -> tuple[Tensor, State]:
-        """One layer in one direction: all h, and the last state."""
+        """Return all h[T, B, units] and the final state of one layer in one direction."""
         graph = self.graph_of(xs, "T B I")
         state = cell.zero(graph, xs) if initial is None else state_of(initial)
         with graph.module(cell):
-            pays = graph.training or not isinstance(graph, Graph)
-            if cell.fused and (pays if self.fused is None else self.fused):
+            uses_gates = graph.training or not isinstance(graph, Graph)
+            if cell.fused and (uses_gates if self.fused is None else self.fused):
                 return _fused(cell, xs, state, backwards)
             return _looped(cell, xs, state, backwards)
 
 
 def _looped(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+    """Return all h and the final state, computed by a loop of the graph."""
     graph = cell.graph_of(xs, "T B I")
     names = ("h", "c")[: cell.states]
     with graph.while_(dict(zip(names, state, strict=True)), over={"x": xs}, backwards=backwards) as loop:
-        after = cell.step(loop["x"], tuple(loop[name] for name in names))
-        loop.next(**dict(zip(names, after, strict=True)))
-        rows = {f"{name}s": one for name, one in zip(names, after, strict=True)}
-        loop.stack(**(rows if graph.training else {"hs": after[0]}))  # what a backward loop reads needs no copy then
+        next_state = cell.step(loop["x"], tuple(loop[name] for name in names))
+        loop.next(**dict(zip(names, next_state, strict=True)))
+        rows = {f"{name}s": one for name, one in zip(names, next_state, strict=True)}
+        loop.stack(
+            **(rows if graph.training else {"hs": next_state[0]})
+        )  # the backward loop reads the rows without copies
     return loop["hs"], tuple(loop[name] for name in names)
 
 
 def _fused(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+    """Return all h and the final state, computed by the fused command."""
     graph = cell.graph_of(xs, "T B I")
 
-    def turned(rows: Tensor) -> Tensor:
+    def reverse_if_backwards(rows: Tensor) -> Tensor:
         return graph.apply("nn.flip", rows, axes=(0,))[0] if backwards else rows
 
-    ys, *made = graph.apply(cell.fused, turned(xs), *state, *cell.weights(graph, xs))
-    return turned(ys), tuple(made[: cell.states])
+    ys, *finals = graph.apply(cell.fused, reverse_if_backwards(xs), *state, *cell.weights(graph, xs))
+    return reverse_if_backwards(ys), tuple(finals[: cell.states])
 
 
 @dataclass(frozen=True, eq=False)
 class RNN(Recurrent):
-    """An Elman network over a sequence, see `Recurrent`; `activation` is another function than tanh."""
+    """An Elman network over a sequence, see `Recurrent`; `activation` is tanh by default."""
 
     activation: Callable[[Tensor], Tensor] = tanh
     kind_of_cell = RNNCell

@@ -1,4 +1,4 @@
-// What would lower the arena, each figure from a plan of the changed graph.
+// Changes that lower the arena; each figure comes from a plan of the changed graph.
 
 const KINDS = { option: "", model: "the same network, written otherwise", "what-if": "what if: another network" };
 
@@ -23,7 +23,7 @@ function showAdvice(panel, model) {
   if (stopped) panel.append(el("p", `Not all was tried: ${stopped}.`));
 }
 
-// Each idea is kept on one line where it fits.
+// Keeps each idea on one line where the line is wide enough.
 function inVain(ideas) {
   const told = el("p", "Tried in vain: ", { class: "tried" });
   ideas.forEach((idea, k) => told.append(el("span", k < ideas.length - 1 ? `${idea};` : `${idea}.`), " "));

@@ -1,35 +1,35 @@
-// Arenas: each has addresses of its own. Several are drawn one above the other, as bands of one map.
+// Arenas: each arena has separate addresses. Several arenas are stacked as bands of one map.
 
 const arenasOf = (rows) => rows.map(([name, begin, bytes, bound, capacity]) => ({
   name, bytes, bound, capacity: Number(capacity), begin: Number(begin), end: Number(begin) + Math.max(Number(bytes), Number(bound)),
 }));
 
-// The arena in which an address of the map lies, or the one below it.
+// The arena containing an address of the map, or the nearest arena below.
 const arenaAt = (model, a) => model.arenas.findLast((arena) => arena.begin <= a) ?? model.arenas[0];
 const several = (model) => model.arenas.length > 1;
 
-// Addresses as their arena counts them; exact also where a double is not.
+// An address relative to its arena; exact above 2^53 too, as a BigInt.
 function ownAddress(model, a) {
   const { begin } = arenaAt(model, Number(a));
   return typeof a === "bigint" ? a - BigInt(begin) : a - begin;
 }
 
-// Of which plan peak and curve are, where several are drawn.
+// The suffix naming the plan of peak and curve, if several plans are drawn.
 const whose = (model) => (model.others.length ? ` of ${model.label}` : "");
 
-// The plans that are drawn: what each is called, its curve, and the places [from, until) that are its own.
+// The drawn plans: label, curve, and the plan's placements [from, until).
 function plansOf(model) {
   const starts = [0, ...model.others.map(({ first }) => first), model.placements.name.length];
   return [{ label: model.label, curve: model.curve }, ...model.others.map(({ label, point, bytes }) => ({ label, curve: { point, bytes } }))]
     .map((plan, k) => ({ ...plan, from: starts[k], until: starts[k + 1] }));
 }
 
-// What is live at a moment, of each plan; `bytes` if it is known exactly of the first.
+// The live bytes of each plan at a time; `bytes` is the exact number for the first plan, if known.
 const liveRows = (model, t, bytes) => plansOf(model).map(({ label, curve }, k) => [
   model.others.length ? `Live in ${label}` : "Live", sized(k === 0 && bytes !== undefined ? bytes : levelAt(curve, t)),
 ]);
 
-// The arenas in one line: of each plan the sum of its own, and no more than they are of.
+// The arenas in one line: the sum of each plan's arenas, restricted to the planned values.
 function arenasTold(model) {
   const plans = [model, ...model.others];
   const sizes = [model.figures.arena, ...model.others.map(({ arena }) => arena)].map(human);
@@ -37,7 +37,7 @@ function arenasTold(model) {
   return `${several(model) ? "Arenas" : "Arena"} ${sizes[0]}${model.coverage ? " for what is planned" : ""}`;
 }
 
-// The cells of the header: what each arena takes. A gap is not taken between several arenas and one.
+// The cells of the header: the size of each arena. Changes are shown only between two plans of one arena each.
 function arenaCells(model) {
   const first = Number(model.arenas[0].bytes);
   const paired = model.others.length === 1 && model.arenas.length === 2; // one arena each
@@ -61,8 +61,8 @@ function addressAxis(context, panel, view, model, look) {
   return undefined;
 }
 
-// The end of each arena (solid) and its lower bound (dashed): one line when no packing of what lies in it is smaller.
-// Comes back with what is to be written at them, when everything else is drawn.
+// The end of each arena (solid) and its lower bound (dashed): one line if both are equal.
+// Returns a function that draws the labels, to be called last.
 function drawArenas(context, panel, view, model, look) {
   const toY = (a) => atByte(panel, view, a);
   const end = panel.x + panel.w - 6;
@@ -89,5 +89,5 @@ function drawArenas(context, panel, view, model, look) {
   return () => told.forEach(([text, x, y, colour, align]) => plate(context, text, x, y, colour, look, align ?? "right"));
 }
 
-// A budget is a line where it can be held against one arena and is no more than twice as high; else a figure.
+// A budget is a line if one arena a plan is drawn and the budget is at most twice as high; else a figure.
 const hasBudgetLine = (model) => model.budget !== null && (!several(model) || model.others.length > 0) && Number(model.budget) <= 2 * model.height;

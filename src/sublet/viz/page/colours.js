@@ -1,4 +1,4 @@
-// Colours that people with any common colour blindness can tell apart.
+// Colours distinguishable with any common colour blindness.
 // Fills: Paul Tol's "light" qualitative scheme; sequences: his "iridescent"-like blues, light to dark.
 
 const QUALITATIVE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8"];
@@ -48,7 +48,7 @@ function sequenceMode(name, values, label) {
   };
 }
 
-// Of HOWS: those that are some of another's bytes, and those that take the place of another.
+// Positions in HOWS: values that are a part of another value's bytes, and values that replace another value.
 const PALER = [1, 2, 5, 6];
 const DEEPER = [3, 4];
 
@@ -80,7 +80,7 @@ function colourModes(model) {
   ];
 }
 
-// Everything drawing needs to look a colour up by tone, for one mode and one theme.
+// The colours by tone, for one mode and one theme.
 function palette(model, mode, look) {
   const plot = parse(look.plot);
   const ink = parse(look.ink);

@@ -1,4 +1,4 @@
-// One frame: the picture on the lower canvas, everything that follows the pointer on the upper one.
+// One frame: the picture on the lower canvas; parts that follow the pointer on the upper canvas.
 
 function fit() {
   const scale = window.devicePixelRatio || 1;

@@ -1,8 +1,8 @@
-// Everything around and over the rectangles: axes, names, the live-bytes curve, the marked lines.
+// All parts around and over the rectangles: axes, names, the curve of live bytes, marked lines.
 
 const FONT = '11px system-ui, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif';
 
-// Where the two panels lie in a stage of this size; in CSS pixels that are whole device pixels.
+// The positions of the two panels in a stage of this size, in CSS pixels that are whole device pixels.
 function layout(width, height, scale, axis, rows) {
   const snap = (value) => Math.round(value * scale) / scale;
   const left = snap(78);
@@ -67,13 +67,13 @@ function byteAxis(context, panel, { low, high }, begin, end, count, look) {
 const NAMED = 46; // pixels a point needs to have its name beneath it
 const UPRIGHT = 12; // or its op, from bottom to top
 
-// The room for what runs at the points in this view, or for numbers.
+// The height of the time axis: for names of nodes if there is room, else for numbers.
 function axisHeight(model, view, width) {
   const perPoint = width / (view.t1 - view.t0);
   return perPoint >= UPRIGHT && model.pointOps.some(Boolean) ? (perPoint >= NAMED ? 36 : 58) : 21;
 }
 
-// Between the panels: what runs at the points when there is room, else their numbers.
+// The axis between the panels: the nodes at the points if there is room, else numbers of points.
 function timeAxis(context, panel, view, model, look) {
   const perPoint = panel.w / (view.t1 - view.t0);
   const step = roundStep(view.t1 - view.t0, Math.max(2, panel.w / 80));
@@ -116,7 +116,7 @@ function uprightOps(context, panel, view, model) {
   }
 }
 
-// The beginning of an op's name tells most.
+// Shortens an op at the end: the beginning is the most telling part.
 function begun(context, text, room) {
   for (let length = Math.min(text.length, 60); length > 1; length--) {
     const shown = length < text.length ? `${text.slice(0, length)}…` : text;
@@ -127,7 +127,7 @@ function begun(context, text, room) {
 
 const tickText = (model, t) => String(BigInt(model.origin) + BigInt(model.original?.[t] ?? t));
 
-// The end of a long name tells more than its beginning: /layer3/block2/conv1/Relu_output_0.
+// Shortens a name in front: the end is the most telling part, as in /layer3/block2/conv1/Relu_output_0.
 function shortened(context, name, room) {
   let text = name.length > 120 ? `…${name.slice(-119)}` : name;
   if (context.measureText(text).width <= room) return text;
@@ -164,10 +164,10 @@ function drawNames(context, panel, view, model, colours, lit, labels) {
   }
 }
 
-// ONNX exporters end nearly every name like this; in a narrow label it would be all that is left.
+// ONNX exporters append this suffix to nearly every name; a narrow label would show nothing else.
 const labelOf = (model, place) => model.placements.name[place].replace(/_output_0$/, "");
 
-// Where the first later value of the same buffer comes to lie over this rectangle.
+// The time at which a later value of the same buffer first covers this rectangle.
 function uncoveredEnd(model, i) {
   let end = model.right[i];
   for (const place of model.membersOf(model.placements.block[model.placement[i]]).slice(0, 64)) {

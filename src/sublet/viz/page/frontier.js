@@ -1,4 +1,4 @@
-// The frontier: bytes against seconds. What is drawn is said: points are planned and checked, seconds are predicted.
+// The trade-off curve of bytes and seconds: points are planned and checked, seconds are predicted.
 
 const MARGIN = { left: 46, right: 16, top: 12, bottom: 30 };
 
@@ -37,7 +37,7 @@ function showFrontier() {
 
 const spoken = (seconds) => (seconds < 1 ? `${Number((seconds * 1000).toPrecision(3))} ms` : `${Number(seconds.toPrecision(4))} s`);
 
-// What each line claims, of which programs, and no more.
+// The claim of each line, with the programs covered.
 function sayings(curve) {
   const several = [
     "Points: programs that were planned; the checker has proven each plan. A program fits every larger budget too, so the line between points is a stair.",
@@ -76,7 +76,7 @@ function drawFrontier(curve, shown, width, height) {
   return [...parts, ...spots.map((spot, k) => mark(spot, k, k === shown, toX(spot.bytes), toY(spot.extra)))];
 }
 
-// Of the spots, largest first, those that cost more than all larger ones: others are not the cheapest that fits.
+// The points (largest first) that cost more than all larger points; other points are never the cheapest fitting program.
 const cheapest = (spots) => spots.filter(({ extra }, k) => spots.slice(0, k).every((larger) => larger.extra <= extra));
 
 function stair(spots, right, toX, toY) {

@@ -1,6 +1,6 @@
-// Groups of nodes: by op, and by the part of the network that names or the exporter tell.
+// Groups of nodes: by op, and by scope, the part of the network known from names or from the exporter.
 
-// A way to colour by a word of each placement: the groups with the most bytes have colours of their own.
+// A colour mode by a word of each placement: the groups with the most bytes have separate colours.
 function groupMode(model, name, wordOf) {
   const totals = new Map();
   const { placement, placements } = model;

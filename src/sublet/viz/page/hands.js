@@ -76,7 +76,7 @@ stage.addEventListener("pointermove", (event) => {
   return setView({ t0: t0 + time, t1: t1 + time, a0: a0 + bytes, a1: a1 + bytes });
 });
 
-// A drag over the curve chooses the points from where it began to where it is.
+// A drag over the curve selects the points from the start of the drag to the pointer.
 function spanTo(t) {
   const inside = (point) => Math.max(0, Math.min(model.duration - 1, Math.floor(point)));
   const [first, last] = [inside(drag.t), inside(t)].sort((a, b) => a - b);

@@ -1,12 +1,12 @@
-// Loops: the copies of their bodies as bands on the time axis, folded or not; values that live in several places.
+// Loops: body versions as bands on the time axis, folded or unfolded; values with several placements.
 
 const BAND_HEIGHT = 15;
 const BAND_ROWS = 3; // deeper loops are not drawn
 
 const bandRows = (model) => model.bands.reduce((rows, band) => Math.min(BAND_ROWS, Math.max(rows, band.depth + 1)), 0);
 
-// For each place of a value with several places all of them, in the order of their first rounds.
-// A value of another plan, from the place `first` on, is another value.
+// For each placement of a value with several placements, all placements in the order of their first iterations.
+// Placements from `first` on belong to the second plan: equal names there are different values.
 function ringsOf(names, rounds, first) {
   const places = new Map();
   names.forEach((name, place) => places.set(name, [...(places.get(name) ?? []), place]));
@@ -18,12 +18,12 @@ function ringsOf(names, rounds, first) {
   return { places, rings };
 }
 
-// The model with the body of every unrolled loop once: of its copies only the first of the ring is left.
+// The model with loops folded: of the body versions, only the first of the period remains.
 function folded(model) {
   const hidden = model.bands
     .filter((band) => !band.kept)
     .flatMap(({ begin, end, exit }) => (exit < 0 ? [[begin, end]] : [[begin, end], [exit, exit + 1]]));
-  const at = new Float64Array(model.duration + 1); // where each point comes to lie
+  const at = new Float64Array(model.duration + 1); // the new position of each point
   const gone = new Uint8Array(model.duration);
   for (const [begin, end] of hidden) gone.fill(1, begin, end);
   for (let t = 0; t < model.duration; t++) at[t + 1] = at[t] + 1 - gone[t];
@@ -90,14 +90,14 @@ const bandAt = (model, panel, t, y) =>
     return band.depth < BAND_ROWS && band.begin <= t && t < band.end && from >= 0 && from < BAND_HEIGHT;
   });
 
-// The places of a value in the order of their rounds.
+// The placements of a value in the order of their iterations.
 function showRing(panel, model, ring, list) {
   const { word, rounds, offset } = model.placements;
   const entries = ring.map((place) => [place, `at ${exact(ownAddress(model, offset[place]))}`, word[rounds[place]]]);
   section(panel, `Its places take turns: ${plural(ring.length, "place", "places")}`, entries, list, "");
 }
 
-// The values without bytes of their own, to step to.
+// The renamed loop-carried values (without own bytes), as a list of buttons.
 function showPointers(panel, model, choosePointer) {
   if (!model.pointers.length) return;
   panel.append(el("h3", "Pointers, without bytes of their own"));

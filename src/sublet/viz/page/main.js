@@ -1,4 +1,4 @@
-// Begin.
+// Start of the page.
 
 function recolour() {
   look = theme();
@@ -20,7 +20,7 @@ foldButton.addEventListener("click", () => fold(model === whole));
 showFrontier();
 writeHeader(model);
 writeCoverage(model);
-// On a phone the figures make room for the map until they are asked for.
+// On a narrow screen, the figures are folded to make room for the map.
 const sums = document.getElementById("sums");
 sums.querySelector("summary").textContent = `${arenasTold(model)}: figures and legend`;
 const narrow = matchMedia("(max-width: 600px)");
@@ -31,7 +31,7 @@ narrow.addEventListener("change", unfoldSums);
 unfoldSums();
 recolour();
 clear();
-// A new size empties the canvas: draw at once, so that the empty one is never seen.
+// A new size empties the canvas: draw at once to avoid an empty frame.
 new ResizeObserver(() => {
   fit();
   draw();
@@ -43,7 +43,7 @@ requestAnimationFrame(() => setTimeout(() => {
   page.ready = true;
 }));
 
-// For tests: where a tensor lies on the screen, and what is in view.
+// For tests: the screen position of a tensor, and the visible range.
 page.locate = (name) => {
   const i = model.piecesOf(model.placements.name.indexOf(name))[0];
   const box = stage.getBoundingClientRect();

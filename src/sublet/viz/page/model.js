@@ -3,7 +3,7 @@
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array, u64: BigUint64Array };
 const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer"];
 
-// Of a frontier the page has a plan a point, and the fragment of its address says which is shown: the address is the state.
+// A page of a trade-off curve holds one plan a point; the fragment of the address (#point-2) selects the shown plan.
 const shownSpot = Number(/^#point-(\d+)$/.exec(location.hash)?.[1] ?? 0);
 
 // The data block: base64 of deflate of (length of the JSON, the JSON, the columns).
@@ -16,12 +16,12 @@ async function unpack() {
   const content = await new Response(stream).arrayBuffer();
   const start = 8 + Number(new DataView(content).getBigUint64(0, true));
   const json = new TextDecoder().decode(new Uint8Array(content, 8, start - 8));
-  // Typed arrays are little-endian here: no browser runs on a machine that is not.
+  // Typed arrays have the byte order of the machine: little-endian wherever browsers run.
   const decode = ([type, position, count]) => new TYPES[type](content, start + position, count);
   return [JSON.parse(json), decode];
 }
 
-// Drawing may round numbers above 2^53; text must not, and reads the array itself.
+// Drawing may round numbers above 2^53; text must be exact, and reads the array itself.
 const drawable = (numbers) => (numbers instanceof BigUint64Array ? Float64Array.from(numbers, Number) : numbers);
 
 async function loadModel() {
@@ -93,7 +93,7 @@ function blockEdges(blocks) {
   };
 }
 
-// For each key the positions that have it, in order, without one array a key.
+// Returns a function from a key to its positions, in order; all positions share one array.
 function grouped(keys, count) {
   const start = new Uint32Array(count + 1);
   for (let i = 0; i < keys.length; i++) start[keys[i] + 1]++;

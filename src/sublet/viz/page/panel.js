@@ -1,5 +1,5 @@
 // Text: the header, the legend, the tip at the pointer and the panel at the side.
-// Names come from files of strangers; they are only ever set as text.
+// Names come from untrusted files, and are only ever set as text, never as HTML.
 
 const LISTED = 150;
 
@@ -10,7 +10,7 @@ function el(tag, text, attributes = {}) {
   return node;
 }
 
-// Long names may go on in the next line after a separator; the text stays as it is.
+// Allows line breaks in a long name after separators, without changing the text.
 function breakable(text) {
   const parts = text.split(/(?<=[/_.:])(?=\w)/);
   return parts.length > 64 ? [text] : parts.flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
@@ -60,7 +60,7 @@ function writeHeader(model) {
   }
 }
 
-// What the figures do not count, by name and reason, and what they rest on.
+// The values not counted by the figures, with reasons, and the assumptions of the figures.
 function writeCoverage(model) {
   const assumed = document.getElementById("assumed");
   assumed.textContent = model.assumed ? `Assumed: ${model.assumed}` : "";
@@ -131,7 +131,7 @@ function writeLegend(model, mode, colours, look) {
   );
 }
 
-// What there is to say about one value, as rows of a table.
+// The facts on one value, as rows of a table.
 function factsOf(model, place) {
   const { name, word, spec, producer, op, source, shares, how, offset, nbytes } = model.placements;
   const pieces = Array.from(model.piecesOf(place));
@@ -159,7 +159,7 @@ function addressText(model, offset, nbytes) {
   return `${exact(begin)} to ${exact(sum(begin, nbytes))}${inArena(model, offset)}`;
 }
 
-// Ranges are half-open inside; people read "from its first point to its last".
+// Live ranges are half-open in the model, and closed in texts for people (first point to last point).
 function aliveText(model, i) {
   const first = model.left[i];
   const last = model.right[i] - 1;

@@ -46,9 +46,9 @@ function fillRows(pixels, width, x0, x1, y0, y1, colour) {
   for (let row = y0 * width; row < y1 * width; row += width) pixels.fill(colour, row + x0, row + x1);
 }
 
-// Level of detail: rectangles thinner than a pixel take one, but only where nothing else is drawn,
-// so that a thousand of them merge into one texture and do not hide what is large.
-// Those that are lit while others are dimmed come on top: a match must never vanish.
+// Level of detail: a rectangle thinner than a pixel takes one pixel, but only on free ground: a thousand thin
+// rectangles merge into one texture and hide no large rectangle. Lit rectangles come on top while others are dimmed:
+// a match must never vanish.
 function drawSmall(pixels, width, height, view, model, colours, lit, small, perTime, perByte) {
   const { left, right, bottom, top } = model;
   const { tones, plot, reserved, fill, dimFill } = colours;
@@ -67,7 +67,7 @@ function drawSmall(pixels, width, height, view, model, colours, lit, small, perT
   }
 }
 
-// Bytes of a buffer that none of its values needs just now, as diagonal hatching.
+// Bytes of a buffer not needed by the current values, as diagonal hatching.
 function drawReserved(pixels, width, height, view, pieces, colours, perTime, perByte) {
   for (let i = 0; i < pieces.block.length; i++) {
     const x0 = Math.max(0, Math.round((pieces.left[i] - view.t0) * perTime));

@@ -1,6 +1,6 @@
-// Who has the same bytes: at the same time (the sharing chain of one buffer), before, after, between.
+// Values in the same bytes: at the same time (the sharing chain of one buffer), before, after, and between.
 
-// The values of a buffer in the order in which they come alive.
+// The values of a buffer in the order of their definitions.
 function sharingChain(model, place) {
   const block = model.placements.block[place];
   const begin = (other) => model.left[model.piecesOf(other)[0]] ?? Infinity;

@@ -1,6 +1,6 @@
 // Sums over a span of time: a drag over the curve of live bytes chooses one.
 
-// What of a plan is alive, made and given back in the points [begin, end).
+// The values of a plan live, defined and dead within the points [begin, end).
 function sumsOf(model, plan, begin, end) {
   const { left, right, placement, placements } = model;
   const alive = [];
@@ -55,7 +55,7 @@ function showSpan(panel, model, colourOf, begin, end, choose) {
   panel.scrollTop = 0;
 }
 
-// The sums of one plan, under its name where several are drawn; comes back with what is alive.
+// Shows the sums of one plan, below its name if several plans are drawn; returns the live rectangles.
 function showSums(panel, model, plan, sums) {
   if (model.others.length) panel.append(el("h3", plan.label));
   panel.append(facts([

@@ -1,7 +1,7 @@
-// State: what is in view, what is lit, and what the panel tells.
+// State: the visible range, the lit rectangles, and the content of the panel.
 
 const whole = await loadModel();
-let model = whole; // or what is left of it when loops are folded
+let model = whole; // or the model with folded loops
 let modes = colourModes(model);
 const stage = document.getElementById("stage");
 const base = document.getElementById("base");
@@ -22,7 +22,7 @@ const state = {
   point: -1, // or the selected point of time
   span: null, // or a span of it, [begin, end)
   reuse: null,
-  ring: [], // all places of the selected value, or of what a pointer may stand for
+  ring: [], // all placements of the selected value, or of the values a selected pointer may be bound to
   matches: null, // placements whose name contains the search text
   match: -1,
 };
@@ -41,7 +41,7 @@ const colourOf = (place) => {
   return i === undefined ? "transparent" : css(colours.fills[colours.tones[i]]);
 };
 
-// ---- what is lit, and what the panel tells
+// ---- lit rectangles, and the panel
 
 function relight() {
   lit = null;
@@ -88,7 +88,7 @@ function choosePoint(point) {
   state.reuse = null;
   state.ring = [];
   state.point = point;
-  const atPeak = point < 0; // in a copy of a body that is folded away
+  const atPeak = point < 0; // the peak is in a body version hidden by folding
   showPoint(panel, atPeak ? whole : model, colourOf, atPeak ? whole.peak.point : point, step);
   if (atPeak || point === model.peak.point) showPointers(panel, model, choosePointer);
   relight();
@@ -117,7 +117,7 @@ function choosePointer(pointer) {
   relight();
 }
 
-// Fold the copies of the bodies of loops to the first of each ring, or unfold them.
+// Fold the body versions of each loop to the first of the period, or unfold the versions.
 function fold(on) {
   if (on === (model !== whole)) return;
   model = on ? folded(whole) : whole;
@@ -135,7 +135,7 @@ function fold(on) {
   else rest();
 }
 
-// Nothing is chosen: the panel tells the peak, and what would lower it.
+// No selection: the panel shows the peak and the advice.
 function rest() {
   choosePoint(model.peak.point);
   showAdvice(panel, model);
@@ -149,7 +149,7 @@ function clear() {
   find("");
 }
 
-// Bring a tensor into view, closer when it is too small to be seen.
+// Bring a tensor into view, and zoom in if the tensor is too small to be seen.
 function reveal(place) {
   const pieces = model.piecesOf(place);
   if (!pieces.length) return;
@@ -198,7 +198,7 @@ function stepRectangle(step) {
 
 // ---- the view
 
-// The closest look: two points, 64 bytes, or as close as doubles can tell addresses apart.
+// The maximum zoom: two points and 64 bytes, or the limit of doubles for large addresses.
 const CLOSEST = 2 ** -40;
 const closest = (span, least) => Math.min(span, Math.max(least, span * CLOSEST));
 let leastTime = closest(home.t1, 2);
@@ -212,7 +212,7 @@ function setView(wanted) {
   schedule();
 }
 
-// A range of at least `least` inside [low, high], moved rather than cut.
+// A range of at least `least` inside [low, high]: shifted, not cut.
 function confined(begin, end, low, high, least, [first, second]) {
   const span = Math.min(high - low, Math.max(least, end - begin));
   const centre = (begin + end) / 2;
