@@ -169,14 +169,20 @@ def test_no_import_inside_a_function() -> None:
     assert not inside, "use sublet.base.extras.require for an optional dependency"
 
 
+def body_lines(node: ast.FunctionDef) -> int:
+    """Return the number of lines of a function's body without its docstring: a signature and help are no code."""
+    first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+    return (node.end_lineno or 0) - first.lineno + 1
+
+
 def test_rooms_are_small_and_named() -> None:
     wrong = []
     for module, path in modules().items():
         lines = path.read_text(encoding="utf-8").count("\n")
-        wrong += [f"{module} has {lines} lines"] if lines > 400 else []
+        wrong += [f"{module} has {lines} lines"] if lines > 500 else []
         functions = [node for node in ast.walk(tree(module)) if isinstance(node, ast.FunctionDef)]
-        lengths = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
-        wrong += [f"{module}.{name} has {length} lines" for name, length in lengths if length > 60]
+        lengths = [(node.name, body_lines(node)) for node in functions]
+        wrong += [f"{module}.{name} has {length} lines" for name, length in lengths if length > 55]
         names = {*module.split("."), *(name.strip("_") for name, _ in lengths)}
         wrong += [f"{module} names something {name}" for name in names & EMPTY_NAMES]
         if path.suffix != ".pyi" and not ast.get_docstring(tree(module)):
