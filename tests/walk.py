@@ -2,9 +2,9 @@
 
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
-The edge engineer walks through README.md, docs/export.md, tflite.md and executorch.md, who has another tool's plan
-through docs/foreign.md, who serves loops through docs/loops.md, memory.md and text_form.md, who trains through
-docs/training.md and budget.md.
+README.md and docs/commands.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
+docs/foreign.md for plans of other tools; docs/loops.md, memory.md and text_form.md for servers; docs/training.md,
+budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
 
@@ -35,8 +35,8 @@ from sublet.frontends.tflite.writing import Number, Record, Several, Text, Vecto
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
-    "README.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md", "docs/foreign.md", "docs/loops.md",
-    "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md", "docs/dynamic.md",
+    "README.md", "docs/commands.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md", "docs/foreign.md",
+    "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md", "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 NEEDS = {
