@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.disable()  # PyTorch logs, with a traceback, each operator that it does not trace
     beside: Beside | Mixed = Mixed() if asked.mixed else Beside()
     count, dtypes = 0, (*DTYPES, torch.float16) if asked.mixed else DTYPES
     for op in op_db:

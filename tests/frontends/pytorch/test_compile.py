@@ -546,3 +546,101 @@ def test_blocks_that_share_a_graph_are_bound_once_each(blocks: int, monkeypatch:
         y.sum().backward()
     assert len(bound) == 2 * blocks
     assert not any(bound)
+
+
+def _pools_made(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Pool], list[int]]:
+    """Return the pools that are made from now on, and for each call how many weights it binds anew."""
+    pools: list[Pool] = []
+    bound: list[int] = []
+    made, bind = Pool.__init__, Pool._bind
+
+    def making(self: Pool, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        pools.append(self)
+
+    def counting(self: Pool, arena: Any, args: Any) -> None:
+        bound.append(sum(args[at].data_ptr() != address for at, address in arena.bound.items()))
+        bind(self, arena, args)
+
+    monkeypatch.setattr(Pool, "__init__", making)
+    monkeypatch.setattr(Pool, "_bind", counting)
+    return pools, bound
+
+
+def _spans(pool: Pool) -> set[int]:
+    """Return the addresses of the arenas of a pool."""
+    return {arena.run._memory.raw("arena").ctypes.data for arena in pool._all}
+
+
+@pytest.mark.parametrize("blocks", [2, 5])
+@pytest.mark.parametrize("options", [{}, {"budget": 1 << 20}], ids=["free", "budget"])
+def test_blocks_of_an_inference_are_bound_once_each_over_one_arena(
+    blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regional compilation: one graph, n sets of weights, n bound programs, and the bytes of one arena."""
+    pools, bound = _pools_made(monkeypatch)
+    modules = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).eval() for _ in range(blocks)]
+    run = [torch.compile(each, backend="sublet", options=options) for each in modules]
+    with torch.no_grad():
+        for number in range(4):
+            if number == 2:
+                bound.clear()
+            x = y = torch.randn(4, 8)
+            for each, module in zip(run, modules, strict=True):
+                x, y = each(x), module(y)
+            torch.testing.assert_close(x, y)
+    assert len(bound) == 2 * blocks
+    assert not any(bound)
+    (pool,) = pools
+    assert len(pool._all) == blocks
+    assert len(_spans(pool)) == pool.arenas == 1
+
+
+def test_weights_of_an_inference_that_move_or_are_gone_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of weights that moved is bound anew, and that of a module which is gone serves another module."""
+    pools, _ = _pools_made(monkeypatch)
+    x = torch.randn(4, 8)
+    kept: list[Any] = []
+    with torch.no_grad():
+        for number in range(6):
+            module = nn.Linear(8, 8)
+            run = torch.compile(module, backend="sublet")
+            for _ in range(3):
+                module.weight.data = torch.randn(8, 8)
+                assert torch.allclose(run(x), module(x))
+            if number == 2:
+                kept.append(module)
+            del module, run
+            gc.collect()
+    assert sum(len(pool._all) for pool in pools) <= 2 * len(pools)
+
+
+def test_bound_programs_of_an_inference_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublet.api.torch.flights.MOST_BINDINGS", 3)
+    pools, _ = _pools_made(monkeypatch)
+    modules = [nn.Linear(8, 8) for _ in range(5)]
+    run = [torch.compile(each, backend="sublet") for each in modules]
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            for each, module in zip(run, modules, strict=True):
+                assert torch.allclose(each(x), module(x))
+    assert len(pools[0]._all) == 3
+
+
+def test_threads_of_an_inference_have_arenas_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that another one overtakes between `take` and `run` must find its bytes untouched by others."""
+    pools, _ = _pools_made(monkeypatch)
+    modules = [nn.Linear(8, 8) for _ in range(3)]
+    run = [torch.compile(each, backend="sublet") for each in modules]
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        for each in run:
+            each(x)
+    (pool,) = pools
+    args = [[*each.parameters(), x] for each in modules]
+    flights = [pool.take(each) for each in args[:2]]
+    assert len({each.arena.run._memory.raw("arena").ctypes.data for each in flights}) == 2
+    for each in flights:
+        each.land()
+    assert pool.arenas == 2

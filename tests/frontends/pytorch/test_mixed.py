@@ -144,3 +144,41 @@ def test_a_budget_may_be_text() -> None:
     for wrong, words in (("much", "'much' is not a number of bytes"), (1.5, "expected a number of bytes")):
         with pytest.raises(SubletError, match=words):
             sublet.torch.backend(None, (), {"budget": wrong})
+
+
+@pytest.mark.parametrize("failing", ["_without_aliases", "_changed_arguments", "computed_apart", "min_cut"])
+def test_a_mistake_while_partitioning_leaves_the_partition_to_pytorch(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is planned all the same, as PyTorch partitions it."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise KeyError("nobody expects it")
+
+    if failing == "min_cut":
+        monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", fail)
+    else:
+        monkeypatch.setattr(f"sublet.api.torch.partition.{failing}", fail)
+    budget = 0.5 if failing == "_changed_arguments" else 1.0
+    module, x = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4)), torch.randn(2, 4, requires_grad=True)
+    expected = torch.autograd.grad(module(x).sum(), x)[0]
+    with (
+        torch._functorch.config.patch(activation_memory_budget=budget),
+        pytest.warns(UserWarning, match=r"partition of graph \S+joint\S+ to PyTorch: KeyError: 'nobody") as caught,
+    ):
+        torch.compile(module, backend="sublet")(x).sum().backward()
+    assert len([each for each in caught if "sublet leaves" in str(each.message)]) == 1
+    torch.testing.assert_close(x.grad, expected)
+    assert sublet.torch.report()[-1].plan is not None
+
+
+def test_normal_numbers_have_the_type_that_the_kernel_gives() -> None:
+    """A probe of an operator that draws leaves the generator as it is."""
+    mean, deviation = torch.randn(4, 3, dtype=torch.bfloat16), torch.rand(4, 3)
+    torch.manual_seed(1)
+    right, state = torch.normal(mean, deviation) + 1, torch.get_rng_state()
+    torch.manual_seed(1)
+    found = torch.compile(lambda x, y: torch.normal(x, y) + 1, backend="sublet")(mean, deviation)
+    assert found.dtype == right.dtype
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(found, right)

@@ -447,3 +447,50 @@ def test_a_tensor_that_forward_keeps_is_refused() -> None:
     with pytest.raises(SubletError, match=r"network\.last changes in forward"):
         step_of(module)(*digits())
     assert module.last is None
+
+
+class Attending(nn.Module):
+    """A classifier over a transformer's layer, or over attention that returns its weights."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = (
+            nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True)
+            if kind == "layer"
+            else nn.MultiheadAttention(8, 2, 0.3, batch_first=True)
+        )
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(self.layer, nn.TransformerEncoderLayer):
+            return self.last(self.layer(x).mean(1)).float()
+        found, weights = self.layer(x, x, x, need_weights=True)
+        return self.last(found.mean(1)).float() + weights.square().mean()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["layer", "weights"])
+def test_attention_with_dropout_trains_within_autocast(kind: str, dtype: str) -> None:
+    """AOTAutograd traces the joint graph twice: the second trace must not cast what the first one left in f32."""
+    torch.manual_seed(3)
+    module = Attending(kind)
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (module, other)]
+    step = sublet.torch.train_step(module, F.cross_entropy, optimizers[0])
+    for number in range(4):
+        x, labels = torch.randn(6, 5, 8), torch.randint(0, 4, (6,))
+        torch.manual_seed(number)
+        with torch.autocast("cpu", getattr(torch, dtype)):
+            found = step(x, labels)
+        states = [torch.get_rng_state()]
+        torch.manual_seed(number)
+        optimizers[1].zero_grad()
+        with torch.autocast("cpu", getattr(torch, dtype)):
+            right = F.cross_entropy(other(x), labels)
+        right.backward()
+        optimizers[1].step()
+        states.append(torch.get_rng_state())
+        assert torch.equal(*states)
+        torch.testing.assert_close(found, right.detach(), atol=2e-2, rtol=2e-2)
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-2)

@@ -1,10 +1,10 @@
-"""`sublet.torch`: networks of PyTorch.
+"""`sublet.torch`: plan, run and train PyTorch networks in planned arenas.
 
-model = sublet.from_torch(module.eval(), (x,))     # a model, by torch.export
-fast = torch.compile(module, backend="sublet")     # a module that runs, and trains, in planned arenas
+model = sublet.from_torch(module.eval(), (x,))           # a model for inference, by torch.export
+fast = torch.compile(module, backend="sublet")           # inference and training in planned arenas
 step = sublet.torch.train_step(module, loss, optimizer)  # forward, backward and update as one plan; step(x, labels)
-plans = sublet.torch.rank_plans(build, 8)          # what each rank of a parallel training will need
-print(sublet.torch.report())                       # what was planned, and what was left to PyTorch and why
+plans = sublet.torch.rank_plans(build, 8)                # the memory of each rank of a parallel training
+print(sublet.torch.report())                             # graphs planned, and graphs left to PyTorch with the reason
 """
 
 from sublet.api.torch.backend import backend

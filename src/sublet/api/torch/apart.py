@@ -1,11 +1,11 @@
-"""What is cheap is computed anew for readers that come late, where keeping it for them would raise the peak.
+"""Rematerialization of cheap tensors for late uses, if the copies lower the peak.
 
     r = relu(c); p = pool(r)                 r = relu(c); p = pool(r)
     ...                              ->      ...
     dc = threshold(dr, r)                    again = relu(c); dc = threshold(dr, again)
 
-Bytes alive are estimated along the order of the graph. Each step looks at the highest point: of the tensors that are
-there for later readers only, the largest whose leaving brings the peak down enough is computed once more for these.
+Live bytes are estimated in graph order. Each step considers the peak point: of the tensors live across the peak only
+for later readers, the largest tensor with enough effect on the peak is computed again for the later readers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from sublet.api.torch.cheap import LEAST, gives_several, is_batch_norm, is_cheap
 from sublet.frontends.torch.tensors import torch
 
 MOST = 32
-"""Steps."""
+"""Maximum number of rematerialized tensors a graph."""
 
 WORTH = 4
-"""The peak has to come down by this part of the tensor's bytes: what is computed once more takes time."""
+"""The peak must fall by at least 1/4 of the rematerialized tensor's bytes: the second computation takes time."""
 
 
 def computed_apart(graph: Any, outside: Collection[str]) -> None:
-    """Compute tensors of a graph again for late readers, in place; arguments with names in `outside` lie elsewhere."""
+    """Rematerialize cheap tensors of a graph for late uses, in place.
+
+    `outside` names the placeholders outside the arena; their bytes are not counted. At most `MAX_STEPS` tensors are
+    rematerialized.
+    """
     origins: dict[Any, Any] = {}
     lives: _Lives | None = _Lives(graph, outside)
     for _ in range(MOST):
@@ -43,23 +47,28 @@ def computed_apart(graph: Any, outside: Collection[str]) -> None:
 
 
 def _lower(step: _Step, outside: Collection[str]) -> _Lives | None:
-    """The lives with a lower peak, where late readers have a tensor of their own; None if it does not come down, and
-    they have not."""
+    """Apply a step and return the new live ranges; undo the step and return None if the peak falls too little."""
     step.make()
-    found = _Lives(step.graph, outside)
-    if found.peak <= step.lives.peak - nbytes(step.tensor) // WORTH:
-        return found
+    lowered = _Lives(step.graph, outside)
+    if lowered.peak <= step.lives.peak - nbytes(step.tensor) // WORTH:
+        return lowered
     step.undo()
     return None
 
 
 def _cheap_alone(tensor: Any) -> bool:
-    """Whether a tensor is cheap to compute, not counting what takes the statistics of a batch for it."""
+    """True if a tensor is cheap to compute again without the statistics of a batch norm."""
     return is_cheap(tensor) and not is_batch_norm(tensor)
 
 
 class _Lives:
-    """How long the tensors of a graph are needed, in positions of nodes, and the bytes alive at each."""
+    """Live ranges of a graph's tensors in node positions, and the live bytes at each position.
+
+    position       the position of each node
+    readers        the nodes reading a storage or a view of the storage
+    peak_position  the position with the most live bytes
+    peak_bytes     the live bytes at the peak position
+    """
 
     def __init__(self, graph: Any, outside: Collection[str]) -> None:
         self.place = {node: number for number, node in enumerate(graph.nodes)}
@@ -82,19 +91,19 @@ class _Lives:
         self.peak = int(alive[self.highest])
 
     def last(self, tensor: Any) -> int:
-        """The position of its last reader."""
+        """Return the position of the last reader of a tensor; the definition if the tensor has no reader."""
         return max((self.place[node] for node in self.readers.get(tensor, ())), default=self.place[tensor])
 
     def _overwrites(self, tensor: Any) -> bool:
-        """Whether it is written where one of its operands ends."""
+        """True if a pointwise operator can write the result over a dying operand of the same size."""
         if torch().Tag.pointwise not in getattr(tensor.target, "tags", ()) or not self.readers.get(tensor):
             return False
         homes = (storage(each) for each in tensor.all_input_nodes)
         return any(nbytes(home) == nbytes(tensor) and self.last(home) == self.place[tensor] for home in homes)
 
     def across(self) -> list[Any]:
-        """The cheap tensors that are alive at the peak, and nobody reads there; the largest first."""
-        found = [
+        """Return the cheap tensors live across the peak without a reader at the peak, the largest first."""
+        tensors = [
             tensor
             for tensor in self._tensors
             if self.place[tensor] < self.highest < self.last(tensor)
@@ -102,16 +111,21 @@ class _Lives:
             and _cheap_alone(tensor)
             and all(self.place[node] != self.highest for node in self.readers[tensor])
         ]
-        return sorted(found, key=nbytes, reverse=True)
+        return sorted(tensors, key=nbytes, reverse=True)
 
     def late(self, tensor: Any) -> list[Any]:
-        """Who reads a tensor behind the peak, in order."""
+        """Return the readers of a tensor after the peak, in graph order."""
         return [node for node in self.readers[tensor] if self.place[node] > self.highest]
 
 
 @dataclass
 class _Step:
-    """A tensor computed again for who reads it behind the peak; `origins` says of each node made so what it repeats."""
+    """Rematerialization of one tensor for the readers after the peak.
+
+    copies        the copied nodes by original node
+    replacements  (reader, old operand, new operand)
+    origins       the original node of every copy, over all steps
+    """
 
     graph: Any
     lives: _Lives
@@ -121,7 +135,7 @@ class _Step:
     changed: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
     def make(self) -> None:
-        """Let the late readers read what is computed right before the first of them."""
+        """Compute the tensor again right before the first late reader, and let all late readers read the copy."""
         late = self.lives.late(self.tensor)
         self.before = self.lives.place[late[0]]
         with self.graph.inserting_before(late[0]):
@@ -133,7 +147,7 @@ class _Step:
             reader.replace_input_with(old, new)
 
     def _again(self, node: Any) -> Any:
-        """A node once more, with what it is computed of and is there no more."""
+        """Return a copy of a node with copies of all dead operands; an equal node still live is used without a copy."""
         if node not in self.made:
             there = next(filter(self._is_there, (node, *self._like(node))), None)
             if there is not None:
@@ -143,22 +157,23 @@ class _Step:
         return self.made[node]
 
     def _origin(self, node: Any) -> Any:
+        """Return the original node of a copy; an original node itself."""
         return self.origins.get(node, node)
 
     def _like(self, node: Any) -> list[Any]:
-        """Nodes of earlier steps that compute the same."""
+        """Return the nodes computing the same value: the original node and copies of earlier steps."""
         origin = self._origin(node)
         return [other for other in (origin, *self.origins) if self._origin(other) is origin and other is not node]
 
     def _is_there(self, node: Any) -> bool:
-        """Whether a node may be read at the first late reader: its tensor is alive still, or has to be."""
+        """True if the first late reader may read the node: the tensor is live there, or must be live there anyway."""
         home = storage(node)
         if home is self.tensor or gives_several(node) or self.lives.place.get(node, self.before) >= self.before:
             return False
         return home.op != "call_function" or self.lives.last(home) >= self.before or not _cheap_alone(home)
 
     def undo(self) -> None:
-        """As it was."""
+        """Restore the graph as before `apply`."""
         for reader, old, new in self.changed:
             reader.replace_input_with(new, old)
         for node in reversed(self.made.values()):

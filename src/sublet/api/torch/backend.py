@@ -1,4 +1,4 @@
-"""`torch.compile(module, backend="sublet")`: graphs that Dynamo captures, run and trained in planned arenas."""
+"""`torch.compile(module, backend="sublet")`: graphs captured by Dynamo, run and trained in planned arenas."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from sublet.api.torch.captured import Captured, capture, extents_of
 from sublet.api.torch.cuda import CUDA, CudaGraphs
 from sublet.api.torch.flights import Flight, Pool
 from sublet.api.torch.on_device import DevicePool
+from sublet.api.torch.parallel import Runs, watch_parallel
 from sublet.api.torch.partition import partition
 from sublet.api.torch.parts import Parts, in_parts
-from sublet.api.torch.reporting import Compiled, note
+from sublet.api.torch.reporting import Compiled, forget, note
 from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.extras import require
@@ -31,13 +32,13 @@ Pools = Pool | DevicePool
 
 @dataclass(frozen=True)
 class Planned:
-    """The arenas of a graph, and how it is run several times, each for some of the samples; None to run it once."""
+    """A planned graph: the pool of arenas, and the micro-batches; None to compute all samples at once."""
 
     pool: Pools
     parts: Parts | None = None
 
     def once(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Run what has no backward: what it gives."""
+        """Run an inference and return the results."""
         flight = self.pool.take(args)
         try:
             run = partial(self.pool.run, flight.arena, 0)
@@ -47,26 +48,40 @@ class Planned:
 
 
 MOST_SHAPES = 32
-"""So many plans are kept of a graph whose extents change."""
+"""Maximum number of plans kept for a graph with changing extents. The plan unused for longest is dropped."""
 
 OPTIONS = ("alignment", "budget", "graphs", "order", "samples", "strategy")
 SAMPLES = ("auto", "all")
 PLANNED = Options(alignment=64, order=LESS)
-"""What graphs are planned with unless asked otherwise."""
+"""The default planning options of graphs."""
 
 
 def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
+    """Return the callable for a graph of Dynamo; the function behind `torch.compile(backend="sublet", options=...)`.
 
-    options   "budget": bytes of an arena that no plan may need more than, a number or "64MiB"; "alignment", "order"
-              and "strategy": see `Options`; operators run in an order of less memory unless "order" is "given";
-              "samples": how many an inference computes at a time, "all" or by default on the CPU as many as keep
-              tensors small ("auto"), where it computes sample by sample; "graphs": on CUDA, whether what runs without
-              a decision in between is captured as CUDA graphs
-    Forward and backward are one plan in one arena, on the device that the tensors lie on; CUDA's is untested. What
-    cannot be planned is left to PyTorch, with one warning; see `report`. Raises SubletError for an option that it does
-    not know or that there is not on the device, and for a plan above the budget.
+    Forward and backward become one plan in one arena, on the device of the tensors. A graph without a possible plan is
+    left to PyTorch, with one warning; see `report`.
+
+    Args:
+        module: the FX graph module captured by Dynamo.
+        example: example arguments.
+        options: a dictionary with any of the following keys:
+
+            "budget"     the most bytes of an arena, a number or a text such as "64MiB"
+            "order"      "less" (default): search for an execution order with less memory; "given": the traced order
+            "alignment"  see `Options`
+            "strategy"   see `Options`
+            "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
+                         few enough samples to keep tensors small, if the graph computes sample by sample
+            "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
+
+    Returns:
+        A callable with the arguments and results of `module`.
+
+    Raises:
+        SubletError: for an unknown option, an option without meaning on the device, and a plan above the budget.
     """
+    watch_parallel(_is_backend)
     asked = dict(options or {})
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
@@ -80,7 +95,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
 
 
 def _budget(asked: Any) -> int | None:
-    """Return a budget in bytes. Raises SubletError for what is no number of bytes."""
+    """Return a budget in bytes, or None. Raises SubletError for a value with no meaning as bytes."""
     if isinstance(asked, str):
         return parse_bytes(asked)
     if asked is not None and (type(asked) is not int or asked < 0):
@@ -89,74 +104,88 @@ def _budget(asked: Any) -> int | None:
 
 
 def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
-    """A graph of Dynamo's, whose forward and backward the pair runs."""
+    """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
     common = require("torch._dynamo.backends.common", extra="torch")
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
+    messages: list[str] = []
     with config.patch(force_non_lazy_backward_lowering=True), quietly():
         compiled = common.aot_autograd(
             fw_compiler=pair.forward,
             bw_compiler=pair.backward,
             inference_compiler=pair.inference,
-            partition_fn=partition,
+            partition_fn=partial(partition, warn=messages.append),
         )(module, example)
+    for words in messages:
+        warnings.warn(words, stacklevel=2)
     return compiled
 
 
 class Pair:
-    """The graphs of one region: a forward, and the backward that goes with it. They are planned at the first call."""
+    """A compiled region: a forward graph, and the matching backward graph if any. The first call plans the region."""
 
     def __init__(self, options: Options, budget: int | None, graphs: bool = False, samples: int | str = "auto") -> None:
         self._options, self._budget, self._recorded, self._samples = options, budget, graphs, samples
         self._modules: list[Any] = []
         self._static: Collection[int] = ()
         self._once = False
-        self._pools: OrderedDict[tuple[int, ...], Planned | None] = OrderedDict()
+        self._pools: OrderedDict[tuple[int, ...], tuple[Planned | None, Compiled]] = OrderedDict()
         self._flights: WeakValueDictionary[int, Flight] = WeakValueDictionary()
 
     def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
-        """A forward without a backward."""
+        """Return the callable of a forward graph without a backward graph."""
         self._modules, self._static, self._once = [graph], _static(), True
         return _boxed(self._run_once)
 
     def forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
-        """A forward whose backward is not known yet."""
+        """Return the callable of a forward graph with a backward graph still to come."""
         self._modules, self._static = [graph], _static()
         return _boxed(self._run_forward)
 
     def backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
-        """The backward: now both are known."""
+        """Return the callable of the backward graph. With both graphs known, the region can be planned."""
         self._modules.append(graph)
         metadata = _metadata()
         if metadata is not None:
-            metadata.bw_donated_idxs = []  # nothing is written over before the last backward: it may be run once more
+            metadata.bw_donated_idxs = []  # the backward may run again: overwrite no saved tensor
         return _boxed(self._run_backward)
 
     @property
     def _name(self) -> str:
+        """ "forward", or "forward and backward"."""
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
     def _planned(self, args: Sequence[Any]) -> Planned | None:
-        """The arenas for arguments of these shapes; None when all is left to PyTorch."""
+        """Return the plan for arguments of the given extents; None if the region is left to PyTorch.
+
+        The region keeps the `MAX_PLANS` plans used last.
+        """
         key = tuple(each for each in args if isinstance(each, int))
         if key not in self._pools:
             self._pools[key] = self._made(args)
+            self._report(self._pools[key][1])
             if len(self._pools) > MOST_SHAPES:
-                self._pools.popitem(last=False)
+                forget(self._pools.popitem(last=False)[1][1])
         self._pools.move_to_end(key)
-        return self._pools[key]
+        return self._pools[key][0]
 
-    def _made(self, args: Sequence[Any]) -> Planned | None:
+    def _report(self, compiled: Compiled) -> None:
+        """Add a record to `report`, kept as long as the plan."""
+        note(compiled)
+
+    def _made(self, args: Sequence[Any]) -> tuple[Planned | None, Compiled]:
+        """Return a new plan for arguments of the given extents, None if the region is left to PyTorch, and the record.
+
+        Raises SubletError for a plan above the budget, and for CUDA graphs on another device.
+        """
         try:
             device = device_of(*self._modules)
             captured, parts, whole = self._captured(args, device, device)
             pool = self._pool(captured, args, device)
         except SubletError as error:
-            self._leave(str(error))
-            return None
-        except Exception as error:  # a mistake of ours must not stop a program that PyTorch runs
-            self._leave(first_line(error))
-            return None
+            return None, self._leave(str(error))
+        except Exception as error:  # an error in Sublet must not stop the program
+            return None, self._leave(first_line(error))
         if self._recorded and not device.startswith(CUDA):
             raise SubletError(
                 f"options={{'graphs': True}}: there are graphs on CUDA, and these tensors are on {device}"
@@ -166,11 +195,11 @@ class Pair:
             raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
         name = self._name if device == CPU else f"{self._name} on {device}"
         count = 1 if parts is None else parts.count
-        note(Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan, parts=count, whole=whole))
-        return Planned(pool, parts)
+        record = Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan, parts=count, whole=whole)
+        return Planned(pool, parts), record
 
     def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
-        """The program, and how it is one for a few samples at a time; if it is not, why, where that was tried."""
+        """Return the captured program, the micro-batches or None, and the reason against micro-batches if tried."""
         whole, (forward, backward) = "", [*self._modules, None][:2]
         extents = extents_of(forward, args)
         at_once = self._samples if isinstance(self._samples, int) else None
@@ -187,75 +216,94 @@ class Pair:
         return capture(forward, backward, self._static, extents, device, runs_on), None, whole
 
     def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:
-        """Arenas on the device that all tensors lie on."""
+        """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
         if device == CPU:
-            apart = self._budget is None  # what is kept and what is shared are together no less than one arena
+            apart = self._budget is None  # a split program never needs fewer bytes for one call
             return Pool(captured, args, self._options, shares=apart)
         recorder = CudaGraphs if self._recorded else None
         return DevicePool(captured, self._options, device, recorder)
 
-    def _leave(self, reason: str) -> None:
-        """Leave the graphs to PyTorch."""
+    def _leave(self, reason: str) -> Compiled:
+        """Warn about a region left to PyTorch, and return the record."""
         warnings.warn(f"sublet leaves a graph to PyTorch: {reason}", stacklevel=2)
         nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
-        note(Compiled(self._name, nodes, reason=reason))
+        return Compiled(self._name, nodes, reason=reason)
 
     def _run_once(self, *args: Any) -> Sequence[Any]:
+        """Run the inference in the arena, or by PyTorch if unplanned."""
         planned = self._planned(args)
         return self._modules[0](*args) if planned is None else planned.once(args)
 
     def _run_forward(self, *args: Any) -> Sequence[Any]:
+        """Run the forward pass, and return results with saved tensors in the leased arena."""
         planned = self._planned(args)
         if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
         pool = planned.pool
         flight = pool.take(args)
         try:
-            found = pool.run(flight.arena, 0, args)
+            results = pool.run(flight.arena, 0, args)
         except BaseException:
             flight.land()
             raise
         for position, tensor in pool.kept(flight):
-            found[position] = tensor
+            results[position] = tensor
             if tensor.numel():
                 self._flights[tensor.data_ptr()] = flight
-        return found
+        return results
 
     def _run_backward(self, *args: Any) -> Sequence[Any]:
+        """Run the backward pass in the arena leased by the forward pass, then release the arena.
+
+        PyTorch runs the backward graph if the graph is retained: a second backward pass must find the saved tensors
+        unchanged.
+        """
         flight = self._flight(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
-        if flight is None or again:  # who may come back for what is kept must find it as it is
+        if flight is None or again:  # a second backward must find the saved tensors unchanged
             return self._modules[1](*args)  # type: ignore[no-any-return]
-        found: Sequence[Any] = flight.pool.run(flight.arena, 1, args)
+        results: Sequence[Any] = flight.pool.run(flight.arena, 1, args)
         flight.land()
-        return found
+        return results
 
     def _flight(self, args: Sequence[Any]) -> Flight | None:
-        """The call that these arguments were kept by, if it is under way still."""
+        """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
         tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
-        found = next(filter(None, (self._flights.get(each.data_ptr()) for each in tensors)), None)
-        return found if found is not None and found.land.alive else None
+        lease = next(filter(None, (self._flights.get(each.data_ptr()) for each in tensors)), None)
+        return lease if lease is not None and lease.land.alive else None
 
 
 def _static() -> Collection[int]:
-    """The arguments that stay where they are from call to call, as parameters do, by position."""
+    """Return the positions of arguments at fixed addresses from call to call, such as parameters."""
     metadata = _metadata()
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
 
 
 def _metadata() -> Any:
-    """What AOTAutograd knows of the graph that it compiles now."""
+    """Return AOTAutograd's metadata of the graph being compiled, or None."""
     context = torch()._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """AOTAutograd gives arguments in a list, which is emptied so that they can be freed."""
+    """Return a function with AOTAutograd's boxed convention: the function empties the list of arguments.
+
+    The caller's references end before the call, so arguments can be freed early.
+    """
 
     def call(args: list[Any]) -> Any:
+        Runs.count += 1
         given = tuple(args)
         args.clear()
         return function(*given)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _is_backend(called: Any) -> bool:
+    """True for the function called by `torch.compile` with graphs for Sublet."""
+    return called is backend
+
+
+watch_parallel(_is_backend)  # torch.compile(backend="sublet") imports this module before the first graph

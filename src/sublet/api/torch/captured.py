@@ -1,8 +1,9 @@
-"""Graphs that AOTAutograd captured, as one model: forward, a cut, backward. What a caller gets is taken as it comes.
+"""Graphs captured by AOTAutograd as one model: forward pass, suspension point, backward pass.
 
-Parameters and buffers are weights of the model, in their own memory; everything else that a call is given is copied
-into the arena, where it has no place before. What the backward reads of the forward stays where it is between the two
-calls; what the forward was given, the backward is given again.
+Parameters and buffers are weights of the model, in their own memory. Every further argument read by the program is
+copied into the arena. Tensors saved by the forward pass stay in the arena until the backward pass. Each result is
+copied or computed into the caller's memory as soon as possible. Arguments of the forward pass needed in the backward
+pass are passed again by the caller.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ from sublet.runtime.cuts import CUT
 
 @dataclass(frozen=True)
 class Result:
-    """What a call gives at one position: a tensor that is computed, an argument by its position, or a number.
+    """The result of a call at one position: a computed tensor, an argument or elements of an argument, or a number.
 
-    taken   it is the caller's own, and does not stay in the arena
-    shared  it is elements of what is taken at this position, as other results are
-    whole   the argument that the tensor is elements of; None where it is all of it
+    tensor           the tensor in the model; None for a number
+    argument         the position of the argument returned, or viewed, by the result
+    number           a plain value, or an `OpaqueArgument`
+    leaves_arena     True if the result lies in memory of the caller; False for a tensor in the arena
+    shared_with      the first result position holding the same value, for results sharing memory
+    argument_tensor  the traced argument viewed by the result; None if the result is the whole argument
 
-    Of f(x, n), where a backward reads `a`:
+    Example: results of f(x, n), with `a` read by the backward pass:
 
-        x + 1         tensor, taken
-        (x + 1)[0]    tensor, shared: the position of x + 1, which is given too
-        a             tensor: it stays in the arena
+        x + 1         tensor, leaves the arena
+        (x + 1)[0]    tensor, shared with the position of x + 1, also a result
+        a             tensor in the arena
         x             argument: 0
-        x[0]          argument: 0, tensor: x[0], whole: x
-        n + 1         number, known where graphs are captured for each n
+        x[0]          argument: 0, tensor: x[0], argument_tensor: x
+        n + 1         number, known since graphs are captured for each n
     """
 
     tensor: Tensor | None = None
@@ -51,7 +55,7 @@ class Result:
     whole: Tensor | None = None
 
     def of(self, args: Sequence[Any]) -> Any:
-        """The argument, or its elements."""
+        """Return the argument, the elements of the argument, or the number."""
         if self.argument is None:
             return self.number
         if self.whole is None or self.tensor is None:
@@ -60,31 +64,31 @@ class Result:
 
 
 def elements(given: Any, whole: Tensor, part: Tensor) -> Any:
-    """Elements of a tensor that is given: `part` of the same value as `whole`, which is how it was traced.
+    """Return the view `part` of a tensor traced as `whole`; `part` and `whole` are tensors of the same value.
 
-    A tensor that lies otherwise is copied.
+    A tensor with another layout than traced is copied first.
     """
     t, layout = torch(), whole.layout
-    lies = Strided(tuple(given.shape), tuple(given.stride())).normal == layout.normal
-    if not lies:
+    same_layout = Strided(tuple(given.shape), tuple(given.stride())).normal == layout.normal
+    if not same_layout:
         given = t.empty_strided(layout.size, layout.stride, dtype=given.dtype, device=given.device).copy_(given)
-    seen = part.layout
-    return given.as_strided(seen.size, seen.stride, given.storage_offset() + seen.offset - layout.offset)
+    view = part.layout
+    return given.as_strided(view.size, view.stride, given.storage_offset() + view.offset - layout.offset)
 
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """An argument that is no tensor and no number, such as a mesh of devices: it may be handed on."""
+    """An argument neither tensor nor number, such as a mesh of devices. A program may only return the argument."""
 
     name: str
 
 
 @dataclass
 class Piece:
-    """One of the two calls.
+    """The forward or the backward pass.
 
-    given    its tensors by position that are copied into the arena: those of the first before it begins
-    results  what it gives
+    arguments  the tensor arguments copied into the arena, by position; those of the forward pass before the pass begins
+    results    the results by position
     """
 
     given: dict[int, Tensor] = field(default_factory=dict)
@@ -95,8 +99,10 @@ class Piece:
 class Captured:
     """A captured program.
 
-    weights   the arguments of the first piece that are weights, by position: their contents come with the first call
-    layouts   how the elements of these lay when the program was traced, which its kernels count on
+    passes    the forward pass, and the backward pass if any
+    weights   weights by argument position of the forward pass; the caller passes the contents at the first call
+    computed  results computed directly in the caller's memory, see `caller_outputs.py`
+    layouts   the traced layouts of the weights by position; the kernels rely on them
     """
 
     model: Model
@@ -106,28 +112,28 @@ class Captured:
     layouts: Mapping[int, Strided] = field(default_factory=dict)
 
     def laid_as_traced(self, position: int, tensor: Any) -> Any:
-        """Return a weight that lies as it was traced: the tensor itself, or a copy of a tensor that lies otherwise.
+        """Return a weight with the traced layout: `tensor` itself, or a copy if `tensor` has another layout.
 
-        Dynamo's guards hold strides, but not of every version on every device: a weight that was replaced by one of
-        other strides would be read as if its bytes were in the old order.
+        Dynamo's guards check strides, but not in every version and on every device. Without the copy, a weight replaced
+        by a tensor of other strides would be read in the old order.
         """
         t, layout = torch(), self.layouts[position]
         if tensor.stride() == layout.stride:
             return tensor
         if Strided(tuple(tensor.shape), tuple(tensor.stride())).normal.stride == layout.normal.stride:
             return tensor
-        made = t.empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
-        return made.copy_(tensor.detach())
+        copy = t.empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor.detach())
 
 
 def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
-    """What the symbols that a graph takes as arguments stand for in a call."""
-    found = {}
+    """Return the extents of a call by the symbols taken as arguments of the graph."""
+    known = {}
     for node, given in zip(placeholders(forward), args, strict=True):
         symbol = getattr(getattr(node.meta["val"], "node", None), "expr", None)
-        if getattr(symbol, "is_Symbol", False) and isinstance(given, int):  # extents of ragged tensors are none
-            found[symbol] = int(given)
-    return found
+        if getattr(symbol, "is_Symbol", False) and isinstance(given, int):  # ragged extents are no int
+            known[symbol] = int(given)
+    return known
 
 
 def capture(
@@ -138,11 +144,18 @@ def capture(
     device: str = CPU,
     runs_on: str = CPU,
 ) -> Captured:
-    """Forward and, if there is one, backward as a model; `static` are the positions of parameters and buffers.
-    With `extents` it is the program for arguments of these shapes. Its tensors lie on `device`; it is to be run on
-    another one where these only stand for tensors there.
+    """Return the forward pass and, if present, the backward pass as one model, for arguments of the given extents.
 
-    Raises ModelError for what cannot be planned.
+    Args:
+        forward: FX graph module of the forward pass.
+        backward: FX graph module of the backward pass, or None.
+        static: positions of parameters and buffers.
+        extents: extents of the graph's symbols.
+        device: the device of the traced tensors.
+        runs_on: the device to run on; may differ from `device` if the traced tensors are stand-ins, as on "meta".
+
+    Raises:
+        ModelError: for operators or tensors without a plan.
     """
     name = "forward and backward" if backward else "forward"
     conversion = Conversion(where=name, extents=extents, device="" if runs_on == CPU else runs_on)
@@ -156,11 +169,11 @@ def capture(
             continue
         _on(device, fake, node.name)
         if position in static and is_dense(fake):
-            made = conversion.weight(node.name, fake)
-            weights[position], layouts[position] = made.value, made.layout
+            converted = conversion.weight(node.name, fake)
+            weights[position], layouts[position] = converted.value, converted.layout
         else:
-            made = first.given[position] = conversion.given(node.name, fake)
-        stands.append(made)
+            converted = first.given[position] = conversion.given(node.name, fake)
+        stands.append(converted)
     results = convert_traced(level, forward, stands)
     names = [getattr(node, "name", None) for node in results_of(forward)]
     _take(level, first, results, dict(enumerate(stands)), _saved(names, backward), sharing=True)
@@ -169,12 +182,12 @@ def capture(
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
         known = dict(zip(names, zip(results, first.results, strict=True), strict=True))
         pieces.append(_backward(level, backward, known, device))
-    results = [each for piece in pieces for each in piece.results]
-    staying = {each.tensor.value for each in results if each.tensor is not None and not each.taken}
+    returned = [each for piece in pieces for each in piece.results]
+    staying = {each.tensor.value for each in returned if each.tensor is not None and not each.taken}
     level.emitter.nodes[:], computed = computed_for_callers(level.emitter.nodes, staying)
     read = {value for node in level.emitter.nodes for value in reads_inside(node)}
-    read |= {each.tensor.value for each in results if each.tensor is not None and each.argument is None}
-    for piece in pieces:  # what nobody reads has no bytes of its own, least of all when the second call begins
+    read |= {each.tensor.value for each in returned if each.tensor is not None and each.argument is None}
+    for piece in pieces:  # an unread argument needs no bytes in the arena
         piece.given = {position: each for position, each in piece.given.items() if each.value in read}
     nodes = level.emitter.nodes
     nodes[:] = [node for node in nodes if node.op != GIVE or not read.isdisjoint(node.defs)]
@@ -186,13 +199,17 @@ def capture(
 
 
 def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
-    """The positions of what is only kept for the backward: as many at the end as that takes of the forward's."""
+    """Return the positions of the results returned by the forward pass only for the backward pass: the last ones."""
     wanted = [node.name for node in placeholders(backward)] if backward is not None else []
     count = sum(name in names for name in wanted)
     return set(range(len(names) - count, len(names)))
 
 
 def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]], device: str) -> Piece:
+    """Convert the backward graph after the suspension point, and return the backward pass.
+
+    `known` holds the results of the forward graph by node name.
+    """
     piece, stands = Piece(), []
     held: dict[int, Any] = {}
     begin = len(level.emitter.nodes)
@@ -211,18 +228,20 @@ def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]
 
 
 def _is_late(level: Level) -> bool:
-    """Whether what the second call is given is copied as it runs: on other devices that comes before."""
+    """True if a node of the program copies arguments of the backward pass. On devices the pool copies in advance."""
     return not level.conversion.device
 
 
 def _given(level: Level, piece: Piece, node: Any, position: int) -> Tensor:
-    """What the second call is given at a position, which gets its place then."""
-    made = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
+    """Return the tensor of an argument of the backward pass, with a copy-in node if the program copies the argument."""
+    tensor = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
     if not _is_late(level):
-        return made
-    attrs = {**encode(Call((), (), (made.strides,))), "position": position}
-    level.emitter.nodes.append(Node(level.conversion.names.fresh(f"give.{node.name}"), GIVE, (), (made.value,), attrs))
-    return made
+        return tensor
+    attrs = {**encode(Call((), (), (tensor.strides,))), "position": position}
+    level.emitter.nodes.append(
+        Node(level.conversion.names.fresh(f"give.{node.name}"), GIVE, (), (tensor.value,), attrs)
+    )
+    return tensor
 
 
 def _take(
@@ -234,11 +253,14 @@ def _take(
     begin: int = 0,
     sharing: bool = False,
 ) -> None:
-    """Results go to the caller where they are computed, in the piece from node `begin` on.
+    """Add the results of a pass, with copy-out nodes right after the definitions, not before node `begin`.
 
-    Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
-    stay in the arena, but for elements of arguments. With `sharing`, results that are the same memory eagerly are the
-    same memory here; gradients never need be.
+    Args:
+        results: converted results by position.
+        held: arguments kept by the caller, by position; a result equal to an argument needs no copy.
+        saved: positions of results only saved for the backward pass; these stay in the arena.
+        begin: position of the first node of the pass.
+        sharing: True if results sharing memory in eager PyTorch must share memory; gradients need not.
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
     shared = _shared(level, results, arguments, saved) if sharing else {}
@@ -263,30 +285,30 @@ def _take(
 def _elements_of_arguments(
     level: Level, results: Sequence[Any], held: Mapping[int, Any], saved: set[int], sharing: bool
 ) -> dict[int, Result]:
-    """Return the results, by position, that are elements of arguments and need no place.
+    """Return the results viewing arguments, by position; such results need no place.
 
-    With `sharing` these are all results of the caller's, as the parts of an argument that is split. What is only
-    `saved`, and is elements of another argument than a weight, needs no place only where something else is saved, by
-    which the backward finds its arena.
+    With `sharing`, all results of the caller viewing an argument are returned, as the parts of a split argument. A
+    saved result viewing an argument other than a weight is returned only if some further saved result lies in the
+    arena: the backward pass finds the arena through a saved tensor.
     """
     stands = {each.value: position for position, each in held.items() if isinstance(each, Tensor)}
     homes = {i: level.conversion.home(each) for i, each in enumerate(results) if isinstance(each, Tensor)}
-    found = any(homes[i].value not in stands for i in saved if i in homes)
+    in_arena = any(homes[i].value not in stands for i in saved if i in homes)
     return {
         i: Result(home, argument=stands[home.value], whole=held[stands[home.value]])
         for i, home in homes.items()
-        if home.value in stands and (sharing if i not in saved else found or home.value in level.conversion.weights)
+        if home.value in stands and (sharing if i not in saved else in_arena or home.value in level.conversion.weights)
     }
 
 
 def _shared(
     level: Level, results: Sequence[Any], arguments: Mapping[Any, int], saved: set[int]
 ) -> dict[int, tuple[Tensor, int | None]]:
-    """Return the results of the caller's that are elements of one value, by position, and the first of their positions.
+    """Return the caller's results sharing one value, by position, each with the first position of the same value.
 
-    A training's results share memory as an inference's do: two results that are one tensor, and the parts of a split.
-    A result that is no run of bytes, as an expanded one, is elements of its value too, so that its steps are eager's.
-    What is only `saved` for the backward stays in the arena.
+    Results of a training graph share memory as in inference: two results equal to one tensor, or the parts of a split.
+    A result without dense layout, such as an expanded tensor, is also returned as a view of its value, to keep the
+    strides of eager PyTorch. Results only `saved` for the backward pass stay in the arena.
     """
     computed = {value for node in level.emitter.nodes for value in node.defs}
     homes: dict[Value, dict[int, Tensor]] = {}
@@ -296,24 +318,27 @@ def _shared(
             if home.value in computed:
                 homes.setdefault(home.value, {})[position] = home
     together = (
-        all_ for all_ in homes.values() if len(all_) > 1 or not all(home.layout.is_dense for home in all_.values())
+        positions
+        for positions in homes.values()
+        if len(positions) > 1 or not all(home.layout.is_dense for home in positions.values())
     )
-    return {position: (home, min(all_)) for all_ in together for position, home in all_.items()}
+    return {position: (home, min(positions)) for positions in together for position, home in positions.items()}
 
 
 def _after(level: Level, value: Value, node: Node, begin: int) -> None:
-    """Put a node right behind the one that gives a value, so that nothing is kept for it."""
+    """Insert a node right after the definition of `value`, to end the live range there; not before node `begin`."""
     nodes = level.emitter.nodes
-    made = next((i for i, other in enumerate(nodes) if value in other.defs), len(nodes) - 1)
-    nodes.insert(max(made + 1, begin), node)
+    definition = next((i for i, other in enumerate(nodes) if value in other.defs), len(nodes) - 1)
+    nodes.insert(max(definition + 1, begin), node)
 
 
 def _number(fake: Any, extents: Extents, name: str) -> Any:
-    """An argument that is no tensor."""
+    """Return a number with known extents substituted, or an `OpaqueArgument` for any other non-tensor argument."""
     numbers = (bool, int, float, torch().SymInt, torch().SymFloat, torch().SymBool)
     return fixed(fake, extents, name) if isinstance(fake, numbers) else Passed(name)
 
 
 def _on(device: str, fake: Any, name: str) -> None:
+    """Raise ModelError if a traced tensor lies on a device of another type."""
     if fake.device.type != device.partition(":")[0]:
         raise ModelError(f"{name}: a tensor on {fake.device}, in a graph on {device}")

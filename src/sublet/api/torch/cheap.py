@@ -1,4 +1,4 @@
-"""Nodes of graphs that PyTorch traced: whose elements a tensor is, how large it is, and whether it is cheap."""
+"""Queries on nodes of traced FX graphs: storage of a view, size in bytes, and cost of a second computation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from sublet.frontends.torch.tensors import torch
 
 LEAST = 1 << 14
-"""Bytes below which a tensor is kept."""
+"""Minimum bytes of a rematerialized tensor. Smaller tensors are kept."""
 
 CHEAP = (
     "aten.clone.default", "aten._to_copy.default", "aten.full.default", "aten.full_like.default",
@@ -16,30 +16,31 @@ CHEAP = (
     "aten.zeros_like.default", "aten.ones_like.default", "aten.native_layer_norm.default",
     "aten._native_batch_norm_legit_no_training.default",
 )  # fmt: skip
-"""Operators that take about as long as reading their inputs, beside those that PyTorch calls pointwise."""
+"""Operators about as fast as reading their inputs, beside operators tagged as pointwise by PyTorch."""
 
 POOL = "aten.max_pool2d_with_indices.default"
-"""Its indices are twice as large as its maxima."""
+"""Max pooling with indices. The int64 indices are twice as large as f32 maxima."""
 
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 def storage(node: Any) -> Any:
-    """The node that computed what this one is a view of."""
+    """Return the node computing the storage of a view; the node itself for a node without an operand to view."""
     while _is_view(node) and node.args and isinstance(node.args[0], torch().fx.Node):
         node = node.args[0]
     return node
 
 
 def nbytes(node: Any) -> int:
-    """Bytes of the tensor that a node gives; 0 for what is none."""
-    found = node.meta.get("val")
-    if not isinstance(found, torch().Tensor) or any(not isinstance(extent, int) for extent in found.shape):
+    """Return the bytes of a node's tensor; 0 for a node without a tensor, or with symbolic extents."""
+    tensor = node.meta.get("val")
+    if not isinstance(tensor, torch().Tensor) or any(not isinstance(extent, int) for extent in tensor.shape):
         return 0
-    return int(found.numel() * found.element_size())
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _is_view(node: Any) -> bool:
+    """True if the only result of the node aliases an operand and the operator writes no operand."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
@@ -48,7 +49,7 @@ def _is_view(node: Any) -> bool:
 
 
 def is_cheap(node: Any) -> bool:
-    """Whether a tensor is computed by what takes about as long as reading its inputs."""
+    """True if computing the tensor takes about as long as reading the operator's inputs."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -63,13 +64,16 @@ def is_cheap(node: Any) -> bool:
 
 
 def _is_own(node: Any) -> bool:
-    """Whether it is a copy of an argument, as AOTAutograd makes one of what the function changes: later it is not what
-    it was."""
+    """True for a copy of an argument.
+
+    AOTAutograd copies an argument before the function changes the argument, so a second copy would have the changed
+    content.
+    """
     return str(node.target) == "aten.clone.default" and node.args[0].op == "placeholder"
 
 
 def is_batch_norm(node: Any) -> bool:
-    """Whether it is the result of a batch norm in training whose statistics are kept, with a scale and a bias."""
+    """True for the result of a training batch norm with scale, bias and saved statistics."""
     if node.op != "call_function" or node.target is not operator.getitem or node.args[1] != 0:
         return False
     whole = node.args[0]
@@ -79,8 +83,10 @@ def is_batch_norm(node: Any) -> bool:
 
 
 def result(whole: Any, position: int) -> Any:
+    """Return the `getitem` node of a result position, or None if the position is unused."""
     return next((user for user in whole.users if user.target is operator.getitem and user.args[1] == position), None)
 
 
 def gives_several(node: Any) -> bool:
+    """True if the node returns several tensors."""
     return node.op == "call_function" and isinstance(node.meta.get("val"), list | tuple)

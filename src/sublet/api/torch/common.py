@@ -1,11 +1,11 @@
-"""Memory that programs need only while one of their calls runs: the same bytes for all programs that take turns.
+"""A scratch arena shared by programs running in turn: memory needed only while a call runs.
 
-    alone   A bytes for each of n calls in flight                                        n A
-    apart   K bytes for each, kept from forward to backward, and S that pass, for all    n K + max S
+    single arena   A bytes for each of n calls in flight                                              n A
+    split          K bytes a call, saved from forward to backward, and S scratch bytes for all        n K + max S
 
-`max S` is the largest S of all programs that are apart, which use the same bytes in turn. K + S is no less than A, so
-for one call in flight alone is best; where several are, of one program or of the graphs that a model breaks into, most
-of their arenas would hold nothing while another one runs.
+`max S` is the largest S of all split programs; split programs use the same scratch bytes in turn. K + S is at least A,
+so a single arena is best for a single call in flight. With several calls in flight, of a program or of the graphs of a
+broken-up model, most single arenas would lie idle while another arena is in use, and splitting lowers the total.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from sublet.plan import MemoryPlan, Placement
 from sublet.runtime.memory import aligned_bytes
 
 LEAST = 1 << 20
-"""Bytes that must be saved: plans are made anew for it."""
+"""Bytes to save in total before programs are split: splitting costs a new plan for each program."""
 
 
 class Sizes(NamedTuple):
-    """Bytes that a call needs: alone, A; apart, K that are kept and S that pass."""
+    """Bytes of a call of one program.
+
+    single_arena   A: everything in a single arena
+    saved          K: tensors saved from forward to backward, if the program is split
+    scratch        S: tensors of a single pass, if the program is split
+    """
 
     alone: int
     kept: int
@@ -34,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 class Sharing(Protocol):
-    """A program with `arenas` of its own."""
+    """A program with arenas, as seen by `ScratchRegistry`: sizes, arena count and split state."""
 
     sizes: Sizes
 
@@ -47,14 +52,22 @@ class Sharing(Protocol):
 
 @dataclass(eq=False)
 class Common:
-    """Bytes for one run at a time, which holds the lock. Who needs more gets others, and so does who comes next."""
+    """Scratch bytes for a single run at a time. The running program holds `lock`.
+
+    A program in need of more bytes replaces `raw` by a larger array, also for all later programs.
+
+    raw       the bytes
+    lock      held while a program runs in the bytes
+    reserved  True if a call owns the bytes without holding the lock yet; only for scratch bytes of one inference graph
+    """
 
     raw: Any
     lock: Any = field(default_factory=fork_lock)
+    reserved: bool = False
 
 
 class Programs:
-    """All programs of this process that may share memory."""
+    """All programs of the process allowed to share scratch memory."""
 
     def __init__(self) -> None:
         self._lock = fork_lock()
@@ -62,36 +75,42 @@ class Programs:
         self._commons: WeakSet[Common] = WeakSet()
 
     def add(self, program: Sharing) -> None:
-        """From now on it counts."""
+        """Count the arenas of a program from now on."""
         with self._lock:
             self._programs.add(program)
 
     def should_be_apart(self, program: Sharing) -> bool:
-        """Whether all together need least where what this one keeps lies apart; once it does, it stays so."""
+        """True if the total memory of all programs is least with `program` split. A split program stays split."""
         with self._lock:
             others = [each for each in self._programs if each is not program]
         return program.is_apart or program.sizes.passing <= _most_passing([program, *others])
 
     def common(self, nbytes: int, alignment: int) -> Common:
-        """Bytes that nobody runs in now."""
+        """Return idle scratch bytes: at least `nbytes` bytes, aligned to `alignment` bytes.
+
+        The method prefers the largest idle scratch, enlarges a scratch too small, and allocates if every scratch is in
+        use.
+        """
         with self._lock:
             free = [each for each in self._commons if not each.lock.locked()]
-            found = max(free, key=lambda each: int(each.raw.size), default=None)
-            if found is None:
-                found = Common(aligned_bytes(nbytes, alignment))
-                self._commons.add(found)
-            if found.raw.size < nbytes or found.raw.ctypes.data % alignment:
-                found.raw = aligned_bytes(max(nbytes, found.raw.size), alignment)
-            return found
+            scratch = max(free, key=lambda each: int(each.raw.size), default=None)
+            if scratch is None:
+                scratch = Common(aligned_bytes(nbytes, alignment))
+                self._commons.add(scratch)
+            if scratch.raw.size < nbytes or scratch.raw.ctypes.data % alignment:
+                scratch.raw = aligned_bytes(max(nbytes, scratch.raw.size), alignment)
+            return scratch
 
 
 PROGRAMS = Programs()
 
 
 def _most_passing(programs: Sequence[Sharing]) -> int:
-    """How many bytes to share: programs of which no more pass are apart then, and all need least; -1 to share none.
+    """Return the size of the shared scratch, in bytes, with the least total memory; -1 for no shared scratch.
 
-    Programs that are apart stay so. Only what passes in one of them is tried: bytes in between serve no more of them.
+    Every program with at most as many scratch bytes is then split, and a split program stays split. The candidates are
+    the scratch sizes of the programs: a size in between would serve no further program. Splitting must save
+    `MIN_SAVED_BYTES`, since programs are planned again.
     """
     begin = max((each.sizes.passing for each in programs if each.is_apart), default=-1)
     alone = _together(programs, begin)
@@ -103,7 +122,7 @@ def _most_passing(programs: Sequence[Sharing]) -> int:
 
 
 def _together(programs: Iterable[Sharing], common: int) -> int:
-    """The bytes of all arenas, where `common` ones are shared by all programs that need no more."""
+    """Return the bytes of all arenas with a shared scratch of `common` bytes for all programs with fitting scratch."""
     total = max(common, 0)
     for each in programs:
         shares = each.is_apart or each.sizes.passing <= common
@@ -114,7 +133,10 @@ def _together(programs: Iterable[Sharing], common: int) -> int:
 
 
 def sizes_of(plan: MemoryPlan) -> Sizes:
-    """What a program with a plan in one arena needs, alone and apart, as far as its placements tell."""
+    """Return the bytes of a program planned in a single arena, unsplit and split, as estimated from the placements.
+
+    Blocks of placements live at a suspension point are saved; all other placements are scratch.
+    """
     ops = {described.name: described.op for described in plan.nodes}
     cuts = [t for t, point in enumerate(plan.points) if ops.get(point.node) == CUT]
     alive: list[list[Placement]] = [[] for _ in plan.points]
@@ -130,24 +152,27 @@ def sizes_of(plan: MemoryPlan) -> Sizes:
 
 
 def _blocks(alive: Sequence[Sequence[Placement]]) -> dict[int, int]:
-    """By identity of a placement the number of its block: those that are alive together and meet are of one."""
-    found = {id(place): id(place) for places in alive for place in places}
+    """Return the block number of each placement, keyed by `id(placement)`; union-find over overlapping placements.
 
-    def first(number: int) -> int:
-        while found[number] != number:
-            found[number] = number = found[found[number]]
+    Placements live at the same point and overlapping in memory belong to one block.
+    """
+    parents = {id(place): id(place) for places in alive for place in places}
+
+    def root_of(number: int) -> int:
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
         return number
 
     for places in alive:
         end, last = -1, 0
         for place in sorted(places, key=lambda each: each.region.offset):
             if place.region.offset < end:
-                found[first(id(place))] = first(last)
+                parents[root_of(id(place))] = root_of(last)
             if place.region.end > end:
                 end, last = place.region.end, id(place)
-    return {number: first(number) for number in found}
+    return {number: root_of(number) for number in parents}
 
 
 def _bytes(places: Iterable[Placement]) -> int:
-    """Of the union of their regions."""
+    """Return the bytes of the union of the placements' regions."""
     return sum(end - begin for begin, end in merge((each.region.offset, each.region.end) for each in places))

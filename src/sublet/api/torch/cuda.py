@@ -1,6 +1,6 @@
-"""All that is asked of `torch.cuda`: graphs that replay what was recorded, and streams that wait for one another.
+"""The use of `torch.cuda`: recorded and replayed CUDA graphs, and the order of streams sharing an arena.
 
-Written by its documentation, and never run: there was no GPU.
+Tested on a GPU by `make gpu`, see docs/torch.md.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ CUDA = "cuda"
 
 
 class CudaGraphs:
-    """Records calls as CUDA graphs. What operators allocate meanwhile lies in one pool, which the graphs share: they
-    run one after another, and keep nothing there from one to the next."""
+    """Records calls as CUDA graphs.
+
+    All graphs share one memory pool for tensors allocated by operators. The graphs run one after another and keep no
+    data in the pool from one graph to the next.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = torch().device(device)
         self._stream = self._pool = None
 
     def record(self, call: Call) -> Call:
-        """Capturing runs nothing, the replay after it does. Raises RunError for what cannot be captured."""
+        """Capture a call as a CUDA graph, replay the graph once, and return the replay: a capture runs no kernel.
+
+        Raises RunError for a call without a possible capture.
+        """
         cuda = torch().cuda
         with torch().inference_mode(False), torch().no_grad(), cuda.device(self._device):
             self._stream = self._stream or cuda.Stream()
@@ -42,14 +48,17 @@ class CudaGraphs:
 
 
 class Turns:
-    """An arena is used by one call after another, each on the stream that is current when it comes."""
+    """Orders the calls in an arena. Each call runs on the stream current at the start of the call."""
 
     def __init__(self) -> None:
         self._last: Any = None
 
     def take(self, device: str, tensors: Iterable[Any]) -> None:
-        """What this stream does from now on waits for what the one before has been told to do with the arena; its
-        `tensors` are not given back before this stream has used them."""
+        """Let the current stream wait for all work of the previous stream in the arena.
+
+        `tensors` are recorded on the current stream: PyTorch's allocator must not reuse their memory before the stream
+        is done. No effect on devices other than CUDA.
+        """
         if not device.startswith(CUDA):
             return
         now = torch().cuda.current_stream(device)

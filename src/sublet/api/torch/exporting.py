@@ -1,8 +1,6 @@
-"""`sublet.torch`: networks of PyTorch.
+"""`sublet.from_torch`: a PyTorch network as a model.
 
-import sublet
-model = sublet.from_torch(module.eval(), (x,))
-run = sublet.compile(model)
+import sublet model = sublet.from_torch(module.eval(), (x,)) run = sublet.compile(model)
 """
 
 from __future__ import annotations
@@ -19,15 +17,20 @@ __all__ = ["from_torch"]
 
 
 def from_torch(source: Any, example: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Model:
-    """A network of PyTorch as a model, by `torch.export`.
+    """Return a PyTorch network as a model, by `torch.export`.
 
-    source    an ExportedProgram, or a module, which is exported with the arguments `example` and `kwargs`: tensors of
-              the shapes that it will run with
-    The module's weights are the model's, in their memory; buffers that a run changes are updated by every run, and
-    `torch.cond`, `while_loop` and `scan` are branches and loops of the model. Views cost nothing.
+    The model uses the module's weights in place, without a copy. A run of the model updates the buffers changed by a
+    run of the module. `torch.cond`, `while_loop` and `scan` become branches and loops of the model. Views cost no
+    memory and no time.
 
-    Raises ModelError for what cannot be planned, with the line of the user's program, MissingExtraError
-    without PyTorch.
+    Args:
+        source: an ExportedProgram, or a module to export with the arguments `example` and `kwargs`.
+        example: positional arguments, a tuple of tensors with the shapes of every later run.
+        kwargs: keyword arguments.
+
+    Raises:
+        ModelError: for a network impossible to export or to plan, with the line of the user's program if known.
+        MissingExtraError: without PyTorch.
     """
     t = require("torch", extra="torch")
     if isinstance(source, t.export.ExportedProgram):
@@ -39,6 +42,6 @@ def from_torch(source: Any, example: Sequence[Any] = (), kwargs: Mapping[str, An
     try:
         with quietly():
             program = t.export.export(source, tuple(example), dict(kwargs or {}))
-    except Exception as error:  # whatever tracing a program of somebody else's meets
+    except Exception as error:  # user code raises errors of any type
         raise ModelError(f"{type(source).__name__}: torch.export refuses it: {first_line(error)}") from error
     return from_exported(program, type(source).__name__)

@@ -1,7 +1,8 @@
-"""Arenas on a device: each is one tensor of PyTorch's there, in which PyTorch's own operators compute.
+"""A pool of arenas on a device. Each arena is one PyTorch tensor of bytes; PyTorch's own operators compute in the
+arena.
 
-Forward and backward are one plan; calls in flight have arenas of their own, see `flights.py`. With a recorder each
-stretch of calls with nothing to decide in between, so also each copy of a loop's body, is recorded once and replayed.
+Forward and backward share one plan, and each call in flight leases an arena, see `arena_pool.py`. A recorder records
+each segment of calls without a decision in between, including each body version of a loop, and replays the segments.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ from sublet.runtime.pieces import between_cuts
 from sublet.runtime.program import build
 
 ALIGNED = 16
-"""Bytes that a device's kernels read at once: tensors begin at multiples of it."""
+"""Bytes. Device kernels read up to 16 bytes at once, so tensors begin at multiples of 16."""
 
 
 @dataclass(eq=False)
 class DeviceArena:
-    """One arena with the program bound to it.
+    """An arena on a device with a program bound to the arena.
 
-    taken   for each piece what a run of it gives, by position
-    pieces  the calls of each piece
-    places  for each piece where what it is given goes, by position
-    bound   where the weights are, by position
+    results           for each pass the results by position
+    pass_calls        the calls of each pass
+    argument_places   for each pass the places of copied arguments, by position
+    weight_addresses  the address of each bound weight, by position
+    streams           orders the calls of different streams in the arena
     """
 
     memory: DeviceMemory
@@ -56,15 +58,16 @@ class DeviceArena:
     turns: Turns = field(default_factory=Turns)
 
     def is_bound_to(self, args: Sequence[Any]) -> bool:
-        """True if the program reads the weights where they are in these arguments."""
+        """True if the program reads each weight of `args` at the current address."""
         return all(args[position].data_ptr() == address for position, address in self.bound.items())
 
 
 class DevicePool:
-    """The arenas of one captured program on a device, all of one plan; see `flights.Pool`.
+    """Pool of arenas for one captured program on a device, with the interface of `ArenaPool`.
 
-    With a `recorder` what a run gives is computed in tensors that stay, and copied for the caller.
-    Raises ModelError for an alignment that kernels there cannot work with.
+    With a `recorder`, results are computed in tensors reused by every run, and copied for the caller.
+
+    Raises ModelError for an alignment not a multiple of `DEVICE_ALIGNMENT`.
     """
 
     def __init__(
@@ -82,17 +85,18 @@ class DevicePool:
         self._free: list[DeviceArena] = []
 
     def take(self, args: Sequence[Any] = ()) -> Flight:
-        """Return a call in an arena that no other call is in; see `flights.Pool.take`."""
+        """Return the lease of an arena without another call, see `ArenaPool.lease`."""
         with self._lock:
             bound = (i for i, each in enumerate(self._free) if args and each.is_bound_to(args))
             arena = self._free.pop(next(bound, -1)) if self._free else self._made()
         return Flight(self, arena)
 
     def release(self, arena: DeviceArena) -> None:
-        """The arena is free for another call."""
+        """Return an arena to the free arenas."""
         self._free.append(arena)
 
     def _made(self) -> DeviceArena:
+        """Return a new arena with the constants of the program."""
         memory = DeviceMemory(self.captured.model.graph, self.plan, self._device)
         for value in self.captured.model.graph.weights:
             content = self.captured.model.weights.get(value.name)
@@ -101,7 +105,7 @@ class DevicePool:
         return DeviceArena(memory, [{} for _ in self.captured.pieces])
 
     def _constant(self, value: Value, content: Any) -> Any:
-        """What the program itself holds: a tensor that lies in a row, or a few numbers."""
+        """Return the tensor of a constant of the program: a dense tensor, or a few numbers on the device."""
         spec = spec_of(value)
         with torch().inference_mode(False):
             if isinstance(content, Held):
@@ -113,7 +117,7 @@ class DevicePool:
     def run(
         self, arena: DeviceArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
     ) -> list[Any]:
-        """Run one piece with these arguments; what it gives, None for what stays in the arena; see `flights.Pool`."""
+        """Run a pass and return the results by position, None for tensors in the arena; see `ArenaPool.run_pass`."""
         if number == 0:
             self._bind(arena, args)
         arena.turns.take(self._device, (*map(arena.memory.raw, arena.memory.arenas), *arena.taken[number].values()))
@@ -122,7 +126,7 @@ class DevicePool:
         try:
             for call in arena.pieces[number]:
                 call()
-        except KernelError as error:  # who calls knows what PyTorch's operators raise
+        except KernelError as error:  # raise the error of the eager operator
             raise (error.__cause__ or error) from None
         taken = self._given(arena.taken[number])
         taken.update({position: place.copy_(taken[position]) for position, place in (into or {}).items()})
@@ -130,15 +134,18 @@ class DevicePool:
         return [_result(result, position, args, taken) for position, result in enumerate(results)]
 
     def _given(self, taken: dict[int, Any]) -> dict[int, Any]:
-        """What a run gave as the caller's own: what is recorded is written again by the next run."""
+        """Return the results of a run as the caller's own tensors.
+
+        Results of recorded calls are copied: the next run overwrites the tensors of the recording.
+        """
         if self._recorder is not None:
             return {position: tensor.clone() for position, tensor in taken.items()}
-        found = dict(taken)
+        results = dict(taken)
         taken.clear()
-        return found
+        return results
 
     def _bind(self, arena: DeviceArena, args: Sequence[Any]) -> None:
-        """The program over weights where they are now, if that is elsewhere than at the last call."""
+        """Build the program over the current weights: in a new arena, and after a weight has moved."""
         given = {at: self.captured.laid_as_traced(at, args[at]) for at in self.captured.weights}
         addresses = {position: tensor.data_ptr() for position, tensor in given.items()}
         if arena.pieces and addresses == arena.bound:
@@ -151,6 +158,7 @@ class DevicePool:
         arena.bound = addresses
 
     def _program(self, arena: DeviceArena) -> Any:
+        """Return the calls of the program, recorded in segments if the pool has a recorder."""
         graph, memory, staying = self.captured.model.graph, arena.memory, self._recorder is not None
         takes = _Takes(self.captured.computed, self._piece_of, arena.taken, self._device, staying)
         kernels = choose_kernels(graph, [takes, Cuts(), OnDevice()], {})
@@ -161,37 +169,38 @@ class DevicePool:
             if call is nothing or (node.op in (TAKE, COMPUTE) and not staying):
                 return call
             moving = any(memory.strides(value, places.context) for value in (*node.uses, *node.defs))
-            return Part(call, None if moving else recorder)  # what moves from round to round is bound in each
+            return Part(call, None if moving else recorder)  # calls with addresses moving by iteration stay unrecorded
 
         return build(graph, self.plan.schedule, memory, bind, None)
 
     def kept(self, flight: Flight) -> list[tuple[int, Any]]:
-        """Tensors over what stays in the arena after the first piece, by position; they hold the flight."""
-        found = []
+        """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
+        saved = []
         for position, result in enumerate(self.captured.pieces[0].results):
             if result.tensor is not None and result.argument is None and not result.taken:
                 tensor = _over(flight.arena, result.tensor)
                 tensor.flight = flight
-                found.append((position, tensor))
-        return found
+                saved.append((position, tensor))
+        return saved
 
 
 def _pieces_of(nodes: Sequence[Node]) -> dict[str, int]:
-    """By name of a node of the root level the piece that it is in."""
-    found, piece = {}, 0
+    """Return the pass number of each node of the root level, by node name."""
+    numbers, piece = {}, 0
     for node in nodes:
         piece += node.op == CUT
-        found[node.name] = piece
-    return found
+        numbers[node.name] = piece
+    return numbers
 
 
 def _over(arena: DeviceArena, tensor: Tensor) -> Any:
-    """A tensor of PyTorch's over its bytes in the arena."""
+    """Return a PyTorch tensor over the bytes of `tensor` in the arena."""
     region = arena.memory.here().region(tensor.value) if tensor.value.nbytes else None
     return arena.memory.tensor(region, tensor.spec, tensor.layout)
 
 
 def _result(result: Result, position: int, args: Sequence[Any], taken: Mapping[int, Any]) -> Any:
+    """Return one result: a view of a shared result, a result in the caller's memory, or an argument."""
     if result.shared is not None and result.tensor is not None:
         return seen(taken[result.shared].detach(), result.tensor.strides)
     if result.taken:
@@ -201,7 +210,10 @@ def _result(result: Result, position: int, args: Sequence[Any], taken: Mapping[i
 
 @dataclass(frozen=True)
 class _Takes:
-    """The backend of nodes that give what callers get, see `taking.py`; what they give `stays` where it is recorded."""
+    """The backend of copy-out and compute-out nodes on a device, see `caller_outputs.py`.
+
+    With `keeps_tensors`, as required for recorded calls, every run writes the same result tensors.
+    """
 
     computed: Computed
     piece_of: Mapping[str, int]
@@ -211,7 +223,7 @@ class _Takes:
     name: str = "take"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """Gives tensors that lie as the value is seen."""
+        """Return the kernel of a copy-out or compute-out node; None for any other node."""
         if node.op not in (TAKE, COMPUTE):
             return None
         made, take = self.computed[node.name] if node.op == COMPUTE else (None, node)
@@ -220,7 +232,7 @@ class _Takes:
 
 @dataclass(frozen=True)
 class _Taken:
-    """Gives a copy of what is computed, or computes there itself what `made` does."""
+    """Copies a result to a new tensor of the caller, or computes node `computed` directly in the tensor."""
 
     takes: _Takes
     taken: dict[int, Any]
@@ -229,7 +241,7 @@ class _Taken:
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """With `stays` the place is the same in each run, else a new one."""
+        """Return a call writing the same tensor in each run with `keeps_tensors`, else a new tensor."""
         position = self.take.attrs["position"]
         assert isinstance(position, int)
         if self.takes.stays:
@@ -246,7 +258,7 @@ class _Taken:
         return give
 
     def _placed(self, inputs: Sequence[Operand | None]) -> tuple[Any, Call]:
-        """A new tensor for the caller, and the call that fills it."""
+        """Return a new tensor for the caller, and the call to fill the tensor."""
         (use,) = decode(self.take).uses()
         if self.made is None:
             source: Any = seen(inputs[0], use.layout)

@@ -1,7 +1,8 @@
-"""Optimizers of torch.optim as functions: the new content of a parameter and of its state, of numbers that move.
+"""The optimizers of torch.optim as functions: new parameter and new state from gradient, old state and numbers.
 
-The formulas are those of `_single_tensor_sgd` and `_single_tensor_adam` of PyTorch 2.13. Every number of a group's
-options is an input of the plan, so that schedulers cost no new plan; which of them are zero decides what is computed.
+The formulas are `_single_tensor_sgd` and `_single_tensor_adam` of PyTorch 2.13. Every number of a group's options is an
+input of the plan, so a learning rate scheduler needs no new plan. Only the question of which numbers are zero selects
+the computation.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ Tensors = Sequence[Any]
 Group = Mapping[str, Any]
 
 IMPLEMENTATIONS = ("foreach", "fused", "params")
-"""Keys of a group that change how PyTorch computes the same."""
+"""Group keys selecting an implementation, without effect on the formula."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One class of optimizers.
+    """The update rule of an optimizer class.
 
-    numbers    options that may move from step to step
-    flags      options that decide what is computed
-    refused    options that have to be as given
-    switches   (group) -> what of the numbers decides what is computed
-    keys       (group) -> names of the tensors of a parameter's state that are like the parameter
-    values     (group, steps that were made) -> the numbers that `write` takes
-    write      (group, parameter, gradient, state, numbers, first step) -> new parameter, new state
-    counted    whether the state counts steps
+    numbers      options with values allowed to change at each step
+    flags        options selecting the computation
+    refused      options required to have the given value
+    switches     (group) -> the facts about numbers selecting the computation, such as zero or not
+    keys         (group) -> names of the state tensors with the shape of the parameter
+    step_numbers (group, number of steps made) -> the numbers passed to `write`
+    write        (group, parameter, gradient, state, numbers, first step) -> new parameter, new state
+    counted      True if the state counts steps
     """
 
     numbers: tuple[str, ...]
@@ -46,7 +47,7 @@ class Rule:
     counted: bool
 
     def require_known(self, optimizer: Any) -> None:
-        """Raise ModelError for an option that no plan can hold."""
+        """Raise ModelError for an option impossible to plan."""
         name = type(optimizer).__name__
         known = {*self.numbers, *self.flags, *self.refused, *IMPLEMENTATIONS}
         for group in optimizer.param_groups:
@@ -61,32 +62,33 @@ class Rule:
                     _require_number(each, f"{name}({key}=...)")
 
     def group_setting(self, group: Group) -> Hashable:
-        """Return what of a group's options decides what is computed."""
+        """Return the options of a group selecting the computation."""
         return (*(bool(group.get(key, False)) for key in self.flags), self.switches(group))
 
     def made_steps(self, optimizer: Any, group: Group, parameter: Any) -> float | None:
-        """Return how many steps the state of a parameter counts; None where there is no state."""
+        """Return the number of steps counted by a parameter's state, as a float; None without state."""
         state = optimizer.state.get(parameter, {})
         if any(state.get(key) is None for key in self.keys(group)):
             return None
         return float(state["step"]) if self.counted else 0.0
 
     def layouts(self, optimizer: Any, group: Group, parameter: Any, stored_gradient: bool) -> Hashable:
-        """Return how a parameter's gradient and state lie; what is missing will lie as the parameter does.
+        """Return the layouts of a parameter's gradient and state; missing tensors count with the layout of the
+        parameter.
 
-        Raises ModelError where they lie otherwise than the parameter and the group is fused: PyTorch's fused kernels
-        go through the bytes of all of them in one order then.
+        Raises ModelError in a fused group for a layout different from the parameter: PyTorch's fused kernels walk the
+        bytes of all tensors in one order.
         """
         state = optimizer.state.get(parameter, {})
         own = tensor_setting(parameter)
         stored = (parameter.grad if stored_gradient else None, *(state.get(key) for key in self.keys(group)))
-        found = tuple(own if each is None else tensor_setting(each) for each in stored)
-        if group.get("fused") and any(each[:2] != own[:2] for each in found):
+        layouts = tuple(own if each is None else tensor_setting(each) for each in stored)
+        if group.get("fused") and any(each[:2] != own[:2] for each in layouts):
             raise ModelError("fused=True, and a gradient or a state lies otherwise than its parameter in memory")
-        return found
+        return layouts
 
     def state(self, optimizer: Any, group: Group, parameter: Any) -> dict[str, Any]:
-        """Return the tensors of a parameter's state, made where the optimizer has made no step."""
+        """Return the state tensors of a parameter by name; missing tensors are created with zeros."""
         t, own = torch(), optimizer.state[parameter]
         if self.counted and "step" not in own:
             own["step"] = t.tensor(0.0, dtype=_step_dtype(), device="cpu")
@@ -109,14 +111,15 @@ class Rule:
         def update(p: Any, g: Any, *rest: Any) -> list[Any]:
             state, given = rest[: len(like) - 2], rest[len(like) - 2 :]
             wide = t.float32 if p.dtype in (t.float16, t.bfloat16) else p.dtype
-            found = self.write(group, p.to(wide), g.to(wide), [each.to(wide) for each in state], given, first)
-            return [new.to(old.dtype) for old, new in zip((p, *state), found, strict=True)]
+            updated = self.write(group, p.to(wide), g.to(wide), [each.to(wide) for each in state], given, first)
+            return [new.to(old.dtype) for old, new in zip((p, *state), updated, strict=True)]
 
         with quietly(), t.no_grad():
             return t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers)
 
 
 def _require_number(value: Any, where: str) -> None:
+    """Raise ModelError for an option neither a number nor a tensor of one number without a gradient."""
     t = torch()
     if isinstance(value, t.Tensor) and (value.numel() != 1 or value.requires_grad):
         raise ModelError(f"{where}: a tensor of {value.numel()} elements, or one with a gradient, cannot be planned")
@@ -125,15 +128,19 @@ def _require_number(value: Any, where: str) -> None:
 
 
 def _step_dtype() -> Any:
+    """Return the dtype of the step counter in torch.optim."""
     t = torch()
     return t.float64 if t.get_default_dtype() == t.float64 else t.float32
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Parameters that share the numbers of a step: of one group, with as many steps made, of one precision.
+    """Parameters with common numbers in a step: of equal group, equal number of steps made and equal precision.
 
-    first   True if the parameters have no state, and the first step is computed otherwise than later ones
+    group   the position of the parameter group
+    steps   the number of steps made
+    first   True if the parameters have no state, and the first step has another formula than later steps
+    double  True for f64 parameters
     """
 
     group: int
@@ -142,7 +149,7 @@ class Cohort:
     double: bool
 
     def values(self, optimizer: Any, rule: Rule) -> Iterator[Any]:
-        """Yield the numbers of the cohort's next step as tensors of one number."""
+        """Yield the numbers of the cohort's next step, as tensors of one number."""
         t = torch()
         dtype = t.float64 if self.double else t.float32
         for number in rule.values(optimizer.param_groups[self.group], self.steps):
@@ -150,9 +157,9 @@ class Cohort:
 
 
 def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]]:
-    """Return the cohorts of all parameters that require gradients, and the position of each parameter's cohort."""
+    """Return the cohorts of all parameters requiring gradients, and the cohort position of each parameter."""
     t = torch()
-    found: dict[Cohort, int] = {}
+    positions: dict[Cohort, int] = {}
     members: dict[Any, int] = {}
     for number, group in enumerate(optimizer.param_groups):
         otherwise = bool(group.get("dampening"))
@@ -161,12 +168,12 @@ def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]
                 steps = rule.made_steps(optimizer, group, parameter)
                 first = steps is None and otherwise
                 cohort = Cohort(number, steps or 0.0, first, parameter.dtype == t.float64)
-                members[parameter] = found.setdefault(cohort, len(found))
-    return list(found), members
+                members[parameter] = positions.setdefault(cohort, len(positions))
+    return list(positions), members
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Return the rule of an optimizer. Raises ModelError for a class or an option that there is none for."""
+    """Return the update rule of an optimizer. Raises ModelError for an unsupported class or option."""
     name = type(optimizer).__name__
     rule = RULES.get(name)
     if rule is None or type(optimizer) is not getattr(torch().optim, name):
@@ -179,6 +186,7 @@ def rule_of(optimizer: Any) -> Rule:
 
 
 def _sgd(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+    """Return the new parameter and the new momentum buffer of SGD."""
     rate, momentum, undamped, decay = numbers
     g = -g if group["maximize"] else g
     if group["weight_decay"]:
@@ -191,6 +199,7 @@ def _sgd(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: 
 
 
 def _adam(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+    """Return the new parameter and the new state of Adam or AdamW."""
     t = torch()
     kept, decay, size, root, weight, second, other, epsilon = numbers
     g = -g if group["maximize"] else g
@@ -206,8 +215,11 @@ def _adam(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first:
 
 
 def _adam_values(group: Group, steps: float) -> tuple[float, ...]:
-    """Return the factor of decoupled decay, the decay, the step size, the root of the second correction, the weight of
-    the gradient in the mean, the second moment's factor and its complement, and epsilon."""
+    """Return the numbers of a step of Adam or AdamW.
+
+    In order: factor of decoupled decay, decay, step size, root of the second bias correction, weight of the gradient in
+    the mean, factor of the second moment, complement of the factor, epsilon.
+    """
     rate, decay = float(group["lr"]), float(group["weight_decay"])
     first, second = map(float, group["betas"])
     corrections = (1 - first ** (steps + 1), 1 - second ** (steps + 1))
@@ -216,6 +228,7 @@ def _adam_values(group: Group, steps: float) -> tuple[float, ...]:
 
 
 def _adam_keys(group: Group) -> tuple[str, ...]:
+    """Return the names of Adam's state tensors."""
     return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
 
@@ -245,4 +258,4 @@ RULES: Mapping[str, Rule] = {
     "Adam": _ADAM,
     "AdamW": _ADAM,
 }  # fmt: skip
-"""By the name of the class in torch.optim."""
+"""Update rules by the name of the class in torch.optim."""

@@ -1,37 +1,88 @@
-"""What of a forward is kept for the backward, and what is cheap enough to be computed once more there.
+"""Partition of a joint graph into forward and backward, with rematerialization of cheap tensors in the backward pass.
 
     y = gelu(h); z = y @ w                      y = gelu(h); z = y @ w
     ...                             ->          ...
     dw = y.t() @ dz                             again = gelu(h); dw = again.t() @ dz
 
-A tensor is dropped only where what it is computed of again is kept anyway, or is smaller. Chains of such operators are
-short, so that nothing is computed more than twice. What is left to decide is PyTorch's partitioner's.
+A tensor is rematerialized only if the inputs of the second computation are saved anyway, or are smaller. The partition
+never computes a tensor more than twice, and chains of rematerialized operators are short. PyTorch's minimum-cut
+partitioner takes all remaining decisions.
 """
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.api.torch.apart import computed_apart
 from sublet.api.torch.cheap import BATCH_NORM, LEAST, gives_several, is_batch_norm, is_cheap, nbytes, result, storage
 from sublet.base.extras import require
+from sublet.frontends.torch.exported import first_line
 from sublet.frontends.torch.tensors import torch
 
 LONGEST = 8
-"""Operators of a chain, views not counted."""
+"""Maximum operators in a chain of recomputation, views not counted."""
 
 ALIASES = ("aten.detach.default", "aten.alias.default")
 
 
-def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> tuple[Any, Any]:
-    """Forward and backward of a joint graph, as AOTAutograd asks for them."""
+def partition(
+    joint: Any,
+    example: Sequence[Any],
+    *,
+    num_fwd_outputs: int,
+    warn: Callable[[str], None] = warnings.warn,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph, as required by AOTAutograd's `partition_fn`.
+
+    If Sublet's partition raises, PyTorch partitions the graph as given: by minimum cut, or by the default partition if
+    the minimum cut raises too.
+
+    Args:
+        joint: the joint graph module; changed in place.
+        example: example arguments.
+        num_fwd_outputs: number of results of the forward pass; they come first.
+        warn: receives messages for the user.
+        options: passed to PyTorch's partitioner.
+    """
+    given = copy.deepcopy(joint.graph)  # `_partition` changes `joint` in place
+    try:
+        return _partition(joint, example, num_fwd_outputs, warn, options)
+    except Exception as error:  # an error in Sublet must not stop the program
+        name = require("torch._functorch.aot_autograd", extra="torch").get_aot_graph_name()
+        warn(f"sublet leaves the partition of graph {name} to PyTorch: {first_line(error)}")
+    partitioners = require("torch._functorch.partitioners", extra="torch")
+    divide, default = partitioners.min_cut_rematerialization_partition, partitioners.default_partition
+    try:
+        return _divided(divide, joint, copy.deepcopy(given), example, num_fwd_outputs, options)
+    except Exception:  # the first error may be from the minimum cut
+        return _divided(default, joint, given, example, num_fwd_outputs, options)
+
+
+def _divided(
+    divide: Callable[..., Any], joint: Any, graph: Any, example: Sequence[Any], outputs: int, options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph, by `divide`, a partitioner of PyTorch."""
+    module = torch().fx.GraphModule(joint, graph)
+    forward, backward = divide(module, example, num_fwd_outputs=outputs, **options)
+    return forward, backward
+
+
+def _partition(
+    joint: Any, example: Sequence[Any], num_fwd_outputs: int, warn: Callable[[str], None], options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph with cheap tensors rematerialized; `joint` is changed.
+
+    If the user has marked nodes by `torch.utils.checkpoint`, Sublet rematerializes no tensor.
+    """
     partitioners = require("torch._functorch.partitioners", extra="torch")
     config = require("torch._functorch.config", extra="torch")
-    ours = not any(node.meta.get("recompute") for node in joint.graph.nodes)  # what the user decides stands
+    ours = not any(node.meta.get("recompute") for node in joint.graph.nodes)  # the user's marks have priority
     given = {node.name for node in joint.graph.nodes if node.op == "placeholder"}
     if ours:
         common = require("torch._functorch.compile_utils", extra="torch").fx_graph_cse
@@ -46,34 +97,33 @@ def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **opt
         changed = _changed_arguments(joint.graph, num_fwd_outputs)
         _save_what_changes(joint.graph, changed, whole=not ours)
 
-    def divided(**patched: Any) -> tuple[Any, Any]:
-        with config.patch(cse=False, **patched):  # it would find what is computed again
-            found: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
+    def min_cut(**patched: Any) -> tuple[Any, Any]:
+        with config.patch(cse=False, **patched):  # CSE would merge the copies with the originals
+            graphs: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
                 joint, example, num_fwd_outputs=num_fwd_outputs, **options
             )
-        return found
+        return graphs
 
-    found = divided() if ours else divided(activation_memory_budget=1.0)
-    again = _differs_again(*found, changed)
+    graphs = min_cut() if ours else min_cut(activation_memory_budget=1.0)
+    again = _differs_again(*graphs, changed)
     if again:
-        warnings.warn(
+        warn(
             f"activation_memory_budget={config.activation_memory_budget} would compute {again} once more in the "
-            "backward, where it gives other numbers: this graph keeps what PyTorch keeps without a budget",
-            stacklevel=2,
+            "backward, where it gives other numbers: this graph keeps what PyTorch keeps without a budget"
         )
-        found = divided(activation_memory_budget=1.0)
+        graphs = min_cut(activation_memory_budget=1.0)
     if ours:
-        computed_apart(found[1].graph, given)
-        found[1].recompile()
-    return found
+        computed_apart(graphs[1].graph, given)
+        graphs[1].recompile()
+    return graphs
 
 
 def _save_what_changes(graph: Any, changed: set[str], whole: bool) -> None:
-    """Let the partitioner keep results that a second computation would not give again: of operators that draw random
-    numbers, and of operators that read an argument which the forward changes, as a batch norm's statistics.
+    """Mark the results of non-repeatable operators as saved: of random operators, and of operators reading a mutated
+    argument.
 
-    Of an operator with several results the node is marked too if `whole`: the minimum cut looks at the node alone, and
-    the search within a budget would keep the tuple besides.
+    An example of a mutated argument are the statistics of a batch norm. With `whole`, a node with several results is
+    marked too: the minimum cut looks at the results alone, but the search within a budget would save the tuple besides.
     """
     policy = require("torch.utils.checkpoint", extra="torch").CheckpointPolicy
     for node in graph.nodes:
@@ -85,8 +135,11 @@ def _save_what_changes(graph: Any, changed: set[str], whole: bool) -> None:
 
 
 def _changed_arguments(graph: Any, outputs: int) -> set[str]:
-    """Return the names of the placeholders of a joint graph whose tensors the forward may change: those without a
-    gradient from which a result of the forward of their shape and type is computed. AOTAutograd does not say which."""
+    """Return the names of the placeholders possibly mutated by the forward pass. AOTAutograd does not report mutations.
+
+    A placeholder counts as mutated if the placeholder has no gradient, and the forward pass computes a result of equal
+    shape and type from the placeholder.
+    """
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     given = [node for node in graph.nodes if node.op == "placeholder"]
     forward = {node for node in results[:outputs] if hasattr(node, "meta")}
@@ -98,14 +151,14 @@ def _changed_arguments(graph: Any, outputs: int) -> set[str]:
 
 
 def _computed_from(node: Any) -> set[Any]:
-    """Return the nodes that are computed from one, directly or not."""
-    found: set[Any] = set()
+    """Return the transitive users of a node."""
+    computed: set[Any] = set()
     todo = [node]
     while todo:
-        fresh = [user for user in todo.pop().users if user not in found]
-        found.update(fresh)
+        fresh = [user for user in todo.pop().users if user not in computed]
+        computed.update(fresh)
         todo += fresh
-    return found
+    return computed
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -122,7 +175,7 @@ def _draws(node: Any) -> bool:
 
 
 def _differs_again(forward: Any, backward: Any, changed: set[str]) -> str:
-    """Return the name of a node that both graphs compute and whose second result differs; "" where there is none."""
+    """Return the name of a non-repeatable node computed in both graphs; "" if no such node exists."""
     computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     for node in backward.graph.nodes:
         if node.name in computed and (_draws(node) or any(each.name in changed for each in node.all_input_nodes)):
@@ -131,16 +184,18 @@ def _differs_again(forward: Any, backward: Any, changed: set[str]) -> str:
 
 
 def computed_again(joint: Any, outputs: int) -> None:
-    """Let a graph of forward and backward, whose first results are the forward's, compute again what is cheap, each
-    right before its first reader."""
+    """Rematerialize cheap tensors in a joint graph, each right before the first reader.
+
+    The first `outputs` results of the graph are the results of the forward pass.
+    """
     graph = joint.graph
     _without_aliases(graph)
     graph.eliminate_dead_code()
-    found = _Joint(graph, outputs)
-    found.drop()
-    made = [node for node in graph.nodes if node not in found.before]
+    choice = _Joint(graph, outputs)
+    choice.drop()
+    copies = [node for node in graph.nodes if node not in choice.before]
     place = {node: number for number, node in enumerate(graph.nodes)}
-    for node in reversed(made):
+    for node in reversed(copies):
         first = min(node.users, key=lambda user: place[user])
         first.prepend(node)
         place[node] = place[first]
@@ -151,7 +206,7 @@ def computed_again(joint: Any, outputs: int) -> None:
 
 
 def _without_aliases(graph: Any) -> None:
-    """Let what reads a tensor by another name read it itself: the partitioner would keep both."""
+    """Replace aliases of tensors by the tensors: the partitioner would save both."""
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) in ALIASES:
             node.replace_all_uses_with(node.args[0])
@@ -160,7 +215,12 @@ def _without_aliases(graph: Any) -> None:
 
 @dataclass
 class _Chain:
-    """How a tensor is computed again: operators, the tensors that they begin with, and how many follow each other."""
+    """The recomputation of a tensor: operators, leaves, and the number of operators on the longest path.
+
+    nodes   operators to compute again
+    leaves  tensors read by the operators and not computed again
+    length  operators on the longest path, views not counted
+    """
 
     nodes: list[Any] = field(default_factory=list)
     leaves: list[Any] = field(default_factory=list)
@@ -168,7 +228,7 @@ class _Chain:
 
 
 class _Joint:
-    """A graph of forward and backward."""
+    """A joint graph of forward and backward, with the choice of tensors to save and to compute again."""
 
     def __init__(self, graph: Any, outputs: int) -> None:
         self._graph = graph
@@ -180,23 +240,23 @@ class _Joint:
         self._again: dict[Any, Any] = {}
 
     def _needed(self, outputs: Sequence[Any]) -> set[Any]:
-        """The nodes that the results of the forward are computed by, and what these nodes give besides."""
-        found: set[Any] = set()
-        open_ = [node for node in outputs if isinstance(node, torch().fx.Node)]
-        while open_:
-            node = open_.pop()
-            if node not in found:
-                found.add(node)
-                open_ += node.all_input_nodes
-                open_ += (user for user in node.users if user.target is operator.getitem)
-        return found
+        """Return the nodes computing the forward's results, with all `getitem` nodes of multi-result operators."""
+        needed: set[Any] = set()
+        todo = [node for node in outputs if isinstance(node, torch().fx.Node)]
+        while todo:
+            node = todo.pop()
+            if node not in needed:
+                needed.add(node)
+                todo += node.all_input_nodes
+                todo += (user for user in node.users if user.target is operator.getitem)
+        return needed
 
     def _late(self, node: Any) -> list[Any]:
-        """Who reads a node of the forward in the backward."""
+        """Return the backward readers of a forward node."""
         return [user for user in node.users if user not in self._forward and user.op == "call_function"]
 
     def drop(self) -> None:
-        """Let the backward compute again what is cheap."""
+        """Rematerialize cheap tensors in the backward pass, and mark all further tensors read there as saved."""
         given = {storage(node) for node in self._order[-1].all_input_nodes}
         wanted = [
             node for node in self._order if node in self._forward and node.op == "call_function" and self._late(node)
@@ -216,6 +276,11 @@ class _Joint:
                 node.meta["recompute"] = save
 
     def _decide(self, tensor: Any, given: set[Any]) -> None:
+        """Choose between saving a tensor and computing the tensor again.
+
+        A tensor is computed again if the tensor is large enough and cheap, the chain has at most `MAX_CHAIN` operators,
+        and newly saved leaves have at most half of the tensor's bytes.
+        """
         if tensor in self._kept or tensor in self._chains or tensor.op != "call_function":
             return
         chain = self._chain(tensor) if nbytes(tensor) >= LEAST and tensor not in given else None
@@ -228,7 +293,7 @@ class _Joint:
         self._kept.add(tensor)
 
     def _chain(self, tensor: Any) -> _Chain:
-        """How a cheap tensor is computed of what is kept, or is not cheap."""
+        """Return the recomputation of a cheap tensor from saved tensors and expensive tensors."""
         chain, lengths = _Chain(), dict[Any, int]()
 
         def visit(node: Any) -> int:
@@ -245,7 +310,7 @@ class _Joint:
                 chain.leaves.append(node)
                 lengths[node] = 0
             else:
-                lengths[node] = 0  # until it is known
+                lengths[node] = 0  # placeholder until computed, ends recursion
                 inputs = _inputs(node)
                 lengths[node] = 1 + max(map(visit, inputs), default=0)
                 chain.nodes.append(node)
@@ -256,7 +321,7 @@ class _Joint:
         return chain
 
     def _copied(self, node: Any) -> Any:
-        """The node computed again, with all views and cheap nodes that it takes; itself where it is kept."""
+        """Return a copy of a node in the backward pass, with all views and cheap operands; a saved node itself."""
         home = storage(node)
         if home.op != "call_function" or home in self._kept or not is_cheap(home):
             return self._viewed(node, home)
@@ -265,24 +330,27 @@ class _Joint:
         if is_batch_norm(node):
             return self._again.setdefault(node, self._normalized_again(node))
         places = {each: self._copied(each) for each in node.all_input_nodes if not gives_several(each)}
-        several = {each: self._several(each) for each in node.all_input_nodes if gives_several(each)}
-        with self._graph.inserting_after(_last([node, *places.values(), *several.values()], self._graph)):
-            made = self._graph.node_copy(node, lambda each: {**places, **several}.get(each, each))
-        return self._again.setdefault(node, made)
+        tuples = {each: self._several(each) for each in node.all_input_nodes if gives_several(each)}
+        with self._graph.inserting_after(_last([node, *places.values(), *tuples.values()], self._graph)):
+            copied = self._graph.node_copy(node, lambda each: {**places, **tuples}.get(each, each))
+        return self._again.setdefault(node, copied)
 
     def _viewed(self, node: Any, home: Any) -> Any:
-        """A view of what is kept, made again of that: the partitioner may keep one that the forward has."""
+        """Return a copy of a view of a saved tensor.
+
+        If the backward pass read a view of the forward pass, the partitioner might save the view as well.
+        """
         if node is home:
             return node
         if node not in self._again:
             base = self._viewed(node.args[0], home)
             with self._graph.inserting_after(_last([node, base], self._graph)):
-                made = self._graph.node_copy(node, lambda each: base if each is node.args[0] else each)
-            self._again[node] = made
+                copied = self._graph.node_copy(node, lambda each: base if each is node.args[0] else each)
+            self._again[node] = copied
         return self._again[node]
 
     def _several(self, node: Any) -> Any:
-        """An operator with several results, computed again."""
+        """Return a copy of an operator with several results."""
         if node not in self._again:
             places = {each: self._copied(each) for each in node.all_input_nodes}
             with self._graph.inserting_after(_last([node, *places.values()], self._graph)):
@@ -290,7 +358,7 @@ class _Joint:
         return self._again[node]
 
     def _normalized_again(self, node: Any) -> Any:
-        """What a batch norm gives, by the statistics that it has kept."""
+        """Return the result of a batch norm computed again from the saved statistics of the batch."""
         (whole, _), aten = node.args, torch().ops.aten
         x, scale, bias = whole.args[:3]
         mean, rstd = result(whole, 1), result(whole, 2)
@@ -305,13 +373,13 @@ class _Joint:
         unread = rstd.meta["val"].new_empty(0)
         again.meta["val"] = (node.meta["val"], unread, unread)
         with self._graph.inserting_after(again):
-            made = self._graph.call_function(operator.getitem, (again, 0))
-        made.meta["val"] = node.meta["val"]
-        return made
+            normalized = self._graph.call_function(operator.getitem, (again, 0))
+        normalized.meta["val"] = node.meta["val"]
+        return normalized
 
 
 def _inputs(node: Any) -> Iterator[Any]:
-    """The tensors that a cheap node is computed of."""
+    """Yield the tensor operands of a cheap node; for a batch norm the input and the saved statistics."""
     for each in node.all_input_nodes:
         if not gives_several(each):
             yield each
@@ -322,6 +390,6 @@ def _inputs(node: Any) -> Iterator[Any]:
 
 
 def _last(nodes: Sequence[Any], graph: Any) -> Any:
-    """The last of these nodes in the graph."""
+    """Return the last of some nodes in graph order."""
     wanted = set(nodes)
     return next(node for node in reversed(graph.nodes) if node in wanted)

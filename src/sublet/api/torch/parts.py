@@ -1,9 +1,9 @@
-"""An inference in parts: a few samples at a time, all in the same bytes.
+"""Inference in micro-batches: a few samples at a time, all in the same arena.
 
-    args (8 samples) -> [part of 1] -> arena of one sample -> its rows of the results
-                        [part of 1] -> the same arena      -> the next rows
+    args (8 samples) -> [part of 1] -> arena for one sample -> rows of the results
+                        [part of 1] -> the same arena       -> the next rows
 
-It is done where tensors are large, and the graph computes sample by sample.
+Only graphs with large tensors and sample-wise operators run in micro-batches.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sublet.frontends.torch.tensors import Extents, is_dense, torch
 from sublet.frontends.torch.traced import placeholders, results_of
 
 LARGE = 1 << 21
-"""Bytes of a tensor from which on samples are not computed all at once."""
+"""Bytes of a tensor. Inferences with larger tensors run in micro-batches."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """How a graph is computed for a few samples at a time.
+    """The split of an inference into micro-batches.
 
-    count       parts
-    fewer       the graph of one
-    results     tensors without bytes that lie as the results for all samples do, None for what is none
-    handed_on   the results that are arguments, by position: the position of each argument
+    count             number of micro-batches
+    smaller           the graph of a single micro-batch
+    like_results      tensors without bytes, with the layouts of the results for all samples; None for other results
+    argument_results  argument positions by result position, for results equal to arguments
     """
 
     count: int
@@ -40,23 +40,26 @@ class Parts:
     handed_on: Mapping[int, int]
 
     def run(self, run: Callable[[Sequence[Any], Mapping[int, Any]], Sequence[Any]], args: Sequence[Any]) -> list[Any]:
-        """What the graph gives, run part by part by `run`, which takes arguments and where results are to lie."""
+        """Return the results for all samples, computed by one call of `run` for each micro-batch.
+
+        `run` receives the arguments of a micro-batch, and places for results by position.
+        """
         given, rows_of = self.fewer.given, self.fewer.results
         places = {i: self._place(i) for i, rows in enumerate(rows_of) if rows is not None and i not in self.handed_on}
-        found: Sequence[Any] = ()
+        results: Sequence[Any] = ()
         for number in range(self.count):
             part = [self._part(each, rows, number) for each, rows in zip(args, given, strict=True)]
-            found = run(part, {i: self._part(place, rows_of[i], number) for i, place in places.items()})
+            results = run(part, {i: self._part(place, rows_of[i], number) for i, place in places.items()})
         wholes = {**places, **{i: args[position] for i, position in self.handed_on.items()}}
-        return [wholes.get(i, each) for i, each in enumerate(found)]
+        return [wholes.get(i, each) for i, each in enumerate(results)]
 
     def _place(self, position: int) -> Any:
-        """A new tensor for a result, of all samples."""
+        """Return a new tensor for a result of all samples."""
         fake = self.results[position]
         return torch().empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
     def _part(self, tensor: Any, rows: State, number: int) -> Any:
-        """The elements of a tensor that belong to a part; all where they are the same for every sample."""
+        """Return the rows of micro-batch `number`; the whole tensor if equal for all samples (`rows` is None)."""
         if rows is None:
             return tensor
         extent = tensor.shape[rows.axis] // self.count
@@ -64,12 +67,18 @@ class Parts:
 
 
 def in_parts(module: Any, static: Collection[int], at_once: int | None, extents: Extents) -> Parts | None:
-    """How to compute a graph a few samples at a time; None to compute all at once.
+    """Return the split of an inference graph into micro-batches; None to compute all samples at once.
 
-    at_once   samples of a part, a divisor of all; None for as many as keep tensors small
-    extents   what the symbols of the graph stand for
-    Samples lie on the first axis of arguments, other than those in `static`. Raises ModelError where the graph does not
-    compute sample by sample.
+    The samples lie on the first axis of the arguments not in `static`.
+
+    Args:
+        module: FX graph module of the inference.
+        static: positions of parameters and buffers.
+        at_once: samples of a micro-batch, a divisor of all samples; None to choose the most samples with small tensors.
+        extents: extents of the graph's symbols.
+
+    Raises:
+        ModelError: if the graph does not compute sample by sample.
     """
     module = of_these_extents(module, extents) if extents else module
     nodes = placeholders(module)
@@ -93,7 +102,10 @@ def in_parts(module: Any, static: Collection[int], at_once: int | None, extents:
 
 
 def _part(module: Any, given: Collection[Any], samples: int) -> int:
-    """The most samples, a divisor of all, with which no tensor is large; one where there are none."""
+    """Return the largest divisor of `samples` with all inner tensors small enough; 1 if no divisor fits.
+
+    A tensor is small with at most `LARGE_TENSOR_BYTES` bytes.
+    """
     outside = {*given, *(node for node in results_of(module) if isinstance(node, torch().fx.Node))}
     largest = max((nbytes(node) for node in module.graph.nodes if node not in outside), default=0)
     fitting = (part for part in range(samples, 0, -1) if samples % part == 0 and largest * part <= LARGE * samples)
@@ -101,15 +113,16 @@ def _part(module: Any, given: Collection[Any], samples: int) -> int:
 
 
 def _results(module: Any, fewer: Fewer) -> tuple[Any, ...]:
-    """Raises ModelError for a result that does not lie together."""
-    found = []
+    """Return the traced results. Raises ModelError for a batched result with gaps between elements."""
+    fakes = []
     for node, rows in zip(results_of(module), fewer.results, strict=True):
         fake: Any = node.meta["val"] if isinstance(node, torch().fx.Node) else None
         if rows is not None and not is_dense(fake):
             raise ModelError(f"{node.name}: a result with gaps")
-        found.append(fake)
-    return tuple(found)
+        fakes.append(fake)
+    return tuple(fakes)
 
 
 def _handed_on(module: Any, given: Sequence[Any]) -> dict[int, int]:
+    """Return the argument position of each result equal to an argument, by result position."""
     return {i: given.index(node) for i, node in enumerate(results_of(module)) if node in given}

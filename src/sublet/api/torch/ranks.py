@@ -1,6 +1,6 @@
-"""What each rank of a parallel training needs, before there is a cluster: traced rank by rank in this process.
+"""Memory plans of every rank of a parallel training, made without a cluster: traced rank by rank in this process.
 
-The process group is PyTorch's fake one, in which nothing is sent, and tensors lie on `meta`, where they have no bytes.
+The process group is PyTorch's fake group, without communication. Tensors lie on `meta`, without bytes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from sublet.planning.pipeline import plan_memory
 from sublet.runtime.memory import aligned_bytes
 
 Build = Callable[[int, int], tuple[Any, Sequence[Any]]]
-"""(rank, number of ranks) -> the rank's module, and a tuple of example arguments."""
+"""(rank, number of ranks) -> the module of the rank, and a tuple of example arguments."""
 
 DEVICES = ("meta", "cpu")
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank needs.
+    """The memory of one rank.
 
-    graphs   what Dynamo captured there, in order; each has an arena of its own
-    weights  bytes of the rank's parameters and buffers, of those that are sharded its own part
+    rank     the number of the rank
+    graphs   the records of the graphs captured by Dynamo, in order; each planned graph has an arena
+    weights  bytes of the rank's parameters and buffers; of a sharded tensor only the local shard
     """
 
     rank: int
@@ -49,12 +50,12 @@ class RankPlan:
 
     @property
     def arena_bytes(self) -> int:
-        """Of all arenas together. They are kept from step to step."""
+        """The bytes of all arenas of the rank together; the arenas stay allocated from step to step."""
         return sum(each.plan.arena_bytes for each in self.graphs if each.plan is not None)
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Why graphs have no plan, and no bytes here."""
+        """The reasons for graphs without a plan; `arena_bytes` does not count these graphs."""
         return tuple(each.reason for each in self.graphs if each.plan is None)
 
 
@@ -66,12 +67,12 @@ class RankPlans:
 
     @property
     def arena_bytes(self) -> int:
-        """What the rank that needs most needs."""
+        """The arena bytes of the rank with the largest arenas."""
         return max(each.arena_bytes for each in self.ranks)
 
     @property
     def imbalance(self) -> float:
-        """How much more that is than the mean of all: 0.25 for a quarter."""
+        """Relative excess of the largest rank over the mean of all ranks: 0.25 for a quarter more; 0 without arenas."""
         mean = sum(each.arena_bytes for each in self.ranks) / len(self.ranks)
         return self.arena_bytes / mean - 1 if mean else 0.0
 
@@ -85,15 +86,25 @@ class RankPlans:
 
 
 def rank_plans(build: Build, world_size: int, options: Options | None = None, device: str = "meta") -> RankPlans:
-    """The plans of every rank's forward and backward, by `torch.compile`; nothing is sent.
+    """Return the memory plans of every rank's forward and backward, captured by `torch.compile`, without communication.
 
-    build    `build(rank, world_size)` gives the rank's module, parallel as it will be, and example arguments in a tuple
-    device   "meta", where tensors have no bytes, or "cpu" for modules that refuse that, as FSDP2's do: then a rank's
-             tensors are made here, one rank after another
-    A module in training mode is planned with its backward. What Dynamo leaves outside of its graphs (parameters that
-    FSDP2 gathers, the optimizer) is not counted. Forgets what `torch.compile` has compiled in this process.
+    A module in training mode is planned with the backward pass. Memory outside of Dynamo's graphs is not counted:
+    parameters gathered by FSDP2, the optimizer. All code compiled by `torch.compile` in this process is discarded.
 
-    Raises SubletError where a process group is there already, and for what cannot be built or traced.
+    Args:
+        build: `build(rank, world_size)` returns the rank's module, already parallelized, and a tuple of example
+            arguments.
+        world_size: number of ranks, at least 1.
+        options: planning options; by default the options of `torch.compile(backend="sublet")`.
+        device: "meta" for tensors without bytes; "cpu" for modules refusing "meta", as of FSDP2: the tensors of each
+            rank are then allocated in this process, one rank after another.
+
+    Returns:
+        The plan of each rank; sizes in bytes.
+
+    Raises:
+        RunError: if a process group is already initialized.
+        ModelError: for a wrong `world_size` or `device`, and for a module impossible to build or trace.
     """
     if world_size < 1 or device not in DEVICES:
         raise ModelError(f"{world_size} ranks on {device!r}: give at least one rank, and one of {', '.join(DEVICES)}")
@@ -101,6 +112,7 @@ def rank_plans(build: Build, world_size: int, options: Options | None = None, de
 
 
 def _rank_plan(build: Build, rank: int, world_size: int, options: Options, device: str) -> RankPlan:
+    """Return the plan of one rank."""
     t = torch()
     graphs: list[Compiled] = []
 
@@ -115,24 +127,29 @@ def _rank_plan(build: Build, rank: int, world_size: int, options: Options, devic
                 t.compile(module, backend=planning)(*example)
         except SubletError:
             raise
-        except Exception as error:  # whatever a program of somebody else's meets
+        except Exception as error:  # user code raises errors of any type
             words = f"rank {rank} of {world_size} cannot be traced on {device}: {first_line(error)}"
             raise ModelError(words + ": on cpu it may be" * (device == "meta")) from error
         return RankPlan(rank, tuple(graphs), weights)
 
 
 def _held_by(module: Any) -> list[Any]:
+    """Return the parameters and buffers of a module; an empty list for any other callable."""
     return [*module.parameters(), *module.buffers()] if isinstance(module, torch().nn.Module) else []
 
 
 def _bytes_here(tensor: Any) -> int:
+    """Return the bytes of a tensor on this rank; of a sharded tensor the bytes of the local shard."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return int(local.numel() * local.element_size())
 
 
 @contextmanager
 def _as_rank(rank: int, world_size: int) -> Iterator[None]:
-    """This process is a rank of a group in which nothing is sent."""
+    """Make this process a rank of a fake process group without communication, as a context manager.
+
+    Raises RunError if a process group is already initialized.
+    """
     fake = require("torch.testing._internal.distributed.fake_pg", extra="torch")
     distributed, dynamo = torch().distributed, torch()._dynamo
     if distributed.is_initialized():
@@ -147,42 +164,50 @@ def _as_rank(rank: int, world_size: int) -> Iterator[None]:
 
 
 class _Planning(Pair):
-    """A region whose graphs are planned, and run by PyTorch."""
+    """A compiled region with planned graphs, run by PyTorch."""
 
     def __init__(self, options: Options, device: str, graphs: list[Compiled]) -> None:
         super().__init__(options, None)
         self._device, self._graphs = device, graphs
 
-    def _made(self, args: Sequence[Any]) -> None:
+    def _made(self, args: Sequence[Any]) -> tuple[None, Compiled]:
+        """Return no plan to run, and the record with the plan of the graphs."""
         try:
             forward, backward = [*self._modules, None][:2]
             captured = capture(forward, backward, self._static, extents_of(forward, args), self._device)
             _, ready = ready_to_plan(replace(captured, model=replace(captured.model, weights=_blank(captured))))
             plan = plan_memory(ready.model, self._options)
         except SubletError as error:
-            self._graphs.append(Compiled(self._name, 0, reason=str(error)))
-            return
-        self._graphs.append(Compiled(self._name, len(plan.nodes), copied_through(captured), plan))
+            return None, Compiled(self._name, 0, reason=str(error))
+        return None, Compiled(self._name, len(plan.nodes), copied_through(captured), plan)
+
+    def _report(self, compiled: Compiled) -> None:
+        """Keep the record for the rank instead of for `report`."""
+        self._graphs.append(compiled)
 
 
 @dataclass(frozen=True)
 class _Blank:
-    """The content of a weight that nobody reads."""
+    """The content of a weight never read."""
 
     spec: TensorSpec
 
     def array(self) -> Array:
-        """Memory that takes no place until it is written."""
+        """Return uninitialized memory; the operating system assigns pages at the first write."""
         return aligned_bytes(self.spec.nbytes, 64).view(NUMPY[self.spec.dtype]).reshape(self.spec.shape)
 
 
 def _blank(captured: Captured) -> Mapping[str, _Blank]:
+    """Return unread contents for all weights by name, literals excluded."""
     weights = (value for value in captured.model.graph.weights if value.literal is None)
     return {value.name: _Blank(value.spec) for value in weights if isinstance(value.spec, TensorSpec)}
 
 
 def build_in(place: str) -> Build:
-    """The function that "script.py:name" names; the script is run. Raises ModelError where there is none."""
+    """Return the function named by "script.py:name" after running the script.
+
+    Raises ModelError for a missing script or function, and for an error of the script.
+    """
     path, _, name = place.rpartition(":")
     if not path or not Path(path).is_file():
         raise ModelError(f"{place}: give a script and a function in it, as in train.py:build")
@@ -193,10 +218,10 @@ def build_in(place: str) -> Build:
     sys.modules[module.__name__] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's script meets
+    except Exception as error:  # user code raises errors of any type
         raise ModelError(f"{path}: {first_line(error)}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ModelError(f"{path} has no function {name}")
-    build: Build = found
+    build: Build = function
     return build

@@ -1,4 +1,4 @@
-"""What `torch.compile(backend="sublet")` has planned in this process, and what it has left to PyTorch."""
+"""Records of the graphs planned by `torch.compile(backend="sublet")` in this process, and of graphs left to PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _compiled: list[Compiled] = []
 
 @dataclass(frozen=True)
 class Compiled:
-    """One graph that PyTorch handed over.
+    """The record of one graph handed over by PyTorch.
 
-    name     "forward and backward", or "forward" where no gradient is asked for
-    nodes    operators in it, views not counted
-    copied   the operators that give tensors of PyTorch's, each copied to its place: name, and bytes there at once
-    plan     None when it was left to PyTorch
-    reason   why it was
-    parts    so many times it is run, each time for as many of the samples
-    whole    why it is not run in parts, where that was tried
+    name     "forward and backward", or "forward" for a graph without gradients; " on DEVICE" for a device
+    nodes    number of operators, views not counted
+    copied   operators whose results PyTorch allocates and Sublet copies: (name, bytes at once)
+    plan     the plan; None for a graph left to PyTorch
+    reason   the reason for leaving the graph to PyTorch
+    parts    number of micro-batches; 1 for all samples at once
+    whole    the reason for a single part, if micro-batches were tried
     """
 
     name: str
@@ -33,7 +33,7 @@ class Compiled:
 
     @property
     def share(self) -> float:
-        """Of the bytes of all tensors, what is computed where it was planned."""
+        """Fraction of the bytes of all tensors computed directly in the arena, from 0 to 1; 0 without a plan."""
         if self.plan is None:
             return 0.0
         return 1 - sum(nbytes for _, nbytes in self.copied) / max(1, self.plan.total_bytes)
@@ -48,10 +48,18 @@ class Compiled:
 
 
 def note(compiled: Compiled) -> None:
-    """Remember it for `report`."""
+    """Add a record to `report`."""
     _compiled.append(compiled)
 
 
+def forget(compiled: Compiled) -> None:
+    """Remove the record of a discarded plan."""
+    _compiled[:] = [each for each in _compiled if each is not compiled]
+
+
 def report() -> tuple[Compiled, ...]:
-    """What was handed over since the process began, in order."""
+    """Return a record for each graph planned or left to PyTorch in this process, in the order of the first calls.
+
+    A graph with changing extents has one record for each plan kept, at most 32.
+    """
     return tuple(_compiled)

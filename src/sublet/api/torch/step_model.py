@@ -1,4 +1,4 @@
-"""A traced step as a model: gradients, what is done to them, and the optimizer's updates, over PyTorch's own memory."""
+"""A traced training step as a model over PyTorch's memory: gradients, gradient processing and optimizer updates."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Model
 
 Finder = Callable[[], Any]
-"""Looks a tensor up, which may be another one at each step."""
+"""Returns the current tensor of a weight; the tensor may change from step to step."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is done to gradients between backward and update.
+    """The processing of gradients between backward pass and update.
 
     clip_norm    the largest norm of all gradients together, and the kind of norm; None for no limit
     clip_value   the largest absolute value of an element; None for no limit
-    scaled       whether gradients are of a scaled loss: they are divided, and an infinite one skips the update
+    scaled       True for gradients of a scaled loss: divide by the scale, and skip the update for an infinite gradient
     """
 
     clip_norm: tuple[float, float] | None = None
@@ -35,35 +35,36 @@ class Gradients:
     scaled: bool = False
 
     def apply(self, gradients: Sequence[Any], inverse: Any) -> tuple[list[Any], Any]:
-        """Return the gradients to update with, and a truth value: some gradient is not finite (None if not scaled).
+        """Return the processed gradients, and a truth tensor: True if a gradient is not finite; None without a scale.
 
-        As `GradScaler.unscale_`, `clip_grad_value_` and `clip_grad_norm_` of PyTorch 2.13 compute them.
+        The formulas are `GradScaler.unscale_`, `clip_grad_value_` and `clip_grad_norm_` of PyTorch 2.13.
         """
-        t, found = torch(), list(gradients)
+        t, processed = torch(), list(gradients)
         infinite = None
         if self.scaled:
-            infinite = t.stack([t.logical_not(t.isfinite(each)).any() for each in found]).any()
-            found = [
-                (each.float() * inverse).to(each.dtype) if each.dtype == t.float16 else each * inverse for each in found
+            infinite = t.stack([t.logical_not(t.isfinite(each)).any() for each in processed]).any()
+            processed = [
+                (each.float() * inverse).to(each.dtype) if each.dtype == t.float16 else each * inverse
+                for each in processed
             ]
         if self.clip_value is not None:
-            found = [each.clamp(-self.clip_value, self.clip_value) for each in found]
+            processed = [each.clamp(-self.clip_value, self.clip_value) for each in processed]
         if self.clip_norm is not None:
             largest, kind = self.clip_norm
-            norms = t.stack([t.linalg.vector_norm(each, kind) for each in found])
+            norms = t.stack([t.linalg.vector_norm(each, kind) for each in processed])
             factor = (largest / (t.linalg.vector_norm(norms, kind) + 1e-6)).clamp(max=1.0)
-            found = [each * factor.to(each.dtype) for each in found]
-        return found, infinite
+            processed = [each * factor.to(each.dtype) for each in processed]
+        return processed, infinite
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """A step as a model.
+    """A training step as a model.
 
-    model     the program and its weights; its inputs are the arguments, then the numbers
-    finders   where the tensors of weights are, by name
-    results   tensors like the results of the trace, without bytes: the loss first
-    updated   the parameters that the optimizer updates
+    model     the program and its weights; the inputs are the arguments, then the numbers
+    lookups   functions returning the current tensor of each weight, by name
+    results   tensors without bytes, like the results of the trace: the loss first
+    updated   the parameters updated by the optimizer
     """
 
     model: Model
@@ -73,10 +74,10 @@ class StepModel:
 
 
 class StepWriter:
-    """Writes one step: `write` returns its model.
+    """Builder of the model of one training step.
 
-    accumulates   "first" or "more": gradients go to the parameters' `grad` and nothing is updated; "last": those are
-                  added; "" without accumulation
+    accumulation  "first": write gradients to the parameters' `grad`; "more": add gradients to `grad`; "last": update
+                  with the sum; "" without accumulation: update with the gradients
     """
 
     def __init__(self, judged: Any, optimizer: Any, rule: Rule, gradients: Gradients, accumulates: str) -> None:
@@ -87,22 +88,22 @@ class StepWriter:
         self.finders: dict[str, Finder] = {}
 
     def write(self, traced: tuple[Any, Any], cohorts: Sequence[Cohort], members: Mapping[Any, int]) -> StepModel:
-        """Return the step of a trace.
+        """Return the model of a traced step.
 
         Args:
-            traced: forward and backward as one graph, and its signature.
-            cohorts: groups of parameters that share their numbers.
-            members: the position of each parameter's cohort.
+            traced: forward and backward as one graph, and the signature of the graph.
+            cohorts: groups of parameters with common numbers.
+            members: the cohort position of each parameter.
 
         Raises:
-            ModelError: for tensors elsewhere than on the CPU, weights that are no run of bytes, and operators that
-                cannot be planned.
+            ModelError: for tensors outside of the CPU, weights without dense layout, trained parameters missing in the
+                optimizer, and operators impossible to plan.
         """
         graph, signature = traced
         require_cpu(device_of(graph), "train_step")
         traced_results = list(results_of(graph))
         names = [getattr(node, "name", None) for node in traced_results]
-        computed_again(graph, len(signature.user_outputs) + len(signature.buffers_to_mutate))  # which gives other nodes
+        computed_again(graph, len(signature.user_outputs) + len(signature.buffers_to_mutate))  # replaces nodes
         level = self.level
         named = {**dict(self.judged.named_parameters(remove_duplicate=False)), **dict(self.judged.named_buffers())}
         homes: dict[str, Tensor] = {}
@@ -126,7 +127,7 @@ class StepWriter:
         for out, name in signature.backward_signature.gradients_to_parameters.items():
             gradients.setdefault(named[name], []).append(by_name[out])
         homes_of = {named[name]: home for name, home in homes.items()}
-        returned = signature.user_outputs[1 if self.gradients.scaled else 0 :]  # the scaled loss is nobody's result
+        returned = signature.user_outputs[1 if self.gradients.scaled else 0 :]  # the caller gets the unscaled loss
         outputs = [level.whole(by_name[name]).value for name in returned]
         if self.accumulates in ("first", "more"):
             numbers: list[Tensor] = []
@@ -145,35 +146,36 @@ class StepWriter:
         return StepModel(model, self.finders, like, list(gradients))
 
     def weight(self, name: str, tensor: Any, find: Finder) -> Tensor:
-        """Return a weight over a tensor of PyTorch's. Raises ModelError for a tensor that is no run of bytes."""
+        """Add a weight over a PyTorch tensor. Raises ModelError for a tensor without dense layout."""
         if not is_dense(tensor):
             raise ModelError(f"{name} does not lie in a row, so it cannot be used where it is: make it contiguous")
-        made = self.conversion.weight(name, tensor)
-        self.finders[made.value.name] = find
-        return made
+        weight = self.conversion.weight(name, tensor)
+        self.finders[weight.value.name] = find
+        return weight
 
     def _accumulated(self, parameter: Any, several: Sequence[Tensor]) -> tuple[Value, Value]:
-        """Return the parameter's `grad` and its new content."""
+        """Return the value of a parameter's `grad`, and the value with the new content."""
         home = self._stored_gradient(parameter)
         given = [*several, *([home] if self.accumulates == "more" else [])]
         (total,) = self._sums([(parameter, given)])
         return home.value, self.level.like(total, home).value
 
     def _stored_gradient(self, parameter: Any) -> Tensor:
+        """Add the `grad` of a parameter as a weight."""
         return self.weight("gradient", parameter.grad, lambda: parameter.grad)
 
     def _sums(self, several: Sequence[tuple[Any, Sequence[Tensor]]]) -> list[Tensor]:
         """Return the sum of each parameter's gradients."""
         t = torch()
-        found = []
+        sums = []
         for parameter, tensors in several:
             if len(tensors) == 1:
-                found.append(tensors[0])
+                sums.append(tensors[0])
                 continue
             like = [t.empty_like(parameter, device="meta") for _ in tensors]
             graph = _made(lambda first, *others: [sum(others, first)], *like)
-            found.append(convert_traced(self.level, graph, list(tensors))[0])
-        return found
+            sums.append(convert_traced(self.level, graph, list(tensors))[0])
+        return sums
 
     def _updates(
         self,
@@ -182,7 +184,7 @@ class StepWriter:
         cohorts: Sequence[Cohort],
         members: Mapping[Any, int],
     ) -> tuple[list[Tensor], list[tuple[Value, Value]], Value | None]:
-        """Return the numbers that are inputs, the updates, and whether a gradient is infinite."""
+        """Return the numbers used as inputs, the updates, and a truth value: True if a gradient is not finite."""
         t, level = torch(), self.level
         several = []
         for parameter, tensors in gradients.items():
@@ -222,7 +224,7 @@ class StepWriter:
     def _updated(
         self, parameter: Any, home: Tensor, gradient: Tensor, cohort: Cohort, numbers: Sequence[Tensor], infinite: Any
     ) -> list[tuple[Value, Value]]:
-        """Return a parameter and its state with their new contents; the old ones where a gradient is infinite."""
+        """Return the updates of a parameter and its state; the old contents if `infinite` is True at run time."""
         t = torch()
         group = self.optimizer.param_groups[cohort.group]
         state = self.rule.state(self.optimizer, group, parameter)
@@ -247,17 +249,18 @@ class StepWriter:
 
 
 def _made(function: Callable[..., list[Any]], *like: Any) -> Any:
-    """Return the graph of a function of tensors."""
+    """Return the traced graph of a function of tensors."""
     t = torch()
     with quietly(), t.no_grad():
         return t.fx.experimental.proxy_tensor.make_fx(function)(*like)
 
 
 def _found(judged: Any, name: str) -> Finder:
-    """Return what looks a parameter or buffer up, which may be another tensor than it was."""
+    """Return a lookup of a parameter or buffer by name; the module may hold another tensor at each step."""
     path, _, last = name.rpartition(".")
     return lambda: getattr(judged.get_submodule(path), last).detach()
 
 
 def _state(optimizer: Any, parameter: Any, key: str) -> Finder:
+    """Return a lookup of one tensor of a parameter's optimizer state."""
     return lambda: optimizer.state[parameter][key]

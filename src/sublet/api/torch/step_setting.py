@@ -1,7 +1,7 @@
-"""What a training step depends on: each fact is part of the plan's key, or followed at run time, or refused by name.
+"""The dependencies of a training step: each is part of the plan's key, followed at run time, or refused by name.
 
-A plan of a step is made of one trace. Whatever could make the eager loop compute something else at the next step has
-to be seen before that step: `setting_of` returns all of it, `require_plain` raises for the rest.
+A step is planned from one trace. Any change of the eager loop's computation must be detected before the next step:
+`setting_of` returns all facts in the key, and `require_plain` raises for unsupported facts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ MODULE_HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
 )  # fmt: skip
-"""Registries of a module whose hooks run in a step. They are called while a step is traced, and never again."""
+"""Registries of module hooks run in an eager step. A trace calls the hooks; a planned step would not."""
 
 MODULE_HOOKS_ELSEWHERE = (
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-"""Registries of a module whose hooks run when weights are saved or loaded."""
+"""Registries of module hooks run only when weights are saved or loaded."""
 
 GLOBAL_HOOKS = (
     "_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_with_kwargs",
     "_global_forward_hooks_always_called", "_global_backward_pre_hooks", "_global_backward_hooks",
 )  # fmt: skip
-"""The same registries for all modules, in `torch.nn.modules.module`."""
+"""The hook registries for all modules, in `torch.nn.modules.module`."""
 
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -49,8 +49,8 @@ Setting = Hashable
 
 
 def require_plain(module: Any, optimizer: Any) -> None:
-    """Raise ModelError for what would be called in an eager step and is not in a planned one, and for modes in which
-    PyTorch computes something else than a plain step.
+    """Raise ModelError for hooks called by an eager step only, and for modes with another computation than a plain
+    step.
 
     Args:
         module: the network and its loss, as one module.
@@ -72,16 +72,17 @@ def require_plain(module: Any, optimizer: Any) -> None:
 
 
 def _require_no_hooks(owner: Any, registries: Sequence[str], where: str) -> None:
+    """Raise ModelError if a hook registry of `owner` is not empty."""
     for registry in registries:
         if getattr(owner, registry, None):
             raise ModelError(f"{where} has hooks ({registry}), which a planned step would not call: remove the hooks")
 
 
 def _require_no_modes() -> None:
-    """Raise ModelError in a mode that changes what operators compute or record."""
+    """Raise ModelError in a mode with changed computation or recording of operators."""
     t = torch()
     c, stack = t._C, require("torch.overrides", extra="torch")._get_current_function_mode_stack
-    default = require("torch.utils._device", extra="torch").DeviceContext  # of `torch.set_default_device`
+    default = require("torch.utils._device", extra="torch").DeviceContext  # set by `torch.set_default_device`
     modes = {
         "torch.inference_mode(), and a step needs gradients": t.is_inference_mode_enabled(),
         "torch.no_grad(), and a step needs gradients": not t.is_grad_enabled(),
@@ -99,11 +100,11 @@ def _require_no_modes() -> None:
 
 
 def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
-    """Return all that a trace of the step depends on, besides arguments and the optimizer's numbers.
+    """Return all facts a trace of the step depends on, besides arguments and the optimizer's numbers.
 
     Args:
         module: the network and its loss, as one module.
-        loss: the loss as the user gave it.
+        loss: the loss as passed by the user.
         groups: the parameter groups of the optimizer.
     """
     t = torch()
@@ -124,7 +125,10 @@ def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
 
 
 def tensor_setting(tensor: Any) -> tuple[Any, ...]:
-    """Return how the elements of a tensor lie. Raises ModelError for a tensor that has no plain bytes in memory."""
+    """Return shape, strides, dtype and device of a tensor.
+
+    Raises ModelError for a tensor without plain bytes in memory.
+    """
     t = torch()
     if type(tensor) not in (t.Tensor, t.nn.Parameter, t.nn.Buffer) or tensor.layout is not t.strided:
         raise ModelError(f"a tensor of type {type(tensor).__name__}, layout {tensor.layout}: plain ones are planned")
@@ -134,12 +138,16 @@ def tensor_setting(tensor: Any) -> tuple[Any, ...]:
 
 
 def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
-    """Return what a module's Python may read: plain values, containers by length and plain values, functions and
-    tensors by identity, all else by type."""
+    """Return the attributes readable by a module's Python code.
+
+    Plain values are returned as values, containers as length and plain values, functions and tensors as identities, and
+    all further attributes as types.
+    """
     return tuple((name, _value(each)) for name, each in vars(module).items() if name not in REGISTRIES)
 
 
 def _value(value: Any) -> Setting:
+    """Return a hashable description of an attribute value, see `attributes_of`."""
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, torch().Tensor):
@@ -153,7 +161,7 @@ def _value(value: Any) -> Setting:
 
 
 def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:
-    """Yield the names of attributes of plain value or of containers that differ from `before`, by path of module."""
+    """Yield the attributes with another description than in `before`, as "path.name"."""
     for path, each in module.named_modules():
         old, now = dict(before.get(path, ())), dict(attributes_of(each))
         for name in {**old, **now}:
@@ -162,7 +170,7 @@ def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting],
 
 
 def function_setting(function: Callable[..., Any]) -> Setting:
-    """Return the plain values that a function closes over, has as defaults, or reads from its module."""
+    """Return the plain values in a function's closure and defaults, and the plain globals read by the function."""
     if isinstance(function, functools.partial):
         return function_setting(function.func), _value(function.args), _value(tuple(function.keywords.items()))
     code = getattr(function, "__code__", None)
@@ -177,7 +185,8 @@ def function_setting(function: Callable[..., Any]) -> Setting:
 
 
 def _cell(cell: Any) -> Setting:
+    """Return a description of a closure cell's content; None for an empty cell."""
     try:
         return _value(cell.cell_contents)
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # an empty cell
         return None

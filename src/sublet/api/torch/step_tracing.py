@@ -1,10 +1,11 @@
-"""Forward and backward of a step as one graph of ATen operators, traced as the eager loop would run them."""
+"""Forward and backward of a training step as one graph of ATen operators, traced as run by the eager loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +19,11 @@ Loss = Callable[..., Any]
 
 
 class Arguments:
-    """The arguments of a step: tensors, which are inputs of the plan, and plain values, which are part of its key.
+    """The arguments of a step: tensors become inputs of the plan, plain values become part of the plan's key.
 
-    Raises ModelError for an argument that is neither, as deep as PyTorch's `pytree` looks into containers.
+    Containers are flattened by PyTorch's `pytree`.
+
+    Raises ModelError for an argument neither tensor nor plain value, and for a tensor requiring a gradient.
     """
 
     def __init__(self, inputs: Any, targets: Sequence[Any], keywords: Mapping[str, Any]) -> None:
@@ -40,24 +43,24 @@ class Arguments:
 
     @property
     def setting(self) -> Any:
-        """What a plan depends on besides tensors: the structure, and the plain values."""
+        """The structure of the arguments and the plain values, for the plan's key."""
         t = torch()
         plain = tuple(None if isinstance(each, t.Tensor) else (type(each), each) for each in self._leaves)
         return self._spec, plain
 
     def rebuilt(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Return arguments of the module, arguments of the loss, and the module's keywords, with other tensors."""
+        """Return the module's arguments, the loss's arguments and the module's keywords, with new tensors."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(each, torch().Tensor) else each for each in self._leaves]
-        found: tuple[Any, Any, Any] = self._unflatten(leaves, self._spec)
-        return found
+        rebuilt: tuple[Any, Any, Any] = self._unflatten(leaves, self._spec)
+        return rebuilt
 
 
 def judged_module(module: Any, loss: Loss) -> Any:
-    """Return the module with its loss as one module of tensors, to be traced within `traced_with`.
+    """Return the module and the loss as one module of tensors, to be traced within `trace_context`.
 
-    Its results are the loss, then all other tensors that the loss returns, detached. Of a scaled step the last argument
-    is the scale, and the scaled loss is the first result. Raises ModelError for what is no module.
+    The results are the loss, then all further tensors returned by the loss, detached. In a scaled step the last
+    argument is the scale, and the scaled loss is the first result. Raises ModelError for an object other than a module.
     """
     t = torch()
     if not isinstance(module, t.nn.Module):
@@ -79,41 +82,56 @@ def judged_module(module: Any, loss: Loss) -> Any:
             pass
 
         def forward(self, *tensors: Any) -> Any:
-            arguments, results, scaled = self.__dict__["traced"]
+            arguments, results, scaled, autocast = self.__dict__["traced"]
             args, targets, keywords = arguments.rebuilt(tensors)
-            called = self.network(*args, **keywords) if not self.apart else _with_views(self.network, args, keywords)
-            loss, *others = results.flattened(self.loss(called, *targets))
+            with autocast():
+                call = self.network if not self.apart else partial(_call_with_views, self.network)
+                judged = self.loss(call(*args, **keywords), *targets)
+            loss, *others = results.flattened(judged)
             return (loss * tensors[-1], loss.detach(), *others) if scaled else (loss, *others)
 
     return Judged()
 
 
-def _with_views(network: Any, args: Any, keywords: Any) -> Any:
-    """Call a module with a view of each parameter in its place, so that each has a gradient of its own."""
+def _call_with_views(network: Any, *args: Any, **keywords: Any) -> Any:
+    """Call a module with a view in place of each parameter, so each parameter has a gradient node of its own."""
     views = {name: each.view_as(each) for name, each in network.named_parameters()}
     return torch().func.functional_call(network, views, args, keywords)
 
 
 @contextmanager
 def traced_with(judged: Any, arguments: Arguments, results: Results, scaled: bool) -> Iterator[None]:
-    """Tell a judged module how its tensors are arguments, and where the structure of its results goes."""
-    judged.__dict__["traced"] = (arguments, results, scaled)
+    """Provide arguments and results to a combined module while the module is traced.
+
+    The module itself enters the caller's autocast for the forward pass and the loss. The body of this context runs
+    without autocast, as an eager backward pass does. AOTAutograd traces the traced graph once more, operator by
+    operator. Under autocast the second trace would cast operands again, such as the f32 matrix product inside
+    `scaled_dot_product_attention`.
+    """
+    t = torch()
+    enabled, dtype = t.is_autocast_enabled("cpu"), t.get_autocast_dtype("cpu")
+    autocast = partial(t.autocast, "cpu", dtype, enabled, cache_enabled=False)  # the cache would keep traced tensors
+    judged.__dict__["traced"] = (arguments, results, scaled, autocast)
     try:
-        yield
+        with t.autocast("cpu", enabled=False):
+            yield
     finally:
         del judged.__dict__["traced"]
         judged.__dict__["apart"] = False
 
 
 class Results:
-    """What the loss returned when it was traced: its structure, and which of its tensors are one tensor."""
+    """The traced result of the loss: the structure, and the identity of tensors returned several times."""
 
     def __init__(self) -> None:
         self._spec: Any = None
         self._leaves: list[Any] = []
 
     def flattened(self, result: Any) -> tuple[Any, ...]:
-        """Return the different tensors of a result, the loss first, the others detached. Raises ModelError."""
+        """Return the different tensors of a result, the loss first, all further tensors detached.
+
+        Raises ModelError if the first leaf is not a tensor without axes and with a gradient.
+        """
         t, pytree = torch(), require("torch.utils._pytree", extra="torch")
         leaves, self._spec = pytree.tree_flatten(result)
         if not leaves or not isinstance(leaves[0], t.Tensor) or leaves[0].dim() or not leaves[0].requires_grad:
@@ -133,59 +151,65 @@ class Results:
         return (different[0], *(each.detach() for each in different[1:]))
 
     def rebuilt(self, tensors: Sequence[Any]) -> Any:
-        """Return the structure that the loss returned, with other tensors."""
+        """Return the structure of the loss's result, with `tensors` as the tensors."""
         pytree = require("torch.utils._pytree", extra="torch")
         return pytree.tree_unflatten([each if i is None else tensors[i] for i, each in self._leaves], self._spec)
 
 
 def _described(value: Any) -> str:
+    """Return a short text about a value for an error message."""
     if not isinstance(value, torch().Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
 
 
 def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
-    """Return forward and backward as one graph, and its signature. Raises ModelError for a step that has no trace."""
+    """Return forward and backward as one graph, and the graph's signature.
+
+    Raises ModelError for a step without a trace.
+    """
     aot = require("torch._functorch.aot_autograd", extra="torch")
     try:
-        # Tracing draws random numbers, which the eager loop does not. oneDNN's LSTM is an operator that computes in
-        # memory of its own, and cannot be called again by its arguments.
-        without = torch().backends.mkldnn.flags(enabled=False)
-        with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]), without:
+        # Restore the random generator: the trace draws numbers, the eager loop does not. Switch oneDNN off: its LSTM
+        # operator keeps a workspace, and cannot be called again from its arguments.
+        without_onednn = torch().backends.mkldnn.flags(enabled=False)
+        with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]), without_onednn:
             unused = _unused(judged, tensors)
             with _frozen(unused):
                 try:
-                    found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
-                except AssertionError as error:  # two parameters whose gradients are one node, as two biases of an LSTM
+                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+                except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
                     if "gradients_to_parameters" not in str(error):
                         raise
                     judged.__dict__["apart"] = True
-                    found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
-        graph, signature = found
+                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+        graph, signature = traced
     except SubletError:
         raise
-    except Exception as error:  # whatever tracing a program of somebody else's meets
+    except Exception as error:  # user code raises errors of any type
         raise ModelError(f"the step cannot be traced: {first_line(error)}") from error
     notes.require_one_run(judged, graph, signature)
     return graph, signature
 
 
 def _unused(judged: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The parameters that the loss does not depend on: torch.optim leaves them as they are."""
+    """Return the parameters without influence on the loss.
+
+    torch.optim leaves parameters without a gradient unchanged, so the step must not update these parameters.
+    """
     t = torch()
     mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode(allow_non_fake_inputs=True)
     trained = {name: each for name, each in judged.named_parameters() if each.requires_grad}
     fakes = {name: mode.from_tensor(each) for name, each in (*judged.named_parameters(), *judged.named_buffers())}
     with mode:
         loss, *_ = t.func.functional_call(judged, fakes, tuple(map(mode.from_tensor, tensors)))
-        with t.autocast("cpu", enabled=False):
-            found = t.autograd.grad(loss, [fakes[name] for name in trained], allow_unused=True)
-    return [each for each, gradient in zip(trained.values(), found, strict=True) if gradient is None]
+        gradients = t.autograd.grad(loss, [fakes[name] for name in trained], allow_unused=True)
+    return [each for each, gradient in zip(trained.values(), gradients, strict=True) if gradient is None]
 
 
 @contextmanager
 def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
-    """While they ask for no gradients."""
+    """Switch off the gradients of some parameters, as a context manager."""
     for each in parameters:
         each.requires_grad_(False)
     try:
@@ -197,14 +221,20 @@ def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
 
 @dataclass
 class Checkpoints:
-    """What was called within `torch.utils.checkpoint` while a step was traced."""
+    """The modules and random draws within `torch.utils.checkpoint` during a trace.
+
+    modules     the modules called within a checkpoint
+    draws_anew  True if a checkpoint does not preserve the state of the random generator
+    """
 
     modules: list[Any] = field(default_factory=list)
     draws_anew: bool = False
 
     def require_one_run(self, judged: Any, graph: Any, signature: Any) -> None:
-        """Raise ModelError where running the function of a checkpoint twice, as the eager loop does, changes more than
-        running it once: for statistics that a module updates, and for random numbers that the second run draws anew."""
+        """Raise ModelError if a second run of a checkpointed function, as in the eager loop, would change the result.
+
+        A second run changes the result through statistics updated by a module, and through random numbers drawn again.
+        """
         for name in signature.buffers_to_mutate.values():
             owner = judged.get_submodule(name.rpartition(".")[0])
             if any(owner is each for each in self.modules):
@@ -220,7 +250,7 @@ class Checkpoints:
 
     @contextmanager
     def within(self, preserve: bool) -> Iterator[None]:
-        """Note the modules that are called."""
+        """Record the modules called inside a checkpoint, as a context manager."""
         hooks = require("torch.nn.modules.module", extra="torch")
         handle = hooks.register_module_forward_pre_hook(lambda module, _: self.modules.append(module))
         self.draws_anew |= not preserve
@@ -232,7 +262,10 @@ class Checkpoints:
 
 @contextmanager
 def plain_checkpoints() -> Iterator[Checkpoints]:
-    """Let `torch.utils.checkpoint` run its function once: the planner decides what is computed again."""
+    """Let `torch.utils.checkpoint` run its function once, as a context manager.
+
+    The planner decides on rematerialization instead.
+    """
     checkpoint = require("torch.utils.checkpoint", extra="torch")
     notes = Checkpoints()
 
@@ -246,7 +279,7 @@ def plain_checkpoints() -> Iterator[Checkpoints]:
             with notes.within(preserve):
                 if any(isinstance(each, torch().Tensor) and each.requires_grad for each in args):
                     return function(*args)
-                with torch().no_grad():  # the eager form gives parameters within no gradient then
+                with torch().no_grad():  # as in the eager form: parameters inside get no gradient
                     return function(*args)
 
     with ExitStack() as stack:

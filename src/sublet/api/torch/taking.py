@@ -1,5 +1,8 @@
-"""What a caller gets: computed in memory of its own, or copied as it is computed, so that no arena has to keep it; and
-what it gives to a second call, which has no place before that."""
+"""Results computed in, or copied to, memory of the caller, and arguments of the backward pass copied in during the run.
+
+The arena keeps no result until the end of a run: each result leaves the arena as soon as computed. A backward argument
+has no place in the arena before the point of the copy.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,29 @@ from sublet.runtime.cuts import CUT
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 TAKE = "take.result"
-"""The op of a node that gives its input to the caller."""
+"""The op of a node copying its input to the caller."""
 
 COMPUTE = "take.computed"
-"""The op of a node that computes what the caller gets, and nothing else."""
+"""The op of a node computing a result in the caller's memory."""
 
 GIVE = "take.given"
-"""The op of a node that gives a copy of what the caller gives to the second call."""
+"""The op of a node copying an argument of the backward pass into the arena."""
 
 LEAST = 1 << 14
-"""Bytes from which on a result that nobody else reads is computed where the caller gets it."""
+"""Minimum bytes of a result computed in the caller's memory. Smaller results are copied."""
 
 register("take", lambda name: Op(name, pure=False, outputs=(1, 1) if name == GIVE else (0, 0)))
 
 Computed = dict[str, tuple[Node, Node]]
-"""By name of a node: what it computes, and what was to take that."""
+"""By node name: the computing node, and the copy-out node fused with it."""
 
 
 def computed_for_callers(nodes: Sequence[Node], staying: Collection[Value]) -> tuple[list[Node], Computed]:
-    """The nodes, those whose only result is only taken, in the same piece, as one with that; no result that stays."""
+    """Return the nodes with results computed directly in the caller's memory, and the fused pairs by node name.
+
+    A node is fused with the copy-out node of the node's result if no further node of the same pass reads the result,
+    and PyTorch has a kernel for the node. `staying` are results never fused: they stay in the arena.
+    """
     readers: dict[Value, int] = dict.fromkeys(staying, 2)
     taken: dict[Value, Node] = {}
     alive: set[Value] = set()
@@ -47,45 +54,51 @@ def computed_for_callers(nodes: Sequence[Node], staying: Collection[Value]) -> t
             readers[read] = readers.get(read, 0) + 1
         if node.op == TAKE and node.uses[0] in alive and _all_of(node):
             taken[node.uses[0]] = node
-    found: Computed = {}
-    left: list[Node] = []
+    fused: Computed = {}
+    kept: list[Node] = []
     for node in nodes:
         value = node.outputs[0] if len(node.outputs) == 1 else None
         if value is not None and value in taken and readers[value] == 1 and value.nbytes >= LEAST and _known(node):
-            found[node.name] = (node, taken[value])
-            left.append(Node(node.name, COMPUTE, node.inputs, (), {"op": node.op}, node.source))
+            fused[node.name] = (node, taken[value])
+            kept.append(Node(node.name, COMPUTE, node.inputs, (), {"op": node.op}, node.source))
         else:
-            left.append(node)
-    merged = {take.name for _, take in found.values()}
-    return [node for node in left if node.name not in merged], found
+            kept.append(node)
+    merged = {take.name for _, take in fused.values()}
+    return [node for node in kept if node.name not in merged], fused
 
 
 def _known(node: Node) -> bool:
-    """Whether PyTorch has a kernel for it."""
+    """True if PyTorch has a kernel for the node, without scratch memory and without subgraphs."""
     return not node.subgraphs and node.scratch is None and Torch().kernel(node, {}) is not None
 
 
 def _all_of(node: Node) -> bool:
-    """Whether it takes every element of a value, once."""
+    """True if a copy-out node takes every element of a value exactly once."""
     (use,) = _use(node)
     (value,) = node.uses
     return use.layout is None or (use.layout.is_dense and use.layout.elements == spec_of(value).size)
 
 
 def _use(node: Node) -> list[Use]:
+    """Return the tensor arguments of a copy-out node."""
     return list(decode(node).uses())
 
 
 def _position(take: Node) -> int:
-    found = take.attrs["position"]
-    assert isinstance(found, int)
-    return found
+    """Return the result or argument position of a copy-out or copy-in node."""
+    position = take.attrs["position"]
+    assert isinstance(position, int)
+    return position
 
 
 @dataclass
 class Taking:
-    """The backend of such nodes; what a run gave lies in `taken`, by position, and before it where that is to be, and
-    what the second call is given in `given`."""
+    """The backend of copy-out, compute-out and copy-in nodes.
+
+    computed  the fused pairs of `fuse_computed_outputs`
+    results   tensors by result position: before a run the caller's places, if any; after a run the results
+    arguments the arguments of the backward pass by position
+    """
 
     computed: Computed
     name: str = "take"
@@ -93,7 +106,7 @@ class Taking:
     given: dict[int, Any] = field(default_factory=dict)
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """Gives tensors that lie as the value is seen."""
+        """Return the kernel of a copy-out, compute-out or copy-in node; None for any other node."""
         if node.op == COMPUTE:
             made, take = self.computed[node.name]
             inner = Torch().kernel(made, constants)
@@ -106,11 +119,14 @@ class Taking:
 
 @dataclass(frozen=True)
 class _Give:
+    """Copies an argument of the backward pass into the arena."""
+
     given: Mapping[int, Any]
     node: Node
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Return a call copying the caller's argument into the arena."""
         (layout,), given, position = decode(self.node).outputs, self.given, _position(self.node)
         place = seen(over(outputs[0]), layout)
 
@@ -122,11 +138,14 @@ class _Give:
 
 @dataclass(frozen=True)
 class _Take:
+    """Copies a result from the arena to the caller's place, or to a new tensor."""
+
     taken: dict[int, Any]
     node: Node
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Return a call copying the result to the caller's place, or to a new tensor."""
         (use,) = _use(self.node)
         source, taken, position = seen(over(inputs[0]), use.layout), self.taken, _position(self.node)
 
@@ -139,6 +158,8 @@ class _Take:
 
 @dataclass(frozen=True)
 class _Compute:
+    """Computes a result in the caller's place, or in a new tensor."""
+
     taken: dict[int, Any]
     node: Node
     take: Node
@@ -146,26 +167,30 @@ class _Compute:
 
     @property
     def scratch(self) -> int:
+        """Bytes of scratch memory of the inner kernel."""
         return self.inner.scratch
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """Every call computes in a new tensor, or where the caller has a place that lies as the result does."""
+        """Return a call computing in a new tensor, or in the caller's place.
+
+        If the place has another layout than the result, the call computes in a new tensor and copies.
+        """
         (use,), position, spec = _use(self.take), _position(self.take), spec_of(self.node.defs[0])
         dtype, taken, bind = getattr(torch(), torch_name(spec.dtype)), self.taken, self.inner.bind
 
         def compute() -> None:
             place = taken.get(position)
             whole = None if place is None else _whole(place, spec.shape, use.layout)
-            made = torch().empty(spec.shape, dtype=dtype, device="cpu") if whole is None else whole
-            bind(inputs, [array_of(made, "a result")], scratch)()
-            result = seen(made, use.layout)
+            tensor = torch().empty(spec.shape, dtype=dtype, device="cpu") if whole is None else whole
+            bind(inputs, [array_of(tensor, "a result")], scratch)()
+            result = seen(tensor, use.layout)
             taken[position] = place.copy_(result) if place is not None and whole is None else result
 
         return compute
 
 
 def _whole(place: Any, shape: tuple[int, ...], layout: Strided | None) -> Any:
-    """The tensor of a shape that is a place when it is seen so; None where the place lies otherwise."""
+    """Return the tensor of `shape` seen through `layout` as `place`; None if `place` has another layout."""
     whole = place.as_strided(shape, Strided.contiguous(shape).stride, place.storage_offset())
     view = seen(whole, layout)
     return whole if (view.shape, view.stride()) == (place.shape, place.stride()) else None

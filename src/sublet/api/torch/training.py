@@ -1,6 +1,7 @@
-"""Whole training steps of PyTorch's: forward, loss, backward and the optimizer's update as one plan in one arena.
+"""Whole training steps of PyTorch: forward, loss, backward and optimizer update as one plan in one arena.
 
-Parameters, buffers and the optimizer's state are used, and updated, where they are: `state_dict` of both stays true.
+Parameters, buffers and optimizer state are read and updated in place, so `state_dict` of module and optimizer stays
+current.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sublet.runtime.executable import Executable
 
 BACKENDS = ("torch", "numpy", "reference")
 MOST_STEPS = 16
-"""Plans that a step keeps, each with an arena of its own: the one that was used longest ago goes first."""
+"""Maximum plans kept by a step, each with an arena. The plan unused for longest is dropped first."""
 
 
 def train_step(
@@ -43,39 +44,43 @@ def train_step(
     scaler: Any = None,
     budget: int | str | None = None,
 ) -> TrainStep:
-    """Return a step of training as one program.
+    """Return a callable training step: forward, loss, backward and update as one program in one planned arena.
 
-    `step(x, *targets, **keywords)` does what these lines of an eager loop do, and returns the result of `loss`,
-    detached:
+    `step(x, *targets, **keywords)` has the effect of the eager loop below, and returns the result of `loss`, detached:
 
         optimizer.zero_grad()
-        result = loss(module(x, **keywords), *targets)    # several arguments of the module go in a tuple
+        result = loss(module(x, **keywords), *targets)    # pass several arguments of the module as a tuple
         (the first tensor of result).backward()
         optimizer.step()
 
-    but that no parameter has a `grad` afterwards.
+    The only difference: after the step no parameter has a `grad`.
 
-    A step computes what the eager loop computes, or raises before it changes anything. The step is planned at its first
-    call, and again for what changes the computation: shapes, plain arguments, training or evaluation, what requires
-    gradients, options of the optimizer other than numbers, autocast. The Python of `module` and `loss` runs only then.
+    A step either computes the result of the eager loop, or raises before any change. The first call plans the step. A
+    call with another setting plans again: shapes, plain arguments, training or evaluation, `requires_grad`, optimizer
+    options other than numbers, autocast. The Python code of `module` and `loss` runs only while a step is planned.
 
     Args:
-        module: a module on the CPU; its parameters that require gradients are all the optimizer's.
-        loss: a function or a module; returns a tensor without axes, or a container whose first tensor is one.
-        optimizer: torch.optim.SGD, Adam or AdamW, no class derived from them. Numbers of its options may move from step
-            to step.
-        options: how steps are planned.
-        clip_norm: the largest norm of all gradients together, or this and the kind of norm, as `clip_grad_norm_`.
-        clip_value: the largest absolute value of an element of a gradient, as `clip_grad_value_`.
-        accumulate: calls whose gradients are added up before the optimizer makes a step.
-        scaler: a torch.amp.GradScaler of the CPU. The step scales the loss, skips the update where a gradient is not
+        module: a module on the CPU; the optimizer must hold every parameter requiring a gradient.
+        loss: a function or a module; returns a tensor without axes, or a container with a tensor without axes as
+            first leaf.
+        optimizer: torch.optim.SGD, Adam or AdamW, no derived class. Numbers among the options may change at each step.
+        options: planning options of the steps.
+        clip_norm: the largest norm of all gradients together, or a pair of the norm and the kind of norm, as for
+            `clip_grad_norm_`; not with `clip_value`.
+        clip_value: the largest absolute value of a gradient element, as for `clip_grad_value_`; not with `clip_norm`.
+        accumulate: number of calls with gradients added up before each update of the optimizer, at least 1.
+        scaler: a torch.amp.GradScaler for the CPU. The step scales the loss, skips the update if a gradient is not
             finite, and updates the scaler.
-        budget: the most bytes that the arena may have ("400MiB"), kernels' scratch memory included: values are computed
-            again where the plan needs more (docs/budget.md). Parameters, state and arguments are not in the arena.
+        budget: the maximum bytes of the arena, a number or a text such as "400MiB", including scratch memory of
+            kernels. The planner rematerializes values to stay within the budget (docs/budget.md). Parameters, optimizer
+            state and arguments lie outside of the arena.
+
+    Returns:
+        A `TrainStep`; calling the step trains once.
 
     Raises:
-        CapacityError: at the first call, where the budget is impossible or no plan within it was found.
-        ModelError: for a module, an optimizer or an option that no step can be planned with.
+        ModelError: for a module, an optimizer or an option impossible to plan; also raised by calls.
+        CapacityError: at the first call, for a budget below the lower bound, or without a known plan within the budget.
     """
     norm = clip_norm if clip_norm is None or isinstance(clip_norm, tuple) else (float(clip_norm), 2.0)
     if accumulate < 1:
@@ -91,7 +96,13 @@ def train_step(
 
 @dataclass
 class _Bound:
-    """A step for some setting: the program, its trace's results, and the addresses of its weights."""
+    """A planned step for one setting.
+
+    run        the executable
+    step       the model of the step
+    results    the traced result of the loss
+    addresses  the address of each bound weight by name
+    """
 
     run: Executable
     step: StepModel
@@ -99,7 +110,7 @@ class _Bound:
     addresses: dict[str, int]
 
     def bind_weights(self) -> None:
-        """Bind the tensors that lie elsewhere than at the step before."""
+        """Bind each weight with a new address since the last step."""
         for name, find in self.step.finders.items():
             tensor = find()
             if tensor.data_ptr() != self.addresses.get(name):
@@ -107,12 +118,16 @@ class _Bound:
                 self.addresses[name] = tensor.data_ptr()
 
     def _memory(self, name: str, tensor: Any) -> Array:
+        """Return the tensor as content of the weight `name`."""
         (value,) = (each for each in self.run.graph.weights if each.name == name)
         return Held(tensor, value.spec.shape).array()  # type: ignore[union-attr]
 
 
 class TrainStep:
-    """A step of training, made by `train_step`. `plan` is that of the step that ran last."""
+    """A callable training step, returned by `train_step`.
+
+    plan  the plan of the latest step; None before the first step
+    """
 
     def __init__(
         self,
@@ -134,8 +149,16 @@ class TrainStep:
         self.plan: MemoryPlan | None = None
 
     def __call__(self, inputs: Any, *targets: Any, **keywords: Any) -> Any:
-        """Make one step, and return what the loss returned. Raises SubletError, and changes nothing, for a step that
-        cannot be planned."""
+        """Train one step, and return the result of the loss, detached.
+
+        Args:
+            inputs: the argument of the module; a tuple for several arguments.
+            targets: further arguments of the loss.
+            keywords: keyword arguments of the module.
+
+        Raises:
+            SubletError: before any change, for a step impossible to plan.
+        """
         self._rule.require_known(self._optimizer)
         require_plain(self._judged, self._optimizer)
         arguments = Arguments(inputs, targets, keywords)
@@ -147,34 +170,35 @@ class TrainStep:
         given = [*arguments.tensors, *self._scales(), *(numbers if self._is_last else ())]
         places = (bound.run.inputs[name].spec.shape for name in bound.step.model.inputs)  # type: ignore[union-attr]
         contents = (Held(each, shape).array() for each, shape in zip(given, places, strict=True))
-        found = list(bound.run(dict(zip(bound.step.model.inputs, contents, strict=True))).values())
-        infinite = bool(found.pop()) if self._gradients.scaled and self._is_last else False
+        results = list(bound.run(dict(zip(bound.step.model.inputs, contents, strict=True))).values())
+        infinite = bool(results.pop()) if self._gradients.scaled and self._is_last else False
         self._finish(bound, infinite)
-        for parameter in fresh if infinite else ():  # the eager loop makes no state at a step that it skips
+        for parameter in fresh if infinite else ():  # the eager loop creates no state at a skipped step
             self._optimizer.state.pop(parameter, None)
-        return bound.results.rebuilt([_copied(*each) for each in zip(bound.step.results, found, strict=True)])
+        return bound.results.rebuilt([_copied(*each) for each in zip(bound.step.results, results, strict=True)])
 
     @property
     def _is_last(self) -> bool:
-        """True if this call is the one at which the optimizer makes a step."""
+        """True if the optimizer updates the parameters in this call."""
         return self._calls % self._accumulate == self._accumulate - 1
 
     @property
     def _accumulates(self) -> str:
+        """The phase of gradient accumulation: "first", "more" or "last"; "" without accumulation."""
         if self._accumulate == 1:
             return ""
         return "last" if self._is_last else "more" if self._calls % self._accumulate else "first"
 
     def _scales(self) -> list[Any]:
-        """Return the scale of the loss, and at the optimizer's step its inverse; nothing without a scaler."""
+        """Return the loss scale and, at the optimizer's update, the inverse scale; an empty list without a scaler."""
         if not self._gradients.scaled:
             return []
-        self._scaler.scale(torch().zeros((), device="cpu"))  # which makes the scale where there is none yet
+        self._scaler.scale(torch().zeros((), device="cpu"))  # creates the scale if missing
         scale = float(self._scaler.get_scale())
         return [torch().tensor(each, device="cpu") for each in ((scale, 1.0 / scale) if self._is_last else (scale,))]
 
     def _bound(self, arguments: Arguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _Bound:
-        """Return the program of the setting, planned where there is none yet, over the tensors as they are now."""
+        """Return the program for the current setting, bound to the current tensors; plan a new setting first."""
         groups = self._optimizer.param_groups
         layouts = tuple(
             self._rule.layouts(self._optimizer, group, parameter, self._accumulates in ("more", "last"))
@@ -204,9 +228,9 @@ class TrainStep:
         return bound
 
     def _planned(self, arguments: Arguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _Bound:
-        """Trace, plan and bind a step. The optimizer's state is made where it is missing, and nothing else is changed.
+        """Trace, plan and bind a step. Lasting changes: new optimizer state, and new gradients for accumulation.
 
-        Raises ModelError where the trace changed what a module's Python reads, as a counter in `forward`.
+        Raises ModelError if the trace changed state visible to a module's Python code, as a counter in `forward`.
         """
         for tensor in (*self._judged.parameters(), *self._judged.buffers(), *arguments.tensors):
             require_cpu(str(tensor.device), "train_step")
@@ -237,13 +261,17 @@ class TrainStep:
         return _Bound(run, step, results, {})
 
     def _restore_state(self, parameter: Any, state: dict[str, Any] | None) -> None:
+        """Restore the optimizer state of a parameter; None removes the state."""
         if state is None:
             self._optimizer.state.pop(parameter, None)
         else:
             self._optimizer.state[parameter] = state
 
     def _make_gradients(self) -> None:
-        """Give every trained parameter a `grad` where gradients are accumulated, of its own layout."""
+        """Allocate a `grad` for every trained parameter at the first call of an accumulation.
+
+        The `grad` has the layout of the parameter; contents are written by the program.
+        """
         if self._accumulate > 1 and self._calls % self._accumulate == 0:
             for parameter in self._judged.parameters():
                 if parameter.requires_grad:
@@ -252,17 +280,17 @@ class TrainStep:
                     parameter.grad = spare if fits else torch().empty_like(parameter, requires_grad=False)
 
     def _prepare_state(self, step: StepModel) -> None:
-        """Make the state and the gradients that the program updates, where they are missing."""
+        """Allocate missing optimizer state and gradients updated by the program."""
         self._make_gradients()
         if self._is_last:
-            updated = set(step.updated)  # a tensor's hash is its identity
+            updated = set(step.updated)  # tensors hash by identity
             for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter in updated:
                         self._rule.state(self._optimizer, group, parameter)
 
     def _finish(self, bound: _Bound, infinite: bool) -> None:
-        """Do what the eager loop does besides computing: count, forget gradients, tell schedulers and autograd."""
+        """Repeat the side effects of the eager loop: count steps, drop gradients, notify schedulers and autograd."""
         t, optimizer = torch(), self._optimizer
         last = self._is_last
         self._calls += 1
@@ -284,7 +312,7 @@ class TrainStep:
             self._tell_scaler(infinite)
 
     def _tell_scaler(self, infinite: bool) -> None:
-        """Let the scaler grow or shrink its scale, as after its own `step`."""
+        """Let the scaler grow or shrink the scale, as after `scaler.step`."""
         t = torch()
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
         state["found_inf_per_device"] = {t.device("cpu"): t.tensor(float(infinite), device="cpu")}
@@ -292,7 +320,7 @@ class TrainStep:
 
 
 def require_apart(step: StepModel, given: Sequence[Any]) -> None:
-    """Raise ModelError where two weights of a step, or a weight and an argument, share bytes."""
+    """Raise ModelError if two weights of a step, or a weight and an argument, share bytes."""
     spans = []
     for name, tensor in (
         *((name, find()) for name, find in step.finders.items()),
@@ -309,8 +337,8 @@ def require_apart(step: StepModel, given: Sequence[Any]) -> None:
 
 
 def _copied(like: Any, found: Any) -> Any:
-    """Return a tensor with the layout that the eager loop gives, of a result's elements."""
+    """Return a new tensor with the elements of a result, in the layout of the eager loop."""
     t = torch()
-    made = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    copied = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
     tensor = found if isinstance(found, t.Tensor) else torch_over(found)
-    return made.copy_(tensor.reshape(like.shape))
+    return copied.copy_(tensor.reshape(like.shape))

@@ -1,1 +1,1 @@
-"""Programs of PyTorch: ATen operators in a graph of FX, from `torch.export`, as models."""
+"""PyTorch programs as models: FX graphs of ATen operators, from `torch.export` and `torch.compile`."""

@@ -1,7 +1,8 @@
-"""`.pt2` files, as `torch.export.save` writes them: a program in JSON, and the bytes of its tensors.
+"""`.pt2` files, as written by `torch.export.save`: a program in JSON, and the bytes of its tensors.
 
-A file is from a stranger. PyTorch's own reader unpickles, imports what the file names, and evaluates expressions of the
-file. So Sublet reads the file by itself: the JSON by `pt2_schema.py`, the program by `pt2_program.py`.
+A file may come from an attacker. PyTorch's own reader unpickles, imports modules named by the file, and evaluates
+expressions of the file. Sublet therefore uses a reader of its own: `pt2_schema.py` checks the JSON, and
+`pt2_program.py` builds the program.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from sublet.frontends.torch.pt2_schema import checked
 from sublet.frontends.torch.pt2_tensors import Payload, tensor_over
 
 MOST_JSON = 64 << 20
-"""Bytes of a program in JSON. A program of 50,000 operators has about 64 MiB."""
+"""Maximum bytes of a program in JSON. A program of 50,000 operators has about 64 MiB."""
 
 MOST_VALUES = 2 << 20
-"""Values of JSON in a program, which take at most some 500 MB."""
+"""Maximum JSON values in a program; 2 M values take at most about 500 MB."""
 
 MAGIC = b"PK\x03\x04"
-"""The first bytes of a zip. `zipfile` finds a zip behind any other content, as behind a library of machine code."""
+"""The first bytes of a zip file. `zipfile` finds a zip behind any content, even behind a library of machine code."""
 
 KINDS = {"weights": "model_weights_config.json", "constants": "model_constants_config.json"}
 
 
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OverflowError)
-"""What zipfile raises for archives that are none: names that are no text, packed or locked entries, sizes that lie."""
+"""Errors raised by zipfile for damaged archives: names with bad encoding, packed or locked entries, wrong sizes."""
 
 
 def read_archive(path: Path) -> Program:
-    """Return the program in a file. Raises ModelError for a file that is no `.pt2` file, or is not safe."""
+    """Return the program in a file. Raises ModelError for a file other than a `.pt2` file, and for an unsafe file."""
     try:
         with path.open("rb") as file:
             begin = file.read(len(MAGIC))
@@ -48,14 +49,14 @@ def read_archive(path: Path) -> Program:
 
 
 class _Entries:
-    """The entries of an archive, which lie in it as they are."""
+    """The entries of a `.pt2` archive, stored uncompressed."""
 
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
         self._archive, self.where = archive, where
         self._entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
 
     def bytes_of(self, name: str, most: int | None = None) -> bytes:
-        """The content of an entry. Raises ModelError when it is missing, packed or too long."""
+        """Return the content of an entry. Raises ModelError for a missing, compressed or too long entry."""
         entry = self._entries.get(name)
         if entry is None:
             raise ModelError(f"{self.where}: has no {name}: it is no program that torch.export.save wrote")
@@ -69,11 +70,12 @@ class _Entries:
             raise ModelError(f"{self.where}: {name} cannot be read: {error}") from None
 
     def json_of(self, name: str) -> Any:
-        """The content of an entry in JSON."""
+        """Return the decoded JSON of an entry."""
         return parse_json(self.bytes_of(name, MOST_JSON), f"{self.where}: {name}", ModelError, MOST_VALUES)
 
 
 def _program(entries: _Entries) -> Program:
+    """Read the JSON and the tensors, and build the program."""
     model = "models/model.json"
     record = checked(entries.json_of(model), "program", f"{entries.where}: {model}")
     payloads = {name: payload for kind, config in KINDS.items() for name, payload in _payloads(entries, kind, config)}
@@ -81,6 +83,10 @@ def _program(entries: _Entries) -> Program:
 
 
 def _payloads(entries: _Entries, kind: str, config: str) -> Iterator[tuple[str, Payload]]:
+    """Yield the name and the content of each tensor in a directory of the archive.
+
+    Raises ModelError for a pickled tensor.
+    """
     where = f"{entries.where}: data/{kind}/{config}"
     for name, record in checked(entries.json_of(f"data/{kind}/{config}"), "payloads", where)["config"].items():
         if record["use_pickle"] or not record["path_name"].startswith(("weight_", "tensor_")):

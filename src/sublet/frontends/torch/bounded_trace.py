@@ -1,4 +1,4 @@
-"""PyTorch's tracing without bytes, bounded: a file of a few bytes may ask for 10^18 steps or results."""
+"""PyTorch's tracing without bytes, bounded in work: a file of a few bytes may request 10^18 steps or results."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from sublet.base.errors import ModelError
 from sublet.base.extras import require
 
 MOST_CALLS = 1 << 16
-"""Operators that PyTorch runs while it takes a program apart. At this limit it has taken up to 35 s and 2 GB. An LSTM
-of two layers and 1,000 steps takes 16,000."""
+"""Maximum operators run by PyTorch while composite operators are decomposed.
+
+At the limit PyTorch has taken up to 35 s and 2 GB. An LSTM of two layers and 1,000 steps takes 16,000 operators.
+"""
 
 MOST_RESULTS = 1 << 16
-"""Tensors that one operator may return."""
+"""Maximum tensors returned by one operator."""
 
 DIVIDING = {"aten::split.Tensor", "aten::unsafe_split.Tensor", "aten::split_copy.Tensor"}
 UNBINDING = {"aten::unbind.int", "aten::unbind_copy.int"}
 
 
 def bounded_fake_mode(where: str) -> Any:
-    """Return a mode of PyTorch's in which tensors have no bytes, and which ends when a program asks for too much.
+    """Return a fake tensor mode of PyTorch with an end to programs of too much work.
 
-    Operators without a rule of shapes are refused there: PyTorch runs their kernels on zeros of the full size instead.
+    The mode refuses operators without a shape rule: PyTorch would run their kernels on zeros of the full size.
 
     Raises:
-        ModelError: in the mode, beyond `MOST_CALLS` operators or `MOST_RESULTS` results of one.
+        ModelError: inside the mode, beyond `MAX_TRACED_CALLS` operators or `MAX_RESULTS` results of one operator.
     """
     fake_tensor = require("torch._subclasses.fake_tensor", extra="torch")
     shapes = require("torch.fx.experimental.symbolic_shapes", extra="torch").ShapeEnv()
@@ -46,7 +48,7 @@ def bounded_fake_mode(where: str) -> Any:
 
 
 def results_of(func: Any, args: Sequence[Any]) -> int:
-    """Return how many tensors an operator returns that divides a tensor along an axis; 0 for any other operator."""
+    """Return the number of results of an operator splitting a tensor along an axis; 0 for any other operator."""
     name = func.name() if hasattr(func, "name") else ""
     if name not in DIVIDING | UNBINDING or not args:
         return 0

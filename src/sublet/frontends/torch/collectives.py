@@ -1,4 +1,4 @@
-"""Functional collectives in traced programs: a node where one begins, and one where somebody waits for it."""
+"""Functional collectives in traced programs: a node starts the collective, a later node waits for the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from sublet.ops.aten.collectives import COPYING
 
 KNOWN = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 KINDS = (*KNOWN, *(f"{name}_coalesced" for name in KNOWN[:3]), "wait_tensor")
-"""Collectives that compute new tensors of tensors."""
+"""Collectives with a plan: each computes new tensors from tensors."""
 
 
 def add_collective(
     level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
 ) -> Any:
-    """What a collective gives, or a wait for it. Raises ModelError for one that is not known."""
+    """Add a collective, or a wait for a collective, and return the results.
+
+    Raises ModelError for an unknown collective, and for a collective outside of the CPU.
+    """
     full = str(target)
     if full.split(".")[1] not in KINDS:
         raise ModelError(f"{source}: the collective {target} cannot be planned; there are {', '.join(KINDS)}")
@@ -29,13 +32,14 @@ def add_collective(
     if full == WAIT:
         (started,) = args
         return level.call(full, name, (started, *begun.get(started.value, ())), {}, [like], source)[0]
-    made = level.call(full, name, args, kwargs, list(like) if isinstance(like, list | tuple) else [like], source)
+    results = level.call(full, name, args, kwargs, list(like) if isinstance(like, list | tuple) else [like], source)
     reads = () if full in COPYING else tuple(_tensors(args))
-    begun.update({each.value: reads for each in made if each is not None})
-    return made if isinstance(like, list | tuple) else made[0]
+    begun.update({each.value: reads for each in results if each is not None})
+    return results if isinstance(like, list | tuple) else results[0]
 
 
 def _tensors(args: Any) -> list[Tensor]:
+    """Return all tensors in nested lists of arguments."""
     if isinstance(args, list | tuple):
         return [each for inner in args for each in _tensors(inner)]
     return [args] if isinstance(args, Tensor) else []

@@ -1,4 +1,4 @@
-"""`cond`, `while_loop`, `scan` and `map`: what they run are the arms of a branch, or the check and body of a loop."""
+"""Conversion of `cond`, `while_loop`, `scan` and `map` to branches and loops."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.aten import Strided
 
 Convert = Callable[[Level, Any, Sequence[Any]], Any]
-"""Writes the graph of a module with these arguments; gives what it gives."""
+"""(level, module, arguments) -> the results; adds the nodes of the module's graph to the level."""
 
 
 def _tensors(given: Any, name: str, source: str) -> list[Tensor]:
-    """The results of a graph. Raises ModelError for numbers, which control flow cannot carry here."""
-    found = list(given) if isinstance(given, list | tuple) else [given]
-    for each in found:
+    """Return the results of a graph as a list. Raises ModelError for numbers: control flow carries only tensors."""
+    tensors = list(given) if isinstance(given, list | tuple) else [given]
+    for each in tensors:
         if not isinstance(each, Tensor):
             raise ModelError(f"{source}: {name} is given, or gives, {each!r}, which is no tensor")
-    return found
+    return tensors
 
 
 def _fresh(level: Level, hint: str, spec: TensorSpec) -> Tensor:
+    """Return a row-major tensor over a new value."""
     return Tensor(Value(level.conversion.names.fresh(hint), spec), Strided.contiguous(spec.shape))
 
 
 def _wholes(level: Level, given: Any, name: str, source: str) -> list[Tensor]:
+    """Return row-major tensors with the elements of the results of a graph."""
     return [level.whole(each, source) for each in _tensors(given, name, source)]
 
 
 def add_cond(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
-    """`cond(index, then, otherwise, operands)`."""
+    """Convert `cond(index, then, otherwise, operands)`; a known index selects the graph at once."""
     index, then, otherwise, operands = args
     if isinstance(index, bool):
         return _tensors(convert(level, then if index else otherwise, operands), name, source)
@@ -52,6 +54,7 @@ def add_cond(level: Level, name: str, args: Sequence[Any], source: str, convert:
 
 
 def _agreed(arms: Sequence[Graph], name: str, source: str) -> list[TensorSpec]:
+    """Return the common specs of the branches' results. Raises ModelError for different types or shapes."""
     specs = [[value.spec for value in arm.outputs] for arm in arms]
     if any(other != specs[0] for other in specs):
         raise ModelError(f"{source}: the branches of {name} give tensors of other types or shapes")
@@ -59,7 +62,7 @@ def _agreed(arms: Sequence[Graph], name: str, source: str) -> list[TensorSpec]:
 
 
 def add_while(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
-    """`while_loop(check, body, carried, additional)`."""
+    """Convert `while_loop(check, body, carried, additional)`."""
     check, body, carried, additional = args
     inits = _wholes(level, carried, name, source)
     inner = level.inside()
@@ -72,7 +75,7 @@ def add_while(level: Level, name: str, args: Sequence[Any], source: str, convert
 
 
 def add_scan(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
-    """`scan(combine, init, xs, additional)`: a round for each element of the sequences along their first axis."""
+    """Convert `scan(combine, init, xs, additional)` to a loop over the slices along the first axis."""
     combine, init, xs, additional = args
     inits, sequences = _wholes(level, init, name, source), _wholes(level, xs, name, source)
     trips = sequences[0].spec.shape[0]
@@ -94,7 +97,7 @@ def add_scan(level: Level, name: str, args: Sequence[Any], source: str, convert:
 
 
 def add_map(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
-    """`map_impl(body, xs, additional)`: a scan that carries nothing."""
+    """Convert `map_impl(body, xs, additional)`, a scan without loop-carried values."""
     body, xs, additional = args
     return add_scan(level, name, (body, [], xs, additional), source, convert)
 
@@ -114,7 +117,11 @@ def _loop(
     carried: int | None = None,
     trips: int = 0,
 ) -> list[Tensor]:
-    """The loop, of which the first `carried` inputs are carried, the others sequences."""
+    """Append a loop, and return its final and stacked results. The first `carried` inputs are carried, the rest are
+    sliced.
+
+    Raises ModelError if a loop-carried value changes type or shape.
+    """
     carried = len(inputs) if carried is None else carried
     for parameter, update in zip(parameters[:carried], given, strict=False):
         if parameter.spec != update.spec:
@@ -146,4 +153,4 @@ CONTROL: Mapping[str, Callable[[Level, str, Sequence[Any], str, Convert], list[T
     "scan": add_scan,
     "map_impl": add_map,
 }
-"""The operators that run graphs, by PyTorch's names."""
+"""Conversions of operators running inner graphs, by PyTorch's names."""

@@ -1,4 +1,4 @@
-"""What a conversion knows of a program: names, weights, and the levels that nodes are written to."""
+"""The state of a conversion of a PyTorch program: names, weights, and the graphs under construction."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ COUNT = TensorSpec(DType.I64)
 
 @dataclass
 class Conversion:
-    """A program, as far as it is written.
+    """The program under construction.
 
-    weights   the contents of its weights, tensors of PyTorch's
-    extents   what its symbols stand for
-    parts     the tensors that values with a name of their own are pieces of
-    begun     what collectives that have begun may read until somebody waits for their results
-    device    what its operators run on, "cuda:0": they stay PyTorch's own there; "" for the CPU
-    eager     of tensors that lie otherwise eagerly than they do here, or otherwise than they are traced: tensors of
-              PyTorch's that lie as they do eagerly
+    weights        the contents of the weights, PyTorch tensors
+    extents        extents of the symbols
+    piece_sources  for copied pieces of a value: the piece as a view of the value
+    pending_reads  tensors read by each unfinished collective, until the wait for the result
+    device         the device of the operators, "cuda:0", with PyTorch's own operators only; "" for the CPU
+    eager_tensors  PyTorch tensors with the eager layout, for tensors of another layout in the program or in the trace
     """
 
     names: Names = field(default_factory=Names)
@@ -44,25 +43,28 @@ class Conversion:
         self.literals = Literals(self.names)
 
     def root(self) -> Level:
-        """The level of the whole program. Raises ModelError for a PyTorch that the operators' facts are not of."""
+        """Return the level of the whole program. Raises ModelError for a PyTorch version without operator facts."""
         wrong = other_version(torch().__version__)
         if wrong:
             raise ModelError(wrong)
         return Level(self, Emitter(self.names, self.literals))
 
     def given(self, hint: str, fake: Any) -> Tensor:
-        """An input or weight that lies as PyTorch says."""
+        """Return a tensor over a new value with PyTorch's layout: an input, a weight or a result."""
         spec, layout = spec_and_layout(fake, self.extents, hint)
         return Tensor(Value(self.names.fresh(hint), spec), layout)
 
     def weight(self, hint: str, tensor: Any) -> Tensor:
-        """A weight, with its content."""
-        made = self.given(hint, tensor)
-        self.weights[made.value] = tensor
-        return made
+        """Return a new weight with its content."""
+        weight = self.given(hint, tensor)
+        self.weights[weight.value] = tensor
+        return weight
 
     def note_eager(self, made: Any, eager: Any, corrected: bool) -> None:
-        """Keep how results lie eagerly: of a node that is traced wrongly all, else those that lie otherwise here."""
+        """Record the eager layouts of a node's results.
+
+        For a corrected node all results are recorded, else only results with another layout in the program.
+        """
         several = isinstance(made, list | tuple) and isinstance(eager, list | tuple)
         for each, lies in zip(made, eager, strict=False) if several else ((made, eager),):
             if not isinstance(each, Tensor) or not hasattr(lies, "stride"):
@@ -71,17 +73,17 @@ class Conversion:
                 self.eager[each] = lies
 
     def home(self, tensor: Tensor) -> Tensor:
-        """The same elements, of the value that they were computed in."""
+        """Return the same elements as a view of the defining value; copied pieces are traced back to the whole."""
         while tensor.value in self.parts:
             whole, layout = self.parts[tensor.value], tensor.layout
-            if tensor.is_whole:  # with the steps of axes of one element, too
+            if tensor.is_whole:  # keeps the strides of axes with one element too
                 tensor = whole
                 continue
             tensor = Tensor(whole.value, Strided(layout.size, layout.stride, whole.layout.offset + layout.offset))
         return tensor
 
     def constant(self, name: str, tensor: Any) -> Tensor:
-        """A tensor that a graph holds, the same one each time."""
+        """Return the weight of a tensor held by a graph; equal tensors share one weight."""
         for value, known in self.weights.items():
             if known is tensor:
                 return Tensor(value, spec_and_layout(tensor, self.extents, name)[1])
@@ -90,19 +92,22 @@ class Conversion:
 
 @dataclass
 class Level:
-    """One graph of the program that nodes are appended to."""
+    """One graph of the program under construction."""
 
     conversion: Conversion
     emitter: Emitter
 
     def inside(self) -> Level:
-        """A level for a graph below."""
+        """Return a level for an inner graph."""
         return Level(self.conversion, self.emitter.inside())
 
     def call(
         self, op: str, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any], source: str = ""
     ) -> list[Tensor | None]:
-        """Append a node that calls an operator; `results` are traced tensors like those it gives, None for none."""
+        """Append a node calling an operator, and return its results.
+
+        `results` are traced tensors like the results, None for an omitted result.
+        """
         inputs: dict[Value, int] = {}
         call_args = tuple(_argument(argument, inputs, name) for argument in args)
         call_kwargs = tuple((key, _argument(argument, inputs, name)) for key, argument in kwargs.items())
@@ -120,24 +125,27 @@ class Level:
         return outputs
 
     def whole(self, tensor: Tensor, source: str = "") -> Tensor:
-        """A row-major tensor of its own value with the same elements, which may be the same bytes."""
+        """Return a row-major tensor with the same elements, over a value with exactly these elements.
+
+        The planner may coalesce the new value with the old value.
+        """
         if tensor.is_whole:
             return tensor
         spec = TensorSpec(tensor.spec.dtype, tensor.layout.size)
         return self._copied(tensor, "dense", spec, Strided.contiguous(spec.shape), source)
 
     def like(self, tensor: Tensor, home: Tensor) -> Tensor:
-        """A tensor with the same elements that lies as another one does."""
+        """Return a tensor with the same elements in the layout of `home`."""
         if tensor.spec == home.spec and tensor.layout.normal == home.layout.normal:
             return tensor
         return self._copied(tensor, "new", home.spec, home.layout)
 
     def as_eager(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with the same elements whose strides are those of the eager result."""
-        lies = self.conversion.eager.get(tensor)
-        if lies is None:
+        """Return a tensor with the same elements and the strides of the eager result."""
+        eager = self.conversion.eager.get(tensor)
+        if eager is None:
             return tensor
-        layout = layout_of(lies, self.conversion.extents, tensor.value.name).normal
+        layout = layout_of(eager, self.conversion.extents, tensor.value.name).normal
         return self.laid_out(tensor, layout) if layout.is_dense and layout.size == tensor.layout.size else tensor
 
     def laid_out(self, tensor: Tensor, layout: Strided) -> Tensor:
@@ -148,17 +156,17 @@ class Level:
         return self._copied(tensor, "laid", TensorSpec(tensor.spec.dtype, shape), layout)
 
     def _copied(self, tensor: Tensor, hint: str, spec: TensorSpec, layout: Strided, source: str = "") -> Tensor:
-        """A value with the elements of a tensor, laid out so; it may be the same bytes."""
+        """Append a node copying the elements of a tensor to a new layout; the planner may coalesce source and copy."""
         name = self.conversion.names.fresh(f"{tensor.value.name}.{hint}")
-        made = Tensor(Value(name, spec), layout)
-        attrs = encode(Call((tensor.use(0),), (), (made.strides,)))
-        self.emitter.nodes.append(Node(name, AS_STRIDED, (tensor.value,), (made.value,), attrs, source))
-        return made
+        copied = Tensor(Value(name, spec), layout)
+        attrs = encode(Call((tensor.use(0),), (), (copied.strides,)))
+        self.emitter.nodes.append(Node(name, AS_STRIDED, (tensor.value,), (copied.value,), attrs, source))
+        return copied
 
     def whole_program(
         self, inputs: Sequence[Value], outputs: Sequence[Value], updates: Sequence[tuple[Value, Value]] = ()
     ) -> Graph:
-        """The nodes of this level as the graph of the whole program, verified."""
+        """Return the nodes of the level as the graph of the whole program, verified."""
         conversion = self.conversion
         weights = (*conversion.weights, *conversion.literals.added)
         nodes = tuple(self.emitter.nodes)
@@ -167,12 +175,15 @@ class Level:
         return graph
 
     def graph(self, hint: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
-        """The nodes of this level as a graph."""
+        """Return the nodes of the level as an inner graph."""
         return Graph(self.conversion.names.fresh(hint), tuple(inputs), tuple(self.emitter.nodes), tuple(outputs))
 
 
 def _argument(argument: Any, inputs: dict[Value, int], where: str) -> Argument:
-    """An argument as data; the values it reads are appended to `inputs`."""
+    """Return an argument in encodable form; values read by the argument are appended to `inputs`.
+
+    Raises ModelError for an argument of an unsupported type.
+    """
     if isinstance(argument, Tensor):
         return argument.use(inputs.setdefault(argument.value, len(inputs)))
     if argument is None or isinstance(argument, NUMBERS):

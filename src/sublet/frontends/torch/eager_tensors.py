@@ -1,8 +1,8 @@
-"""The tensors that PyTorch's eager kernels give, where tracing tells another type or other strides.
+"""Tensors as returned by PyTorch's eager kernels, for operators traced with another type or other strides.
 
-AOTAutograd and `torch.export` run a program on fake tensors. For the operators of `probes.TABLE` the CPU's kernel gives
-another type or layout than the fake one: LayerNorm in bf16 with f32 parameters keeps f32 statistics, and tracing tells
-bf16. `EagerTensors` takes the kernel's word, and derives anew what a graph computes from such a result.
+AOTAutograd and `torch.export` run a program on fake tensors. For the operators of `probes.PROBED_OPERATORS`, the CPU
+kernel returns another type or layout than the trace. Example: LayerNorm in bf16 with f32 parameters keeps f32
+statistics, but the trace has bf16. `EagerTensors` uses the kernel's result, and derives all dependent tensors again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sublet.frontends.torch.tensors import Extents, fixed, layout_of, torch
 
 
 class EagerTensors:
-    """The tensors of one traced graph as PyTorch gives them eagerly, by node.
+    """The eager tensors of one traced graph, by node.
 
     Args:
-        extents: what the symbols of the graph stand for.
-        device: the device that the program is planned for; "" for the CPU. Only the CPU's kernels are probed.
+        extents: extents of the graph's symbols.
+        device: the device of the program; "" for the CPU. Only CPU kernels are probed.
     """
 
     def __init__(self, extents: Extents, device: str = "") -> None:
@@ -29,15 +29,15 @@ class EagerTensors:
         self._mode: Any = None
 
     def correct(self, node: Any, tensors: Any) -> None:
-        """Take tensors for what a node gives, instead of the traced ones."""
+        """Replace the traced tensors of a node."""
         self._corrected[node] = tensors
 
     def is_corrected(self, node: Any) -> bool:
-        """True if PyTorch gives other tensors eagerly than tracing tells."""
+        """True if the eager tensors of a node differ from the traced tensors."""
         return node in self._corrected
 
     def of(self, node: Any) -> Any:
-        """Return tensors like those that a node gives eagerly: the traced ones, unless the kernels give others."""
+        """Return tensors like the eager results of a node: the traced tensors, unless the kernels differ."""
         traced = node.meta.get("val")
         if node in self._corrected:
             return self._corrected[node]
@@ -56,8 +56,10 @@ class EagerTensors:
         return eager
 
     def _run(self, node: Any, traced: Any) -> Any:
-        """Return what an operator gives for the arguments that it has eagerly; the traced tensors where it raises, as
-        it will when the program runs."""
+        """Return an operator's results for the eager arguments; the traced tensors if the operator raises.
+
+        An operator raising here will raise again in the run of the program, so the error is not lost.
+        """
         pytree, t = require("torch.utils._pytree", extra="torch"), torch()
         given = pytree.tree_map_only(t.fx.Node, self._argument, (tuple(node.args), dict(node.kwargs)))
         try:
@@ -73,28 +75,29 @@ class EagerTensors:
             return traced
 
     def _argument(self, node: Any) -> Any:
-        found = self.of(node)
+        """Return the eager tensor of an argument node, with symbols replaced by extents."""
+        eager = self.of(node)
         numbers = (torch().SymInt, torch().SymFloat, torch().SymBool)
-        return fixed(found, self._extents, node.name) if isinstance(found, numbers) else found
+        return fixed(eager, self._extents, node.name) if isinstance(eager, numbers) else eager
 
     def _on(self, given: Any, device: str) -> Any:
-        """The same structure with new tensors on a device, which lie as the given ones do."""
+        """Return the same structure with new tensors on a device, in the layouts of the given tensors."""
         pytree, t = require("torch.utils._pytree", extra="torch"), torch()
 
-        def made(each: Any) -> Any:
+        def empty_like(each: Any) -> Any:
             layout = layout_of(each, self._extents, "")
             return t.empty_strided(layout.size, layout.stride, dtype=each.dtype, device=device)
 
-        return pytree.tree_map_only(t.Tensor, made, given)
+        return pytree.tree_map_only(t.Tensor, empty_like, given)
 
     def _types_and_layouts(self, tensors: Any) -> list[Any]:
-        """The types and layouts of an operator's results, to compare them."""
+        """Return the types and layouts of an operator's results, for comparison."""
         each = tensors if isinstance(tensors, list | tuple) else (tensors,)
         return [None if one is None else (one.dtype, layout_of(one, self._extents, "").normal) for one in each]
 
 
 def _is_strided(traced: Any) -> bool:
-    """True for a strided tensor, and for results that are strided tensors or None."""
+    """True for a strided tensor, and for a sequence of strided tensors and None."""
     each = traced if isinstance(traced, list | tuple) else (traced,)
     strided = torch().strided
     return all(one is None or (hasattr(one, "stride") and one.layout == strided) for one in each)

@@ -1,4 +1,4 @@
-"""`torch.export` programs as models: weights stay PyTorch's memory, buffers that a run changes are updates."""
+"""`torch.export` programs as models: weights stay in PyTorch's memory, buffers changed by a run become updates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sublet.ops.aten import Strided
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of PyTorch's as the content of a value of this shape: its bytes, no copy if they lie in a row."""
+    """A PyTorch tensor as the content of a value of the given shape; no copy for a dense tensor."""
 
     tensor: Any
     shape: tuple[int, ...]
 
     def array(self) -> Array:
-        """The elements as `spec_and_layout` keeps them: in the order in which they lie in memory, if they are dense."""
+        """Return the elements in the order of `spec_and_layout`: for a dense tensor the order in memory."""
         tensor = self.tensor.detach()
         layout = Strided(tuple(tensor.shape), tuple(tensor.stride()))
         if layout.is_dense:
@@ -40,24 +40,24 @@ class Held:
 def from_exported(
     program: Any, where: str = "program", weights: Mapping[str, str] | None = None, inputs: Sequence[str] = ()
 ) -> Model:
-    """Return an exported program, functionalised and without composite operators, as a model.
+    """Return an exported program as a model, functionalised and without composite operators.
 
     Args:
-        program: an ExportedProgram of PyTorch's.
-        where: the name that errors give to the program.
-        weights: names that the model gives to weights, by their names in the program; others stay as they are.
-        inputs: names that the model gives to the user's inputs, in order; without them, those of the program.
+        program: an ExportedProgram of PyTorch.
+        where: the name of the program in errors.
+        weights: names of weights in the model, by the names in the program; the default is the name in the program.
+        inputs: names of the user's inputs in the model, in order; the default is the names in the program.
 
     Raises:
-        ModelError: for what cannot be planned, with the line of the user's program.
+        ModelError: for a program impossible to plan, with the line of the user's program.
     """
     weight_names, input_names = weights or {}, iter(inputs)
     try:
         with quietly():
-            program = program.run_decompositions({})  # as far as torch.export takes composite operators apart by itself
-    except ModelError as error:  # of `bounded_trace`; FX appends lines to its message
+            program = program.run_decompositions({})  # {}: only the decompositions of composite operators
+    except ModelError as error:  # from `bounded_trace`; FX appends lines to the message
         raise ModelError(str(error).partition("\n")[0]) from None
-    except Exception as error:  # whatever PyTorch makes of a program that a file has made up
+    except Exception as error:  # a program from a file may raise errors of any type
         raise ModelError(f"{where}: PyTorch cannot take the program apart: {first_line(error)}") from error
     require_cpu(device_of(program.graph_module), "a model of a module", "meta")
     conversion = Conversion(where=where)
@@ -100,20 +100,19 @@ def from_exported(
 
 
 def held(tensors: Mapping[Value, Any]) -> dict[str, Held]:
-    """Tensors of PyTorch's as the contents of weights."""
+    """Return the contents of weights by name, each a `TorchContent` over a PyTorch tensor."""
     return {value.name: Held(each, value.spec.shape) for value, each in tensors.items()}  # type: ignore[union-attr]
 
 
 def first_line(error: Exception) -> str:
-    """The type of an error of PyTorch's, and the first line of what it says."""
+    """Return the type and the first line of a PyTorch error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silence what PyTorch says while it traces: warnings of its own functions, and tracebacks that it logs of errors
-    which it also raises."""
+    """Silence PyTorch while tracing, as a context manager: warnings, and logged tracebacks of errors also raised."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""Results whose extents PyTorch traces otherwise than its kernels give them.
+"""Results with extents traced differently by PyTorch than computed by PyTorch's kernels.
 
-The samples that PyTorch tests its operators with (`op_db`), and their gradients, were run beside tracing: of the
-operators whose results are all strided only these differ.
+All operators with strided results in PyTorch's own test samples (`op_db`), and their gradients, were run beside the
+trace. Only the operators listed here differ.
 """
 
 from __future__ import annotations
@@ -15,38 +15,43 @@ from sublet.base.errors import ModelError
 from sublet.frontends.torch.tensors import Tensor, torch
 
 ASKED = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
-"""What the bags are kept by for a gradient has the extents that the kernel has a use for: types, steps and arguments
-decide, and never what the tensors hold."""
+"""Operators probed for extents.
+
+The bag offsets kept for the gradient have the extents needed by the kernel. Types, strides and arguments decide the
+extents, never the content of the tensors.
+"""
 
 MOST = 1 << 26
-"""Elements that are made to ask a kernel: a file may tell of any number."""
+"""Maximum elements in a probe: a file may declare any number."""
 
 
 def as_computed(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced: Sequence[Any], source: str, device: str = ""
 ) -> Sequence[Any]:
-    """The results of an operator as its kernel gives them: it is asked, with one row of the table and zeros.
+    """Return an operator's results with the extents of the kernel, by a run with one row of the table and zeros.
 
-    Raises ModelError where it cannot be, as that of another `device` than the CPU.
+    Raises ModelError if the kernel cannot run: outside of the CPU, or with too many elements.
     """
     if str(target) not in ASKED:
         return traced
     if device:
-        raise ModelError(f"{source}: what extents {target} gives on {device} is not known, and tracing tells others")
+        raise ModelError(
+            f"{source}: the extents of the results of {target} on {device} are not known; run it on the CPU"
+        )
     table, *rest = args
     sizes = [each.layout.size for each in (*rest, *kwargs.values()) if isinstance(each, Tensor)]
     if sum(map(prod, (*sizes, *(each.shape for each in traced)))) > MOST:
-        raise ModelError(f"{source}: {target} of so many elements: its kernel is not asked what extents it gives")
+        raise ModelError(f"{source}: {target} has too many elements (limit {MOST}) for a run that shows its extents")
     by_name = {name: _zeros(argument) for name, argument in kwargs.items()}
     try:
-        found: Sequence[Any] = target(_zeros(table, rows=1), *map(_zeros, rest), **by_name)
+        computed: Sequence[Any] = target(_zeros(table, rows=1), *map(_zeros, rest), **by_name)
     except RuntimeError as error:
-        raise ModelError(f"{source}: what extents {target} gives is not known: {error}") from None
-    return found
+        raise ModelError(f"{source}: the extents of the results of {target} are not known: {error}") from None
+    return computed
 
 
 def _zeros(argument: Any, rows: int | None = None) -> Any:
-    """An argument that is a tensor as one of zeros, of so many rows, that lies as it does."""
+    """Return a tensor of zeros with an argument's layout and, if given, `rows` rows; a plain argument unchanged."""
     if not isinstance(argument, Tensor):
         return argument
     t, layout = torch(), argument.layout

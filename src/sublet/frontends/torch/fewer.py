@@ -1,7 +1,7 @@
-"""The same graph of ATen operators for fewer samples, if it computes sample by sample.
+"""Rewriting of an ATen graph for fewer samples, if the graph computes sample by sample.
 
-Samples lie one after another on an axis of each tensor, which is followed from the arguments to the results
-(`row_rules.py`). What depends on no sample is the same for all.
+The samples lie on one axis of each batched tensor. The rewriter follows the batch axis from the arguments to the
+results, with the rules of `batch_axis_rules.py`. A tensor independent of the samples is equal for all samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from sublet.frontends.torch.traced import placeholders, where
 
 @dataclass(frozen=True)
 class Fewer:
-    """A graph for fewer samples, and where samples lie in its arguments and results, by position."""
+    """A graph for fewer samples.
+
+    module         the FX graph module
+    argument_axes  the batch axis of each argument, None for an argument without samples
+    result_axes    the batch axis of each result
+    """
 
     module: Any
     given: tuple[State, ...]
@@ -29,28 +34,31 @@ class Fewer:
 
 
 def of_these_extents(module: Any, extents: Extents) -> Any:
-    """The graph of a module for arguments of one shape, where its symbols stand for these extents.
+    """Return the graph of a module with symbols replaced by the given extents.
 
-    Raises ModelError where they do not decide the others.
+    Raises ModelError if the extents do not determine all symbolic numbers.
     """
     return _Writer(module, None, extents).written([None] * len(placeholders(module))).module
 
 
 def with_fewer_samples(module: Any, given: Sequence[State], samples: int, fewer: int) -> Fewer:
-    """The graph of a module whose arguments have samples where `given` says, for fewer of them.
+    """Return the graph for `fewer` instead of `samples` samples; `given` are the batch axes of the arguments.
 
-    Raises ModelError where an operator computes across samples, or nobody knows that it does not.
+    A first attempt takes constants of `samples` rows for batched tensors; if the attempt fails, the second does not.
+
+    Raises ModelError if an operator computes across samples, or has no rule.
     """
     try:
         return _Writer(module, Counts(samples, fewer, guess=True)).written(given)
-    except ModelError:  # a number that is that of the samples by chance
+    except ModelError:  # the guess was wrong: an extent equals the batch by chance
         return _Writer(module, Counts(samples, fewer, guess=False)).written(given)
 
 
 class _Writer:
-    """Writes a graph anew: for fewer samples, or with `counts` None for as many.
+    """Rewriter of a graph for fewer samples; with `counts` None for the same samples with symbols replaced.
 
-    made   what each node becomes: a node, or the number that it stands for
+    _new_nodes  the new node of each old node, or the number replacing the old node
+    _axes       the batch axis of each old node
     """
 
     def __init__(self, module: Any, counts: Counts | None, extents: Extents | None = None) -> None:
@@ -61,6 +69,7 @@ class _Writer:
         self._fake = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode()
 
     def written(self, given: Sequence[State]) -> Fewer:
+        """Return the rewritten graph. Raises ModelError if the samples of a result are not slices of the result."""
         arguments = iter(given)
         results: Sequence[Any] = ()
         for node in self._module.graph.nodes:
@@ -73,13 +82,14 @@ class _Writer:
                 self._graph.node_copy(node, self._made.__getitem__)
             else:
                 self._called(node)
-        states = tuple(self._states.get(each) if hasattr(each, "meta") else None for each in results)
+        states: tuple[State, ...] = tuple(self._states.get(each) if hasattr(each, "meta") else None for each in results)
         if any(state is not None and (state.numbers or state.outer > 1) for state in states):
             raise ModelError("a result of which the samples are no slices")
         return Fewer(torch().fx.GraphModule(self._module, self._graph), tuple(given), states)
 
     def _given(self, node: Any, state: State) -> None:
-        made = self._graph.node_copy(node, self._made.__getitem__)
+        """Add a placeholder with the extents of fewer samples, or the number of a symbolic argument."""
+        new = self._graph.node_copy(node, self._made.__getitem__)
         fake = node.meta["val"]
         if hasattr(fake, "stride"):
             layout = layout_of(fake, self._extents, node.name)
@@ -89,25 +99,27 @@ class _Writer:
                 dense = torch().empty([shape[axis] for axis in order], dtype=fake.dtype, device=fake.device)
                 fake = dense.permute([order.index(axis) for axis in range(len(order))])
         elif isinstance(fake, (int, torch().SymInt)):
-            made.meta["val"] = self._made[node] = fixed(fake, self._extents, node.name)
+            new.meta["val"] = self._made[node] = fixed(fake, self._extents, node.name)
             return
-        self._note(node, made, state, fake)
+        self._note(node, new, state, fake)
 
     def _constant(self, node: Any) -> None:
-        found = self._module
+        """Add a constant tensor, equal for all samples."""
+        tensor = self._module
         for part in node.target.split("."):
-            found = getattr(found, part)
-        if not hasattr(found, "stride"):
+            tensor = getattr(tensor, part)
+        if not hasattr(tensor, "stride"):
             raise ModelError(f"{where(node)}: a graph within a graph")
-        self._note(node, self._graph.node_copy(node), None, self._fake.from_tensor(found))
+        self._note(node, self._graph.node_copy(node), None, self._fake.from_tensor(tensor))
 
     def _called(self, node: Any) -> None:
+        """Add an operator call with changed arguments, and the results as traced for fewer samples."""
         if node.target is operator.getitem:
             of, position = node.args
             states = self._states[of]
             state = states[position] if isinstance(states, list) else states
-            made = self._graph.node_copy(node, self._made.__getitem__)
-            self._note(node, made, state, self._made[of].meta["val"][position])
+            new = self._graph.node_copy(node, self._made.__getitem__)
+            self._note(node, new, state, self._made[of].meta["val"][position])
             return
         if isinstance(node.meta["val"], (int, torch().SymInt)):
             self._made[node] = fixed(node.meta["val"], self._extents, where(node))
@@ -116,22 +128,22 @@ class _Writer:
         if self._counts is not None:
             call = Call(node, self._states, self._made, self._counts)
             state, changed = rows_of(call), call.changed
-        made = self._graph.node_copy(node, self._made.__getitem__)
+        new = self._graph.node_copy(node, self._made.__getitem__)
         for name, (position, to) in changed.items():
-            if position < len(made.args):
-                made.update_arg(position, to)
+            if position < len(new.args):
+                new.update_arg(position, to)
             else:
-                made.update_kwarg(name, to)
-        args, kwargs = torch().fx.node.map_arg((made.args, made.kwargs), lambda each: each.meta["val"])
+                new.update_kwarg(name, to)
+        args, kwargs = torch().fx.node.map_arg((new.args, new.kwargs), lambda each: each.meta["val"])
         try:
             with self._fake:
-                fake = made.target(*args, **kwargs)
-        except Exception as error:  # whatever PyTorch makes of it: what it takes for all samples it need not for fewer
+                fake = new.target(*args, **kwargs)
+        except Exception as error:  # valid for all samples, but not for fewer
             raise ModelError(f"{where(node)}: {node.target}: PyTorch does not take it for fewer samples") from error
-        self._note(node, made, state, fake)
+        self._note(node, new, state, fake)
 
     def _note(self, node: Any, made: Any, state: Any, fake: Any) -> None:
-        """Remember what a node has become, which must have the extents of fewer samples."""
+        """Record the new node of an old node. Raises ModelError for results of unexpected extents."""
         made.meta["val"] = fake
         for old, new, one in zip(_several(node.meta["val"]), _several(fake), _several(state, fake), strict=True):
             if hasattr(old, "stride") and tuple(new.shape) != self._shape(old, one):
@@ -139,7 +151,7 @@ class _Writer:
         self._states[node], self._made[node] = state, made
 
     def _shape(self, fake: Any, state: State) -> tuple[int, ...]:
-        """The extents that a tensor has for fewer samples."""
+        """Return the extents of a tensor for fewer samples. Raises ModelError for an axis without samples."""
         shape = [fixed(extent, self._extents, "a tensor") for extent in fake.shape]
         if state is not None and self._counts is not None:
             if 0 in shape:
@@ -152,6 +164,7 @@ class _Writer:
 
 
 def _several(found: Any, like: Any = None) -> list[Any]:
+    """Return a list of the results; a single result is repeated for every element of `like`."""
     if isinstance(found, list | tuple):
         return list(found)
     return [found] * (len(like) if isinstance(like, list | tuple) else 1)

@@ -1,4 +1,4 @@
-"""Calls of operators in a graph of FX: views become layouts, all else nodes."""
+"""Conversion of operator calls: views become layouts, all other operators become nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet.ops.aten import COLLECTIVES, PREFIX, Strided
 from sublet.ops.aten.elsewhere import unsound
 
 ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
-"""Views of their first argument, though some of their schemas do not say so, or say that they write it."""
+"""Views of the first argument, some with a schema without alias, or with a write of the argument."""
 
 QUANTIZED = (
     "aten.quantize",
@@ -23,17 +23,20 @@ QUANTIZED = (
     "aten._empty_per_channel_affine_quantized",
     "aten._make_per_",
 )
-"""Operators whose results tracing takes for tensors of plain numbers."""
+"""Operators with quantized results; the trace shows plain numbers instead."""
 
 
 PRIMS = ("prims.fma.default", "prims.convert_element_type.default")
-"""Operators that Dynamo writes the updates of torch.optim with."""
+"""Operators emitted by Dynamo for the updates of torch.optim."""
 
 
 def add_operator(
     level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
 ) -> Any:
-    """What an operator gives for these arguments: a tensor, or a list of tensors; `like` are traced ones."""
+    """Convert a call of an operator, and return a tensor or a list of tensors; `like` are the traced results.
+
+    Raises ModelError for an operator impossible to plan.
+    """
     if str(target).startswith(COLLECTIVES):
         return add_collective(level, target, name, args, kwargs, like, source)
     if str(target) in PRIMS:
@@ -51,33 +54,38 @@ def add_operator(
     numbers = _on_device(level, target, full, args, kwargs, results, source) if device else {}
     if not all(result is None or hasattr(result, "stride") for result in results):
         raise ModelError(f"{source}: {full} gives a number that only a run knows, which nothing can be planned with")
-    found = twin(level, full, name, args, kwargs, source)
-    if found is not None:
-        return found
+    lowered = twin(level, full, name, args, kwargs, source)
+    if lowered is not None:
+        return lowered
     computed = as_computed(target, args, kwargs, results, source, device)
-    made: list[Any] = [*level.call(full, name, args, kwargs, computed, source)]
+    outputs: list[Any] = [*level.call(full, name, args, kwargs, computed, source)]
     for position, number in numbers.items():
-        made[position] = number
-    return made if isinstance(like, list | tuple) else made[0]
+        outputs[position] = number
+    return outputs if isinstance(like, list | tuple) else outputs[0]
 
 
 def _on_device(
     level: Level, target: Any, full: str, args: Sequence[Any], kwargs: dict[str, Any], results: list[Any], source: str
 ) -> dict[int, int]:
-    """The results that are numbers, by position, as attention has there; they are taken out. Raises ModelError."""
+    """Remove results that are numbers, as of attention on devices, from `results`; return the numbers by position.
+
+    Raises ModelError for an operator with a wrong schema on the device.
+    """
     names = [each.name for each in target._schema.arguments]
     why = unsound(full, {**dict(zip(names, args, strict=False)), **kwargs})
     if why:
         raise ModelError(f"{source}: on {level.conversion.device}, {why}")
     kinds = (int, torch().SymInt)
-    found = {i: fixed(each, level.conversion.extents, source) for i, each in enumerate(results) if type(each) in kinds}
-    for position in found:
+    numbers = {
+        i: fixed(each, level.conversion.extents, source) for i, each in enumerate(results) if type(each) in kinds
+    }
+    for position in numbers:
         results[position] = None
-    return found
+    return numbers
 
 
 def _in_aten(prim: str, args: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-    """What ATen calls an operator of PyTorch's inner ones: its operator, arguments by position and by name."""
+    """Return an ATen operator, arguments by position and arguments by name with the same result as a prim."""
     aten = torch().ops.aten
     if prim == PRIMS[1]:
         return aten._to_copy.default, args[:1], {"dtype": args[1]}
@@ -88,6 +96,7 @@ def _in_aten(prim: str, args: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[s
 
 
 def _name(target: Any, source: str) -> str:
+    """Return the ATen name of an operator. Raises ModelError for an operator outside of ATen."""
     namespace, _, rest = str(target).partition(".")
     if namespace != PREFIX.rstrip("."):
         raise ModelError(f"{source}: {target} is no operator of ATen's, and cannot be planned")
@@ -95,12 +104,13 @@ def _name(target: Any, source: str) -> str:
 
 
 def _gives_views(schema: Any) -> bool:
-    """Whether all results are views of an argument, which is not written."""
+    """True if all results are views of an argument, and no argument is written."""
     alias = [result.alias_info for result in schema.returns]
     return bool(alias) and all(info is not None and not info.is_write for info in alias)
 
 
 def _view(level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Any:
+    """Convert a view operator to layouts. A view with another element type becomes a copy."""
     base = args[0]
     if not isinstance(base, Tensor):
         raise ModelError(f"{source}: {target} is given no tensor first")
@@ -108,26 +118,27 @@ def _view(level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dic
     if target in (aten.detach_.default, aten.detach.default, aten.alias.default):
         return base
     try:
-        seen = target(base.on_meta(), *args[1:], **kwargs)
-    except (RuntimeError, ValueError):  # a view that the eager strides allow, of a tensor that lies otherwise here
+        view = target(base.on_meta(), *args[1:], **kwargs)
+    except (RuntimeError, ValueError):  # the view is valid only for the eager strides
         base = level.as_eager(base)
-        seen = target(base.on_meta(), *args[1:], **kwargs)
-    if isinstance(seen, list | tuple):
-        return [_part(level, base, each, source) for each in seen]
-    if seen.dtype != base.on_meta().dtype:
-        return level.call(f"{PREFIX}view_copy.dtype", name, (base, seen.dtype), {}, [seen], source)[0]
-    return _part(level, base, seen, source)
+        view = target(base.on_meta(), *args[1:], **kwargs)
+    if isinstance(view, list | tuple):
+        return [_part(level, base, each, source) for each in view]
+    if view.dtype != base.on_meta().dtype:
+        return level.call(f"{PREFIX}view_copy.dtype", name, (base, view.dtype), {}, [view], source)[0]
+    return _part(level, base, view, source)
 
 
 def _part(level: Level, base: Tensor, seen: Any, source: str) -> Tensor:
-    """A view as a tensor.
+    """Return a view as a tensor.
 
-    A piece of what is computed is left to the planner: it may be copied, so that the rest can be given back.
+    A contiguous piece of a computed value gets a value: the planner decides on a copy, so the rest of the value can be
+    freed.
     """
     part = Tensor(base.value, Strided(tuple(seen.shape), tuple(seen.stride()), seen.storage_offset()))
-    piece = part.layout.is_contiguous and 0 < part.layout.elements < base.spec.size
-    if not piece or base.value in level.conversion.weights:
+    is_piece = part.layout.is_contiguous and 0 < part.layout.elements < base.spec.size
+    if not is_piece or base.value in level.conversion.weights:
         return part
-    made = level.whole(part, source)
-    level.conversion.parts[made.value] = part
-    return made
+    piece_value = level.whole(part, source)
+    level.conversion.parts[piece_value.value] = part
+    return piece_value

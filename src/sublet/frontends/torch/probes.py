@@ -1,7 +1,7 @@
-"""Kernels of PyTorch's, each run once on small tensors of zeros to learn the types and strides of its results.
+"""Probes of PyTorch's CPU kernels: each kernel runs once on small zeros, to learn the types and strides of its results.
 
 The table is for PyTorch 2.13.0. `python -m tests.frontends.pytorch.beside` runs the operators of PyTorch's own samples
-beside tracing, with operands of one float type and of two, and tells each that differs and is not in the table.
+beside the trace, with operands of one float type and of two, and lists each different operator missing in the table.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from sublet.frontends.torch.tensors import torch
 from sublet.ops.aten import Strided
 
 Reduce = Callable[[Sequence[Any]], Sequence[Any]]
-"""(arguments, tensors on `meta`) -> the arguments of a smaller call whose results have the same types and the same
-order of strides."""
+"""(arguments on `meta`) -> the arguments of a smaller call, with results of the same types and order of strides."""
 
 LARGEST = 1 << 24
-"""Elements of the arguments of a probe, and of the results where it is not made smaller: 64 MiB in f32. Beyond it the
-traced tensors are taken."""
+"""Maximum elements in the arguments of a probe, and in the results of a probe without reducer: 64 MiB in f32. Beyond
+the maximum, the traced tensors are used.
+"""
 
 
 def _fewer(x: Any, axes: Sequence[int]) -> Any:
-    """A tensor on `meta` with at most two elements along these axes, the other axes as long as before."""
+    """Return a tensor on `meta` with at most two elements along `axes`.
+
+    All further extents and the order of strides stay.
+    """
     size = [min(n, 2) if axis in axes else n for axis, n in enumerate(x.shape)]
-    lies = Strided(tuple(x.shape), tuple(x.stride()))
-    stride = _ordered(size, lies.ordered) if lies.is_dense else x.stride()
+    layout = Strided(tuple(x.shape), tuple(x.stride()))
+    stride = _ordered(size, layout.ordered) if layout.is_dense else x.stride()
     return torch().empty_strided(size, stride, dtype=x.dtype, device="meta")
 
 
 def _ordered(size: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense tensor whose axes lie in this order, the longest stride first."""
+    """Return the strides of a dense tensor with the axes in `order`, the longest stride first."""
     axes = [axis for axis in range(len(size)) if axis not in order]
     stride, step = [1] * len(size), 1
     for axis in reversed([*axes, *order]):
@@ -43,60 +46,63 @@ def _ordered(size: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _by_rows(*tensors: int, shape: int) -> Reduce:
-    """Fewer rows of a normalisation over the last axes, whose shape is the argument at a position."""
+    """Return a reducer to fewer rows for a normalisation over the last axes.
+
+    `shape` is the position of the normalised shape among the arguments.
+    """
 
     def reduce(args: Sequence[Any]) -> Sequence[Any]:
-        found = list(args)
+        reduced = list(args)
         for i in tensors:
-            found[i] = _fewer(args[i], range(args[i].dim() - len(args[shape])))
-        return found
+            reduced[i] = _fewer(args[i], range(args[i].dim() - len(args[shape])))
+        return reduced
 
     return reduce
 
 
 def _by_channels(*tensors: int) -> Reduce:
-    """As many channels, the second axis, and fewer elements along all other axes."""
+    """Return a reducer keeping the channels, the second axis, and shrinking all other axes."""
 
     def reduce(args: Sequence[Any]) -> Sequence[Any]:
-        found = list(args)
+        reduced = list(args)
         for i in tensors:
-            if found[i] is not None:
-                found[i] = _fewer(args[i], [axis for axis in range(args[i].dim()) if axis != 1])
-        return found
+            if reduced[i] is not None:
+                reduced[i] = _fewer(args[i], [axis for axis in range(args[i].dim()) if axis != 1])
+        return reduced
 
     return reduce
 
 
 def _elementwise(args: Sequence[Any]) -> Sequence[Any]:
-    """Fewer elements along all axes of all tensors; an axis that is broadcast stays so."""
+    """Shrink all axes of all tensors; a broadcast axis stays broadcast."""
     return [_fewer(each, range(each.dim())) if hasattr(each, "dim") else each for each in args]
 
 
 def _by_sequences(*tensors: int) -> Reduce:
-    """Fewer sequences, each of fewer elements; where a mask is given besides, the kernel refuses them."""
+    """Return a reducer to fewer and shorter sequences; the kernel refuses the reduced arguments beside a mask."""
 
     def reduce(args: Sequence[Any]) -> Sequence[Any]:
-        found = list(args)
+        reduced = list(args)
         for i in tensors:
-            found[i] = _fewer(args[i], (0, 1))
-        return found
+            reduced[i] = _fewer(args[i], (0, 1))
+        return reduced
 
     return reduce
 
 
 def _by_groups(args: Sequence[Any]) -> Sequence[Any]:
-    """`native_group_norm(x, scale, bias, N, C, HxW, groups, epsilon)`."""
-    found = list(_by_channels(0)(args))
-    found[3], found[5] = found[0].shape[0], prod(found[0].shape[2:])
-    return found
+    """Shrink `native_group_norm(x, scale, bias, N, C, HxW, groups, epsilon)`."""
+    reduced = list(_by_channels(0)(args))
+    reduced[3], reduced[5] = reduced[0].shape[0], prod(reduced[0].shape[2:])
+    return reduced
 
 
 def _by_groups_backward(args: Sequence[Any]) -> Sequence[Any]:
-    """`native_group_norm_backward(dy, x, mean, rstd, scale, N, C, HxW, groups, wanted)`."""
-    found = list(_by_channels(0, 1)(args))
-    found[2], found[3] = (_fewer(args[i], (0,)) for i in (2, 3))
-    found[5], found[7] = found[1].shape[0], prod(found[1].shape[2:])
-    return found
+    """Shrink `native_group_norm_backward(dy, x, mean, rstd, scale, N, C, HxW, groups, wanted)`."""
+    reduced = list(_by_channels(0, 1)(args))
+    reduced[2], reduced[3] = (_fewer(args[i], (0,)) for i in (2, 3))
+    reduced[5], reduced[7] = reduced[1].shape[0], prod(reduced[1].shape[2:])
+    return reduced
 
 
 TABLE: Mapping[str, Reduce | None] = {
@@ -122,6 +128,7 @@ TABLE: Mapping[str, Reduce | None] = {
     "aten.mish_backward.default": _elementwise,
     "aten.mse_loss_backward.default": _elementwise,
     "aten.native_dropout_backward.default": _elementwise,
+    "aten.normal.Tensor_Tensor": _elementwise,
     "aten.pow.Scalar": _elementwise,
     "aten.replication_pad2d_backward.default": None,
     "aten.rrelu_with_noise_backward.default": _elementwise,
@@ -130,17 +137,20 @@ TABLE: Mapping[str, Reduce | None] = {
     "aten.soft_margin_loss_backward.default": _elementwise,
     "aten.threshold_backward.default": _elementwise,
 }
-"""By the operator's name, how a probe of it is made smaller; None for an operator that is probed as it is."""
+"""Reducers of probes by operator; None probes an operator in full size."""
 
 
 def probed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced: Any) -> Any:
-    """Return tensors on `meta` of the types and strides that an operator's CPU kernel gives.
+    """Return tensors on `meta` with the types and strides of an operator's CPU kernel.
 
     Args:
-        args, kwargs: arguments of an operator of the table, tensors on `meta`.
-        traced: the traced results, on `meta`: they are returned where a probe would take too much memory.
+        target: an operator of the table.
+        args: arguments by position, tensors on `meta`.
+        kwargs: arguments by name.
+        traced: the traced results, on `meta`; returned unchanged if a probe would exceed `MAX_PROBE_ELEMENTS`.
 
-    Raises RuntimeError and what else the kernel raises.
+    Raises:
+        RuntimeError: or any other error of the kernel.
     """
     pytree = require("torch.utils._pytree", extra="torch")
     reduce = TABLE[str(target)]
@@ -150,11 +160,11 @@ def probed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced: 
     if sum(each.untyped_storage().nbytes() // each.itemsize for each in counted if hasattr(each, "itemsize")) > LARGEST:
         return traced
     key = tuple(_laid(each) if hasattr(each, "itemsize") else each for each in leaves)
-    found = _run(target, spec, key)
-    several = isinstance(traced, list | tuple)
-    told = traced if several else (traced,)
-    results = [_as_told(dtype, lies, each) for (dtype, lies), each in zip(found, told, strict=True)]
-    return results if several else results[0]
+    results_of_run = _run(target, spec, key)
+    is_sequence = isinstance(traced, list | tuple)
+    traced_results = traced if is_sequence else (traced,)
+    results = [_as_told(dtype, lies, each) for (dtype, lies), each in zip(results_of_run, traced_results, strict=True)]
+    return results if is_sequence else results[0]
 
 
 class _Laid(tuple[Any, Strided]):
@@ -162,26 +172,28 @@ class _Laid(tuple[Any, Strided]):
 
 
 def _laid(tensor: Any) -> _Laid:
+    """Return the type and layout of a tensor."""
     return _Laid((tensor.dtype, Strided(tuple(tensor.shape), tuple(tensor.stride()))))
 
 
 @lru_cache(maxsize=4096)
 def _run(target: Any, spec: Any, leaves: tuple[Any, ...]) -> tuple[tuple[Any, Strided | None], ...]:
-    """Run a kernel on zeros: types and layouts of its results."""
+    """Run a kernel on zeros, and return the types and layouts of the results."""
     t, pytree = torch(), require("torch.utils._pytree", extra="torch")
     given = [
         t.empty_strided(each[1].size, each[1].stride, dtype=each[0]).zero_() if isinstance(each, _Laid) else each
         for each in leaves
     ]
     args, kwargs = pytree.tree_unflatten(given, spec)
-    with t.no_grad(), t.autocast("cpu", enabled=False):
-        found = target(*args, **kwargs)
-    results = found if isinstance(found, list | tuple) else (found,)
+    draws = t.Tag.nondeterministic_seeded in target.tags  # a probe must not advance the caller's random generator
+    with t.no_grad(), t.autocast("cpu", enabled=False), t.random.fork_rng(devices=[], enabled=draws):
+        returned = target(*args, **kwargs)
+    results = returned if isinstance(returned, list | tuple) else (returned,)
     return tuple((None, None) if each is None else _laid(each) for each in results)
 
 
 def _as_told(dtype: Any, lies: Strided | None, told: Any) -> Any:
-    """A tensor of the traced extents whose axes lie in the order of the probe's."""
+    """Return a tensor with the traced extents and the axis order of the probe."""
     if lies is None or told is None:
         return None
     size = tuple(told.shape)

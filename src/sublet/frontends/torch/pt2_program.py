@@ -1,8 +1,8 @@
-"""A checked `.pt2` program as an ExportedProgram of PyTorch's, built node by node.
+"""Construction of an ExportedProgram from a checked `.pt2` program, node by node.
 
-Nothing of the file becomes a name in Python: FX writes the names of nodes, placeholders and weights into source code
-that it compiles, and walks dotted names. Nodes, weights and inner graphs get names of Sublet's own, and those of the
-file stay texts in a table. Operators and enumerations come from the tables of `ops/aten/registry.py`.
+No text of the file becomes a Python name: FX writes the names of nodes, placeholders and weights into source code for
+compilation, and walks dotted names. Nodes, weights and inner graphs therefore get names by Sublet; the names in the
+file stay in a table. Operators and enumerations come from the tables of `ops/aten/registry.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sublet.frontends.torch.tensors import torch
 from sublet.ops.aten.registry import find_operator
 
 HIGHER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled")
-"""Operators on graphs that a program may call, in `torch.ops.higher_order`."""
+"""Operators on inner graphs a program may call, in `torch.ops.higher_order`."""
 
 OPERATOR = re.compile(r"torch\.ops\.((?:aten|_c10d_functional)\.\w{1,200}\.\w{1,200})", re.ASCII)
 LINE = re.compile(r'File "(?:[^"\n]*/)?([\w.<> -]{1,100})", line (\d{1,9})', re.ASCII)
@@ -34,16 +34,16 @@ FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4:
 POSITIONAL = 1
 
 COUNTS = ("sections", "chunks", "r", "num_layers")
-"""Arguments that say how many tensors PyTorch makes room for, before it looks at the tensor that it divides."""
+"""Arguments with a number of tensors PyTorch allocates for, before looking at the operand."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program of a file.
+    """A program read from a file.
 
     exported  the ExportedProgram
-    weights   the file's names of the weights, by the names in `exported`
-    inputs    the file's names of what the user gives, in order
+    weights   the names of weights in the file, by the names in `exported`
+    inputs    the names of the user's inputs in the file, in order
     """
 
     exported: Any
@@ -55,13 +55,13 @@ def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], wh
     """Return the program of a checked record.
 
     Args:
-        record: a "program" of `pt2_schema.checked`.
+        record: a "program" record, as returned by `pt2_schema.check_json`.
         payloads: the tensors of weights and constants by name.
-        where: the file that errors name.
+        where: the file for errors.
 
     Raises:
-        ModelError: for an operator, argument or input that cannot be planned, a name that is not defined, and a program
-            that PyTorch does not accept.
+        ModelError: for an operator, argument or input impossible to plan, an undefined name, and a program refused by
+            PyTorch.
     """
     if record["schema_version"]["major"] != MAJOR:
         raise ModelError(f"{where}: has version {record['schema_version']['major']} of the format; {MAJOR} is read")
@@ -70,13 +70,13 @@ def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], wh
         return builder.program(record["graph_module"])
     except ModelError:
         raise
-    except Exception as cause:  # PyTorch's constructors raise errors of many types for a program that is none
+    except Exception as cause:  # PyTorch's constructors raise many types of errors for invalid programs
         raise ModelError(f"{where}: PyTorch does not take the program: {first_line(cause)}") from None
 
 
 @dataclass
 class _Graph:
-    """One graph of the program while it is built: its nodes and tensors by the file's names."""
+    """One graph under construction: nodes and tensor records by the names in the file."""
 
     graph: Any
     root: Any
@@ -85,13 +85,15 @@ class _Graph:
 
 
 class _Builder:
+    """Builder of an ExportedProgram from records."""
+
     def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
         self.where, self.payloads = where, payloads
         self.fake_mode = bounded_fake_mode(where)
         self.subgraphs = 0
 
     def program(self, module: Mapping[str, Any]) -> Program:
-        """Return the ExportedProgram of a "graph_module" record."""
+        """Return the program of a "graph_module" record."""
         t, in_training = torch(), require("torch._export.verifier", extra="torch")
         signature, graph = module["signature"], module["graph"]
         built = self.graph(graph)
@@ -101,7 +103,7 @@ class _Builder:
                 f"{self.where}: {len(inputs)} inputs, and the signature has {len(signature['input_specs'])}"
             )
         weights = Weights(self.where, self.payloads)
-        made = t.export.graph_signature
+        signatures = t.export.graph_signature
         input_specs = [weights.input_spec(*pair) for pair in zip(signature["input_specs"], inputs, strict=True)]
         results = next(node for node in built.graph.nodes if node.op == "output").args[0]
         if len(results) != len(signature["output_specs"]):
@@ -115,7 +117,7 @@ class _Builder:
         user = [len([s for s in specs if s.kind.name.startswith("USER_") and "MUTATION" not in s.kind.name])
                 for specs in (input_specs, output_specs)]  # fmt: skip
         exported = t.export.ExportedProgram(
-            built.root, built.graph, made.ExportGraphSignature(input_specs, output_specs), weights.state, {},
+            built.root, built.graph, signatures.ExportGraphSignature(input_specs, output_specs), weights.state, {},
             [call_signature(*user)], None, weights.constants, verifiers=[in_training.TrainingIRVerifier],
         )  # fmt: skip
         names = {node: name for name, node in built.nodes.items()}
@@ -150,12 +152,13 @@ class _Builder:
         return made
 
     def define(self, made: _Graph, name: str, node: Any) -> None:
+        """Record a node under a name in the file. Raises ModelError for a second definition."""
         if name in made.nodes:
             raise ModelError(f"{self.where}: the value {name[:80]!r} is defined twice")
         made.nodes[name] = node
 
     def fake(self, made: _Graph, name: str) -> Any:
-        """Return a tensor without bytes, as the file describes the tensor of this name."""
+        """Return a tensor without bytes, with type and layout from the file."""
         if name not in made.metas:
             raise ModelError(f"{self.where}: the tensor {name[:80]!r} has no type")
         meta = made.metas[name]
@@ -165,6 +168,7 @@ class _Builder:
             return t.empty_strided(size, stride, dtype=dtype_of(meta, self.where), device=self.device(meta["device"]))
 
     def device(self, record: Mapping[str, Any]) -> Any:
+        """Return the device of a "device" record. Raises ModelError for a device other than "cpu" and "meta"."""
         if record["type"] not in ("cpu", "meta"):
             raise ModelError(f"{self.where}: a program on {record['type'][:20]!r}: export the module after .cpu()")
         return torch().device(record["type"])
@@ -172,6 +176,7 @@ class _Builder:
     # -- nodes ----------------------------------------------------------------------------------
 
     def node(self, made: _Graph, record: Mapping[str, Any], where: str) -> None:
+        """Add the call of a "node" record to a graph."""
         target, text = record["target"], record["target"].removeprefix("torch.ops.higher_order.")
         higher = text in HIGHER and target != text
         if higher:
@@ -196,7 +201,7 @@ class _Builder:
     def arguments(
         self, made: _Graph, function: Any, inputs: Sequence[Mapping[str, Any]], where: str
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of an operator by position and by name, in the order of its schema."""
+        """Return the arguments of an operator by position and by name, in the order of the operator's schema."""
         given = {each["name"]: each for each in inputs}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -220,7 +225,7 @@ class _Builder:
         return args, kwargs
 
     def value(self, made: _Graph, argument: Mapping[str, Any], where: str) -> Any:
-        """Return an argument: a node, a number, a text, an enumeration, or a list of these."""
+        """Return an argument: a node, a number, a text, an enumeration, or a list of arguments."""
         ((kind, value),) = argument.items()
         read = READ.get(kind)
         if read is None:
@@ -228,21 +233,25 @@ class _Builder:
         return read(self, made, value, where)
 
     def tensor(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        """Return the node of a tensor. Raises ModelError for a tensor without earlier definition."""
         if record["name"] not in made.nodes:
             raise error(where, f"reads {record['name'][:80]!r}, which is not defined before")
         return made.nodes[record["name"]]
 
     def number(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        """Return a number. Raises ModelError for an open extent."""
         ((kind, value),) = record.items()
         if kind == "as_name":
             raise error(where, f"the extent {value[:40]!r} is open: export with fixed extents")
         return value
 
     def optional(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        """Return the node of a tensor, or None."""
         ((kind, value),) = record.items()
         return None if kind == "as_none" else self.tensor(made, value, where)
 
     def subgraph(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        """Build an inner graph, and return the node with the graph."""
         inner = self.graph(record["graph"])
         name = f"subgraph_{self.subgraphs}"
         self.subgraphs += 1
@@ -252,7 +261,7 @@ class _Builder:
     # -- results --------------------------------------------------------------------------------
 
     def results(self, made: _Graph, node: Any, record: Mapping[str, Any], higher: bool, where: str) -> None:
-        """Define what a node returns under the file's names."""
+        """Define a node's results under the names in the file."""
         outputs = record["outputs"]
         kinds = [next(iter(each)) for each in outputs]
         in_a_tuple = higher and not record.get("is_hop_single_tensor_return", True)
@@ -267,7 +276,7 @@ class _Builder:
             node.meta["val"] = tuple(self.item(made, node, i, one, where) for i, one in enumerate(each))
 
     def item(self, made: _Graph, node: Any, position: int, output: Mapping[str, Any], where: str) -> Any:
-        """Return the traced value of one of several results, and define what it holds."""
+        """Return the traced value of one of several results, and define the tensors inside."""
         kind, value = ("as_tensor", output) if "name" in output else next(iter(output.items()))
         if kind in ("as_none", "as_int", "as_float", "as_bool", "as_string"):
             return None if kind == "as_none" else value
@@ -288,20 +297,24 @@ Reader = Callable[[_Builder, _Graph, Any, str], Any]
 
 
 def _each(read: Reader) -> Reader:
+    """Return a reader of a list of arguments."""
     return lambda builder, made, values, where: [read(builder, made, value, where) for value in values]
 
 
 def _as_it_is(builder: _Builder, made: _Graph, value: Any, where: str) -> Any:
+    """Return a plain value unchanged."""
     return value
 
 
 def _layout(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+    """Return PyTorch's strided layout. Raises ModelError for any other layout."""
     if number != STRIDED:
         raise error(where, f"a tensor of layout {number} cannot be planned; {STRIDED} is strided")
     return torch().strided
 
 
 def _memory_format(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+    """Return PyTorch's memory format of a number in the file."""
     if number not in FORMATS:
         raise error(where, f"the memory format {number} is not known")
     return getattr(torch(), FORMATS[number])
@@ -327,4 +340,4 @@ READ: Mapping[str, Reader] = {
     "as_graph": _Builder.subgraph,
     **dict.fromkeys(("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "as_string"), _as_it_is),
 }
-"""How an argument of each kind is read."""
+"""Readers by the kind of an argument."""

@@ -1,9 +1,8 @@
-"""The JSON of a `.pt2` program: every record, field and type that Sublet reads, and a check against this list.
+"""The JSON schema of a `.pt2` program: all records, fields and types read by Sublet, and the check of a file.
 
-The records are those of PyTorch's `torch/_export/serde/schema.py` (version 8). PyTorch's own reader resolves strings of
-the file to Python objects: tree specifications import modules, expressions are evaluated by SymPy, dotted names are
-walked. Here a string is text. A field that this list does not name is an error, and a field marked `UNREAD` is dropped
-before anything sees its content.
+The records are the records of PyTorch's `torch/_export/serde/schema.py` (version 8). PyTorch's own reader resolves text
+of the file to Python objects: tree specifications import modules, SymPy evaluates expressions, dotted names are walked.
+Here, text stays text. A field missing in the list is an error. A field marked `UNREAD` is dropped before any use.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from typing import Any
 from sublet.base.errors import ModelError
 
 MAJOR = 8
-"""The version of the records. PyTorch raises it when old readers cannot read new files."""
+"""The version of the records. PyTorch raises the version if old readers cannot read new files."""
 
 LONGEST_NAME = 4096
 LARGEST = (1 << 63) - 1
 DEEPEST = 64
-"""Graphs within graphs."""
+"""Maximum depth of nested graphs."""
 
 UNREAD = object()
-"""The type of a field that is dropped: whatever it holds is neither parsed nor resolved."""
+"""The type of a dropped field: the content is neither parsed nor resolved."""
 
 FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
-"""Numbers that JSON has no word for, as PyTorch writes them."""
+"""Numbers without a JSON form, as written by PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ REQUIRED: dict[str, Record] = {
     "payloads": {"config": {"": "payload"}},
     "payload": {"path_name": str, "is_param": bool, "use_pickle": bool, "tensor_meta": Maybe("meta")},
 }  # fmt: skip
-"""The fields that a record must have, by the record's name. `[t]` is a list of t, `{"": t}` an object of t by name."""
+"""The required fields of a record, by the record's name. `[t]` is a list of t, `{"": t}` an object of t by name."""
 
 OPTIONAL: dict[str, Record] = {
     "program": {
@@ -81,7 +80,7 @@ OPTIONAL: dict[str, Record] = {
     "named": {"kind": Maybe(int)},
     "device": {"index": Maybe(int)},
 }  # fmt: skip
-"""The fields that a record may have besides: PyTorch added some of them in later versions."""
+"""The optional fields of a record: some were added in later versions of PyTorch."""
 
 UNIONS: dict[str, Record] = {
     "argument": {
@@ -104,21 +103,21 @@ UNIONS: dict[str, Record] = {
         "user_input_mutation": "changed_input",
     },
 }  # fmt: skip
-"""Records with exactly one of these fields."""
+"""Records with exactly one of the listed fields."""
 
 
 def checked(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
-    """Return decoded JSON of a type of this list, without its unread fields.
+    """Return decoded JSON after checking the type; unread fields are dropped.
 
     Args:
         raw: decoded JSON.
         kind: a Python type, the name of a record, `[t]`, `{"": t}` or `Maybe(t)`.
-        where: the file and field that errors name.
-        depth: how many records lie around this one.
+        where: the file and field for errors.
+        depth: the number of records around the value.
 
     Raises:
-        ModelError: for a value of another type, a field that is missing or unknown, a number beyond 64 bits, a name of
-            more than `LONGEST_NAME` characters, and records nested too deep.
+        ModelError: for a value of another type, a missing or unknown field, a number beyond 64 bits, a name of more
+            than `MAX_NAME` characters, and records nested too deep.
     """
     if depth > 12 * DEEPEST:
         raise error(where, f"graphs within graphs, more than {DEEPEST} deep")
@@ -138,6 +137,7 @@ def checked(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
 
 
 def _record(raw: Any, kind: str, where: str, depth: int) -> dict[str, Any]:
+    """Return a record after checking its fields."""
     if not isinstance(raw, dict):
         raise _mistyped(raw, "an object", where)
     if kind in UNIONS:
@@ -163,6 +163,7 @@ def _record(raw: Any, kind: str, where: str, depth: int) -> dict[str, Any]:
 
 
 def _plain(raw: Any, kind: Any, where: str) -> Any:
+    """Return a number, truth value or text after checking the type and the range."""
     if kind is float:
         if isinstance(raw, str) and raw in FLOATS:
             return FLOATS[raw]
@@ -177,21 +178,24 @@ def _plain(raw: Any, kind: Any, where: str) -> Any:
 
 
 def _text(raw: str, where: str) -> str:
-    # The lines of the program that a node comes from are longer than names, and are cut to one line when read.
+    # Stack traces in metadata are longer than names; the reader keeps one line.
+    """Return a text after checking the length."""
     if len(raw) > LONGEST_NAME and not where.endswith(".metadata"):
         raise error(where, f"a text of {len(raw)} characters; at most {LONGEST_NAME} are read")
     return raw
 
 
 def error(where: str, what: str) -> ModelError:
-    """Return an error at a field; the path of a field deep in the file loses its middle."""
+    """Return the error at a field; a long path loses the middle."""
     short = where if len(where) <= 160 else f"{where[:60]} ... {where[-95:]}"
     return ModelError(f"{short}: {what}")
 
 
 def _mistyped(raw: Any, expected: str, where: str) -> ModelError:
+    """Return the error for a value of another type."""
     return error(where, f"must be {expected}, not {_shown(raw)}")
 
 
 def _shown(raw: Any) -> str:
+    """Return a short text of a value for an error."""
     return repr(raw[:40] if isinstance(raw, str) else raw if isinstance(raw, int | float) else type(raw).__name__)[:60]

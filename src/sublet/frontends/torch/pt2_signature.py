@@ -1,4 +1,4 @@
-"""What goes into and comes out of a `.pt2` program: weights, the user's inputs, results, changed weights."""
+"""The inputs and outputs of a `.pt2` program: weights, the user's inputs, results, updated weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from sublet.frontends.torch.tensors import torch
 
 
 class Weights:
-    """Weights of a program under names of Sublet's own: `weight_0`, `weight_1`, ..."""
+    """The weights of a program, renamed to `weight_0`, `weight_1`, ...
+
+    own_names  Sublet's names by the names in the file
+    state      parameters and persistent buffers by Sublet's name
+    constants  non-persistent buffers and tensor constants by Sublet's name
+    """
 
     def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
         self.where, self.payloads = where, payloads
@@ -22,16 +27,17 @@ class Weights:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The file's names by Sublet's own."""
+        """The names in the file by Sublet's names."""
         return {own: name for name, own in self.own.items()}
 
     def own_name(self, name: str) -> str:
-        """Return Sublet's name of a weight. Raises ModelError for a weight that is no input of the program."""
+        """Return Sublet's name of a weight. Raises ModelError for an updated weight missing among the inputs."""
         if name not in self.own:
             raise ModelError(f"{self.where}: the weight {name[:80]!r} is changed, and is no input of the program")
         return self.own[name]
 
     def add(self, name: str, into: dict[str, Any]) -> str:
+        """Add a weight to `into`, and return Sublet's name. Raises ModelError for a weight without content."""
         if name not in self.payloads:
             raise ModelError(f"{self.where}: the content of the weight {name[:80]!r} is missing")
         own = self.own.setdefault(name, f"weight_{len(self.own)}")
@@ -60,7 +66,10 @@ class Weights:
         return signature.InputSpec(kinds.USER_INPUT, argument, None)
 
     def output_spec(self, record: Mapping[str, Any], result: Any, nodes: Mapping[str, Any]) -> Any:
-        """Return the OutputSpec of a result of the program, whose `nodes` have the file's names."""
+        """Return the OutputSpec of a result of the program. `nodes` holds the nodes by the names in the file.
+
+        Raises ModelError for an update of a missing input or weight.
+        """
         signature = torch().export.graph_signature
         ((kind, spec),) = record.items()
         kinds = signature.OutputKind
@@ -82,6 +91,6 @@ def call_signature(inputs: int, outputs: int) -> Any:
     pytree = require("torch.utils._pytree", extra="torch")
     exported = require("torch.export", extra="torch")
     given = pytree.tree_structure(((0,) * inputs, {}))
-    made = pytree.tree_structure((0,) * outputs)
-    call = exported.ModuleCallSignature(inputs=[], outputs=[], in_spec=given, out_spec=made)
+    results = pytree.tree_structure((0,) * outputs)
+    call = exported.ModuleCallSignature(inputs=[], outputs=[], in_spec=given, out_spec=results)
     return exported.ModuleCallEntry("", call)

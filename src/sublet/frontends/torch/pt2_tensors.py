@@ -1,4 +1,4 @@
-"""Tensors of a `.pt2` file: their types and layouts as the file describes them, and their bytes."""
+"""Tensors of a `.pt2` file: types, layouts and bytes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ STRIDED = 7
 
 @dataclass(frozen=True)
 class Payload:
-    """A tensor of the file: its content, and whether it is a parameter."""
+    """The content of a tensor in the file; `is_parameter` is True for a parameter."""
 
     tensor: Any
     is_parameter: bool
 
 
 def dtype_of(meta: Mapping[str, Any], where: str) -> Any:
-    """Return PyTorch's dtype of a "meta" record. Raises ModelError for an unknown number."""
+    """Return the PyTorch dtype of a "meta" record. Raises ModelError for an unknown number."""
     return dtype_numbered(meta["dtype"], where)
 
 
 def dtype_numbered(number: int, where: str) -> Any:
-    """Return the dtype of PyTorch's number. Raises ModelError for an unknown number."""
+    """Return the PyTorch dtype of a number in the file. Raises ModelError for an unknown number."""
     if number not in DTYPES:
         raise error(where, f"elements of type {number} are not known")
     return getattr(torch(), DTYPES[number])
 
 
 def layout_of(meta: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return extents, steps and first element of a "meta" record, in elements.
+    """Return extents, strides and offset of a "meta" record, in elements.
 
     Raises:
         ModelError: for an open or negative extent, more than `MAX_AXES` axes, a tensor beyond `MAX_BYTES` bytes, and a
-            tensor that is not strided.
+            tensor without strides.
     """
     if meta["layout"] != STRIDED:
         raise error(where, f"a tensor of layout {meta['layout']} cannot be planned; {STRIDED} is strided")
@@ -64,7 +64,7 @@ def layout_of(meta: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], tup
 
 
 def tensor_over(content: bytes, meta: Mapping[str, Any], where: str) -> Any:
-    """Return a tensor over a copy of its bytes. Raises ModelError for a tensor that is longer than its content."""
+    """Return a tensor over a copy of the bytes. Raises ModelError for a tensor longer than the bytes."""
     size, stride, offset = layout_of(meta, where)
     dtype, held = dtype_of(meta, where), bytearray(content)
     count = len(held) // dtype.itemsize

@@ -1,7 +1,8 @@
-"""Rules of ATen operators: where samples lie in what one gives, if it computes sample by sample.
+"""Batch-axis rules of ATen operators: the batch axis of each result, if the operator computes sample by sample.
 
-A rule says that each sample of its operator's results is made of the same sample of its operands, and raises ModelError
-where that does not hold. An operator without a rule may only compute what is the same for all samples.
+A rule returns only if each sample of the results depends on the same sample of the operands alone; otherwise the rule
+raises ModelError. An operator without a rule may only compute tensors equal for all samples, unless PyTorch marks the
+operator as pointwise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from sublet.frontends.torch.tensors import torch
 
 
 def rows_of(call: Call) -> Any:
-    """Where samples lie in what an operator gives: a state, or a list of them for several results."""
+    """Return the batch axis of an operator's result, a list for several results.
+
+    Raises ModelError for an operator possibly computing across samples.
+    """
     target = call.node.target
     name = str(target).removeprefix("aten.")
     rule = RULES.get(name)
@@ -27,36 +31,39 @@ def rows_of(call: Call) -> Any:
         return None
     call.demand(torch().Tag.pointwise in target.tags or name in POINTWISE)
     call.demand(hasattr(call.node.meta["val"], "shape"))
-    return call.aligned(call.node.all_input_nodes, len(shape_of(call.node)))
+    return call.elementwise_axis(call.node.all_input_nodes, len(shape_of(call.node)))
 
 
 def _product(one: str, other: str, addend: str = "", batch: int = 0) -> Rule:
-    """A product of matrices, or of many: samples are matrices, rows of the first, or columns of the other."""
+    """Return the rule of a matrix product.
+
+    Samples are matrices of a batch, rows of the first operand, or columns of the second operand.
+    """
 
     def product(call: Call) -> State:
         a, b = call.rows(one), call.rows(other)
         if a is None and b is None:
-            found = None
+            result = None
         elif batch and a is not None and b is not None:
             call.demand(a == b and a.axis == 0)
-            found = a
+            result = a
         elif b is None:
             call.demand(a is not None and a.axis == batch)
-            found = a
+            result = a
         else:
             call.demand(a is None and b.axis == batch + 1)
-            found = b
+            result = b
         if not addend:
-            return found
-        return _with(call, addend, found)
+            return result
+        return _with(call, addend, result)
 
     return product
 
 
 def _with(call: Call, addend: str, found: State) -> State:
-    """That of a sum, of something with samples and an addend that is broadcast to it."""
+    """Return the batch axis of the sum of a batched result and an addend broadcast to the result."""
     rank = len(shape_of(call.node))
-    added = call.aligned([call[addend]], rank)
+    added = call.elementwise_axis([call[addend]], rank)
     call.demand(added is None or added == found)
     if found is not None and added is None:
         shape = call.shape(addend)
@@ -66,121 +73,131 @@ def _with(call: Call, addend: str, found: State) -> State:
 
 
 def _first_axis(name: str, *common: str, results: int = 1) -> Rule:
-    """Samples on the first axis of one argument and of the first result; what else it reads is the same for all."""
+    """Return a rule for samples on the first axis of argument `name` and of the first result.
 
-    def found(call: Call) -> Any:
+    The arguments `common` must be equal for all samples.
+    """
+
+    def rule(call: Call) -> Any:
         call.common(*common)
         state = call.rows(name)
         call.demand(state is None or state.axis == 0)
         return [state, *[None] * (results - 1)] if results > 1 else state
 
-    return found
+    return rule
 
 
 def _leading(
     inner: int | Callable[[Call], int], name: str = "self", common: Sequence[str] = (), results: int = 1
 ) -> Rule:
-    """Samples on an axis before those, at the end, that it computes along."""
+    """Return a rule: the batch axis lies before the `inner` last axes, along which the operator computes."""
 
-    def found(call: Call) -> Any:
+    def rule(call: Call) -> Any:
         call.common(*common)
         state = call.rows(name)
         along = inner if isinstance(inner, int) else inner(call)
         call.demand(state is None or state.axis < len(call.shape(name)) - along)
         return [state] * results if results > 1 else state
 
-    return found
+    return rule
 
 
 def _groups_normalized(call: Call) -> Any:
+    """Keep the batch axis of a group norm, and change the argument N."""
     call.common("weight", "bias")
-    found = call.rows("input")
-    if found is not None:
-        call.demand(found.axis == 0)
+    batch = call.rows("input")
+    if batch is not None:
+        call.demand(batch.axis == 0)
         call.change("N", call["N"] // call.counts.samples * call.counts.fewer)
-    return [found] * 3
+    return [batch] * 3
 
 
 def _along(name: str = "dim", results: int = 1) -> Rule:
-    """Computed along other axes than that of samples, each of which stays."""
+    """Return a rule: the operator computes along axes other than the batch axis, without removing an axis."""
 
-    def found(call: Call) -> Any:
+    def rule(call: Call) -> Any:
         state = call.rows("self")
         call.demand(state is None or state.axis not in axes_of(call[name], len(call.shape("self"))))
         return [state] * results if results > 1 else state
 
-    return found
+    return rule
 
 
 def _rolled(call: Call) -> State:
-    found = call.rows("self")
+    """Keep the batch axis of a roll along other axes."""
+    batch = call.rows("self")
     call.demand(
-        found is None or (bool(call["dims"]) and found.axis not in axes_of(call["dims"], len(call.shape("self"))))
+        batch is None or (bool(call["dims"]) and batch.axis not in axes_of(call["dims"], len(call.shape("self"))))
     )
-    return found
+    return batch
 
 
 def _reduced(results: int = 1) -> Rule:
-    """Of other axes than that of samples one element is left, or none."""
+    """Return a rule: the operator reduces axes other than the batch axis."""
 
-    def reduced(call: Call) -> Any:
-        found, rank = call.rows("self"), len(call.shape("self"))
-        if found is None:
+    def rule(call: Call) -> Any:
+        batch, rank = call.rows("self"), len(call.shape("self"))
+        if batch is None:
             return [None] * results if results > 1 else None
         over = call["dim"]
         call.demand(over is not None and over != [])
         axes = axes_of(over, rank)
-        call.demand(found.axis not in axes)
+        call.demand(batch.axis not in axes)
         if not call["keepdim"]:
-            found = replace(found, axis=found.axis - sum(axis < found.axis for axis in axes))
-        return [found] * results if results > 1 else found
+            batch = replace(batch, axis=batch.axis - sum(axis < batch.axis for axis in axes))
+        return [batch] * results if results > 1 else batch
 
-    return reduced
+    return rule
 
 
 def _looked_up(call: Call) -> State:
+    """Return the batch axis of the indices of an embedding; the table is equal for all samples."""
     call.common("weight")
     return call.rows("indices")
 
 
 def _gathered(call: Call) -> State:
-    found, index = call.rows("self"), call.rows("index")
-    call.demand(found == index)
-    call.require_beside(found, call.shape("self"))
-    return found
+    """Keep the common batch axis of operand and index; the gathered axis must be another axis."""
+    batch, index = call.rows("self"), call.rows("index")
+    call.demand(batch == index)
+    call.require_beside(batch, call.shape("self"))
+    return batch
 
 
 def _indexed(call: Call) -> State:
-    """Indices of axes side by side: of samples their own numbers, of others the same for all, or of what all share.
+    """Return the batch axis of a tensor indexed along adjacent axes.
 
     x[:, [0, 2]]      the same elements of each sample
-    x[arange(B), i]   one of each sample, each by an index of its own: `_own`
-    table[i]          what all samples share, by indices of each
+    x[arange(B), i]   for each sample elements of the same sample, see `_index_own_sample`
+    table[i]          elements of an unbatched tensor, by indices of each sample
     """
-    found, indices = call.rows("self"), list(call["indices"])
+    batch, indices = call.rows("self"), list(call["indices"])
     at = [i for i, each in enumerate(indices) if each is not None]
     nodes = [indices[i] for i in at]
-    if found is None and all(call.state(each) is None for each in nodes):
+    if batch is None and all(call.state(each) is None for each in nodes):
         return None
     call.demand(at == list(range(at[0], at[0] + len(at))))
     rank = max(len(shape_of(each)) for each in nodes)
-    if found is None:
-        picked = call.aligned(nodes, rank)
+    if batch is None:
+        picked = call.elementwise_axis(nodes, rank)
         return picked and replace(picked, axis=picked.axis + at[0])
-    if found.axis in at:
-        return _own(call, found, nodes, found.axis - at[0], rank, at[0])
+    if batch.axis in at:
+        return _own(call, batch, nodes, batch.axis - at[0], rank, at[0])
     call.demand(all(call.state(each) is None for each in nodes))
-    return found if found.axis < at[0] else replace(found, axis=found.axis - len(at) + rank)
+    return batch if batch.axis < at[0] else replace(batch, axis=batch.axis - len(at) + rank)
 
 
 def _own(call: Call, found: Rows, nodes: Sequence[Any], which: int, rank: int, begin: int) -> Rows:
-    """Each sample takes of itself, as in x[arange(B), i]: one index, `nodes[which]`, is its number, the others are the
-    same for all, or its own. The axes of indices are broadcast to `rank`, and come to lie from axis `begin` on."""
+    """Return the batch axis of x[arange(B), i]: each sample indexes only its own elements.
+
+    `nodes[which]` holds the sample indices; the further indices are equal for all samples, or batched. The indices are
+    broadcast to `rank` axes, placed from axis `begin` on.
+    """
     numbers = call.state(nodes[which])
     call.demand(found.each == found.outer == 1 and numbers is not None and numbers.numbers)
     axis = numbers.axis + rank - len(shape_of(nodes[which]))
     others = [each for i, each in enumerate(nodes) if i != which]
-    picked = call.aligned(others, rank) if others else None
+    picked = call.elementwise_axis(others, rank) if others else None
     call.demand(picked is None or picked == Rows(axis))
     for each in others:
         at = axis - rank + len(shape_of(each))
@@ -189,9 +206,13 @@ def _own(call: Call, found: Rows, nodes: Sequence[Any], which: int, rank: int, b
 
 
 def _attended(call: Call) -> Any:
-    found = {call.rows(name) for name in ("query", "key", "value")}
-    call.demand(len(found) == 1 and not call["dropout_p"])
-    (state,) = found
+    """Return the batch axis of attention results.
+
+    Query, key and value must have the batch on the first axis; dropout is refused.
+    """
+    axes = {call.rows(name) for name in ("query", "key", "value")}
+    call.demand(len(axes) == 1 and not call["dropout_p"])
+    (state,) = axes
     call.demand(state is None or state.axis == 0)
     mask = call["attn_mask"]
     if mask is not None:
@@ -215,7 +236,7 @@ POINTWISE = frozenset(
         "fill.Scalar",
     )
 )
-"""Computed place by place, and not marked so by PyTorch."""
+"""Pointwise operators without PyTorch's tag."""
 
 NORMALIZED = ("weight", "bias", "running_mean", "running_var")
 
@@ -246,4 +267,4 @@ RULES: dict[str, Rule] = {
     "index.Tensor": _indexed,
     "_scaled_dot_product_flash_attention_for_cpu.default": _attended,
 }
-"""By operator. What PyTorch marks as computed place by place needs no rule."""
+"""Rules by operator. Operators tagged pointwise by PyTorch need no rule."""

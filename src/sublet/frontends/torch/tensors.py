@@ -1,4 +1,4 @@
-"""What a tensor of a traced program is here: elements of a value. So views cost nothing."""
+"""Tensors of a traced program as strided views of values. Views therefore cost no memory and no node."""
 
 from __future__ import annotations
 
@@ -29,52 +29,52 @@ SHORT = {
     "float64": DType.F64,
     **{name: dtype for dtype, name in NAMES.items()},
 }
-"""Types of elements by PyTorch's names."""
+"""Element types by PyTorch's names."""
 
 
 def torch() -> ModuleType:
-    """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
+    """Return the module `torch`. Raises MissingExtraError, with the name of the extra, without PyTorch."""
     module: ModuleType = require("torch", extra="torch")
     return module
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Elements of a value, laid out as PyTorch's strides say."""
+    """A strided view of a value: the elements of `value` seen through `layout`, as PyTorch's strides."""
 
     value: Value
     layout: Strided
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the value as its spec says: all elements, in their shape and order."""
+        """True if the view is the value as described by the value's spec: all elements in shape and order."""
         spec = self.value.spec
         return isinstance(spec, TensorSpec) and self.layout.size == spec.shape and self.layout.is_contiguous
 
     @property
     def strides(self) -> Strided | None:
-        """The layout, None for the whole value."""
+        """The layout; None for the whole value."""
         return None if self.is_whole else self.layout
 
     def use(self, position: int) -> Use:
-        """It as an argument of a node that has the value as input at this position."""
+        """Return the tensor as an argument of a node with the value as input at `position`."""
         return Use(position, self.strides)
 
     @property
     def spec(self) -> TensorSpec:
-        """That of the value; only what can be planned is converted."""
+        """The spec of the value; only values with a TensorSpec are converted."""
         assert isinstance(self.value.spec, TensorSpec)
         return self.value.spec
 
     def on_meta(self) -> Any:
-        """A tensor without bytes that lies as this one does, for PyTorch to say what a view of it is."""
+        """Return a tensor on `meta` with the same layout, so PyTorch can compute the layout of a view."""
         t, layout = torch(), self.layout
         base = t.empty((self.spec.size,), dtype=getattr(t, torch_name(self.spec.dtype)), device="meta")
         return base.as_strided(layout.size, layout.stride, layout.offset)
 
 
 def dtype_of(fake: Any, where: str) -> DType:
-    """The type of the elements of a tensor of PyTorch's. Raises ModelError for one that is none of ours."""
+    """Return the element type of a PyTorch tensor. Raises ModelError for an unsupported type."""
     name = str(fake.dtype).removeprefix("torch.")
     if name not in SHORT:
         raise ModelError(f"{where}: elements of type {name} cannot be planned")
@@ -82,11 +82,11 @@ def dtype_of(fake: Any, where: str) -> DType:
 
 
 Extents = Mapping[Any, int]
-"""What symbols of PyTorch's, which stand for extents, are in this conversion."""
+"""Extents of PyTorch's symbols in a conversion."""
 
 
 def fixed(number: Any, extents: Extents, where: str) -> int:
-    """A number of a traced program. Raises ModelError for one that only a run knows."""
+    """Return a number of a traced program as an int. Raises ModelError for a number known only at run time."""
     expression = getattr(getattr(number, "node", None), "expr", None)
     known = number if expression is None else expression.subs(extents)
     if isinstance(known, int) or getattr(known, "is_Integer", False):
@@ -95,7 +95,7 @@ def fixed(number: Any, extents: Extents, where: str) -> int:
 
 
 def layout_of(fake: Any, extents: Extents, where: str) -> Strided:
-    """The layout of a traced tensor. Raises ModelError when an extent is open, or it is not strided."""
+    """Return the layout of a traced tensor. Raises ModelError for an open extent, and for a tensor without strides."""
     if str(fake.layout) != "torch.strided":
         raise ModelError(f"{where}: a tensor of layout {fake.layout} cannot be planned")
     size, stride = (tuple(fixed(n, extents, where) for n in numbers) for numbers in (fake.shape, fake.stride()))
@@ -103,14 +103,17 @@ def layout_of(fake: Any, extents: Extents, where: str) -> Strided:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether the elements of PyTorch's tensor are one run of bytes, which can be used where they are."""
+    """True if the elements of a PyTorch tensor fill one contiguous range of bytes, in any order of axes."""
     return Strided(tuple(tensor.shape), tuple(tensor.stride())).is_dense
 
 
 def spec_and_layout(fake: Any, extents: Extents, where: str) -> tuple[TensorSpec, Strided]:
-    """How a new tensor is kept: dense, its axes in memory in the order of PyTorch's strides, or row-major."""
-    found = layout_of(fake, extents, where)
-    layout = (found if found.is_dense else Strided.contiguous(found.size)).normal
+    """Return the spec and layout of a new tensor.
+
+    The tensor is dense in the order of PyTorch's strides, or row-major if the traced tensor is not dense.
+    """
+    traced = layout_of(fake, extents, where)
+    layout = (traced if traced.is_dense else Strided.contiguous(traced.size)).normal
     if layout.is_contiguous:
         return TensorSpec(dtype_of(fake, where), layout.size), Strided.contiguous(layout.size)
     return TensorSpec(dtype_of(fake, where), layout.in_memory), layout

@@ -1,4 +1,4 @@
-"""A graph of FX, node by node: what each node stands for, and the calls that it makes."""
+"""Conversion of an FX graph, node by node, to nodes of a model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from sublet.ops.aten.dialect import Facts, facts
 
 NUMBERS = (bool, int, float)
 POOL = "aten.max_pool2d_with_indices.default"
-"""Where nobody reads the indices, they are not made: each is as large as two numbers of the result."""
+"""Max pooling with indices. Unread indices are not computed: an index is as large as two f32 results."""
 EMPTY = "aten.empty.memory_format"
 EFFECTS = "with_effects"
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
 def convert_traced(level: Level, module: Any, given: Sequence[Any]) -> Any:
-    """What the graph of a module gives for these arguments, in the order of its placeholders."""
+    """Convert the graph of a module, and return the results.
+
+    `given` are the arguments in the order of the placeholders.
+    """
     stands: dict[Any, Any] = {}
     eager = EagerTensors(level.conversion.extents, level.conversion.device)
     arguments = iter(given)
@@ -48,18 +51,18 @@ def convert_traced(level: Level, module: Any, given: Sequence[Any]) -> Any:
 
 
 def placeholders(module: Any) -> list[Any]:
-    """The nodes of a traced module that stand for its arguments, in order."""
+    """Return the argument nodes of a traced module, in order."""
     return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def results_of(module: Any) -> Sequence[Any]:
-    """What a traced module gives: nodes, and what is no tensor."""
-    found: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
-    return found
+    """Return the results of a traced module: nodes, and plain values."""
+    results: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return results
 
 
 def where(node: Any) -> str:
-    """The line of the user's program that a node comes from, or its name."""
+    """Return "file:line" of the user's program for a node; the node's name without a stack trace."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not lines:
@@ -70,7 +73,7 @@ def where(node: Any) -> str:
 
 
 def _known(argument: Any, stands: Mapping[Any, Any]) -> Any:
-    """An argument with what its nodes stand for."""
+    """Return an argument with nodes replaced by converted values."""
     if isinstance(argument, list | tuple):
         return [_known(inner, stands) for inner in argument]
     if isinstance(argument, dict):
@@ -79,20 +82,20 @@ def _known(argument: Any, stands: Mapping[Any, Any]) -> Any:
 
 
 def _attribute(level: Level, module: Any, name: str) -> Any:
-    """A tensor, which is a weight; a module or another thing that a graph holds, as it is."""
-    found = module
+    """Return an attribute of a module: a tensor as a weight, any other object unchanged."""
+    attribute = module
     for part in name.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, torch().Tensor):
-        return found
-    return level.conversion.constant(name, found)
+        attribute = getattr(attribute, part)
+    if not isinstance(attribute, torch().Tensor):
+        return attribute
+    return level.conversion.constant(name, attribute)
 
 
 def _called(level: Level, node: Any, stands: Mapping[Any, Any], eager: Any) -> Any:
-    """Return what a node stands for, and append the calls that it makes; its results lie as the `eager` tensors do."""
+    """Convert a call, and return the results with the layouts of the `eager` tensors."""
     joining = not level.conversion.device
     if joining and is_joined(node):
-        return None  # who reads it computes it
+        return None  # the only reader computes the fused operator
     args, kwargs = _known(node.args, stands), _known(dict(node.kwargs), stands)
     target, source = node.target, where(node)
     if joining and node.args and is_joined(node.args[0]):
@@ -111,24 +114,27 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any], eager: Any) -> A
             if only is not None:
                 return [only, None]
         like = _that_are_read(node) if level.conversion.device else eager
-        found = add_operator(level, target, node.name, args, kwargs, like, source)
-        return _filled(level, node, found, source) if isinstance(found, list) else found
+        results = add_operator(level, target, node.name, args, kwargs, like, source)
+        return _filled(level, node, results, source) if isinstance(results, list) else results
     if all(isinstance(each, NUMBERS) for each in _flat(args)):
         return target(*args, **kwargs)
     raise ModelError(f"{source}: {target} cannot be planned")
 
 
 def _that_are_read(node: Any) -> Any:
-    """What a node gives, None for results that nobody reads, unless PyTorch has to be told where all of them go."""
-    found = node.meta.get("val")
-    if not isinstance(found, list | tuple) or facts().get(str(node.target).removeprefix(PREFIX), Facts()).out:
-        return found
+    """Return the traced results, with None for unread results.
+
+    An operator called through an `out` variant needs all results.
+    """
+    traced = node.meta.get("val")
+    if not isinstance(traced, list | tuple) or facts().get(str(node.target).removeprefix(PREFIX), Facts()).out:
+        return traced
     wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
-    return [each if i in wanted else None for i, each in enumerate(found)]
+    return [each if i in wanted else None for i, each in enumerate(traced)]
 
 
 def _filled(level: Level, node: Any, found: list[Any], source: str) -> list[Any]:
-    """Results that a twin leaves out and somebody reads: tensors of no elements, which PyTorch gives there."""
+    """Add the empty tensors PyTorch returns for results omitted by a lowering, if some node reads the results."""
     wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
     for i, fake in enumerate(node.meta["val"]):
         if found[i] is None and i in wanted and tuple(fake.shape) == (0,):
@@ -137,27 +143,27 @@ def _filled(level: Level, node: Any, found: list[Any], source: str) -> list[Any]
 
 
 def _flat(argument: Any) -> list[Any]:
+    """Return the elements of nested lists."""
     if isinstance(argument, list | tuple):
         return [each for inner in argument for each in _flat(inner)]
     return [argument]
 
 
 def _number(level: Level, node: Any, source: str) -> Any:
-    """A number that tracing has found. Raises ModelError for one that only a run knows."""
-    found = node.meta["val"]
-    return found if isinstance(found, NUMBERS) else fixed(found, level.conversion.extents, source)
+    """Return a number known from tracing. Raises ModelError for a number known only at run time."""
+    number = node.meta["val"]
+    return number if isinstance(number, NUMBERS) else fixed(number, level.conversion.extents, source)
 
 
 def _with_effects(level: Level, node: Any, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Any:
-    """What an operator gives that does something besides, behind the token that stands for what was done before it:
-    calls of such operators are kept, and stay in their order."""
+    """Convert an operator with side effects: the results follow a token, which keeps the order of the calls."""
     token, target, *rest = args
     like = node.meta["val"][1 : 1 + len(target._schema.returns)]
     return [token, *add_operator(level, target, node.name, rest, kwargs, like, source)]
 
 
 def _higher(level: Level, node: Any, name: str, args: Sequence[Any], source: str) -> Any:
-    """An operator that runs graphs."""
+    """Convert an operator running inner graphs. Raises ModelError for an unsupported operator."""
     if name in INLINE:
         (position,) = [i for i, each in enumerate(args) if isinstance(each, torch().nn.Module)]
         return convert_traced(level, args[position], args[position + 1 :])

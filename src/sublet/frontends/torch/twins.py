@@ -1,6 +1,6 @@
-"""Operators that are commands of the nn dialect too: written as these, kernels, passes and facts made for them apply.
+"""Lowering of ATen operators to commands of the nn dialect, so the kernels, passes and facts of the nn commands apply.
 
-A twin is taken only where operands lie as the command needs them; elsewhere the operator stays what it is.
+An operator is lowered only if the layouts of the operands fit the command; otherwise the ATen operator stays.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sublet.ops.aten import Strided
 from sublet.ops.nn.shapes import FLOATS
 
 Twin = Callable[[Level, Sequence[Any]], Any]
-"""What an operator with these arguments by position gives, None for an operator that has to stay."""
+"""(level, arguments by position) -> the results of the nn commands; None to keep the ATen operator."""
 
 
 def twin(level: Level, name: str, hint: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: str) -> Any:
-    """What the twin of an operator gives; None when it has none for these arguments, or there."""
+    """Lower an operator to nn commands, and return the results; None if no lowering applies, and on devices."""
     write = TWINS.get(name)
     if write is None or kwargs or level.conversion.device:
         return None
@@ -29,10 +29,13 @@ def twin(level: Level, name: str, hint: str, args: Sequence[Any], kwargs: Mappin
 
 
 def _image(tensor: Any) -> str | None:
-    """How a tensor [N, C, *spatial] lies: "nchw", "nhwc", or None for another way."""
+    """Return the order of the axes of a tensor [N, C, *spatial] in memory: "nchw", "nhwc", or None for another order.
+
+    An image of one channel is in both orders; the result is "nchw", as PyTorch's convolutions choose for dense strides.
+    """
     if not isinstance(tensor, Tensor) or tensor.layout.offset or tensor.spec.dtype not in FLOATS:
         return None
-    if tensor.is_whole:
+    if tensor.layout.is_contiguous and tensor.spec.size == tensor.layout.elements:
         return "nchw"
     rank = len(tensor.layout.size)
     last = (0, *range(2, rank), 1)
@@ -42,7 +45,7 @@ def _image(tensor: Any) -> str | None:
 
 
 def _shaped(level: Level, tensor: Tensor, shape: Sequence[int]) -> Any:
-    """The value of a tensor's elements in a shape that a command takes."""
+    """Return the value of a tensor reshaped to `shape`."""
     whole = level.whole(tensor)
     return (
         whole.value
@@ -52,21 +55,19 @@ def _shaped(level: Level, tensor: Tensor, shape: Sequence[int]) -> Any:
 
 
 def _sized(value: Any, size: Sequence[int]) -> Tensor:
-    """What a command gives, in the shape that PyTorch sees."""
+    """Return a value as a row-major tensor of the given size."""
     return Tensor(value, Strided.contiguous(size))
 
 
 def _as_image(level: Level, tensor: Tensor, layout: str) -> Any:
-    """The value of an image in the shape that commands of this layout take."""
+    """Return the value of an image in the shape of commands with this layout."""
     size = tensor.layout.size
-    if layout == "nchw":
-        return tensor.value
-    shape = (size[0], *size[2:], size[1])
+    shape = size if layout == "nchw" else (size[0], *size[2:], size[1])
     return tensor.value if tensor.spec.shape == shape else level.emitter("nn.reshape", tensor.value, shape=shape)
 
 
 def _of_image(value: Any, layout: str) -> Tensor:
-    """An image that a command gives, as PyTorch sees it."""
+    """Return the image computed by a command as a tensor [N, C, *spatial]."""
     shape = value.spec.shape
     if layout == "nchw":
         return Tensor(value, Strided.contiguous(shape))
@@ -76,7 +77,7 @@ def _of_image(value: Any, layout: str) -> Tensor:
 
 
 def _as_weights_lie(level: Level, image: Any, weights: Any) -> Any:
-    """Return an image with channels last where the weights lie so: PyTorch's convolution computes so then."""
+    """Return an image with channels last if the weights have channels last, as PyTorch's convolution does."""
     if _image(weights) != "nhwc" or _image(image) != "nchw" or image.spec.dtype is not weights.spec.dtype:
         return image
     rank, size = len(image.layout.size), image.layout.size
@@ -85,12 +86,13 @@ def _as_weights_lie(level: Level, image: Any, weights: Any) -> Any:
 
 
 def _spread(numbers: Any, count: int) -> tuple[int, ...]:
-    found = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)
-    return found * count if len(found) == 1 else found
+    """Return one number for each of `count` axes; a single number is repeated."""
+    given = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)
+    return given * count if len(given) == 1 else given
 
 
 def _windows(w: Tensor, stride: Any, pad: Any, dilation: Any, groups: int, layout: str) -> dict[str, Attr]:
-    """The attributes of a convolution with these weights, and of its gradients."""
+    """Return the attributes of a convolution with the given weights, and of its gradients."""
     n = len(w.layout.size) - 2
     pads = _spread(pad, n)
     return {
@@ -100,7 +102,7 @@ def _windows(w: Tensor, stride: Any, pad: Any, dilation: Any, groups: int, layou
 
 
 def _conv(level: Level, args: Sequence[Any]) -> Any:
-    """`convNd(x, w, b, stride, padding, dilation, groups)`."""
+    """Lower `convNd(x, w, b, stride, padding, dilation, groups)`."""
     usual: list[Any] = [None, 1, 0, 1, 1]
     x, w, b, stride, pad, dilation, groups = [*args, *usual[len(args) - 2 :]]
     if isinstance(pad, str):
@@ -109,7 +111,7 @@ def _conv(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _convolution(level: Level, args: Sequence[Any]) -> Any:
-    """`convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)`."""
+    """Lower `convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)`."""
     *given, stride, pad, dilation, transposed, extra, groups = args
     if not transposed:
         return _convolved(level, "nn.conv", given, stride, pad, dilation, groups)
@@ -129,7 +131,7 @@ def _convolved(
     groups: int,
     **besides: Attr,
 ) -> Tensor | None:
-    """A convolution of x with w, and b or None."""
+    """Emit a convolution of x with w and an optional b, and return the result; None if the layouts do not fit."""
     x, w, b = args
     x = _as_weights_lie(level, x, w)
     layout = _image(x)
@@ -142,14 +144,14 @@ def _convolved(
 
 
 def _output_pads(w: Any, stride: Any, extra: Any) -> tuple[int, ...] | None:
-    """What a transposed convolution adds at the ends; None for as much as a stride, which the command does not take."""
+    """Return the padding at the ends of a transposed convolution's result; None for a padding of a stride or more."""
     n = len(w.layout.size) - 2 if isinstance(w, Tensor) else 0
     pads = _spread(extra, n)
     return pads if n and all(e < s for e, s in zip(pads, _spread(stride, n), strict=True)) else None
 
 
 def _batch_norm(level: Level, args: Sequence[Any]) -> Any:
-    """`_native_batch_norm_legit_no_training(x, scale, bias, mean, variance, momentum, epsilon)`, of which y is used."""
+    """Lower `_native_batch_norm_legit_no_training(x, scale, bias, mean, variance, momentum, epsilon)` to y alone."""
     x, scale, bias, mean, variance, _, epsilon = args
     layout = _image(x)
     given = (scale, bias, mean, variance)
@@ -162,8 +164,10 @@ def _batch_norm(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _batch_norm_training(level: Level, args: Sequence[Any]) -> Any:
-    """`_native_batch_norm_legit_functional(x, scale, bias, mean, variance, training, momentum, epsilon)` -> (y, the
-    batch's mean, 1 / its deviation, new running mean, new running variance)."""
+    """Lower `_native_batch_norm_legit_functional(x, scale, bias, mean, variance, training, momentum, epsilon)`.
+
+    The results are y, the mean of the batch, 1 / the deviation of the batch, the new running mean and variance.
+    """
     x, scale, bias, mean, variance, training, momentum, epsilon = args
     layout, given = _image(x), (scale, bias, mean, variance)
     if layout is None or not training or not _alike(x, *given) or not _several(x):
@@ -178,7 +182,7 @@ def _batch_norm_training(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _batch_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
-    """`native_batch_norm_backward(dy, x, scale, mean, variance, own mean, rstd, train, epsilon, wanted)`."""
+    """Lower `native_batch_norm_backward(dy, x, scale, mean, variance, own mean, rstd, train, epsilon, wanted)`."""
     dy, x, scale, _, _, mean, rstd, train, _, wanted = args
     layout = _image(x)
     if layout is None or _image(dy) != layout or not train or not all(wanted) or not _alike(x, dy, scale, mean, rstd):
@@ -191,7 +195,7 @@ def _batch_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _layer_norm(level: Level, args: Sequence[Any]) -> Any:
-    """`native_layer_norm(x, shape, scale, bias, epsilon)` -> (y, mean, 1 / deviation)."""
+    """Lower `native_layer_norm(x, shape, scale, bias, epsilon)` -> (y, mean, 1 / deviation)."""
     x, shape, scale, bias, epsilon = args
     if not _alike(x, scale, bias) or not _several(x) or x.spec.dtype not in (DType.F32, DType.F64):
         return None
@@ -202,7 +206,7 @@ def _layer_norm(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _layer_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
-    """`native_layer_norm_backward(dy, x, shape, mean, rstd, scale, bias, wanted)`."""
+    """Lower `native_layer_norm_backward(dy, x, shape, mean, rstd, scale, bias, wanted)`."""
     dy, x, shape, mean, rstd, scale, bias, wanted = args
     if not all(wanted) or not _alike(x, dy, mean, rstd, scale, bias) or x.spec.dtype not in (DType.F32, DType.F64):
         return None
@@ -214,8 +218,11 @@ def _layer_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
-    """`convolution_backward(dy, x, w, bias sizes, stride, padding, dilation, transposed, output padding, groups,
-    wanted)` -> gradients by x, w and b. Transposed, dy is what was convolved to x."""
+    """Lower `convolution_backward` to the gradients by x, w and b; None for a gradient not wanted.
+
+    The arguments are (dy, x, w, bias sizes, stride, padding, dilation, transposed, output padding, groups, wanted). For
+    a transposed convolution, dy is the input of the matching convolution, and x the result.
+    """
     dy, x, w, sizes, stride, pad, dilation, transposed, extra, groups, wanted = args
     dy, x = (_as_weights_lie(level, each, w) for each in (dy, x))
     layout = _image(x)
@@ -245,17 +252,17 @@ def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _alike(first: Any, *others: Any) -> bool:
-    """Whether all are tensors of one type."""
+    """True if all arguments are tensors of one element type."""
     return all(isinstance(each, Tensor) and each.spec.dtype is first.spec.dtype for each in (first, *others))
 
 
 def _several(x: Tensor) -> bool:
-    """Whether there is anything to take a mean of."""
+    """True if the tensor has elements: a mean of no elements is undefined."""
     return x.layout.elements > 0
 
 
 def _max_pool(level: Level, args: Sequence[Any]) -> Any:
-    """`max_poolNd(x, kernel, stride, padding, dilation, ceil)`."""
+    """Lower `max_poolNd(x, kernel, stride, padding, dilation, ceil)`."""
     usual: list[Any] = [[], 0, 1, False]
     x, kernel, stride, pad, dilation, ceil = [*args, *usual[len(args) - 2 :]]
     layout = _image(x)
@@ -273,7 +280,10 @@ def _max_pool(level: Level, args: Sequence[Any]) -> Any:
 
 
 def _elementwise(op: str) -> Twin:
-    """Of tensors of one float type that lie alike, or are broadcast whole."""
+    """Return the lowering of an element-wise operator.
+
+    The operands must be floats of one type, and have one layout or be whole values.
+    """
 
     def write(level: Level, args: Sequence[Any]) -> Any:
         first = args[0]
@@ -282,10 +292,15 @@ def _elementwise(op: str) -> Twin:
         if first.spec.dtype not in FLOATS:
             return None
         if all(each.is_whole for each in args):
-            made = level.emitter(op, *(each.value for each in args))
-            return Tensor(made, Strided.contiguous(_shape(made)))
-        alike = all(each.layout.normal == first.layout.normal and each.spec == first.spec for each in args)
-        if not alike or not first.layout.is_dense or first.layout.offset or first.spec.size != first.layout.elements:
+            value = level.emitter(op, *(each.value for each in args))
+            return Tensor(value, Strided.contiguous(_shape(value)))
+        same_layout = all(each.layout.normal == first.layout.normal and each.spec == first.spec for each in args)
+        if (
+            not same_layout
+            or not first.layout.is_dense
+            or first.layout.offset
+            or first.spec.size != first.layout.elements
+        ):
             return None
         return Tensor(level.emitter(op, *(each.value for each in args)), first.layout)
 
@@ -293,6 +308,7 @@ def _elementwise(op: str) -> Twin:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of a value."""
     spec: TensorSpec = value.spec
     return spec.shape
 
@@ -319,4 +335,4 @@ TWINS: Mapping[str, Twin] = {
     "aten.mul.Tensor": _elementwise("nn.mul"),
     "aten.div.Tensor": _elementwise("nn.div"),
 }
-"""By the operator's name."""
+"""Lowerings by operator name."""
