@@ -126,7 +126,7 @@ PLANNING = {
     "summary": "api.summary",
     "train_step": "nn.training",
 }
-"""What plans or traces, and where it is: loaded when it is asked for, so that who only runs a plan loads no planner."""
+"""Names of the planner and tracer, with their modules: imported on first use, so running a plan loads no planner."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""What users call: reading what they bring, compiling it, advice."""
+"""The functions called by users: read a model, plan it, compile an executable, train, and advise on memory."""

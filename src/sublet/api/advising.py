@@ -1,4 +1,4 @@
-"""`sublet.advise`: what would lower the arena of a model, for Python and for the command line."""
+"""Advice on the arena of a model (`sublet.advise`), for Python and for the command line."""
 
 from __future__ import annotations
 
@@ -32,11 +32,20 @@ def advise(
     optimize: str = AS_IS,
     seconds: float = SECONDS,
 ) -> Advised:
-    """What would lower the arena of a file, an ONNX ModelProto, a graph or a `Model`: each change planned.
+    """Return advice to lower the arena of a model: a list of changes, each measured by planning the changed graph.
 
-    `options` say how it is planned now, `dims`, `max_trips` and `optimize` how it is read. After `seconds` no other
-    change is begun. An interrupt ends it, and what was found until then is given.
-    Raises ProblemError for options with several memory regions, and what `plan_memory` raises.
+    model      a path, an ONNX ModelProto, a graph or a `Model`
+    options    the planning options of the present plan, the default options if omitted
+    dims       extents of symbolic dimensions by name, see `read_model`
+    max_trips  the maximum trip counts of loops, see `read_model`
+    optimize   the level of ONNX Runtime's optimiser for reading an ONNX model, or "none"
+    seconds    the time limit: no candidate starts after `seconds`
+
+    An interrupt ends the search and keeps the advice found until then. The result lists the advice by the arena of the
+    changed graph, the smallest first, and the candidates without a plan, each with a reason.
+
+    Raises ProblemError for options with several memory regions; the errors of `read_model` for an unreadable model; and
+    the errors of `plan_memory` if the unchanged model cannot be planned.
     """
     options = options or Options()
     source = source_of(model, dims, max_trips=max_trips, optimize=optimize)
@@ -52,7 +61,13 @@ def advise_on(
     seconds: float = SECONDS,
     trying: Trying | None = None,
 ) -> Advised:
-    """Advice on the plan of `source`, which `model` was read as."""
+    """Return advice on `plan`, a plan of `source`; `source` is the model read from `model`.
+
+    Changes of the optimiser level are candidates only for an ONNX model read without assumed shapes, and only if ONNX
+    Runtime is installed. `trying` is called with each next candidate and the advice found until then.
+
+    Raises ProblemError for options with several memory regions.
+    """
     if options.regions:
         raise ProblemError("advice is about one arena: leave the memory regions out")
     file = is_onnx(Path(model)) if isinstance(model, str | Path) else hasattr(model, "opset_import")
@@ -62,4 +77,5 @@ def advise_on(
 
 
 def _reread(model: Any, source: Model, level: str) -> Model:
+    """Read the model again at another level of ONNX Runtime's optimiser."""
     return source_of(model, source.dims, max_trips=source.max_trips, optimize=level)

@@ -1,4 +1,4 @@
-"""From a model and a plan to something that runs: read it, choose kernels, prove, bind. Nothing is planned here."""
+"""From a model and a plan to an executable: read, choose kernels, check the plan, bind. The module plans nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sublet.runtime.weights import Weights
 from sublet.runtime.workspace import bytes_in_use, growth
 
 WIDE = 64
-"""Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""
+"""Bytes of a cache line. Convolutions are up to 15 % slower over weights not aligned to a cache line."""
 
 
 def with_plan(
@@ -47,9 +47,16 @@ def with_plan(
     weights: Mapping[str, Array] | None = None,
     arena: Any = None,
 ) -> Executable:
-    """An Executable of a model and a plan made elsewhere, as `compile` makes it. No planner is even loaded.
+    """Return an Executable of a model and an existing plan, as `compile` does, without loading the planner.
 
-    The model is read with the dimensions and numbers of rounds that the plan was made for. Raises like `compile`.
+    model    a path, an ONNX ModelProto, a graph or a `Model`; read with the dimensions and trip counts of the plan
+    plan     a plan of the model
+    backend  the sources of kernels in order of preference, see `compile`
+    weights  the content of weights by name, replacing the content in the model
+    arena    memory for the arena of the plan; newly allocated if omitted
+
+    Raises the errors of `compile`: ModelError for an unreadable model, RunError for a node without a kernel or a weight
+    without content, PlanError for a plan of another model, and PlanViolation for a plan refused by the checker.
     """
     dims, max_trips = dict(plan.dims), dict(plan.max_trips)
     ready = equipped(model, dims=dims, max_trips=max_trips, backend=backend, weights=weights, plan=plan)
@@ -58,13 +65,14 @@ def with_plan(
 
 @dataclass(frozen=True)
 class Equipped:
-    """A model with kernels for all its nodes, and the scratch memory that they ask for.
+    """A model with a kernel for every node, and with the scratch memory of the kernels as part of the graph.
 
-    source     the model without that memory
-    kernels    gives those that were chosen, and chooses anew where weights have changed
-    contents   of the weights
-    kept       bytes that backends allocated meanwhile and keep; None when nobody could tell
-    lender     whose memory of weights is used, which may hold another content any time
+    model           the graph for planning, with scratch memory
+    source          the model without scratch memory
+    kernels         returns the kernels already chosen, and chooses again if weights have moved
+    contents        the contents of the weights
+    retained_bytes  bytes allocated by backends during the choice and not freed; None if unknown
+    weights_owner   weights of another executable, with memory to share and a content that may change at any time
     """
 
     model: Model
@@ -75,12 +83,15 @@ class Equipped:
     lender: Weights | None = None
 
     def proven(self, plan: MemoryPlan) -> MemoryPlan:
-        """The plan, made elsewhere. Raises PlanError unless it is of this graph, PlanViolation when it is wrong."""
+        """Return the plan after the checker has accepted it.
+
+        Raises PlanError for a plan of another graph or other kernels, PlanViolation for a wrong plan.
+        """
         _require_right(plan, self.model.graph, self.model.recipe.scratch, self.source)
         return plan
 
     def bound(self, plan: MemoryPlan, arena: Any = None) -> Executable:
-        """Bound to the memory of a plan that is proven; `arena` is memory to run in."""
+        """Return an executable in the memory of a checked plan. `arena` is memory for the arena."""
         source = self.source
         executable = Executable(
             self.model.graph,
@@ -115,9 +126,16 @@ def equipped(
     workspace: int = WORKSPACE_BYTES,
     changed: str = "",
 ) -> Equipped:
-    """A model as `compile` is given it, with its kernels; `plan` is the one that it will run in, when there is one.
+    """Read a model as `compile` does, and choose its kernels.
 
-    `changed` is what is done to its nodes, when there is none.
+    dims, max_trips, backend, optimize, assume   as for `compile`
+    weights    the content of weights by name
+    plan       the plan to run in, if one exists; the plan determines the changes of the model
+    autotune   time the backends on this machine, and use the fastest for each node
+    workspace  bytes available for timing
+    changed    the changes of the nodes, in the words of a recipe, if no plan exists
+
+    Raises ModelError, RunError and PlanError as `compile` does.
     """
     names = names_of(backend)
     source = to_run(
@@ -125,8 +143,8 @@ def equipped(
     )
     if isinstance(weights, dict) and weights.keys() - _names(source) and _names(source) - weights.keys():
         unchanged = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=AS_IS, assume=assume)
-        _require_known(weights, _names(source) | _names(unchanged))  # passes leave names out
-    graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
+        _require_known(weights, _names(source) | _names(unchanged))  # passes may remove weights: their names stay known
+    graph, assumed = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
     backends = backends_of(names, source)
     contents = _weights(source, weights or {})
     lender = weights if isinstance(weights, Weights) else None
@@ -135,9 +153,9 @@ def equipped(
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     for node in graph.walk():
         if not node.subgraphs:
-            byte_copies(node)  # the tables of operators that this reads are no memory of a backend's
+            byte_copies(node)  # fills lazy operator tables, which must not count as backend memory
     in_use = bytes_in_use()
-    choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=told)
+    choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=assumed)
     chosen = choose(arrays)
     kept = growth(in_use)
     scratch = scratch_of(chosen)
@@ -157,7 +175,11 @@ def to_run(
     plan: MemoryPlan | None = None,
     changed: str = "",
 ) -> Model:
-    """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
+    """Return the model run by `compile` for the same arguments.
+
+    With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
+    values. A plan determines the optimiser level, the changes, the splits and the rematerialized nodes.
+    """
     wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
     changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else (changed, assume)
     split, again = (plan.recipe.split, plan.recipe.again) if plan else ((), ())
@@ -167,7 +189,7 @@ def to_run(
 
 
 def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
-    """Raise PlanError unless a plan made elsewhere is for this graph and kernels, PlanViolation when it is wrong."""
+    """Raise PlanError for a plan of another graph or other kernels, PlanViolation for a wrong plan."""
     if plan.recipe.scratch != asked:
         had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
         raise PlanError(
@@ -185,9 +207,10 @@ def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, in
 def _chosen_once(
     chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels, changing: Collection[Value]
 ) -> MakeKernels:
-    """Gives what was chosen before, if the weights lie where they lay; later they may have been changed in place.
+    """Return a function with the chosen kernels for the first call, and a new choice for every later call.
 
-    What those hold that are `changing` kernels are never shown.
+    The first call also chooses again if a weight has moved, because chosen kernels may have preprocessed the weight.
+    Weights may have been changed in place before a later call. Kernels never see the content of `changing` weights.
     """
     left = [chosen]
 
@@ -202,11 +225,15 @@ def _chosen_once(
 def _fastest(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
-    """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
+    """Return the name of the fastest backend by node. The backends used for timing are dropped, with their sessions."""
     return Tuner(backends_of(names, source), source.opsets, workspace).choices(source.graph, constants)
 
 
 def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
+    """Return the content of every weight. Raises RunError for weights without content.
+
+    In order of preference: the content passed by the caller, the content in the model, the literal of the value.
+    """
     contents: dict[Any, Any] = {}
     missing: list[str] = []
     for value in model.graph.weights:
@@ -225,14 +252,15 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
 
 
 def _names(model: Model) -> set[str]:
-    """Of what may be given for weights."""
+    """Return the names of the weights assignable by the caller."""
     return {v.name for v in model.graph.weights if v.literal is None and v.name not in model.constants}
 
 
 def _require_known(given: Collection[str], known: set[str]) -> None:
-    """Raise RunError for contents of weights that there are not, with names that are like theirs.
+    """Raise RunError for a name without a weight, and suggest similar names.
 
-    Who gives all that the network has may give more: the weights of a training step to its evaluation.
+    `compile` calls the function only if some weight of the model is not in `given`: a caller may pass more weights than
+    the model has, as the weights of a training step to an evaluation.
     """
     unknown = [name for name in given if name not in known]
     if not unknown:
@@ -245,11 +273,15 @@ def _require_known(given: Collection[str], known: set[str]) -> None:
 
 
 def _address(content: Any) -> int | None:
+    """Return the address of an array; None for other content."""
     return content.ctypes.data if isinstance(content, np.ndarray) else None
 
 
 def _aligned(array: Any) -> Any:
-    """The array, moved to where kernels read it fastest: a vector should not lie across two lines of the cache."""
+    """Return the array, copied to a multiple of the cache line if at least one line long.
+
+    No vector load of a kernel then crosses a line.
+    """
     if not isinstance(array, np.ndarray) or array.nbytes < WIDE or array.dtype.hasobject:
         return array
     return in_place(array, WIDE).view(array.dtype).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""From a model to something that runs: planned as asked, unless there is a plan."""
+"""From a model to an executable (`sublet.compile`): plan the model, or use an existing plan."""
 
 from __future__ import annotations
 
@@ -49,34 +49,48 @@ def compile(
     measure: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
-    """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
+    """Return an Executable of a model: planned, checked, and bound to memory.
 
-    `max_trips` declares how many rounds loops make at most, `assume` tells unknown shapes: see `read_model`.
-    `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
-    falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
-    first ("onnxruntime-extended" and "onnxruntime-basic" are lower levels of it), "none" takes it as it is, and "auto"
-    asks that of it when its backend goes first; with a plan it is what the plan is for.
-    `plan` is a plan made elsewhere; `arena` is memory to run in. `autotune` times, where several backends
-    compute a node, each of them on this machine (the reference only for commands of `sublet.nn`), takes the fastest and
-    remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last bits. Ops of
-    `sublet.command` run with every backend.
-    `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
-    nothing go, and commands are fused, which may change the last bits of results; the plan says so in its recipe. A
-    `sublet.Graph` is simplified unless that is False, anything else only if True; with a plan it is as the plan says.
-    `patches` has the front of a network computed patch by patch of the output of a node ("4x4@Add_12"), each from the
-    area of the input that it needs; "auto" takes those that need least (docs/patches.md). A plan given says itself.
-    `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
-    (docs/budget.md) or, where `options` has a second region with a rate, brought there and back, at a cost that a model
-    of operations and bytes predicts, or, with `measure`, what nodes take here.
-    Raises CapacityError where that is impossible, or no way was found, and tells which.
-    Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
-    missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
+    model      a path, an ONNX ModelProto, a graph written in Python, a `Model`, or a training step
+    dims       extents of symbolic dimensions by name, see `read_model`
+    max_trips  the maximum trip counts of loops, see `read_model`
+    backend    the sources of kernels, in order of preference; "auto" takes the fastest installed backend, and the
+               reference for nodes without a kernel in that backend. Operators of `sublet.command` run with every
+               backend. Results of backends differ in the last bits.
+    optimize   the rewriting of an ONNX model before planning: "onnxruntime" by ONNX Runtime's optimiser,
+               "onnxruntime-extended" and "onnxruntime-basic" by lower levels of the optimiser, "none" for no rewriting;
+               "auto" chooses "onnxruntime" if ONNX Runtime is the first backend, "none" otherwise. With a plan, "auto"
+               is the level of the plan.
+    assume     shapes of ONNX values without inferred shape, see `read_model`
+    options    the planning options
+    plan       an existing plan of the model
+    arena      memory for the arena; newly allocated if omitted
+    weights    the content of weights by name; the weights of another executable are shared, not copied
+    autotune   time the backends with a kernel for a node on this machine, and use the fastest; the reference takes part
+               only for commands of `sublet.nn`. Results are cached on disk.
+    workspace  bytes available for timing one node
+    simplify   first run the cheap passes: remove dead code, common subexpressions and arithmetic without effect, and
+               fuse commands. Fusion may change the last bits of results. The recipe of the plan records the
+               simplification. A `sublet.Graph` is simplified unless False, another model only if True; with a plan, as
+               the plan says.
+    patches    compute the front of a network patch by patch of the output of a node ("4x4@Add_12"), each patch from its
+               receptive field in the input; "auto" takes the patches with the smallest arena (docs/patches.md). Ignored
+               with a plan: the plan records its own patches.
+    budget     the maximum size of the arena, in bytes or as text ("400MiB"). Where the plan needs more, values are
+               rematerialized (docs/budget.md); or, if `options` has a second memory region with a transfer rate,
+               offloaded and reloaded. A model of operations and bytes predicts the cost.
+    measure    predict the cost by the seconds of the nodes on this machine instead
+    progress   receives the progress of the packing search
+
+    Raises CapacityError if no plan within the budget exists, if the search found no plan, or if `plan` exceeds the
+    budget. Raises ModelError for an unreadable model; RunError for a node without a kernel or a weight without content;
+    PlanError for a plan of another model; PlanViolation for a plan refused by the checker.
     """
     read: dict[str, Any] = {"dims": dims, "max_trips": max_trips, "optimize": optimize, "assume": assume}
     changed = change(model, simplify, plan)
     if patches is not None and plan is None:
-        taken = to_run(model, backend=backend, changed=changed, **read)
-        model = in_patches(taken, options or Options(), patches).model
+        source = to_run(model, backend=backend, changed=changed, **read)
+        model = in_patches(source, options or Options(), patches).model
         read = {}
     kernels: dict[str, Any] = {"backend": backend, "autotune": autotune, "workspace": workspace}
     ready = equipped(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
@@ -86,8 +100,8 @@ def compile(
         return ready.bound(ready.proven(plan), arena)
     if budget is None:
         return ready.bound(plan_memory(ready.model, options, progress=progress), arena)
-    ready, made = _within(ready, most(budget), options or Options(), backend, weights or {}, autotune, measure)
-    return ready.bound(made, arena)
+    ready, within_budget = _within(ready, most(budget), options or Options(), backend, weights or {}, autotune, measure)
+    return ready.bound(within_budget, arena)
 
 
 def _within(
@@ -99,9 +113,9 @@ def _within(
     autotune: bool,
     measure: bool,
 ) -> tuple[Equipped, MemoryPlan]:
-    """The model, with values computed again where its plan needs more than the budget, its kernels and its plan.
+    """Return the model with kernels, and a plan within the budget; rematerialize values if necessary.
 
-    Raises CapacityError.
+    Raises CapacityError if no plan within `budget` bytes was found.
     """
     slow, plain = slow_region(options.regions) is not None, None
     if slow:
@@ -110,19 +124,19 @@ def _within(
         plain = plan_memory(ready.model, options)
         if plain.arena_bytes <= budget:
             return ready, plain
-    made: dict[tuple[object, object], Equipped] = {((), ()): ready}
+    models: dict[tuple[object, object], Equipped] = {((), ()): ready}
 
-    def kept(model: Model) -> Equipped:
+    def choose_kernels_once(model: Model) -> Equipped:
         key = model.recipe.split, model.recipe.again
-        if key not in made:
-            made[key] = equipped(model, backend=backend, weights=weights, autotune=autotune)
-        return made[key]
+        if key not in models:
+            models[key] = equipped(model, backend=backend, weights=weights, autotune=autotune)
+        return models[key]
 
-    ways = Ways(ready.source, lambda model: kept(model).model)
+    ways = Ways(ready.source, lambda model: choose_kernels_once(model).model)
 
     seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
     answer = Budgets(ready.model, options, seconds, costs, ways, planned=plain).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
-    ready = kept(answer.point.model)
+    ready = choose_kernels_once(answer.point.model)
     return ready, plan_memory(ready.model, options) if slow else answer.point.plan

@@ -1,4 +1,4 @@
-"""`sublet.executorch`: the smallest memory for ExecuTorch's programs, with control flow planned right.
+"""Memory planning for ExecuTorch programs, including control flow (`sublet.executorch`).
 
 config = ExecutorchBackendConfig(memory_planning_pass=sublet.executorch.planning_pass())
 program = to_edge(torch.export.export(model, inputs)).to_executorch(config)
@@ -16,10 +16,13 @@ __all__ = ["Algorithm", "Memory", "Planned", "algorithm", "planning_pass"]
 
 
 def algorithm(strategy: str = AUTO, *, effort: int | None = None, timeout: float | None = None) -> Algorithm:
-    """A memory planning algorithm for ExecuTorch's `MemoryPlanningAlgorithmSuite`, which is to be given no other.
+    """Return a memory planning algorithm for ExecuTorch, to be the only one of a `MemoryPlanningAlgorithmSuite`.
 
-    `strategy`, `effort` (steps of the search) and `timeout` (seconds) are those of `sublet.pack`. Its `reports` tell
-    bytes, lower bound and gap of each method that it has planned.
+    strategy  the packing strategy, see `sublet.pack`
+    effort    the maximum number of search steps
+    timeout   the maximum seconds of the search
+
+    After planning, `reports` of the result lists the bytes, the lower bound and the gap of each planned method.
     """
     return Algorithm(strategy, effort, timeout)
 
@@ -27,12 +30,15 @@ def algorithm(strategy: str = AUTO, *, effort: int | None = None, timeout: float
 def planning_pass(
     strategy: str = AUTO, *, effort: int | None = None, timeout: float | None = None, **options: Any
 ) -> Any:
-    """ExecuTorch's MemoryPlanningPass with Sublet's algorithm, which is its `memory_planning_algo.algo_list[0]`.
+    """Return ExecuTorch's MemoryPlanningPass with Sublet's algorithm.
 
-    `options` are those of MemoryPlanningPass: alloc_graph_input, alloc_graph_output, alloc_mutable_buffers, ...
-    Raises MissingExtraError where ExecuTorch is not installed.
+    The parameters `strategy`, `effort` and `timeout` are as for `algorithm`. `options` are the parameters of
+    MemoryPlanningPass: alloc_graph_input, alloc_graph_output, alloc_mutable_buffers and more. The algorithm, with its
+    reports, is `memory_planning_algo.algo_list[0]` of the result.
+
+    Raises MissingExtraError if ExecuTorch is not installed.
     """
     suite = exir("memory_planning").MemoryPlanningAlgorithmSuite([algorithm(strategy, effort=effort, timeout=timeout)])
-    # ExecuTorch's own check, made when its log is at DEBUG, counts the bytes that a branch reads as needed to its end.
+    # ExecuTorch's check at log level DEBUG extends the live range of every value read in a branch to the branch's end.
     options = {"allow_lifetime_and_storage_overlap": True, **options}
     return exir("passes.memory_planning_pass").MemoryPlanningPass(memory_planning_algo=suite, **options)

@@ -1,7 +1,7 @@
-"""Plans in forms that others read, all in one table.
+"""The table of all export forms of plans.
 
-A package adds forms of its own under the entry-point group "sublet.exporters": name -> function of a plan and of what
-is told beside it (`plan.export.Told`), which gives the content of files by their names.
+A package adds a form under the entry-point group "sublet.exporters": the name of the form, and a function from a plan
+and its context (`plan.export.ExportContext`) to the content of files, by file name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ EXPORTERS: Mapping[str, Exporter] = MappingProxyType({**FORMS, "onnx": with_plan
 
 
 def exported(plan: MemoryPlan, form: str, told: Told | None = None) -> Mapping[str, str | bytes]:
-    """The files of a plan in one of the forms, by name. Raises PlanError for a form that nobody knows."""
+    """Return the files of a plan in the export form `form`: the content by file name.
+
+    Raises PlanError for an unknown form.
+    """
     exporter = EXPORTERS.get(form)
     if exporter is None:
         for point in entry_points(group=ENTRY_POINTS, name=form):

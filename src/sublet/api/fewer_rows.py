@@ -1,4 +1,4 @@
-"""An executable for fewer rows than were planned, in the same memory [NNC: re-init for smaller shapes]."""
+"""An executable for a smaller batch, in the memory of a larger one [NNC: re-init for smaller shapes]."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ from sublet.runtime.kernel import Array, Backend
 def fewer_rows(
     executable: Executable, rows: int, *, backend: str | Backend | Sequence[str | Backend] = AUTO
 ) -> Executable:
-    """An Executable that computes what `executable` does for the first so many rows alone, in its arena and weights.
+    """Return an Executable computing only the first `rows` rows, in the arena and with the weights of `executable`.
 
-    The rows are those of the first axis of all inputs, as the samples of a batch. Nothing is planned: what has rows
-    lies where it lay, and is shorter, and the checker proves that plan too. A run of either writes over the results of
-    `views` of the other, so they run one after another; with several threads that is for the caller to see to.
-    Raises SpecError where rows are not computed one by one, or something is updated, PlanError when kernels ask for
-    more scratch memory than for all rows.
+    Rows are the extents of axis 0 of all inputs, as the samples of a batch. Nothing is planned: every value keeps the
+    offset from the original plan with fewer bytes, and the checker checks the shortened plan. A run of either
+    executable overwrites the `views` results of the other, so the two must not run at the same time; the caller must
+    synchronise threads.
+
+    executable  the executable for the whole batch
+    rows        the number of rows, from 1 to the batch size
+    backend     the sources of kernels, see `compile`
+
+    Raises SpecError for a node not known to compute row by row and for a graph with updates; PlanError if kernels need
+    more scratch memory than reserved for all rows.
     """
     graph = with_fewer_rows(without_scratch(executable.graph), rows)
     held = {value.name: _Held(executable, value) for value in graph.weights if isinstance(value.spec, TensorSpec)}
@@ -47,27 +53,31 @@ def fewer_rows(
     ready = equipped(model, backend=backend, weights=executable.weights)
     plan = _shorter(executable.plan, ready.model.graph)
     require_valid(ready.model.graph, plan.schedule, plan)
-    made = ready.bound(plan)
+    smaller = ready.bound(plan)
     for arena in plan.arenas:
-        made.bind(arena.name, executable._memory.raw(arena.name))
-    return made
+        smaller.bind(arena.name, executable._memory.raw(arena.name))
+    return smaller
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a weight of an executable holds, where it lies."""
+    """The content of a weight of an executable, without a copy."""
 
     executable: Executable
     value: Value
 
     def array(self) -> Array:
+        """Return the content as an array over the memory of the executable."""
         spec = self.value.spec
         assert isinstance(spec, TensorSpec)
         return self.executable.bytes_of(self.value).view(NUMPY[spec.dtype]).reshape(spec.shape)
 
 
 def _shorter(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
-    """The plan with the values of the graph, each where it lay."""
+    """Return the plan for the values of `graph`, each at its offset in `plan`.
+
+    Raises PlanError if a value of `graph` has no place in the plan, as scratch memory of another kernel.
+    """
     values = {value.name: value for value in graph.values()}
     placements = tuple(_placed(place, values[place.value]) for place in plan.placements if place.value in values)
     if len({place.value for place in placements}) < sum(value.plannable for value in values.values()):
@@ -83,19 +93,23 @@ def _shorter(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
         placements=placements,
         **sums(placements, arenas),
     )
-    most = peak(shorter)
-    proof = tuple(block.buffer for block in slots(shorter) if holds(block.live, most.point))
-    return replace(shorter, peak=most, lower_bound_bytes=most.nbytes, bound="peak", proof=proof)
+    highest = peak(shorter)
+    proof = tuple(block.buffer for block in slots(shorter) if holds(block.live, highest.point))
+    return replace(shorter, peak=highest, lower_bound_bytes=highest.nbytes, bound="peak", proof=proof)
 
 
 def _placed(place: Placement, value: Value) -> Placement:
+    """Return the placement of a shortened value. Raises PlanError for a value with more bytes than in the plan."""
     if value.nbytes > place.region.nbytes:
         raise PlanError(f"%{value.name} needs {value.nbytes:,} bytes, more than with all rows: compile for so many")
     return replace(place, spec=str(value.spec), region=replace(place.region, nbytes=value.nbytes))
 
 
 def _storage(storage: Storage, placements: Sequence[Placement], bound: Mapping[str, int]) -> Storage:
-    """A storage as large as what lies in it: in an arena, or, by its name, in memory of the caller."""
+    """Return a storage as large as its content.
+
+    An arena ends with the last value; bound memory has the size of the bound value.
+    """
     if storage.kind == ARENA:
         ends = (place.region.end for place in placements if place.region.storage == storage.name)
         return replace(storage, nbytes=max(ends, default=0))

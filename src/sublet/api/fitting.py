@@ -1,4 +1,4 @@
-"""Training as it is mostly written: rounds over batches, with means, progress, and an interrupt that loses nothing."""
+"""Training and evaluation loops over batches, with means, progress, and interrupts after whole steps."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from sublet.runtime.kernel import Array
 from sublet.runtime.memory import aligned_bytes
 
 Batch = Mapping[str, Any]
-"""Inputs by name."""
+"""Input arrays by name."""
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-"""Something that can be gone through once an epoch, or a function of the epoch, from 0 on, that gives it."""
+"""The batches of an epoch, iterable once per epoch; or a function from the epoch, from 0, to the batches."""
 
 Step = Executable | Callable[..., Any]
-"""An executable, or any function of the inputs, by name, that gives outputs by name, or a loss."""
+"""An executable, or a function of the inputs, by name, returning outputs by name, or a loss."""
 
 SLOTS = 2
+"""Number of input buffers: one is filled while the other is computed from."""
+
 LINE = 64
-"""Bytes that an input's memory begins at a multiple of."""
+"""Alignment of the memory of an input in bytes: a cache line."""
 
 
 @dataclass
 class History:
-    """What `fit` saw: for each epoch the means of all outputs of one number, and whether an interrupt ended it."""
+    """The record of a training run by `fit`.
+
+    epochs       for each epoch the means of all scalar outputs, by name
+    interrupted  True if an interrupt ended the training
+    """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     interrupted: bool = False
@@ -51,32 +57,43 @@ def fit(
     validate: Callable[[], Mapping[str, float]] | None = None,
     progress: bool | None = None,
 ) -> History:
-    """Run a training step over all batches, `epochs` times.
+    """Run a training step over all batches, `epochs` times, and return the history.
 
-    After each epoch the means of the loss and all other outputs of one number go to the history, with what `validate`
-    gives, as `lambda: sublet.evaluate(net, tests)`. Progress is shown on a terminal, unless `progress` says otherwise.
-    At Ctrl-C the step that runs is finished, and the history comes back: all state is that of whole steps, so another
-    `fit` goes on from there. A second Ctrl-C does not wait.
+    step      an executable; or a function of the inputs, by name, returning outputs by name, or a loss
+    batches   the batches of an epoch, each a mapping from input names to arrays; or a function from the number of the
+              epoch, from 0, to the batches
+    epochs    the number of epochs
+    validate  a function returning metrics by name, called after each epoch (`lambda: sublet.evaluate(net, tests)`)
+    progress  show a progress bar on standard error; by default only on a terminal
+
+    After each epoch the history receives the means of the loss and of all other scalar outputs, and the metrics of
+    `validate`; a metric named like an output is recorded as "validation <name>". At Ctrl-C the running step is finished
+    and the history returned. The state is then the state after a whole step, and another `fit` continues from there. A
+    second Ctrl-C raises KeyboardInterrupt at once.
+
+    Raises RunError for several epochs over an iterator, as an iterator can be consumed only once.
     """
     if epochs > 1 and isinstance(batches, Iterator):
         raise RunError("batches can be gone through only once: give a list, or a function of the epoch")
     history = History()
-    with awaited() as interrupts, _shown(progress) as shown:
+    with awaited() as interrupts, _shown(progress) as display:
         for epoch in range(epochs):
-            given = batches(epoch) if callable(batches) else batches
-            total = len(given) if isinstance(given, Sized) else None
-            task = shown.add_task(f"epoch {epoch + 1}/{epochs}", total=total, means="")
+            epoch_batches = batches(epoch) if callable(batches) else batches
+            total = len(epoch_batches) if isinstance(epoch_batches, Sized) else None
+            task = display.add_task(f"epoch {epoch + 1}/{epochs}", total=total, means="")
             means = _Means()
-            for batch in given:
+            for batch in epoch_batches:
                 means.add(_outputs(step, batch))
-                shown.update(task, advance=1, means=str(means))
+                display.update(task, advance=1, means=str(means))
                 if interrupts:
                     break
-            found = means.found
+            metrics = means.found
             if validate is not None and not interrupts:
-                found |= {f"{name}" if name not in found else f"validation {name}": v for name, v in validate().items()}
-                shown.update(task, means=_told(found))
-            history.epochs.append(found)
+                metrics |= {
+                    f"{name}" if name not in metrics else f"validation {name}": v for name, v in validate().items()
+                }
+                display.update(task, means=_told(metrics))
+            history.epochs.append(metrics)
             if interrupts:
                 history.interrupted = True
                 break
@@ -84,7 +101,11 @@ def fit(
 
 
 def evaluate(net: Step, batches: Iterable[Batch]) -> dict[str, float]:
-    """The means over all batches of the outputs that are one number. Raises RunError when there is no batch."""
+    """Return the mean over all batches of every scalar output, by name.
+
+    `net` is an executable or a function, and `batches` are mappings from input names to arrays, as for `fit`. Raises
+    RunError if there are no batches.
+    """
     means = _Means()
     for batch in batches:
         means.add(_outputs(net, batch))
@@ -94,12 +115,15 @@ def evaluate(net: Step, batches: Iterable[Batch]) -> dict[str, float]:
 
 
 def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batches: int) -> Iterator[Batch]:
-    """Let `fill(slot, number)` write each batch where the executable reads it, while the batch before is computed.
+    """Yield `batches` batches for an executable, each filled by a thread while the batch before is computed.
 
-    `slot` has an array for each input. There are two slots: a thread fills one while the other is bound and computed
-    from, so that nothing is copied. What comes out is no input, for they are bound: `for given in prefetch(...):
-    net(given)`, or `fit(net, lambda epoch: prefetch(net, fill, 100))`. It is for plans made with
-    `sublet.Options(io="bound")`. An error of `fill` is raised when its batch is due.
+    `fill(slot, number)` writes batch `number` into the arrays in `slot`, one for each input by name. The arrays are
+    bound to the executable: nothing is copied. There are two slots, filled and computed in turn. The yielded batches
+    are empty mappings, as the inputs are bound already: `for batch in prefetch(net, fill, n): net(batch)`, or `fit(net,
+    lambda epoch: prefetch(net, fill, 100))`.
+
+    The executable needs a plan with `sublet.Options(io="bound")`. Raises RunError for an input without bound memory. An
+    error in `fill` is raised when the batch is due.
     """
     storages = {storage.name for storage in net.plan.storages}
     slots: list[dict[str, Array]] = [{} for _ in range(SLOTS)]
@@ -114,6 +138,7 @@ def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batc
 
 
 def _filled(net: Executable, slots: list[dict[str, Array]], fill: Any, batches: int) -> Iterator[Batch]:
+    """Yield an empty batch after binding each filled slot; fill the next slot meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(fill, slots[0], 0) if batches else None
         for number in range(batches):
@@ -127,11 +152,11 @@ def _filled(net: Executable, slots: list[dict[str, Array]], fill: Any, batches: 
 
 
 def _outputs(step: Step, batch: Batch) -> dict[str, float]:
-    """The outputs that are one number."""
-    made = step(batch) if isinstance(step, Executable) else step(**batch)
-    named = made if isinstance(made, Mapping) else {"loss": made}
-    numbers = {name: np.asarray(one) for name, one in named.items() if getattr(one, "size", 1) in (1, None)}
-    return {name: float(one.reshape(())) for name, one in numbers.items() if one.size == 1 and one.dtype.kind != "O"}
+    """Return the scalar outputs of a step by name."""
+    result = step(batch) if isinstance(step, Executable) else step(**batch)
+    outputs = result if isinstance(result, Mapping) else {"loss": result}
+    arrays = {name: np.asarray(one) for name, one in outputs.items() if getattr(one, "size", 1) in (1, None)}
+    return {name: float(one.reshape(())) for name, one in arrays.items() if one.size == 1 and one.dtype.kind != "O"}
 
 
 class _Means:
@@ -142,13 +167,14 @@ class _Means:
         self._sums: dict[str, float] = {}
 
     def add(self, found: Mapping[str, float]) -> None:
-        """Another batch."""
+        """Add the outputs of a batch."""
         self.count += 1
         for name, number in found.items():
             self._sums[name] = self._sums.get(name, 0.0) + number
 
     @property
     def found(self) -> dict[str, float]:
+        """The means so far, by name."""
         return {name: total / self.count for name, total in self._sums.items()}
 
     def __str__(self) -> str:
@@ -156,11 +182,12 @@ class _Means:
 
 
 def _told(found: Mapping[str, float]) -> str:
+    """Return the means as text, with four significant digits."""
     return ", ".join(f"{name} {number:.4g}" for name, number in found.items())
 
 
 def _shown(progress: bool | None) -> Progress:
-    """A bar an epoch; none where nobody looks."""
+    """Return the progress display, one bar for each epoch; disabled by default unless standard error is a terminal."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     disable = not (console.is_terminal if progress is None else progress)

@@ -1,4 +1,4 @@
-"""Seconds of the nodes of a model on this machine, measured once and remembered: what a search for a budget weighs."""
+"""Measured seconds of the nodes of a model on this machine, cached on disk: costs for the search within a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.tuning import Tuner
 
 WORKSPACE_BYTES = 2 << 30
-"""Operands that timing one node may take."""
+"""Maximum bytes of operands for timing one node. Larger nodes are not measured."""
 
 
 def measured(
@@ -20,9 +20,10 @@ def measured(
     constants: Mapping[Value, Array] | None = None,
     workspace: int = WORKSPACE_BYTES,
 ) -> tuple[dict[str, float], str]:
-    """Seconds by node of the root level, with the backends asked first, and words on how many were measured.
+    """Return the seconds of the root-level nodes by name, and a remark on how many were measured.
 
-    Operands are made up, and need `workspace` bytes at most. What was measured once is taken from the cache.
+    Each node runs with the first backend with a kernel for the node, on operands made up by the tuner, with at most
+    `workspace` bytes. Nodes measured before come from the cache.
     """
     backends = backends_of(names_of(backend), model)
     seconds = Tuner(backends, model.opsets, workspace).seconds(model.graph, constants or {})

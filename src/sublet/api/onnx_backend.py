@@ -1,10 +1,11 @@
-"""ONNX's backend interface: Sublet as `onnx.backend` knows runtimes, for whoever already speaks to one.
+"""Sublet as a backend of ONNX's interface `onnx.backend`.
 
     import sublet.api.onnx_backend as backend
     rep = backend.prepare(model)
     outputs = rep.run([x, y])
 
-Open dimensions take the extents of the inputs of each run; executables are kept, one for each set of shapes.
+Open dimensions take the extents of the inputs of each run. A prepared model keeps one executable for each set of input
+shapes, at most MAX_EXECUTABLES.
 """
 
 from __future__ import annotations
@@ -33,17 +34,21 @@ else:
     Backend, BackendRep, namedtupledict = base.Backend, base.BackendRep, base.namedtupledict
 
 Key = tuple[tuple[str, tuple[int, ...]], ...]
-"""The shapes, by name, of the inputs that may have another shape in another run."""
+"""The shapes of the inputs with open dimensions, by name: the key of an executable."""
 
 KEPT = 8
-"""Executables a prepared model keeps, of as many sets of input shapes."""
+"""Maximum number of executables of a prepared model, one for each set of input shapes; beyond, the least recently
+used is closed."""
 
 
 class SubletRep(BackendRep):
-    """A prepared model. `run` may be called with inputs of any shapes the model allows."""
+    """A prepared model. `run` accepts inputs of any shapes allowed by the model."""
 
     def __init__(self, model: onnx.ModelProto, backend: str, options: Options | None) -> None:
-        """Raises ModelError for a malformed model, RunError when no backend computes a node."""
+        """Prepare a model. If no input has an open dimension, the model is compiled at once.
+
+        Raises ModelError for a malformed model, RunError for a node without a kernel.
+        """
         defaults = {tensor.name for tensor in model.graph.initializer}
         defaults.update(tensor.values.name for tensor in model.graph.sparse_initializer)
         self.inputs = tuple(value.name for value in model.graph.input)
@@ -58,10 +63,10 @@ class SubletRep(BackendRep):
             self.executable({})
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs of one run, in the model's order; they also go by their names.
+        """Run the model once and return the outputs as a named tuple, in the model's order.
 
-        `inputs` are given by name, or in the model's order: all of them, or those that have no default. A single
-        array is the only input. Raises RunError for inputs that do not fit the model.
+        `inputs` is a mapping by name, or a sequence in the model's order: of all inputs, or of the inputs without a
+        default. A single array is the only input. Raises RunError for inputs not fitting the model.
         """
         feeds = self.feeds(inputs)
         results = self.executable(feeds)(feeds)
@@ -69,7 +74,7 @@ class SubletRep(BackendRep):
         return outputs
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
-        """The inputs by name. Raises RunError when one is missing or not the model's."""
+        """Return the inputs by name. Raises RunError for a missing or unknown input."""
         if isinstance(inputs, Mapping):
             wrong = [f"the model has no input {name!r}" for name in inputs if name not in self.inputs]
             wrong += [f"the input {name!r} is missing" for name in self.required if name not in inputs]
@@ -84,22 +89,27 @@ class SubletRep(BackendRep):
         raise RunError(f"{len(given)} inputs were given; the model takes {len(self.required)}: {wanted}")
 
     def executable(self, feeds: Mapping[str, Any]) -> Executable:
-        """The executable for inputs of these shapes; compiled when there is none yet."""
+        """Return the executable for the shapes of the inputs; compile it if none exists yet.
+
+        Beyond MAX_EXECUTABLES the least recently used executable is closed.
+        """
         decisive = [name for name in self.inputs if name in feeds and name not in self._closed]
         key = tuple((name, _shape(name, feeds[name])) for name in decisive)
         with self._lock:
-            found = self._executables.pop(key, None) or self._compile(key)
-            self._executables[key] = found  # the latest used is the last
+            executable = self._executables.pop(key, None) or self._compile(key)
+            self._executables[key] = executable  # the most recently used is the last
             if len(self._executables) > KEPT:
                 self._executables.pop(next(iter(self._executables))).close()
-        return found
+        return executable
 
     def _compile(self, shapes: Key) -> Executable:
+        """Compile the model for input shapes."""
         model = from_proto(self._model, shapes=dict(shapes))
         return compile(model, backend=self._backend, options=self._options)
 
 
 def _shape(name: str, content: Any) -> tuple[int, ...]:
+    """Return the shape of an input. Raises RunError for a ragged nested list."""
     try:
         return np.shape(content)
     except ValueError as error:
@@ -107,17 +117,17 @@ def _shape(name: str, content: Any) -> tuple[int, ...]:
 
 
 def _closed(value: onnx.ValueInfoProto) -> bool:
-    """Whether the file fixes the shape of an input, or it is no tensor."""
-    type = read_type(value.type)
-    if not isinstance(type, TensorType):
+    """True if the file fixes the shape of an input, or if the input is not a tensor."""
+    tensor_type = read_type(value.type)
+    if not isinstance(tensor_type, TensorType):
         return True
-    return type.dims is not None and all(extent is not None and extent >= 0 for extent in type.dims)
+    return tensor_type.dims is not None and all(extent is not None and extent >= 0 for extent in tensor_type.dims)
 
 
 class SubletBackend(Backend):
-    """What `onnx.backend.test.BackendTest` and other users of the interface call.
+    """The backend class for `onnx.backend.test.BackendTest` and other users of ONNX's interface.
 
-    `kernels` is where kernels come from when nobody says: "auto", or a name `sublet.compile` knows.
+    `kernels` is the default source of kernels: "auto", or a backend name known to `sublet.compile`.
     """
 
     kernels = AUTO
@@ -131,9 +141,10 @@ class SubletBackend(Backend):
         options: Options | None = None,
         **kwargs: Any,
     ) -> SubletRep:
-        """The model, ready to run. `backend` and `options` are those of `sublet.compile`.
+        """Return the model, ready to run. `backend` and `options` are as for `sublet.compile`.
 
-        Raises RunError for another device than the CPU; see `SubletRep` for more.
+        Raises RunError for a device other than the CPU and for a node without a kernel, ModelError for a malformed
+        model.
         """
         if not cls.supports_device(device):
             raise RunError(f"there is no device {device!r}; Sublet runs on 'CPU'")
@@ -141,17 +152,20 @@ class SubletBackend(Backend):
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
-        """Prepare and run once."""
+        """Prepare a model and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
     def run_node(
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Run one operator on `inputs`: by name, or in the order of the node's inputs that are not left out.
+        """Run one operator on `inputs`, and return the outputs.
 
-        `opset_version` is the version of the default operator set; the newest when it is not given. What
-        `outputs_info` tells is found without it.
+        `inputs` is a mapping by name, or a sequence in the order of the node's non-empty input names. `opset_version`
+        is the version of the default operator set, by default the newest. `outputs_info` is ignored.
+
+        Raises RunError for a wrong number of inputs, and for an input that is neither a tensor nor a sequence of
+        tensors.
         """
         version = kwargs.pop("opset_version", None)
         names = list(dict.fromkeys(name for name in node.input if name))
@@ -163,12 +177,12 @@ class SubletBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether it is the CPU, "CPU" or "CPU:0"."""
+        """True for "CPU" and "CPU:0"."""
         return device in ("CPU", "CPU:0")
 
 
 def _model_of_node(node: onnx.NodeProto, feeds: Mapping[str, Any], version: int | None) -> onnx.ModelProto:
-    """A model of one node."""
+    """Return a model with one node."""
     helper, defs = require("onnx.helper", extra="onnx"), require("onnx.defs", extra="onnx")
     inputs = [helper.make_value_info(name, _type_of(name, content)) for name, content in feeds.items()]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
@@ -184,7 +198,10 @@ def _model_of_node(node: onnx.NodeProto, feeds: Mapping[str, Any], version: int 
 
 
 def _type_of(name: str, content: Any) -> onnx.TypeProto:
-    """The type of an input, of any shape. Raises RunError for what is neither a tensor nor a sequence of them."""
+    """Return the type of an input, without a shape.
+
+    Raises RunError for content other than tensors and sequences of tensors.
+    """
     helper = require("onnx.helper", extra="onnx")
     proto: onnx.TypeProto
     if isinstance(content, Sequence) and not isinstance(content, str):

@@ -1,9 +1,9 @@
-"""`sublet.paddle`: the memory optimization transpiler for programs of Paddle, as its users know it.
+"""The memory optimisation transpiler for Paddle programs (`sublet.paddle`).
 
     import sublet
-    small = sublet.paddle.transpile(program)          # once fluid.memory_optimize(program)
+    small = sublet.paddle.transpile(program)          # formerly fluid.memory_optimize(program)
 
-It needs no Paddle: a program is bytes, or an object with Paddle's own way to bytes and back.
+No Paddle is needed: a program is bytes, or an object with Paddle's own methods of serialisation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sublet.frontends.paddle.transpile import transpile as rewritten
 __all__ = ["Training", "transpile", "verify"]
 
 Names = Collection[Any]
-"""Names of variables, or Paddle's variables."""
+"""Variables: names, or objects with a `name` as in Paddle."""
 
 
 def transpile(
@@ -40,32 +40,42 @@ def transpile(
     dims: Mapping[str, int] | None = None,
     max_trips: Mapping[str, int] | int | None = None,
 ) -> Any:
-    """A program that computes the same and holds fewer bytes: bytes for bytes, a Program for a `paddle.static.Program`.
+    """Return an equivalent program with less memory: bytes for bytes, a Program for a `paddle.static.Program`.
 
-    The first five arguments are those of `fluid.memory_optimize`: what stays as it is, whether to say what was done,
-    and the published level 0 or 1 (then `skip_grads` too); without a level it is Sublet's own policy. `arena` asks for
-    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is proven for that order; a `lasting` one stays
-    from run to run. `keep` is what will be fetched beside losses, `shapes` and `dims` are extents that the program
-    leaves open, `max_trips` how often loops run where the program does not say it. The program that is given stays as
-    it is.
-    Raises ModelError for what is no program or not in it, PlanError for a policy that is not there, PlanViolation if
-    the checker refuses what Sublet's own policy made.
+    skip_opt_set  variables to leave unchanged, by name or as Paddle's variables
+    print_log     print one line with the result on standard error
+    level         the published level 0 or 1; without a level, `policy` decides
+    skip_grads    for the published levels: gradients of parameters keep their names
+    policy        the policy of the rewriting, by default Sublet's own
+    arena         return the arena form: views of a single tensor instead of shared names. The form needs
+                  FLAGS_new_executor_sequential_run=1, and is proven for sequential order.
+    lasting       keep the arena from run to run
+    keep          variables to be fetched, beside losses
+    shapes        whole shapes of variables with open extents
+    dims          single extents left open by the program, by "variable.axis"
+    max_trips     the maximum trip count of every loop, or of single loops by the name of the condition
+
+    The first five parameters are those of `fluid.memory_optimize`. The argument `program` is not changed.
+
+    Raises ModelError for an argument that is not a program and for unknown names; PlanError for an unknown policy and
+    for contradictory options; PlanViolation if the checker refuses a program rewritten by Sublet's own policy.
     """
     if level is not None:
         policy = f"level{level}"
     trips = {"": max_trips} if isinstance(max_trips, int) else dict(max_trips or {})
     kept = dict.fromkeys((*_names(skip_opt_set), *_names(keep)))
-    made = rewritten(
+    transpiled = rewritten(
         decode(_bytes(program), "the program"),
         Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena, lasting),
     )
     if print_log:
-        sys.stderr.write(f"{_told(made.report)}\n")
-    raw = encode(made.program)
+        sys.stderr.write(f"{_told(transpiled.report)}\n")
+    raw = encode(transpiled.program)
     return raw if isinstance(program, bytes) else type(program).parse_from_string(raw)
 
 
 def _bytes(program: Any) -> bytes:
+    """Return the serialised program. Raises ModelError for an object without Paddle's methods of serialisation."""
     if isinstance(program, bytes):
         return program
     desc: Any = getattr(program, "desc", None)
@@ -78,11 +88,12 @@ def _bytes(program: Any) -> bytes:
 
 
 def _names(names: Names) -> tuple[str, ...]:
+    """Return the names of variables."""
     return tuple(name if isinstance(name, str) else str(name.name) for name in names)
 
 
 def _told(report: Report) -> str:
-    """One line: what is known of the bytes, and what was proven."""
+    """Return one line with the predicted peaks in bytes before and after, and the proof."""
     judged = report.proven and (report.arena is None or report.arena.proven)
     proven = "proven to compute the same" if judged else "NOT proven to compute the same"
     if report.before is None or report.after is None:

@@ -1,4 +1,4 @@
-"""What `sublet.compile` and the commands are given, as a model: read, rewritten as asked, or as a plan says it was."""
+"""Reading the model for `sublet.compile` and the commands, with changes as requested or as recorded in a plan."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from sublet.plan.schedule import is_serial, serial
 from sublet.runtime.backends.by_name import AUTO
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
-"""Who rewrites an ONNX model before it is planned: a level of ONNX Runtime's optimiser, or nobody."""
+"""The rewriting of an ONNX model before planning: a level of ONNX Runtime's optimiser, or none."""
 
 SIMPLIFIED = "simplify"
 
 
 def simplified(model: Model) -> Model:
-    """The model with nothing needless in it, and commands fused; the order of its nodes is its own."""
+    """Return the simplified model: dead code removed, commands fused, nodes in their original order."""
     recipe = replace(model.recipe, changed=SIMPLIFIED)
     graph = import_module("sublet.passes.pipeline").simplify(model.graph, order=False)
     return replace(model, graph=graph, recipe=recipe)
@@ -45,23 +45,24 @@ PASSES: Mapping[str, Callable[[Model], Model]] = {
     SIMPLIFIED: simplified,
     "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
 }
-"""What a recipe may say was done to the nodes. An order of less memory takes planning, which is loaded then."""
+"""The passes a recipe may name. "less_memory" needs the planner, imported only on use."""
 
 
 def divided(changed: str) -> tuple[str, str]:
-    """What a recipe says was done to the nodes: by a pass, and in which patches."""
+    """Split the `changed` entry of a recipe into the name of the pass and the patches."""
     first, _, patches = changed.partition(PATCHES)
     return first.removesuffix(", "), patches
 
 
 TEXT_OPSETS = {"": 21, "com.microsoft": 1}
-"""The operator sets that "onnx.X" means in a graph which comes from no ONNX file."""
+"""The versions of operator sets for "onnx.X" in a graph without an ONNX file."""
 
 
 def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
-    """What `optimize` asks for when kernels come from the backend `first` before others: never "auto".
+    """Return the level of the optimiser requested by `optimize`; `first` is the name of the preferred backend.
 
-    With a plan, what the plan is for. Raises RunError for a word it cannot be, PlanError when the plan is for another.
+    With a plan, return the level of the plan. The result is never "auto". Raises RunError for an unknown level,
+    PlanError for a plan made for another level.
     """
     if optimize not in get_args(Optimize):
         raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
@@ -78,9 +79,10 @@ def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
 
 
 def change(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:
-    """What is done to the nodes of a model, as a recipe says it; a graph written in Python is simplified unasked.
+    """Return the changes to make to the nodes, in the words of a recipe.
 
-    With a plan, what was done to those that it is for. Raises PlanError when that is not what is asked for.
+    A graph written in Python is simplified by default. With a plan, return the changes recorded in the plan. Raises
+    PlanError if `simplify` contradicts the plan.
     """
     if plan is None:
         return SIMPLIFIED if (isinstance(model, WrittenGraph) if simplify is None else simplify) else ""
@@ -104,17 +106,25 @@ def source_of(
     split: Splits = (),
     again: Again = (),
 ) -> Model:
-    """A file, an ONNX ModelProto, a graph or a `Model` as a model.
+    """Return the model of a path, an ONNX ModelProto, a graph or a `Model`, changed as requested.
 
-    What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it, and may be
-    simplified. Nodes are `split` and computed `again` unless it does so already.
+    dims       extents of symbolic dimensions by name
+    max_trips  the maximum trip counts of loops
+    optimize   the level of ONNX Runtime's optimiser
+    changed    the passes to apply; a graph or `Model` is only simplified, as the caller has made all other changes
+    assume     shapes of ONNX values without inferred shape
+    split      the nodes to compute in pieces, unless the model does already
+    again      the nodes to rematerialize, unless the model does already
+
+    Raises ModelError for an unreadable model, RunError for an argument that is not a model, PlanError for unknown
+    changes.
     """
     source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
     first, patches = divided(changed)
     if first not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
-    theirs = isinstance(model, Model | WrittenGraph | Graph)
-    if not theirs or (first == SIMPLIFIED and source.recipe.changed == ""):
+    made_by_caller = isinstance(model, Model | WrittenGraph | Graph)
+    if not made_by_caller or (first == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[first](source)
     if patches and source.recipe.changed == first:
         source = import_module("sublet.planning.budget.patches").with_patches(source, patches)
@@ -127,9 +137,9 @@ def source_of(
 
 
 def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
-    """The model in a file with the graph that a plan is for, made again as the plan's recipe says.
+    """Return the model in a file with the graph of a plan, reproduced by the plan's recipe.
 
-    Raises PlanError when what comes out is another graph.
+    Raises PlanError if the reproduced graph, its dimensions, trip counts, declared types or order differ from the plan.
     """
     recipe = plan.recipe
     made = source_of(
@@ -160,7 +170,7 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
 
 
 def why_another(made: Recipe, planned: Recipe) -> str:
-    """Why a recipe may have given another graph this time; "" when nothing but the model can be the reason."""
+    """Return the likely reason for a graph different from the planned one, as a sentence with a trailing space."""
     if planned.optimize == AS_IS:
         return "the graph, or its order, is another one. "
     if made.optimize == AS_IS:
@@ -171,13 +181,14 @@ def why_another(made: Recipe, planned: Recipe) -> str:
 
 
 def first_of(backends: Sequence[Any]) -> str:
-    """The name of the backend asked first."""
+    """Return the name of the preferred backend."""
     return next((entry if isinstance(entry, str) else str(entry.name) for entry in backends), "")
 
 
 def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
-    read_so = isinstance(model, Model) and dict(model.recipe.assumed) == assume
-    if assume and not read_so and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
+    """Read a path, ModelProto or graph as a `Model`; return a `Model` unchanged. Raises RunError otherwise."""
+    read_with_these = isinstance(model, Model) and dict(model.recipe.assumed) == assume
+    if assume and not read_with_these and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
         raise RunError("assume= names values of an ONNX model as it is in its file: read it so, with optimize='none'")
     if isinstance(model, Model):
         return model

@@ -1,4 +1,4 @@
-"""What each layer of a planned network takes: its weights, and its part of the arena."""
+"""A table of the layers of a planned network: weights, and the share of the arena."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BACKWARD = "grad/"
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer.
+    """The memory of one layer.
 
-    weights       elements of its parameters and states
-    weight_bytes  what they take
-    arena_bytes   addresses of the arena that its values ever lie at; layers take the same ones in turn, so that these
-                  add up to more than the arena
-    peak_bytes    of these, those that its values lie at when most of the arena is in use
+    weights       the number of elements of parameters and states
+    weight_bytes  the bytes of parameters and states
+    arena_bytes   the bytes of the union of all arena addresses of the layer's values; layers reuse addresses, so the
+                  sum over layers exceeds the arena
+    peak_bytes    the same, counting only the values live at the peak
     """
 
     name: str
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of an executable, in the order in which they are computed first; printed as a table."""
+    """The layers of an executable, in the order of their first computation; printed as a table."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -47,7 +47,7 @@ class Summary:
 
     @property
     def weights(self) -> int:
-        """Elements of all parameters and states."""
+        """The number of elements of all parameters and states."""
         return sum(layer.weights for layer in self.layers)
 
     def __str__(self) -> str:
@@ -66,14 +66,17 @@ class Summary:
 
 
 def summary(executable: Executable) -> Summary:
-    """What each layer takes. A layer is what is written in one scope; its gradient counts as part of it."""
+    """Return the weights and the arena bytes of each layer of an executable.
+
+    A layer is a scope of names; the gradients of a layer count as part of the layer.
+    """
     plan = executable.plan
     arenas = {storage.name for storage in plan.arenas}
     placed: dict[str, list[Placement]] = {}
     for placement in plan.placements:
-        found = placed.setdefault(_layer(placement.value), [])
+        in_arena = placed.setdefault(_layer(placement.value), [])
         if placement.region.storage in arenas:
-            found.append(placement)
+            in_arena.append(placement)
     weights: dict[str, tuple[int, int]] = {}
     for value in executable.graph.weights:
         if value.name in executable.weights:
@@ -82,20 +85,20 @@ def summary(executable: Executable) -> Summary:
             weights[_layer(value.name)] = elements + size, nbytes + value.nbytes
     layers = []
     for name in dict.fromkeys([*placed, *weights]):
-        here = placed.get(name, [])
-        at_peak = [one for one in here if holds(one.live, plan.peak.point)]
+        of_layer = placed.get(name, [])
+        at_peak = [one for one in of_layer if holds(one.live, plan.peak.point)]
         elements, nbytes = weights.get(name, (0, 0))
-        layers.append(Layer(name, elements, nbytes, _covered(here), _covered(at_peak)))
+        layers.append(Layer(name, elements, nbytes, _covered(of_layer), _covered(at_peak)))
     return Summary(plan.graph, tuple(layers), plan.arena_bytes)
 
 
 def _layer(value: str) -> str:
-    """The scope a value was written in."""
+    """Return the scope of a value's name; the prefix of gradients is ignored."""
     return value.removeprefix(BACKWARD).rpartition("/")[0]
 
 
 def _covered(placements: Iterable[Placement]) -> int:
-    """Bytes of the union of regions."""
+    """Return the bytes of the union of the placements' regions."""
     covered, storage, end = 0, "", 0
     for region in sorted((one.region for one in placements), key=lambda one: (one.storage, one.offset)):
         if region.storage != storage:

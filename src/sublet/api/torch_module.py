@@ -1,4 +1,4 @@
-"""A network as a module of PyTorch's: tensors go in and come out where they lie, and gradients flow through it."""
+"""A graph as a `torch.nn.Module`: tensors without copies where possible, and gradients by autograd."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from sublet.runtime.executable import Executable
 
 
 def torch_module(graph: WrittenGraph, **how: Any) -> Any:
-    """A `torch.nn.Module` that computes a graph; its parameters are those of the graph, and can be trained.
+    """Return a `torch.nn.Module` computing a graph, with the trainable parameters of the graph.
 
-    It is called with the inputs of the graph, in their order or by name, and gives its output, or a tuple of several.
-    Contiguous tensors on the CPU are read where they are, others are copied first; what comes out is memory of its own,
-    which is kept without a copy. The backward pass is a plan of its own, which computes the forward pass again, so that
-    nothing waits in memory between the two. `how` goes to `sublet.compile`.
-    Raises SpecError for a graph that updates something, GradientError where something on the way has no gradient.
+    The module is called with the inputs of the graph, in order or by name, and returns the output, or a tuple of
+    outputs. Contiguous CPU tensors are read in place; other tensors are copied first. Every output has its own memory,
+    returned without a copy. The backward pass has a separate plan and recomputes the forward pass, so no activations
+    are kept between the passes. `how` are the keyword arguments of `sublet.compile`.
+
+    Raises SpecError for a graph with updates, GradientError for a command without a gradient, RunError for a parameter
+    without initial content, and the errors of `sublet.compile`.
     """
     torch = require("torch", extra="torch")
     model = graph.model()
@@ -39,24 +41,24 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
     trained = [tensor.value for tensor in graph.parameters]
     passes = _Passes(model, trained, how)
 
-    class Run(torch.autograd.Function):  # type: ignore[name-defined, misc]
-        """The forward and the backward pass as one function of all tensors."""
+    class GraphFunction(torch.autograd.Function):  # type: ignore[name-defined, misc]
+        """The forward and the backward pass as one autograd function of all inputs and parameters."""
 
         @staticmethod
         def forward(ctx: Any, *tensors: Any) -> Any:
             ctx.save_for_backward(*tensors)
-            made = passes.forward.run([*tensors])
-            ctx.mark_non_differentiable(*(t for t in made if not t.is_floating_point()))
-            return made
+            outputs = passes.forward.run([*tensors])
+            ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+            return outputs
 
         @staticmethod
         @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *seeds: Any) -> Any:
             wanted = [seed for seed, is_seeded in zip(seeds, passes.seeded, strict=True) if is_seeded]
-            found = iter(passes.backward.run([*ctx.saved_tensors, *wanted]))
-            return tuple(next(found) if has else None for has in passes.differentiated)
+            remaining = iter(passes.backward.run([*ctx.saved_tensors, *wanted]))
+            return tuple(next(remaining) if has else None for has in passes.differentiated)
 
-    class Module(torch.nn.Module):  # type: ignore[name-defined, misc]
+    class SubletModule(torch.nn.Module):  # type: ignore[name-defined, misc]
         """The graph as a layer."""
 
         def __init__(self) -> None:
@@ -68,32 +70,33 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
 
         def forward(self, *given: Any, **named: Any) -> Any:
             tensors = _ordered(model.inputs, given, named)
-            made = Run.apply(*tensors, *(getattr(self, _attribute(value.name)) for value in trained))
-            return made if len(made) > 1 else made[0]
+            outputs = GraphFunction.apply(*tensors, *(getattr(self, _attribute(value.name)) for value in trained))
+            return outputs if len(outputs) > 1 else outputs[0]
 
         def extra_repr(self) -> str:
             return f"{', '.join(model.inputs)} -> {', '.join(model.outputs)}"
 
-    return Module()
+    return SubletModule()
 
 
 def _attribute(name: str) -> str:
-    """A name that PyTorch lets a parameter have."""
+    """Return a parameter name allowed by PyTorch: without dots."""
     return name.replace(".", "_")
 
 
 def _ordered(names: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-    both = {**dict(zip(names, given, strict=False)), **named}
-    if len(given) > len(names) or len(both) != len(given) + len(named) or set(both) != set(names):
+    """Return the inputs in the order of `names`. Raises RunError unless every input is passed exactly once."""
+    by_name = {**dict(zip(names, given, strict=False)), **named}
+    if len(given) > len(names) or len(by_name) != len(given) + len(named) or set(by_name) != set(names):
         raise RunError(f"the module takes {', '.join(names)}, each once, in this order or by name")
-    return [both[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 class _Passes:
-    """The two executables.
+    """The executables of the forward and the backward pass.
 
-    differentiated   for each tensor that goes in, whether it has a gradient
-    seeded           for each output, whether it is given one
+    differentiated   for each input and parameter: True if it has a gradient
+    seeded           for each output: True if the backward pass receives its gradient
     """
 
     def __init__(self, model: Model, trained: Sequence[Value], how: dict[str, Any]) -> None:
@@ -106,19 +109,19 @@ class _Passes:
         self.differentiated = [value in wanted for value in whole.inputs]
         self.seeded = [value in outputs for value in graph.outputs]
         seeds = [Value(f"seed.{number}", value.spec) for number, value in enumerate(outputs)]
-        joint, found = gradients(replace(whole, inputs=(*whole.inputs, *seeds)), outputs, wanted, seeds)
+        joint, by_input = gradients(replace(whole, inputs=(*whole.inputs, *seeds)), outputs, wanted, seeds)
         self.forward = _Pass(whole, model, how)
-        self.backward = _Pass(replace(joint, outputs=found), model, how)
+        self.backward = _Pass(replace(joint, outputs=by_input), model, how)
 
     def content(self, value: Value) -> Any:
-        """What a parameter holds at first. Raises RunError when the graph does not say."""
+        """Return the initial content of a parameter. Raises RunError for a parameter without initial content."""
         if value.name not in self._model.weights:
             raise RunError(f"the parameter {value.name!r} has no content: give it an initial one")
         return self._model.weights[value.name].array()
 
 
 class _Pass:
-    """An executable whose inputs are bound to tensors, and whose outputs are held."""
+    """An executable with inputs bound to tensors, and outputs held by the caller."""
 
     def __init__(self, graph: Graph, model: Model, how: dict[str, Any]) -> None:
         graph = simplify(_with_own_outputs(graph))
@@ -133,7 +136,7 @@ class _Pass:
         self._lock = fork_lock()
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """The outputs, each in memory of its own."""
+        """Run the pass and return the outputs, each with separate memory."""
         with self._lock:
             for name, spec, tensor in zip(self._inputs, self._specs, tensors, strict=True):
                 assert isinstance(spec, TensorSpec)
@@ -143,7 +146,7 @@ class _Pass:
 
 
 def _with_own_outputs(graph: Graph) -> Graph:
-    """The graph, each of whose outputs is computed and no other's."""
+    """Return the graph with distinct computed outputs: repeated outputs, inputs and weights are copied."""
     emit = Emitter.of(graph)
     taken = {*graph.inputs, *graph.weights}
     outputs: list[Value] = []

@@ -1,4 +1,4 @@
-"""Weights in files: written whole, read by memory map, under names of one's own."""
+"""Weights in safetensors files: written as a whole, read by memory mapping, with optional renaming."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ from sublet.base.safetensors import Tensors, write_tensors
 from sublet.runtime.kernel import Array
 
 Names = Mapping[str, str] | Callable[[str], str]
-"""What names of ours are called in a file: a dict, for those that differ, or a function."""
+"""The name in a file of each weight: a dict of the names that differ, or a function."""
 
 
 @runtime_checkable
 class Weighted(Protocol):
-    """What has weights: an executable, a dynamic graph."""
+    """An object with weights: an executable or a dynamic graph."""
 
     @property
     def weights(self) -> Any:
-        """Them, by name."""
+        """The weights by name."""
 
 
 class Several(Protocol):
-    """Weights that can be read and set together."""
+    """Weights to be read and set together."""
 
     def reading(self) -> AbstractContextManager[Mapping[str, Array]]:
-        """All of them where they lie, while nobody runs."""
+        """Yield all weights as arrays over their memory, while no run is possible."""
 
     def take(self, contents: Mapping[str, Any]) -> None:
-        """Other contents for several, all or none."""
+        """Set several contents: all or none."""
 
     def later(self, contents: Mapping[str, Any]) -> None:
-        """What those start from that are made later."""
+        """Set the initial content of weights created later."""
 
 
 def save_weights(path: str | Path, of: Weighted | Mapping[str, Any], *, names: Names | None = None) -> None:
-    """Write all weights of an executable, a dynamic graph or a mapping to a safetensors file, whole or not at all.
+    """Write all weights of an executable, a dynamic graph or a mapping to a safetensors file.
 
-    That is every parameter and state, what the optimiser remembers, its step and the random key included. `names` tells
-    what they are called in the file, where it differs. Raises ModelError where that cannot be.
+    The file contains every parameter and state, including the state and the step of the optimiser, and the random key.
+    A failed write leaves no partial file. `names` maps the names of weights to differing names in the file: a dict, or
+    a function.
+
+    Raises ModelError for two weights with one name in the file, and for a file that cannot be written.
     """
     if isinstance(of, Weighted):
         with of.weights.reading() as arrays:
@@ -53,19 +56,22 @@ def save_weights(path: str | Path, of: Weighted | Mapping[str, Any], *, names: N
 
 
 def _save(path: str | Path, arrays: Mapping[str, Array], names: Names | None) -> None:
-    called = {name: _name(names, name) for name in arrays}
-    theirs = list(called.values())
-    if len(set(theirs)) < len(theirs):
-        twice = next(name for name in theirs if theirs.count(name) > 1)
+    """Write arrays under their names in the file. Raises ModelError for two arrays with one name."""
+    names_in_file = {name: _name(names, name) for name in arrays}
+    taken_names = list(names_in_file.values())
+    if len(set(taken_names)) < len(taken_names):
+        twice = next(name for name in taken_names if taken_names.count(name) > 1)
         raise ModelError(f"{path}: two weights would be called {printable(twice)!r}")
-    write_tensors(path, {called[name]: array for name, array in arrays.items()})
+    write_tensors(path, {names_in_file[name]: array for name, array in arrays.items()})
 
 
 def open_weights(path: str | Path, *, names: Names | None = None) -> Mapping[str, Array]:
-    """The tensors of a safetensors file by name, for `sublet.compile(..., weights=)`: read where they lie in the file.
+    """Return the tensors of a safetensors file by name, for `sublet.compile(..., weights=)`.
 
-    The file is mapped into memory, so only what is used is read. `names` tells what ours are called in it. Raises
-    ModelError for a file that is not what its header says.
+    The file is mapped into memory: only the tensors used are read. `names` maps the names of weights to differing names
+    in the file: a dict, or a function.
+
+    Raises ModelError for a file with a wrong header.
     """
     return _Renamed(Tensors(path), names)
 
@@ -73,33 +79,39 @@ def open_weights(path: str | Path, *, names: Names | None = None) -> Mapping[str
 def load_weights(
     path: str | Path, into: Weighted, *, names: Names | None = None, strict: bool = True
 ) -> tuple[str, ...]:
-    """Let an executable or a dynamic graph go on from a file that `save_weights` or another wrote; gives their names.
+    """Load weights from a safetensors file into an executable or a dynamic graph; return the loaded names.
 
-    `names` tells what ours are called in the file. What only the file has is passed over. `strict` wants all that we
-    have. Everything is checked before anything changes. What a dynamic graph makes later starts from the file too.
-    Raises ModelError for the file, RunError or SpecError for what does not fit.
+    names   maps the names of weights to differing names in the file: a dict, or a function
+    strict  require a tensor in the file for every weight; otherwise missing weights keep their content
+
+    Tensors without a weight are ignored. All contents are checked before the first is written. A dynamic graph also
+    takes the initial content of parameters created later from the file.
+
+    Raises ModelError for an unreadable file or a missing tensor, RunError or SpecError for a tensor of another shape or
+    type than the weight.
     """
     file = open_weights(path, names=names)
-    held = into.weights
-    missing = [name for name in held if name not in file]
+    weights = into.weights
+    missing = [name for name in weights if name not in file]
     if missing and strict:
         raise ModelError(
             f"{path}: lacks {len(missing)} weight(s): {known_names(missing)}; strict=False loads the others"
         )
-    found = tuple(name for name in held if name in file)
-    held.take({name: file[name] for name in found})
-    held.later(file)
-    return found
+    loaded = tuple(name for name in weights if name in file)
+    weights.take({name: file[name] for name in loaded})
+    weights.later(file)
+    return loaded
 
 
 def _name(names: Names | None, name: str) -> str:
+    """Return the name of a weight in the file."""
     if names is None:
         return name
     return names(name) if callable(names) else names.get(name, name)
 
 
 class _Renamed(Mapping[str, Array]):
-    """The tensors of a file by our names, where they have one; what is left by its own."""
+    """The tensors of a file under the names of the weights; tensors without a weight keep their names."""
 
     def __init__(self, file: Tensors, names: Names | None) -> None:
         self._file, self._names = file, names

@@ -1,1 +1,1 @@
-"""The dynamic graph: tensors that are computed at once, and recorded while they are [NNC: dynamic graph]."""
+"""The dynamic graph: commands compute at once, and are recorded for gradients [NNC: dynamic graph]."""

@@ -1,4 +1,4 @@
-"""Loops and branches of a dynamic graph: while one is written nothing is computed, and then it is one command."""
+"""Loops and branches of a dynamic graph: first written without computing, then computed as a single command."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from sublet.ops.nn.shapes import FLOATS
 
 
 class Writing(Owner, Protocol):
-    """A graph, as its loops and branches see it."""
+    """The interface of a dynamic graph for its loops and branches."""
 
     calling: Any
     _eager: Eager
 
 
 class Block(Levels):
-    """A loop or branch that is being written, with those in it: what a graph is `calling` meanwhile.
+    """The stack of a loop or branch under construction, including all loops and branches inside.
 
-    outer    what the graph was calling before
+    While a block is open, `graph.calling` is the block: commands are appended to the body, and not computed.
+
+    outer    the value of `graph.calling` before the block
     """
 
     def __init__(self, graph: Writing) -> None:
@@ -45,16 +47,19 @@ class Block(Levels):
         self.outer: Any = graph.calling
         self._recording = graph._eager.recording
 
-    # As the levels of what is written
+    # Interface of the level stack
 
     def read(self, tensor: Tensor) -> Value:
-        """The value of a tensor: of one that is there, that which stands for it inside."""
+        """Return the value of a tensor. A tensor from outside becomes an operand of the block.
+
+        Raises SpecError for a tensor of another graph, and for a tensor of a closed level.
+        """
         if isinstance(tensor, EagerTensor) and tensor.graph is self._owner:
-            found = self._captured.get(id(tensor))
-            if found is None:
+            captured = self._captured.get(id(tensor))
+            if captured is None:
                 value = Value(self.open[0].emit.names.fresh("given"), tensor._kind.spec)
-                found = self._captured[id(tensor)] = tensor, value
-            return found[1]
+                captured = self._captured[id(tensor)] = tensor, value
+            return captured[1]
         if isinstance(tensor, Inner) and tensor.graph is self._owner:
             if tensor.level not in self.open:
                 raise not_known(tensor)
@@ -62,15 +67,18 @@ class Block(Levels):
         return super().read(tensor)
 
     def tensor(self, value: Value, level: Level | None = None) -> Tensor:
+        """Return a tensor for a new value of a level, by default the innermost."""
         return Inner(self._owner, value, level or self.here)
 
     def push(self, what: str) -> Level:
+        """Open a level. The outermost level reserves the graph for the thread and redirects commands to the block."""
         if len(self.open) == 1:
             self._owner.presence.enter()
             self.outer, self._owner.calling = self._owner.calling, self
         return super().push(what)
 
     def pop(self) -> Level:
+        """Close the innermost level. After the outermost level commands go to the previous target again."""
         level = super().pop()
         if len(self.open) == 1:
             self._owner.calling = self.outer
@@ -78,7 +86,10 @@ class Block(Levels):
         return level
 
     def results(self, values: Sequence[Value]) -> list[Tensor]:
-        """What a loop or branch that is over gives: the outermost is computed, or put off."""
+        """Return the results of a finished loop or branch.
+
+        The outermost loop or branch is applied as a single command: computed at once, or deferred in a replay.
+        """
         if len(self.open) > 1:
             return super().results(self._recorded(values))
         written = Written(self.emit.nodes[-1])
@@ -87,19 +98,20 @@ class Block(Levels):
         given = [tensors[value] for value in written.operands]
         return list(computing.apply(written.node.op, given, {WRITTEN: written}))
 
-    # As what the graph is calling
+    # Interface as the target of commands, `graph.calling`
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The outputs of a command, written at the innermost level."""
+        """Append a command at the innermost level and return the outputs."""
         return tuple(self.tensor(value) for value in self._recorded(self.write(op, inputs, attrs, self._operand)))
 
     def _recorded(self, values: Sequence[Value]) -> Sequence[Value]:
-        """Values of the body; where nothing is recorded in it, as no gradient goes through them."""
+        """Return the values; for a command written inside `no_grad` without gradients, by a stop-gradient command."""
         if self._owner._eager.recording or not self._recording:
             return values
         return [self.emit(STOP_GRADIENT, value) if spec_of(value).dtype in FLOATS else value for value in values]
 
     def _operand(self, given: Any, like: DType | None) -> Value | None:
+        """Return the value of an operand: a number is a constant of the body, an array a tensor from outside."""
         if given is None:
             return None
         if isinstance(given, Tensor):
@@ -110,13 +122,13 @@ class Block(Levels):
         return self.emit.literals.of((as_array(given, kind).item(),), TensorSpec(kind, ()))
 
     def looked_at(self, tensor: EagerTensor) -> Storage:
-        """What a tensor from outside holds."""
+        """Return the storage of a tensor from outside, computed first if deferred."""
         with self.aside():
             return self._owner.observed(tensor)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is done inside is done outside of the loop or branch, before it."""
+        """Apply the commands inside `with` outside of the loop or branch, before it."""
         self._owner.calling = self.outer
         try:
             yield

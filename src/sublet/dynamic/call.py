@@ -1,8 +1,9 @@
-"""One call of a remembered function: replayed as long as Python does what was seen before, recorded from there on.
+"""A call of a jit function: replayed as long as the steps match a recorded call, recorded from the first difference.
 
-While a call is replayed, a command computes nothing: the step is held against the trie, and its results are tensors
-that are put off. What they hold is computed when somebody looks at one of them, or at the end, by the plan of the
-call that came this way last. Where Python does something else, what was put off is computed command by command.
+During a replay a command computes nothing: the step is matched with the trie of recorded calls, and the results are
+deferred tensors. The plan of the most recent call with the same steps computes the deferred values when the user
+observes a value, or at the end of the call. At the first step without a match, the deferred values are computed command
+by command.
 """
 
 from __future__ import annotations
@@ -46,36 +47,46 @@ LEFT = Left()
 
 
 class Memory(Protocol):
-    """What is remembered of a function, as a call of it sees it."""
+    """The interface of a jit function for its calls: the trie of recorded calls, and the plans."""
 
     root: Moment
 
     def at_cut(self, call: Call, moment: Moment, slot: int) -> Storage:
-        """A value that is looked at, computed by the plan."""
+        """Run the plan up to the suspension point `moment`, and return the storage of the observed value `slot`."""
 
     def at_end(self, call: Call, moment: Moment) -> None:
-        """Compute the rest by the plan."""
+        """Run the rest of the plan, up to the end `moment`, and store the results and the updated parameters."""
 
     def recorded(self, call: Call) -> None:
-        """Compute what was put off, command by command."""
+        """Compute the deferred values command by command, and continue the call as a recorded call."""
 
     def learnt(self, call: Call) -> None:
-        """Remember what a call did."""
+        """Add the steps of a recorded call to the trie."""
 
     def missed(
         self, call: Call, moment: Moment, what: str, inputs: Sequence[Any], op: str, attrs: Mapping[str, Any]
     ) -> None:
-        """Note why a call is not replayed."""
+        """Note the reason for the end of a replay: the step without a match after `moment`."""
 
 
 class Call:
-    """A call. `path` are its steps so far; values are numbered as they come up, those from outside too.
+    """A call of a jit function in progress.
 
-    moment    where in the trie it is; None once it is recorded
-    handles   the tensors of the user's by the number of their value
-    outside   the tensors from outside by number
-    before    what the parameters held that were updated in the call
-    seen      the numbers of the values that were looked at
+    Values of the call, including values from outside, are numbered in the order of appearance; a slot is the number of
+    a value.
+
+    path             the steps so far
+    moment           the position in the trie during a replay; None for a recorded call
+    handles          the user's tensors by slot, as weak references
+    stored           the storages of computed values by slot, as weak references
+    externals        the tensors from outside by slot
+    numbers          the Python numbers from outside by slot
+    contents_before  the storage and symbol, before the call, of every parameter updated in the call
+    seen             the storages of observed values by slot
+    since            the number of commands recorded for gradients before the call
+    next             the next slot of a recorded call
+    changed          True if a number constant until now has changed: plans below the present step are invalid
+    run              the run of a plan, if begun
     """
 
     def __init__(self, owner: Owner, eager: Eager, memory: Memory, *, replay: bool) -> None:
@@ -96,10 +107,10 @@ class Call:
         self.changed = False
         self.run: Run | None = None
 
-    # What Python does
+    # Actions of the user's function
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
-        """A command."""
+        """Apply a command: deferred if a recorded call continues in the same way, else computed and recorded."""
         if self.moment is not None:
             child = compared.plainly(self, op, inputs, attrs)
             if child is not None:
@@ -113,55 +124,58 @@ class Call:
             self._miss(self.moment, APPLY, inputs, op, attrs)
         inputs = self._tensors(inputs)
         operands = self.eager.operands(inputs)
-        made = self.eager.apply(op, operands, attrs)
-        found, _ = self.eager.find(op, operands, attrs)
-        copied = {key: list(value) if isinstance(value, list) else value for key, value in attrs.items()}
+        results = self.eager.apply(op, operands, attrs)
+        specialized, _ = self.eager.find(op, operands, attrs)
+        copied_attrs = {key: list(value) if isinstance(value, list) else value for key, value in attrs.items()}
         step = Step(
             APPLY,
             self._entries(inputs, operands),
             op,
-            copied,
+            copied_attrs,
             repr(attrs),
-            found.outputs,
+            specialized.outputs,
             recording=self.eager.recording,
         )
-        step.command, step.delicate = found, delicate(attrs)
-        self._noted(step, made)
-        return made
+        step.command, step.delicate = specialized, delicate(attrs)
+        self._noted(step, results)
+        return results
 
     def gradients(self, of: EagerTensor, wrt: Sequence[EagerTensor], seed: EagerTensor | None) -> list[EagerTensor]:
-        """Gradients."""
+        """Return the gradients of `of` with respect to `wrt`, deferred in a replay."""
         inputs = [of, *wrt, seed]
         if self.moment is not None:
-            found = compared.other(self, GRADIENTS, inputs)
-            if found is not None:
-                return list(self._replayed(found, inputs))
+            child = compared.other(self, GRADIENTS, inputs)
+            if child is not None:
+                return list(self._replayed(child, inputs))
             self._miss(self.moment, GRADIENTS, inputs)
         entries = self._entries(inputs)
         at = None if seed is None else self._held(seed)
         results = gradients(self.eager, self._held(of), [self._held(one) for one in wrt], at, self.since)
-        made = []
+        tensors = []
         for held in results:
             held.symbol.held = True
-            made.append(EagerTensor(self.owner, held.symbol.kind, held.storage, held.symbol))
+            tensors.append(EagerTensor(self.owner, held.symbol.kind, held.storage, held.symbol))
         kinds = tuple(one._kind for one in wrt)
-        self._noted(Step(GRADIENTS, entries, kinds=kinds, recording=self.eager.recording), made)
-        return made
+        self._noted(Step(GRADIENTS, entries, kinds=kinds, recording=self.eager.recording), tensors)
+        return tensors
 
     def update(self, target: Parameter, source: EagerTensor) -> None:
-        """A parameter takes another content."""
+        """Assign the content of `source` to a parameter.
+
+        In a replay the parameter keeps the old content until the end of the call.
+        """
         if target not in self.before:
             self.eager.require_open()
             if target._storage is None:
                 raise RunError(at_line(f"what {target.name!r} holds is not known"))
             self.before[target] = (target._storage, target.symbol)
         if self.moment is not None:
-            found = compared.other(self, UPDATE, [source], target)
-            if found is not None:
-                self._stepped(found, [source])
-                step = found.step
+            child = compared.other(self, UPDATE, [source], target)
+            if child is not None:
+                self._stepped(child, [source])
+                step = child.step
                 assert step is not None
-                self._own(target, step.base)  # it holds what it held, until the call ends
+                self._own(target, step.base)  # the parameter keeps its content until the end of the call
                 return
             self._miss(self.moment, UPDATE, [source])
         entries = self._entries([source])
@@ -172,19 +186,19 @@ class Call:
         )
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
-        """The same elements, through which no gradient goes."""
+        """Return the tensor without gradients, deferred in a replay."""
         if self.moment is not None:
-            found = compared.other(self, DETACH, [tensor])
-            if found is not None:
-                return self._replayed(found, [tensor])[0]
+            child = compared.other(self, DETACH, [tensor])
+            if child is not None:
+                return self._replayed(child, [tensor])[0]
             self._miss(self.moment, DETACH, [tensor])
         entries = self._entries([tensor])
-        made = EagerTensor(self.owner, tensor._kind, self.storage(tensor), Symbol(tensor._kind, True))
-        self._noted(Step(DETACH, entries, kinds=(tensor._kind,), recording=self.eager.recording), [made])
-        return made
+        detached = EagerTensor(self.owner, tensor._kind, self.storage(tensor), Symbol(tensor._kind, True))
+        self._noted(Step(DETACH, entries, kinds=(tensor._kind,), recording=self.eager.recording), [detached])
+        return detached
 
     def looked_at(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds: its value is computed, if it was put off."""
+        """Return the storage of an observed tensor; a deferred value is computed first."""
         slot = tensor._slot
         if tensor._call is not self or slot in self.outside or slot in self.seen:
             return self.storage(tensor)
@@ -198,14 +212,14 @@ class Call:
                     tensor._storage = self.seen[slot] = found
                     return found
             self._miss(self.moment, CUT, [tensor])
-        kept = (slot, *(i for i, storage in self.stored.items() if i != slot and storage() is not None))
-        self.path.append(Step(CUT, kept=kept, line=user_code()))
-        here: Storage = self.storage(tensor)
-        self.seen[slot] = here
-        return here
+        saved = (slot, *(i for i, storage in self.stored.items() if i != slot and storage() is not None))
+        self.path.append(Step(CUT, kept=saved, line=user_code()))
+        computed: Storage = self.storage(tensor)
+        self.seen[slot] = computed
+        return computed
 
     def given(self, slot: int) -> tuple[Storage, Symbol]:
-        """What a tensor from outside held when the call began."""
+        """Return the storage and symbol of a tensor from outside at the start of the call."""
         tensor = self.outside[slot]
         held = self.before.get(tensor) if isinstance(tensor, Parameter) else None
         if held is None:
@@ -214,38 +228,38 @@ class Call:
         return held
 
     def storage(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds that is not put off."""
+        """Return the storage of a computed tensor. Raises RunError for a tensor of a failed call."""
         if tensor._storage is None:
             raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
         return tensor._storage
 
-    # How it ends
+    # End of the call
 
     def ended(self) -> None:
-        """The function has returned: what is left is computed, and the parameters take what they were updated to."""
-        left = tuple(sorted(slot for slot, tensor in self._alive().items() if slot not in self.seen))
+        """Finish the call: compute the deferred values still held by the user, and store the updated parameters."""
+        result_slots = tuple(sorted(slot for slot, tensor in self._alive().items() if slot not in self.seen))
         if self.moment is not None:
             for child in self.moment.children:
                 step = child.step
                 assert step is not None
-                if step.what is END and step.kept == left:
+                if step.what is END and step.kept == result_slots:
                     self._stepped(child, ())
                     self.memory.at_end(self, child)
                     self._close()
                     return
             self._miss(self.moment, END, ())
-        self.path.append(Step(END, kept=left))
+        self.path.append(Step(END, kept=result_slots))
         for _, symbol in self.before.values():
             symbol.dropped()
         self.memory.learnt(self)
         self._close()
 
     def failed(self, error: BaseException) -> None:
-        """The function has raised: the parameters hold what they held before."""
+        """Restore the parameters after an exception in the function; the user's tensors are computed if possible."""
         try:
             if self.moment is not None and isinstance(error, Exception):
                 self.memory.recorded(self)
-        except Exception:  # the first error is told; what could not be computed says so when it is used
+        except Exception:  # the user sees the first error; tensors not computed raise RunError on use
             pass
         finally:
             with uninterrupted():
@@ -255,6 +269,7 @@ class Call:
                 self._close()
 
     def _close(self) -> None:
+        """Detach all tensors from the call. Results keep no record for gradients."""
         for tensor in self._alive().values():
             tensor._call = None
             if tensor._storage is not None and not isinstance(tensor, Parameter):
@@ -268,21 +283,21 @@ class Call:
             table.clear()
 
     def _alive(self) -> dict[int, EagerTensor]:
-        """The tensors of the user's that the call made, but for parameters."""
-        there = ((slot, handle()) for slot, handle in self.handles.items())
-        return {slot: tensor for slot, tensor in there if tensor is not None and not isinstance(tensor, Parameter)}
+        """Return the user's tensors made by the call by slot, without parameters."""
+        live = ((slot, handle()) for slot, handle in self.handles.items())
+        return {slot: tensor for slot, tensor in live if tensor is not None and not isinstance(tensor, Parameter)}
 
     # Replaying
 
     def _tensors(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The operands with arrays as tensors: they come from outside."""
+        """Return the operands, with arrays converted to tensors from outside."""
         plain = (None.__class__, bool, int, float, np.generic, Tensor)
         if all(isinstance(one, plain) for one in inputs):
             return inputs
         return [one if isinstance(one, plain) else self.eager.made(one) for one in inputs]
 
     def _again(self, child: Moment, inputs: Sequence[Any]) -> tuple[EagerTensor, ...]:
-        """What was plainly the same is replayed: no number is another one than before."""
+        """Replay a step matched by `match_latest`, without changed numbers; return the deferred results."""
         step: Any = child.step
         if step.opens:
             for entry, given in zip(step.operands, inputs, strict=True):
@@ -298,19 +313,22 @@ class Call:
         return (tensor,)
 
     def _replayed(self, child: Moment, inputs: Sequence[Any]) -> tuple[EagerTensor, ...]:
+        """Replay a matched step and return the deferred results."""
         step = child.step
         assert step is not None
         self._stepped(child, inputs)
         return self._put_off(step)
 
     def _put_off(self, step: Step) -> tuple[EagerTensor, ...]:
-        made = tuple(
+        """Return the results of a step as deferred tensors."""
+        tensors = tuple(
             EagerTensor(self.owner, kind, None, None, self, step.base + i) for i, kind in enumerate(step.kinds)
         )
-        self.handles.update((one._slot, ref(one)) for one in made)
-        return made
+        self.handles.update((one._slot, ref(one)) for one in tensors)
+        return tensors
 
     def _stepped(self, child: Moment, inputs: Sequence[Any]) -> None:
+        """Advance to a matched step: store operands from outside, drop plans invalidated by a changed number."""
         step = child.step
         assert step is not None
         if step.fresh:
@@ -325,36 +343,39 @@ class Call:
         self.moment = child
 
     def varies(self, entry: Number) -> None:
-        """A number is another one than before."""
+        """Note the first change of a number: the number becomes an input of future plans."""
         self.changed = True
 
     # Recording
 
     def _miss(self, moment: Moment, what: str, inputs: Sequence[Any], op: str = "", attrs: Any = None) -> None:
+        """Note the reason for the end of the replay, and switch to recording."""
         self.memory.missed(self, moment, what, inputs, op, attrs or {})
         self.memory.recorded(self)
 
     def _held(self, tensor: EagerTensor) -> Held:
+        """Return the symbol and storage of a tensor."""
         return Held(tensor.symbol, self.storage(tensor))
 
     def _entries(self, inputs: Sequence[Any], operands: Sequence[Any] | None = None) -> tuple[Entry, ...]:
-        """What the operands are; those from outside get numbers."""
-        found: list[Entry] = []
-        here: dict[int, int] = {}
+        """Return the descriptions of the operands; an operand from outside gets a new slot."""
+        entries: list[Entry] = []
+        positions: dict[int, int] = {}
         for position, (given, operand) in enumerate(zip(inputs, operands or inputs, strict=True)):
             if operand is None or operand is OMITTED:
-                found.append(LEFT)
+                entries.append(LEFT)
             elif isinstance(given, EagerTensor) and given._call is self:
-                found.append(Same(here[given._slot]) if given._slot in here else given._slot)
+                entries.append(Same(positions[given._slot]) if given._slot in positions else given._slot)
             else:
                 entry = self._entry(given, operand)
                 self._take(entry, given)
                 if isinstance(given, EagerTensor):
-                    here[given._slot] = position
-                found.append(entry)
-        return tuple(found)
+                    positions[given._slot] = position
+                entries.append(entry)
+        return tuple(entries)
 
     def _entry(self, given: Any, operand: EagerTensor) -> New | Number:
+        """Return the description of an operand from outside, with a new slot."""
         kind, slot = operand._kind, self.next
         self.next += 1
         if isinstance(given, NumberTensor):
@@ -364,7 +385,7 @@ class Call:
         return Number(kind, slot, given)
 
     def _take(self, entry: Any, given: Any) -> None:
-        """A tensor or number from outside comes in."""
+        """Store a tensor or number from outside by slot."""
         slot = entry.slot
         if entry.__class__ is Number:
             self.numbers[slot] = given.number if isinstance(given, NumberTensor) else given
@@ -374,6 +395,7 @@ class Call:
             given._slot = slot
 
     def _noted(self, step: Step, made: Sequence[EagerTensor]) -> None:
+        """Append a recorded step, and number its results."""
         step.base = self.next
         step.line = self.unrolled.note(user_code())
         step.fresh = any(isinstance(entry, New | Number) for entry in step.operands)
@@ -384,6 +406,7 @@ class Call:
             self._own(tensor, slot)
 
     def _own(self, tensor: EagerTensor, slot: int) -> None:
+        """Assign a slot of the call to a tensor."""
         tensor._call = self
         tensor._slot = slot
         self.handles[slot] = ref(tensor)

@@ -1,4 +1,4 @@
-"""Commands that are computed at once: the kernel and the specs for each use of one, looked up once."""
+"""Commands specialized for inputs of certain kinds: the kernel and the result kinds, looked up once per use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from sublet.runtime.kernel import Backend, Compute, Direct, Immediate, Kernel
 
 
 class Used:
-    """A command as it is used with inputs of certain kinds and certain attributes.
+    """A command with attributes, specialized for inputs of certain kinds.
 
-    node      a node of this use, whose values have names that mean nothing
-    outputs   the kinds of what it gives; `kind` is that of the first
-    recorded  whether a gradient can go through it
-    direct    what computes it of arrays, where that is one function with one output
+    node      a node of the command, with arbitrary value names
+    outputs   the kinds of the results; `kind` is the first
+    recorded  True if a gradient can pass through the command
+    direct    the function of arrays computing the command, for a command equal to one function with one output
+    scratch   the kind of the scratch memory; None for no scratch
     """
 
     __slots__ = (
@@ -37,7 +38,8 @@ class Used:
         self.recorded = any(_floating(v) for v in node.uses) and any(_floating(v) for v in node.defs)
         self.scratch = kinds.of(TensorSpec(DType.U8, (kernel.scratch,))) if kernel.scratch else None
         self._keeps: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self._beside: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # the same, beside a number
+        # `keeps` for a number input without a gradient, by the position of the number
+        self._beside: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._library: object = None
         self._see: Callable[[Any], Any] | None = None
         self.direct = kernel.function if isinstance(kernel, Direct) else None
@@ -49,7 +51,7 @@ class Used:
         self._plain = self._see is not None and self.scratch is None and len(self.outputs) == 1
 
     def run(self, inputs: Sequence[Storage | None], pool: Pool) -> list[Storage]:
-        """Compute it. Raises whatever the kernel raises."""
+        """Compute the command into new storages, and return the storages. Raises any error of the kernel."""
         see, library = self._see, self._library
         if self.direct is not None:
             result = Storage(pool, self.kind)
@@ -57,47 +59,51 @@ class Used:
             return [result]
         if see is None:
             results = [Storage(pool, kind) for kind in self.outputs]
-            given = [None if one is None else one.view.array for one in inputs]
-            room = None if self.scratch is None else Storage(pool, self.scratch)
-            self._compute(given, [one.view.array for one in results], None if room is None else room.view.array)
+            arrays = [None if one is None else one.view.array for one in inputs]
+            scratch = None if self.scratch is None else Storage(pool, self.scratch)
+            self._compute(arrays, [one.view.array for one in results], None if scratch is None else scratch.view.array)
             return results
         if self._plain and None not in inputs:
             result = Storage(pool, self.kind)
             view, views = result.view, [one.view for one in inputs]  # type: ignore[union-attr]
-            over = [one.seen if one.library is library else one.over(library, see) for one in views]
-            self._compute(over, (view.seen if view.library is library else view.over(library, see),), None)
+            operands = [one.seen if one.library is library else one.over(library, see) for one in views]
+            self._compute(operands, (view.seen if view.library is library else view.over(library, see),), None)
             return [result]
         results = [Storage(pool, kind) for kind in self.outputs]
-        over = [None if one is None else one.view.over(library, see) for one in inputs]
-        room = None if self.scratch is None else Storage(pool, self.scratch)
-        to = [one.view.over(library, see) for one in results]
-        self._compute(over, to, None if room is None else room.view.over(library, see))
+        operands = [None if one is None else one.view.over(library, see) for one in inputs]
+        scratch = None if self.scratch is None else Storage(pool, self.scratch)
+        results_seen = [one.view.over(library, see) for one in results]
+        self._compute(operands, results_seen, None if scratch is None else scratch.view.over(library, see))
         return results
 
     @property
     def keeps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The positions of the inputs, and of the outputs, whose elements the rule of differentiation reads."""
+        """The positions of the inputs, and of the outputs, with elements read by the gradient rule."""
         if self._keeps is None:
             self._keeps = _read_by_rule(self.node, ())
         return self._keeps
 
     def kept_beside(self, position: int, number: Storage) -> tuple[Storage | None, ...] | None:
-        """What is kept where a number, by which nobody asks for a gradient, is at a position; None if more than it."""
+        """Return the storages to save for gradients if the input at `position` is a number without a gradient.
+
+        The storages are in the order of `keeps`, with None for elements not needed. The result is None if the gradient
+        rule reads more than the number.
+        """
         if self.recorded and position not in self._beside:
             self._beside[position] = _read_by_rule(self.node, (position,))
-        needed, made = self._beside.get(position, ((), ()))
-        if made or not {*needed} <= {position}:
+        inputs_read, outputs_read = self._beside.get(position, ((), ()))
+        if outputs_read or not {*inputs_read} <= {position}:
             return None
         reads, gives = self.keeps if self.recorded else ((), ())
-        return (*(number if i in needed else None for i in reads), *(None for _ in gives))
+        return (*(number if i in inputs_read else None for i in reads), *(None for _ in gives))
 
 
 def used(
     op: str, given: Sequence[Value | None], attrs: dict[str, Any], backends: Sequence[Backend], kinds: Kinds
 ) -> Used:
-    """A command with its kernel.
+    """Return a command specialized for inputs, with the kernel of the first backend with a kernel.
 
-    Raises SpecError when it does not take such inputs, RunError when nobody computes it.
+    Raises SpecError for inputs not accepted by the command, RunError for a command without a kernel.
     """
     names = Names(value.name for value in given if value is not None)
     emit = Emitter(names, Literals(names))
@@ -111,26 +117,30 @@ def used(
 
 
 def _bound(kernel: Kernel) -> Compute:
+    """Return a function computing by a bound kernel, for a kernel without immediate execution."""
     return lambda inputs, outputs, scratch: kernel.bind(inputs, outputs, scratch)()
 
 
 def _planned(value: Value) -> TensorSpec:
+    """Return the tensor spec of a value."""
     assert isinstance(value.spec, TensorSpec)
     return value.spec
 
 
 def _floating(value: Value) -> bool:
+    """True if the value is of a floating-point type."""
     return value.spec.dtype in FLOATS
 
 
 def _read_by_rule(node: Node, numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the gradients of a node read of it: with those of all outputs given, and with that of each alone.
+    """Return the positions of the inputs and of the outputs read by the gradient rule of a node.
 
-    By the inputs at `numbers` nobody asks for one.
+    The positions cover gradients for all outputs together, and for each output alone. Inputs at the positions `numbers`
+    get no gradient.
     """
     results = [value for value in node.defs if _floating(value)]
-    asked = (value for i, value in enumerate(node.inputs) if value is not None and i not in numbers)
-    inputs = list(dict.fromkeys(value for value in asked if _floating(value)))
+    with_gradient = (value for i, value in enumerate(node.inputs) if value is not None and i not in numbers)
+    inputs = list(dict.fromkeys(value for value in with_gradient if _floating(value)))
     read: set[Value] = set()
     for given in (results, *([value] for value in results if len(results) > 1)):
         names = Names(value.name for value in (*node.uses, *node.defs))
@@ -140,7 +150,7 @@ def _read_by_rule(node: Node, numbers: Sequence[int]) -> tuple[tuple[int, ...], 
         try:
             backward(emit, (node,), seeds, inputs)
         except GradientError:
-            continue  # there is none: who asks is told
+            continue  # no gradient: requesting it raises GradientError
         read.update(value for made in emit.nodes[1:] for value in made.uses)
     positions = tuple(
         tuple(i for i, value in enumerate(values) if value is not None and value in read)

@@ -1,4 +1,4 @@
-"""What Python does now, held against what calls before were seen to do next."""
+"""Matching of the present step of a call with the next steps of recorded calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from sublet.dynamic.traces import Moment, Number
 
 
 def plainly(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
-    """What came next in the call that came this way last, if a command is plainly the same; `command` asks them all."""
+    """Return the next step of the most recent call if the command matches without conversions; None otherwise.
+
+    The fast path of `match_command`: no number operand differs from the recorded number, and no number operand is zero,
+    as 0.0 and -0.0 compare equal.
+    """
     child: Moment = call.moment.children[0]
     step: Any = child.step
     operands = step.operands
@@ -32,7 +36,7 @@ def plainly(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
 
 
 def command(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
-    """What was seen next and is this command."""
+    """Return the next step of a recorded call equal to the command; None without a match."""
     moment, recording = call.moment, call.eager.recording
     for child in moment.children:
         step: Any = child.step
@@ -43,7 +47,7 @@ def command(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
 
 
 def other(call: Any, what: str, inputs: Sequence[Any], target: Parameter | None = None) -> Moment | None:
-    """What was seen next and is this, which is no command."""
+    """Return the next step of a recorded call equal to a step of kind `what`; None without a match."""
     for child in call.moment.children:
         step: Any = child.step
         same = step.what is what and step.target is target and step.recording is call.eager.recording

@@ -1,4 +1,4 @@
-"""Parameters and states of a dynamic graph: by their names, in scopes that may be entered again."""
+"""Parameters and states of a dynamic graph by name, in scopes that can be entered again."""
 
 from __future__ import annotations
 
@@ -23,58 +23,78 @@ from sublet.nn.naming import Named, free, name_in
 
 
 class Declared:
-    """Makes each parameter and state when it is asked for first, and gives it again whenever it is asked for."""
+    """The registry of parameters and states: each is created at the first request.
+
+    all      the parameters and states by full name
+    given    initial contents of parameters created later, by full name
+    prefix   the prefix of new names: the open scopes
+    """
 
     def __init__(self, owner: Owner, eager: Eager) -> None:
         self._owner = owner
         self._eager = eager
         self.all: dict[str, Parameter] = {}
-        self.given: Mapping[str, Any] = {}  # contents of what is made later, by name
+        self.given: Mapping[str, Any] = {}  # initial contents of later parameters, by name
         self.prefix = ""
         self._used: set[str] = set()
-        self._around: Named | None = None  # the module that is called
-        self._paths: dict[int, tuple[ref[Named], str]] = {}  # the scope of each module that was called and is held
+        self._around: Named | None = None  # the module being called
+        self._paths: dict[int, tuple[ref[Named], str]] = {}  # the scope of each live called module
 
     def parameter(
         self, name: str, shape: Sequence[int] | None, dtype: DType | str, initial: Any, *, trained: bool
     ) -> Parameter:
-        """The one of this name. Raises SpecError when there is another spec, or nothing that it starts from."""
+        """Return the parameter `name` in the open scopes; create it if necessary.
+
+        shape    the extents; by default those of `initial`
+        initial  an array of the shape, a number for every element, or a function drawing the content; unused if `given`
+                 has the name
+        trained  False for a state
+
+        Raises SpecError for a parameter of another shape or type, and for a new parameter without content.
+        """
         self._eager.require_open()
         if not isinstance(name, str) or not name:
             raise SpecError(at_line(f"{name!r} is no name: give a word"))
         full = self.prefix + name
-        found = self.all.get(full)
-        if found is not None and shape.__class__ is tuple and found.asked == (shape, dtype, trained):
-            return found
+        existing = self.all.get(full)
+        if existing is not None and shape.__class__ is tuple and existing.asked == (shape, dtype, trained):
+            return existing
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
         spec = spec_for(shape, dtype)
-        if found is not None:
-            if found._kind.spec != spec or found.trained != trained:
-                raise SpecError(at_line(f"{full!r} is {found._kind.spec} since it was made, and not {spec}"))
-            return found
+        if existing is not None:
+            if existing._kind.spec != spec or existing.trained != trained:
+                raise SpecError(at_line(f"{full!r} is {existing._kind.spec} since it was made, and not {spec}"))
+            return existing
         kind = self._eager.kinds.of(spec)
-        given = self.given[full] if full in self.given else self._content(full, spec, initial)
-        storage = self.stored(full, kind, given)
-        made = self.all[full] = Parameter(self._owner, kind, storage, Symbol(kind, True), full, trained)
-        made.asked = (tuple(shape), dtype, trained)
-        return made
+        content = self.given[full] if full in self.given else self._content(full, spec, initial)
+        storage = self.stored(full, kind, content)
+        created = self.all[full] = Parameter(self._owner, kind, storage, Symbol(kind, True), full, trained)
+        created.asked = (tuple(shape), dtype, trained)
+        return created
 
     def stored(self, full: str, kind: Kind, content: Any) -> Storage:
-        """Memory of its own with a content. Raises SpecError unless it has the shape and type of `full`."""
+        """Return new memory with a copy of a content.
+
+        Raises SpecError unless the content has the shape and type of `kind`; `full` is the name in the message.
+        """
         array = array_of(content, full) if gives_memory(content) else as_array(content, kind.dtype)
         if (array.dtype, array.shape) != (element_type(kind), kind.spec.shape):
             raise SpecError(at_line(f"{full!r} is {kind.spec}, and not {array.dtype}{list(array.shape)}"))
         return self._eager.stored(array, kind.dtype, kind)[1]
 
     def forget(self, names: Sequence[str]) -> None:
-        """Take back what was made."""
+        """Remove parameters by full name."""
         for name in names:
             self.all.pop(name, None)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names made inside begin with `name/`. Layers without a name are numbered anew: they find what they made."""
+        """Begin names inside `with` with `name/`.
+
+        Layers without a name are numbered from the beginning, and so find their parameters when the scope is entered
+        again.
+        """
         before, used = self.prefix, self._used
         self._used.add(f"{before}{name}/")
         self.prefix, self._used = f"{before}{name}/", set()
@@ -85,28 +105,28 @@ class Declared:
 
     @contextmanager
     def module(self, module: Named) -> Iterator[None]:
-        """Names made inside begin with the scope of the module: the one it was called in first."""
-        here, found = id(module), self._paths.get(id(module))
-        if found is None:
+        """Begin names inside `with` with the scope of a module: the scope of the first call of the module."""
+        here, known = id(module), self._paths.get(id(module))
+        if known is None:
             name = name_in(self._around, module)
             name = self.unused(module.kind) if name is None else name
             path = f"{self.prefix}{name}/" if name else self.prefix
-            self._paths[here] = found = ref(module, lambda _: self._paths.pop(here, None)), path
+            self._paths[here] = known = ref(module, lambda _: self._paths.pop(here, None)), path
         before, used, around = self.prefix, self._used, self._around
-        self._used.add(found[1])
-        self.prefix, self._used, self._around = found[1], set(), module
+        self._used.add(known[1])
+        self.prefix, self._used, self._around = known[1], set(), module
         try:
             yield
         finally:
             self.prefix, self._used, self._around = before, used, around
 
     def unused(self, name: str) -> str:
-        """A name for a scope that has not been open yet, since the one around it was entered."""
+        """Return a scope name based on `name`, not used since the enclosing scope was entered."""
         return free(self._used, self.prefix, name)
 
     @contextmanager
     def anew(self) -> Iterator[None]:
-        """Inside, layers without a name are numbered from the beginning."""
+        """Number layers without a name from the beginning inside `with`, outside of all scopes."""
         before, used = self.prefix, self._used
         self.prefix, self._used = "", set()
         try:
@@ -116,6 +136,7 @@ class Declared:
 
     @staticmethod
     def _content(full: str, spec: TensorSpec, initial: Any) -> Any:
+        """Return the initial content of a parameter. Raises SpecError for no content, or another shape."""
         if initial is None:
             raise SpecError(at_line(f"{full!r} needs a content, for a dynamic graph computes at once: give `initial`"))
         if callable(initial):

@@ -1,4 +1,4 @@
-"""Computes commands at once, and records them."""
+"""Execution of commands at once, and recording for gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sublet.runtime.kernel import Array, Backend
 
 
 class Omitted:
-    """Stands for an input that is left out."""
+    """The marker of an omitted input."""
 
     _kind = _storage = symbol = None
 
@@ -36,13 +36,16 @@ OMITTED = Omitted()
 
 
 class Eager:
-    """Computes with the kernels of `backends`. What it makes are tensors of `owner`.
+    """The executor of commands of a dynamic graph, by the kernels of `backends`. Results are tensors of `owner`.
 
-    recording  whether it records what gradients may ask for
+    recording  True if commands are recorded for gradients
+    kinds      the kinds of tensors in use
+    pool       the memory of tensors
+    closed     True after `close`
     """
 
     def __init__(self, owner: Owner, backends: Sequence[Backend], quick: Sequence[Backend] = ()) -> None:
-        """`quick` come before the others for single commands."""
+        """Create an executor. For single commands the backends in `quick` are asked before `backends`."""
         self._owner = owner
         self._backends = backends
         self._quick = quick
@@ -50,15 +53,15 @@ class Eager:
         self.pool = Pool()
         self.recording = True
         self._used: dict[Any, Any] = {}
-        self._programs: deque[Any] = deque()  # the keys of loops and branches
+        self._programs: deque[Any] = deque()  # keys of loops and branches, oldest first
         self._numbers: dict[Any, EagerTensor] = {}
-        self._beside: dict[Any, tuple[Used, EagerTensor, Any]] = {}  # commands beside numbers
+        self._beside: dict[Any, tuple[Used, EagerTensor, Any]] = {}  # commands with a number operand
         self._literals: dict[tuple[str, TensorSpec], tuple[Kind, Storage]] = {}
         self._applications = 0
         self.closed = False
 
     def close(self) -> None:
-        """Compute no more."""
+        """Forget all kernels and free memory; computing raises SpecError from now on."""
         self.closed = True
         self._used.clear()
         self._programs.clear()
@@ -68,22 +71,26 @@ class Eager:
         self.pool.close()
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
-        """The outputs of a command. Raises SpecError when it does not take such inputs, KernelError when it fails."""
+        """Compute a command and return the outputs; return live outputs of an equal earlier application instead.
+
+        Raises SpecError for inputs not accepted by the command, KernelError for a failed kernel.
+        """
         if len(inputs) == 2 and not attrs:
-            made = self._pair(op, *inputs)
-            if made is not None:
-                return (made,)
-        found, operands = self.find(op, inputs, attrs)
-        recording = found.recorded and self.recording
-        if self._owner.calling is not None or not living.remembers(found, operands):
-            return self._apply(found, operands, recording)
-        there = living.living(found, operands, recording)
-        if there is None:
-            there = self._apply(found, operands, recording)
-            living.note(found, operands, recording, there)
-        return there
+            result = self._pair(op, *inputs)
+            if result is not None:
+                return (result,)
+        command, operands = self.find(op, inputs, attrs)
+        recording = command.recorded and self.recording
+        if self._owner.calling is not None or not living.remembers(command, operands):
+            return self._apply(command, operands, recording)
+        results = living.living(command, operands, recording)
+        if results is None:
+            results = self._apply(command, operands, recording)
+            living.note(command, operands, recording, results)
+        return results
 
     def _apply(self, found: Any, operands: Sequence[Any], recording: bool) -> tuple[EagerTensor, ...]:
+        """Compute a specialized command, and record the application if a gradient can pass through."""
         storages = [one._storage for one in operands]
         if None in storages:
             storages = [self._there(one) for one in operands]
@@ -96,35 +103,35 @@ class Eager:
         return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results, symbols))
 
     def _pair(self, op: str, a: Any, b: Any) -> EagerTensor | None:
-        """What a command of two operands gives that is one function; None where that was not looked up before."""
-        kept: Any = None
+        """Compute a command of two operands by one function of arrays; None if the command must be looked up first."""
+        saved: Any = None
         try:
             if b.__class__ in NUMBERS:
-                found, b, kept = self._beside[op, a._kind, b, b.__class__]
+                command, b, saved = self._beside[op, a._kind, b, b.__class__]
             elif a.__class__ in NUMBERS:
-                found, a, kept = self._beside[op, a, a.__class__, b._kind]
+                command, a, saved = self._beside[op, a, a.__class__, b._kind]
             else:
-                found = self._used[op, a._kind, b._kind]
+                command = self._used[op, a._kind, b._kind]
             given = a._storage, b._storage
-            direct = found.direct
+            direct = command.direct
             if direct is None:
                 return None
-            result = Storage(self.pool, found.kind)
+            result = Storage(self.pool, command.kind)
             direct(given[0].view.array, given[1].view.array, result.view.array)
         except (KeyError, AttributeError, TypeError):
             return None
-        if not (found.recorded and self.recording):
-            return EagerTensor(self._owner, found.kind, result)
-        if kept is None:
-            reads, gives = found._keeps or found.keeps
-            kept = [*[given[i] for i in reads], *[result for _ in gives]] if reads or gives else ()
+        if not (command.recorded and self.recording):
+            return EagerTensor(self._owner, command.kind, result)
+        if saved is None:
+            reads, gives = command._keeps or command.keeps
+            saved = [*[given[i] for i in reads], *[result for _ in gives]] if reads or gives else ()
         self._applications += 1
         symbols = a._symbol or a.symbol, b._symbol or b.symbol
-        symbol = Result(found, symbols, kept, self._applications, user_code())
-        return EagerTensor(self._owner, found.kind, result, symbol)
+        symbol = Result(command, symbols, saved, self._applications, user_code())
+        return EagerTensor(self._owner, command.kind, result, symbol)
 
     def find(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
-        """The command for such inputs, and the inputs as tensors."""
+        """Return the command specialized for the inputs, and the inputs as tensors."""
         given = inputs
         try:
             key: Any = (op, *[one._kind for one in inputs])
@@ -133,35 +140,39 @@ class Eager:
             key = (op, *[one._kind for one in inputs])
         if attrs:
             key = (*key, repr(attrs))
-        found = self._used.get(key)
-        if found is None:
-            found = self._used[key] = self._look_up(op, inputs, attrs)
-            self._few_programs(key, found)
+        command = self._used.get(key)
+        if command is None:
+            command = self._used[key] = self._look_up(op, inputs, attrs)
+            self._few_programs(key, command)
         if inputs is not given and len(inputs) == 2 and not attrs:
-            self._note(op, found, given, inputs)
-        return found, inputs
+            self._note(op, command, given, inputs)
+        return command, inputs
 
     def _note(self, op: str, found: Any, given: Sequence[Any], operands: Sequence[Any]) -> None:
-        """Let a command beside a number be found at once the next time."""
+        """Cache a command with a number operand by the number, for `_apply_binary`."""
         (a, b), (first, second) = given, operands
         if len(self._beside) >= MOST_NUMBERS:
             self._beside.clear()
-        if b.__class__ in NUMBERS and b and a is first:  # 0.0 and -0.0 are one key, and two numbers
+        if b.__class__ in NUMBERS and b and a is first:  # not zero: 0.0 and -0.0 are equal keys of different numbers
             self._beside[op, a._kind, b, b.__class__] = found, second, found.kept_beside(1, second._storage)
         elif a.__class__ in NUMBERS and a and b is second:
             self._beside[op, a, a.__class__, b._kind] = found, first, found.kept_beside(0, first._storage)
 
     def use(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Any:
-        """The command for inputs of such kinds."""
+        """Return the command specialized for inputs of certain kinds."""
         key = (op, *kinds, repr(attrs)) if attrs else (op, *kinds)
-        found = self._used.get(key)
-        if found is None:
-            found = self._used[key] = self._made_for(op, kinds, attrs)
-            self._few_programs(key, found)
-        return found
+        command = self._used.get(key)
+        if command is None:
+            command = self._used[key] = self._made_for(op, kinds, attrs)
+            self._few_programs(key, command)
+        return command
 
     def _few_programs(self, key: Any, made: Used | Program) -> None:
-        """Keep the commands that were met last; few loops and branches, each of which has memory of its own."""
+        """Evict commands beyond the limits.
+
+        Beyond MAX_CACHED_PROGRAMS the oldest loop or branch is evicted, as each has an arena. Beyond
+        MAX_CACHED_COMMANDS the older half of all commands is evicted.
+        """
         if isinstance(made, Program):
             self._programs.append(key)
             if len(self._programs) > MOST_PROGRAMS:
@@ -171,21 +182,21 @@ class Eager:
                 self._used.pop(old, None)
 
     def literal(self, value: Value) -> tuple[Kind, Storage]:
-        """The elements of a constant, in memory."""
+        """Return the kind and the storage of a constant."""
         assert value.literal is not None
         assert isinstance(value.spec, TensorSpec)
         if value.spec.size == 1:
-            found = self._literals.get((repr(value.literal), value.spec))
-            if found is not None:
-                return found
+            known = self._literals.get((repr(value.literal), value.spec))
+            if known is not None:
+                return known
         array = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
-        made = self.stored(array)
+        stored = self.stored(array)
         if value.spec.size == 1 and len(self._literals) < MOST_NUMBERS:
-            self._literals[repr(value.literal), value.spec] = made
-        return made
+            self._literals[repr(value.literal), value.spec] = stored
+        return stored
 
     def compute(self, found: Used, storages: Sequence[Storage | None]) -> list[Storage]:
-        """What a command gives."""
+        """Run a command and return the results. Raises KernelError for any error other than Sublet's."""
         try:
             return found.run(storages, self.pool)
         except SubletError:
@@ -202,7 +213,7 @@ class Eager:
         made: Sequence[Storage | None],
         line: Line | None = None,
     ) -> None:
-        """Remember how the outputs were made, if a gradient can ask for it."""
+        """Record an application for gradients, with the storages read by the gradient rule."""
         reads, gives = found.keeps
         kept = [*[given[i] for i in reads], *[made[i] for i in gives]] if reads or gives else ()
         self._applications += 1
@@ -210,40 +221,41 @@ class Eager:
 
     @property
     def applications(self) -> int:
-        """How many commands were recorded so far."""
+        """The number of commands recorded so far."""
         return self._applications
 
     def made(self, array: Any, dtype: DType | None = None, *, held: bool = True) -> EagerTensor:
-        """A tensor with a copy of an array."""
+        """Return a tensor with a copy of an array or a number. `held` is False for a constant operand."""
         kind, storage = self.stored(array, dtype)
         return EagerTensor(self._owner, kind, storage, None if held else Symbol(kind, False))
 
     def stored(self, content: Any, dtype: DType | None = None, kind: Kind | None = None) -> tuple[Kind, Storage]:
-        """A copy of an array, in memory of the graph's own."""
+        """Return the kind and the storage of a copy of an array, in memory of the graph."""
         self.require_open()
         array = as_array(content, dtype)
         kind = kind or self.kinds.of(TensorSpec(DTYPES[array.dtype], array.shape))
         return kind, self.pool.filled(kind, _bytes(array, kind))
 
     def number(self, number: Any, dtype: DType) -> EagerTensor:
-        """A number as a tensor of no axes; the same one for the same number."""
+        """Return a number as a tensor without axes; the same tensor for an equal number."""
         key: Any = (type(number), number, dtype) if number else (type(number), repr(number), dtype)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self.made(number, dtype, held=False)
+        tensor = self._numbers.get(key)
+        if tensor is None:
+            tensor = self.made(number, dtype, held=False)
             if len(self._numbers) >= MOST_NUMBERS:
                 self._numbers.clear()
-            self._numbers[key] = found
-        return found
+            self._numbers[key] = tensor
+        return tensor
 
     def operands(self, inputs: Sequence[Any]) -> list[Any]:
-        """Tensors, and OMITTED: numbers and arrays become tensors of the type of the first tensor."""
+        """Return the inputs as tensors, or OMITTED. Numbers take the type of the first tensor other than bool."""
         self.require_open()
         kinds = [one.dtype for one in inputs if isinstance(one, Tensor)]
         like = next((kind for kind in kinds if kind is not DType.BOOL), None)
         return [self._operand(one, like) for one in inputs]
 
     def _operand(self, given: Any, like: DType | None) -> Any:
+        """Return an input as a tensor. Raises SpecError for a tensor of another graph or of an open loop or branch."""
         if given is None or given is OMITTED:
             return OMITTED
         if isinstance(given, Tensor):
@@ -257,16 +269,19 @@ class Eager:
         return self.number(given, number_type(given, like))
 
     def _there(self, one: Any) -> Storage | None:
+        """Return the storage of an operand, computed first if deferred; None for an omitted operand."""
         if one is OMITTED or one._storage is not None:
             found: Storage | None = one._storage
             return found
         return self._owner.observed(one)
 
     def _look_up(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Used | Program:
+        """Return the command specialized for operands."""
         self.require_open()
         return self._made_for(op, [one._kind for one in self.operands(inputs)], attrs)
 
     def _made_for(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Used | Program:
+        """Return a new specialized command. Raises SpecError, beginning with the user's line."""
         values = [None if kind is None else Value(f"x{i}", kind.spec) for i, kind in enumerate(kinds)]
         written = attrs.get(WRITTEN)
         try:
@@ -274,11 +289,11 @@ class Eager:
                 return Program(written, self.kinds, self._backends)
             return used(op, values, dict(attrs), [*self._quick, *self._backends], self.kinds)
         except SubletError as error:
-            named = "" if str(error).startswith(op) else f"{op}: "
-            raise SpecError(at_line(f"{named}{error}")) from None
+            prefix = "" if str(error).startswith(op) else f"{op}: "
+            raise SpecError(at_line(f"{prefix}{error}")) from None
 
     def require_open(self) -> None:
-        """Raise SpecError when the graph was closed."""
+        """Raise SpecError for a closed graph."""
         if self.closed:
             raise SpecError(at_line("the dynamic graph was closed: its tensors cannot be computed with any more"))
 
@@ -286,17 +301,21 @@ class Eager:
 NUMBERS = frozenset({int, float})
 
 MOST_PROGRAMS = 64
-"""Loops and branches whose plans are kept, to compute them at once."""
+"""Maximum number of loops and branches with cached plans; beyond, the oldest is evicted."""
 
 MOST_COMMANDS = 2048
-"""Commands whose kernels are kept, one for each combination of operands. Beyond these the older half is forgotten."""
+"""Maximum number of cached commands, one for each combination of operand kinds and attributes; beyond, the older half
+is evicted."""
 
 MOST_NUMBERS = 4096
-"""Numbers of Python's that are kept as tensors."""
+"""Maximum number of Python numbers cached as tensors; beyond, the cache is cleared."""
 
 
 def number_type(given: Any, like: DType | None) -> DType:
-    """The type that a number of Python's takes beside a tensor. Raises SpecError where that is not clear."""
+    """Return the type of a Python number next to a tensor of type `like`.
+
+    Raises SpecError for a number without a tensor, except a bool, and for a float next to integers.
+    """
     if like is None and isinstance(given, bool | np.bool_):
         return DType.BOOL
     if like is None:
@@ -307,4 +326,5 @@ def number_type(given: Any, like: DType | None) -> DType:
 
 
 def _bytes(array: Array, kind: Kind) -> Array:
+    """Return an array as stored: types below 8 bits packed."""
     return pack(array, kind.spec) if packed(kind.spec) else array

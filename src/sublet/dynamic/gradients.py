@@ -1,4 +1,4 @@
-"""Gradients of what was computed at once: the record becomes a graph, and what its gradient adds is computed."""
+"""Gradients of values computed at once: the record becomes a graph, and the nodes added by autodiff are computed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from sublet.passes.autodiff import backward, with_zeros
 
 @dataclass(frozen=True)
 class Held:
-    """A value and its elements."""
+    """A value of the record and its storage."""
 
     symbol: Symbol
     storage: Storage
 
 
 def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, since: int | None) -> list[Held]:
-    """The gradients of one value by others, by what was recorded after the application number `since` of a call.
+    """Return the gradients of `of` with respect to each value in `wrt`.
 
-    Raises GradientError as the static `sublet.gradients` does.
+    seed   the gradient of `of` itself, 1 everywhere by default
+    since  differentiate only commands recorded after this application number, the start of a call; None outside of
+           calls
+
+    Raises GradientError under the conditions of `sublet.gradients`, and for a value computed from results of an ended
+    call.
     """
     trail = _Trail(of.symbol, since or 0)
     unknown = since is None and any(held.symbol not in trail for held in wrt)
@@ -39,37 +44,39 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
     values = [trail.value(held.symbol) for held in wrt]
     target = trail.value(of.symbol)
     emit = trail.emit
-    before = {id(node): node for node in emit.nodes}  # held: of what is gone, others get the identity
+    before = {id(node): node for node in emit.nodes}  # keeps the nodes alive: a freed node's id may be reused
     emit.source = user_line()
-    there = {trail.value(held.symbol): held for held in (*wrt, of, *([seed] if seed else ()))}
+    given_values = {trail.value(held.symbol): held for held in (*wrt, of, *([seed] if seed else ()))}
     start = trail.value(seed.symbol) if seed else emit.filled(1, spec_of(target))
     try:
-        found = backward(emit, tuple(emit.nodes), {target: start}, values)
+        by_autodiff = backward(emit, tuple(emit.nodes), {target: start}, values)
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
-    made = with_zeros(emit, found, values)
-    given = set(there)
-    for i, value in enumerate(made):  # each is a value of its own
-        if value in given or value.literal is not None or value in made[:i]:
-            made[i] = emit("nn.copy", value)
-    kept = {**trail.kept(), **there}
-    return _computed(eager, _to_do(emit.nodes, before, kept), kept, made)
+    results = with_zeros(emit, by_autodiff, values)
+    given = set(given_values)
+    for i, value in enumerate(results):  # every gradient is a distinct value
+        if value in given or value.literal is not None or value in results[:i]:
+            results[i] = emit("nn.copy", value)
+    saved = {**trail.kept(), **given_values}
+    return _computed(eager, _to_do(emit.nodes, before, saved), saved, results)
 
 
 def _to_do(nodes: Sequence[Node], before: Mapping[int, Node], there: Mapping[Value, Held]) -> list[Node]:
-    """The nodes to compute: the new ones, loops and branches that give more than before, and such whose results nobody
-    kept."""
-    wanted, found = set[Value](), list[Node]()
+    """Return the nodes to compute.
+
+    The nodes are the nodes not in `before`, and loops and branches with a needed result not saved in the record.
+    """
+    wanted, to_compute = set[Value](), list[Node]()
     for node in reversed(nodes):
         again = node.subgraphs and any(value in wanted and value not in there for value in node.defs)
         if id(node) not in before or again:
             wanted.update(needs(node))
-            found.append(node)
-    return found[::-1]
+            to_compute.append(node)
+    return to_compute[::-1]
 
 
 class _Trail:
-    """The part of the record that leads to a value, as nodes."""
+    """The part of the record leading to a value, as nodes of a graph."""
 
     def __init__(self, of: Symbol, since: int) -> None:
         names = Names()
@@ -78,10 +85,10 @@ class _Trail:
         self._operands: list[tuple[tuple[Value | None, ...], tuple[Value, ...]]] = []
         self._applied = sorted(_leading_to(of, since), key=lambda applied: applied.number)
         for applied in self._applied:
-            made = tuple(self.value(symbol) for symbol in applied.results())
-            given = tuple(None if symbol is None else self.value(symbol) for symbol in applied.inputs)
-            self._operands.append((given, made))
-            self.emit.nodes.append(written(self.emit, applied.command, given, made, line_of(applied.line)))
+            results = tuple(self.value(symbol) for symbol in applied.results())
+            operands = tuple(None if symbol is None else self.value(symbol) for symbol in applied.inputs)
+            self._operands.append((operands, results))
+            self.emit.nodes.append(written(self.emit, applied.command, operands, results, line_of(applied.line)))
 
     def __contains__(self, symbol: Symbol) -> bool:
         return symbol in self._values
@@ -90,52 +97,52 @@ class _Trail:
         return iter(self._values)
 
     def value(self, symbol: Symbol) -> Value:
-        """The value that stands for a symbol."""
+        """Return the graph value of a symbol."""
         found = self._values.get(symbol)
         if found is None:
             found = self._values[symbol] = Value(self.emit.names.fresh("v"), symbol.kind.spec)
         return found
 
     def kept(self) -> dict[Value, Held]:
-        """The elements that the record kept, and whose they are."""
-        there: dict[Value, Held] = {}
+        """Return the elements saved in the record by graph value."""
+        saved: dict[Value, Held] = {}
         symbols = {value: symbol for symbol, value in self._values.items()}
         for applied, (given, made) in zip(self._applied, self._operands, strict=True):
             reads, gives = applied.command.keeps
             values = [*(given[i] for i in reads), *(made[i] for i in gives)]
-            there.update(
+            saved.update(
                 (value, Held(symbols[value], storage))
                 for value, storage in zip(values, applied.kept, strict=True)
                 if value is not None and storage is not None
             )
-        return there
+        return saved
 
 
 def _leading_to(of: Symbol, since: int) -> list[Applied | Result]:
-    """The applications that a value was made by, directly or not, after the one numbered `since`."""
-    found: dict[int, Applied | Result] = {}
+    """Return the applications numbered above `since` with an influence on a value."""
+    by_number: dict[int, Applied | Result] = {}
     waiting = [of]
     while waiting:
         applied = waiting.pop().maker
-        if applied is not None and applied.number > since and applied.number not in found:
-            found[applied.number] = applied
+        if applied is not None and applied.number > since and applied.number not in by_number:
+            by_number[applied.number] = applied
             waiting += [symbol for symbol in applied.inputs if symbol is not None]
-    return list(found.values())
+    return list(by_number.values())
 
 
 def _computed(eager: Eager, nodes: Sequence[Node], there: Mapping[Value, Held], wanted: Sequence[Value]) -> list[Held]:
-    """What nodes compute, one after another; what nobody reads any more is let go."""
+    """Compute the nodes in order and return the `wanted` values; every other value is freed after its last use."""
     held = dict(there)
     last = {value: node.name for node in nodes for value in needs(node)}
     for node in nodes:
         operands, attrs = applied_to(node)
         given = [None if value is None else _operand(eager, value, held) for value in operands]
-        used = eager.use(node.op, [None if one is None else one.symbol.kind for one in given], attrs)
+        command = eager.use(node.op, [None if one is None else one.symbol.kind for one in given], attrs)
         storages = [None if one is None else one.storage for one in given]
-        results = eager.compute(used, storages)
-        symbols = [Symbol(kind, False) for kind in used.outputs]
-        if eager.recording and used.recorded:
-            eager.record(used, [None if one is None else one.symbol for one in given], symbols, storages, results)
+        results = eager.compute(command, storages)
+        symbols = [Symbol(kind, False) for kind in command.outputs]
+        if eager.recording and command.recorded:
+            eager.record(command, [None if one is None else one.symbol for one in given], symbols, storages, results)
         held.update(
             (value, Held(symbol, storage))
             for value, symbol, storage in zip(node.defs, symbols, results, strict=True)
@@ -148,9 +155,10 @@ def _computed(eager: Eager, nodes: Sequence[Node], there: Mapping[Value, Held], 
 
 
 def _operand(eager: Eager, value: Value, held: dict[Value, Held]) -> Held:
-    found = held.get(value)
-    if found is None:
+    """Return an operand of a node; a literal is stored first."""
+    known = held.get(value)
+    if known is None:
         assert value.literal is not None, f"the record kept nothing of {value}"
         kind, storage = eager.literal(value)
-        found = held[value] = Held(Symbol(kind, False), storage)
-    return found
+        known = held[value] = Held(Symbol(kind, False), storage)
+    return known

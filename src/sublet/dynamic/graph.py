@@ -1,4 +1,4 @@
-"""The dynamic graph: `d = DynamicGraph(); x = d.tensor(array); y = nn.relu(x @ w)`, and y is there."""
+"""The dynamic graph: `d = DynamicGraph(); x = d.tensor(array); y = nn.relu(x @ w)` computes `y` at once."""
 
 from __future__ import annotations
 
@@ -38,19 +38,25 @@ from sublet.runtime.backends.commands import Commands
 from sublet.runtime.kernel import Backend
 
 NN_BACKENDS = ("torch", "reference")
-"""Those that compute commands."""
+"""Backends with kernels for commands of `sublet.nn`."""
 
 
 class DynamicGraph(Controlled):
-    """Computes each command at once, and records what gradients may ask for [NNC: dynamic graph].
+    """A graph computing each command at once, and recording commands for gradients [NNC: dynamic graph].
 
-    Commands, layers, operators and optimisers are those of `sublet.Graph`. A tensor can be looked at as soon as it is
-    made: `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. What nobody holds and no gradient needs is freed.
-    The body of a loop or branch is written, not computed: it is one command, computed when it is over.
-    `jit` remembers what a function does, and does it by a proven plan from then on.
-    `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. `training` is what layers and
-    modules ask for that differ in use; see `evaluation` too. One thread at a time may use it: a second
-    one gets a RunError while the first computes, or is in a remembered function, a scope or a loop.
+    Commands, layers, operators and optimisers are shared with `sublet.Graph`. A tensor can be observed immediately:
+    `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. The memory of a tensor is freed when neither the user
+    holds the tensor nor a gradient may need it. The body of a loop or branch is first written, and computed as a single
+    command when the `with` block ends. `jit` records the commands of a function, and computes later calls by a checked
+    plan.
+
+    backend   the sources of kernels in order of preference, as for `sublet.compile`; "auto" uses only backends for
+              commands of `sublet.nn`
+    plans     the maximum number of plans kept for jit functions; beyond, the least recently used plan is dropped
+    training  True for layers and modules in training mode; see also `evaluation`
+
+    One thread at a time may use the graph. A second thread gets a RunError while the first computes, or is in a jit
+    function, a scope or a loop.
     """
 
     def __init__(
@@ -79,39 +85,48 @@ class DynamicGraph(Controlled):
         return f"<DynamicGraph: {len(self._declared.all)} parameters and states, {self.used_bytes:,} bytes in use>"
 
     def close(self) -> None:
-        """Give back the memory of the graph. Its tensors can still be looked at, but not computed with."""
+        """Free the memory of the graph. Existing tensors can still be observed, but computing raises SpecError."""
         self._eager.close()
         self._plans.clear()
 
     def jit(self, function: Callable[..., Any]) -> Remembered:
-        """A decorator: what the function does is remembered, and done by a proven plan the next time.
+        """Return a jit function: later calls with equal steps are computed by a checked plan. A decorator.
 
-        The first call computes command by command. From then on Python runs again in each call, but what it does is
-        only held against what was seen before; it is computed by one plan in one arena, when a value is looked at
-        or at the end. Where Python does something else, that is computed at once, and remembered too.
-        Parameters that a call updates are updated in place when it ends; when it raises they hold what they held
-        before. Gradients are asked for inside: the record of a call ends with it.
+        The first call computes command by command and records the steps. In every later call Python still runs the
+        function, but commands are deferred and only matched with the recorded steps. When the user observes a value,
+        and at the end of the call, one plan in one arena computes the deferred values. A step without a match is
+        computed at once, with all deferred values, and the new steps are recorded as well.
+
+        Parameters updated by a call change in place at the end of the call; after an exception all parameters have the
+        content from before the call. Gradients must be requested inside the function: the record of a call ends with
+        the call.
         """
         return Remembered(self, function, self._plans)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that tensors take now: those the user holds, and those that gradients may need."""
+        """The bytes of tensors in use: tensors held by the user, and tensors saved for gradients."""
         return self._eager.pool.used_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that tensors took before, kept for the next ones."""
+        """The bytes of freed tensors, kept for later tensors."""
         return self._eager.pool.free_bytes
 
     @by_one_thread
     def tensor(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
-        """A tensor with a copy of an array, or of a number."""
+        """Return a tensor with a copy of an array or a number. `dtype` defaults to the type of the content.
+
+        Raises SpecError for a closed graph, and for content of an unsupported type.
+        """
         return self._eager.made(content, None if dtype is None else dtype_of(dtype))
 
     @by_one_thread
     def constant(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
-        """The same as `tensor`. A number may change from call to call of a remembered function."""
+        """Return a tensor with a copy of an array or a number, as `tensor`.
+
+        In a jit function a number may change from call to call: a changed number becomes an input of the plan.
+        """
         kind = None if dtype is None else dtype_of(dtype)
         if self.calling is None or not isinstance(content, bool | int | float | np.generic):
             return self._eager.made(content, kind)
@@ -122,31 +137,41 @@ class DynamicGraph(Controlled):
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
     ) -> Parameter:
-        """The parameter of this name in the scopes that are open: made when it is asked for first, and the same later.
+        """Return the parameter `name` in the open scopes; create the parameter at the first request.
 
-        `initial` is an array, a number for every element, or a function that draws it, as `layers.normal(0.02)`; it
-        is looked at only when the parameter is made.
+        shape    the extents; by default those of `initial`
+        dtype    the element type
+        initial  an array, a number for every element, or a function drawing the content, as `layers.normal(0.02)`; used
+                 only for a new parameter
+
+        Raises SpecError for a new parameter without `initial`, and for a known parameter of another shape or type.
         """
         return self._declared.parameter(name, shape, dtype, initial, trained=True)
 
     @by_one_thread
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Parameter:
-        """The state of this name: like a parameter, but not among those that are trained."""
+        """Return the state `name` in the open scopes: a parameter excluded from training.
+
+        The parameters and errors are those of `parameter`; by default a state is a single 0.
+        """
         return self._declared.parameter(name, shape, dtype, initial, trained=False)
 
     @property
     def parameters(self) -> list[EagerTensor]:
-        """The floating-point parameters in the order they were made, without states."""
+        """The floating-point parameters in order of creation, without states."""
         return [one for one in self._declared.all.values() if one.trained and one.dtype in FLOATS]
 
     @property
     def weights(self) -> Weights:
-        """All parameters and states by name: to read, to set, and to save; see `Weights`."""
+        """All parameters and states by name, to read, set and save; see `DynamicWeights`."""
         return Weights(self, self._declared)
 
     @by_one_thread
     def key(self, seed: int = 0) -> EagerTensor:
-        """A key of random numbers, another one each time: a state of the name "key", which starts as `seed`."""
+        """Return a key of random numbers, an i64 scalar, different in each call.
+
+        The key comes from a state named "key", with the initial content `seed`.
+        """
         with self._declared.anew(), self.calling.aside() if isinstance(self.calling, Block) else nullcontext():
             state = self.state("key", (), DType.I64, seed)
             now = self.detached(state)
@@ -155,18 +180,22 @@ class DynamicGraph(Controlled):
 
     @by_one_thread
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[EagerTensor, ...]:
-        """The outputs of a command, as "nn.relu". Numbers and arrays among the inputs become tensors.
+        """Return the outputs of a command, such as "nn.relu". Numbers and arrays are converted to tensors.
 
-        Raises SpecError, which begins with the user's line, when the command does not take such inputs, KernelError
-        when it fails.
+        Raises SpecError, beginning with the user's line, for inputs not accepted by the command; KernelError for a
+        failed kernel.
         """
         computing: Any = self.calling or self._eager
-        made: tuple[EagerTensor, ...] = computing.apply(op, inputs, attrs)
-        return made
+        outputs: tuple[EagerTensor, ...] = computing.apply(op, inputs, attrs)
+        return outputs
 
     @by_one_thread
     def update(self, target: Tensor, source: Tensor) -> None:
-        """Let a parameter or state hold the content of `source` from now on."""
+        """Assign the content of `source` to a parameter or state.
+
+        Raises SpecError for a target other than a parameter or state, for a source of another shape or type, and inside
+        a loop or branch.
+        """
         self._outside("a parameter is updated")
         into, value = tensors_of(self, (target, source))
         if not isinstance(into, Parameter):
@@ -181,7 +210,7 @@ class DynamicGraph(Controlled):
 
     @by_one_thread
     def detached(self, tensor: EagerTensor) -> EagerTensor:
-        """The same elements, through which no gradient goes; `tensor.detach()` is this."""
+        """Return a tensor of the same elements without gradients; the function of `tensor.detach()`."""
         if isinstance(self.calling, Block):
             return self.apply(STOP_GRADIENT, tensor)[0]
         (tensor,) = tensors_of(self, (tensor,))
@@ -190,13 +219,13 @@ class DynamicGraph(Controlled):
         return EagerTensor(self, tensor._kind, self._storage(tensor))
 
     def stop_gradient(self, tensor: EagerTensor) -> EagerTensor:
-        """The same as `tensor.detach()`."""
+        """Return a tensor of the same elements without gradients, as `tensor.detach()`."""
         return self.detached(tensor)
 
     @holding
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        """Inside, nothing is recorded: no gradient goes through what is computed there."""
+        """Record nothing inside `with`: no gradient passes through commands inside."""
         before, self._eager.recording = self._eager.recording, False
         try:
             yield
@@ -205,8 +234,14 @@ class DynamicGraph(Controlled):
 
     @by_one_thread
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
-        """What `sublet.gradients` gives: the gradients of a tensor by others. They are recorded too, for gradients of
-        gradients, unless they are asked for in `no_grad`."""
+        """Return the gradients of `of` with respect to each tensor in `wrt`, with the shapes and types of `wrt`.
+
+        `seed` is the gradient of `of` itself, 1 everywhere by default. The gradients are recorded too, for gradients of
+        gradients, except in `no_grad`. The function of `sublet.gradients` for a dynamic graph.
+
+        Raises GradientError for a seed of another shape or type, and under the conditions of `sublet.gradients`;
+        SpecError inside a loop or branch.
+        """
         self._outside("gradients are asked for")
         target, *others = tensors_of(self, (of, *wrt))
         start = None if seed is None else tensors_of(self, (seed,))[0]
@@ -216,18 +251,21 @@ class DynamicGraph(Controlled):
         if isinstance(self.calling, Call):
             return list(self.calling.gradients(target, others, start))
         at = None if start is None else self._held(start)
-        found = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, None)
-        made: list[Tensor] = []
-        for held in found:
+        results = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, None)
+        tensors: list[Tensor] = []
+        for held in results:
             held.symbol.held = True
-            made.append(EagerTensor(self, held.symbol.kind, held.storage, held.symbol))
-        return made
+            tensors.append(EagerTensor(self, held.symbol.kind, held.storage, held.symbol))
+        return tensors
 
     @by_one_thread
     def minimize(self, loss: Tensor, optimizer: Optimizer, parameters: Sequence[Tensor] | None = None) -> None:
-        """Let `optimizer` update the parameters, all there are unless said, by the gradients of `loss`.
+        """Let `optimizer` update parameters, by default all parameters of the graph, by the gradients of `loss`.
 
-        Its state is made when it is needed first, in a scope "step".
+        The state of the optimiser is created at the first use, in a scope "step".
+
+        Raises SpecError for an object other than an optimiser, GradientError for a loss with axes, and without
+        parameters.
         """
         if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
             raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
@@ -241,54 +279,58 @@ class DynamicGraph(Controlled):
 
     @holding
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """Names made inside begin with `name/`. Entered again, it finds the parameters that were made in it."""
+        """Begin names inside `with` with `name/`. A scope entered again finds its parameters."""
         return self._declared.scope(name)
 
     @holding
     def module(self, module: Named) -> AbstractContextManager[None]:
-        """Around what a module computes: names begin with its scope, the same in every call."""
+        """Begin names inside `with` with the scope of a module, equal in all calls of the module."""
         return self._declared.module(module)
 
     @property
     def repeated(self) -> int:
-        """0: every call of a module has a key of random numbers of its own."""
+        """The number of earlier calls of the running module: always 0, as each call draws another key."""
         return 0
 
     def after(self, target: Tensor) -> Tensor:
-        """What a parameter or state holds: itself, for updates happen at once."""
+        """Return `target` itself: the content is the content after all updates, as updates happen at once."""
         return target
 
     def unused(self, name: str) -> str:
-        """A name for a scope that was not open yet since the one around it was entered."""
+        """Return a scope name based on `name`, not used since the enclosing scope was entered."""
         return self._declared.unused(name)
 
     @property
     def prefix(self) -> str:
-        """What names begin with here: the scopes that are open."""
+        """The prefix of new names: the open scopes."""
         return self._declared.prefix
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Inside, layers are as in use: running statistics normalise, nothing is dropped."""
+        """Set evaluation mode inside `with`: normalise by running statistics, drop nothing."""
         with self.presence.held(), super().evaluation():
             yield
 
     def renew_in_child(self) -> None:
-        """Close the graph in the child of a fork if another thread was in the graph: half of its call is left."""
+        """Close the graph in the child of a fork if a thread of the parent was inside.
+
+        The call of the thread is incomplete in the child.
+        """
         if self.presence.renewed():
             self.calling = None
             self.close()
 
     def _written(self) -> Block:
-        """What the next loop or branch is written in: the one around it, or one of its own."""
+        """Return the stack of levels for the next loop or branch: the open block, or a new block."""
         return self.calling if isinstance(self.calling, Block) else Block(self)
 
     def _outside(self, what: str) -> None:
+        """Raise SpecError inside a loop or branch: `what` must be done outside."""
         if isinstance(self.calling, Block):
             self.calling.require_root(what)
 
     def observed(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds, for the user to see."""
+        """Return the storage of a tensor observed by the user; a deferred tensor is computed first."""
         if self.calling is None or (type(tensor) is EagerTensor and tensor._call is None):
             return self._storage(tensor)
         with self.presence.held():
@@ -296,9 +338,11 @@ class DynamicGraph(Controlled):
 
     @staticmethod
     def _storage(tensor: EagerTensor) -> Storage:
+        """Return the storage of a computed tensor. Raises RunError for a tensor of a failed call."""
         if tensor._storage is None:
             raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
         return tensor._storage
 
     def _held(self, tensor: EagerTensor) -> Held:
+        """Return the symbol and storage of a tensor."""
         return Held(tensor.symbol, self._storage(tensor))

@@ -1,7 +1,8 @@
-"""Results that are still there: the same command on the same tensors gives them again, and computes nothing.
+"""Reuse of live results: the same command on the same tensors returns the earlier results without computing.
 
-Each tensor remembers what was computed of it first of all operands, by weak references, so that nothing lives longer.
-Left out are parameters, whose memory is written to, random commands, and what starts sooner than it is looked up.
+Each tensor has a table of the results with the tensor as first operand, by weak references, so that the table keeps
+nothing alive. Excluded are parameters, as their memory is overwritten; random commands; and commands cheaper to compute
+than to look up.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from sublet.ops.nn.command import PREFIX
 RANDOM = frozenset(PREFIX + record.name for record in random.COMMANDS)
 
 CLEARED = 64
-"""Results of one tensor among which those that are gone are looked for, and again whenever they are twice as many."""
+"""Results of one tensor from which dead results are removed, and again at each doubling of the number of results."""
 
 
 def remembers(found: Any, operands: Sequence[Any]) -> bool:
-    """Whether results of a command on such operands are found again."""
+    """True if results of a command on these operands are kept for reuse."""
     if found.direct is not None or not operands or not all(type(one) is EagerTensor for one in operands):
         return False
     op = found.node.op
@@ -30,20 +31,20 @@ def remembers(found: Any, operands: Sequence[Any]) -> bool:
 
 
 def living(found: Any, operands: Sequence[EagerTensor], recording: bool) -> tuple[EagerTensor, ...] | None:
-    """What the command gave for these operands, if somebody still holds all of it."""
+    """Return the earlier results of a command on the operands, if all results are still alive; None otherwise."""
     first, *others = operands
-    known = first.results and first.results.get((found, recording, *map(id, others)))
-    if not known:
+    entry = first.results and first.results.get((found, recording, *map(id, others)))
+    if not entry:
         return None
-    given, made = known
-    tensors = tuple(one() for one in made)
+    given, results = entry
+    tensors = tuple(one() for one in results)
     if any(one is None for one in tensors) or any(one() is not other for one, other in zip(given, others, strict=True)):
         return None
     return tensors
 
 
 def note(found: Any, operands: Sequence[EagerTensor], recording: bool, made: Sequence[EagerTensor]) -> None:
-    """Remember what the command gave."""
+    """Store weak references to the results of a command."""
     first, *others = operands
     results = first.results
     if results is None:
@@ -51,6 +52,6 @@ def note(found: Any, operands: Sequence[EagerTensor], recording: bool, made: Seq
     results[(found, recording, *map(id, others))] = tuple(map(ref, others)), tuple(map(ref, made))
     count = len(results)
     if count >= CLEARED and not count & (count - 1):
-        gone = [key for key, (_, tensors) in results.items() if any(one() is None for one in tensors)]
-        for key in gone:
+        dead = [key for key, (_, tensors) in results.items() if any(one() is None for one in tensors)]
+        for key in dead:
             del results[key]

@@ -1,4 +1,4 @@
-"""The plan of a call: compiled from its trace, and run piece by piece in memory that all plans share."""
+"""The plan of a recorded call, run piece by piece in an arena shared by all plans of a graph."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ from sublet.runtime.pieces import Pieces
 
 @dataclass(frozen=True)
 class Unprepared:
-    """A backend that is not shown what weights contain: it changes between two calls."""
+    """A backend without access to the content of weights, as the content changes between calls."""
 
     backend: Backend
 
     @property
     def name(self) -> str:
+        """The name of the backend."""
         return self.backend.name
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The backend's."""
+        """Return the kernel of the backend, chosen without weights."""
         return self.backend.kernel(node, {})
 
 
 class Arena:
-    """Memory that all plans of a graph run in, one after another: as much as the largest needs."""
+    """The arena of all plans of a graph, used by one plan at a time: as large as the largest plan needs."""
 
     def __init__(self) -> None:
         self.raw: Raw = aligned_bytes(0, 64)
 
     def at_least(self, nbytes: int, alignment: int) -> Raw:
-        """The memory, and more of it where that is too little."""
+        """Return the memory, replaced by larger memory if smaller than `nbytes`."""
         if self.raw.nbytes < nbytes:
             self.raw = aligned_bytes(nbytes, max(alignment, 64))
         return self.raw
 
 
 class Planned:
-    """The calls that end at `end` of the trie, as an executable.
+    """The executable of the calls ending at the trie node `end`.
 
-    moments   the way to there
-    updated   the parameters that the call updates
-    early     those of them that may be written over before a command refuses what it is given
+    path_nodes  the trie nodes from the first step to `end`
+    updated     the parameters updated by the call
+    early       the updated parameters possibly overwritten before a command may refuse its inputs
     """
 
     def __init__(self, end: Moment, backends: Sequence[Backend], arena: Arena) -> None:
@@ -81,12 +82,19 @@ class Planned:
         self.pieces: Pieces
 
     def resumed(self, piece: int) -> bool:
-        """Whether a run can go on from the cut before a piece that another plan's run came to, with what that kept."""
+        """True if a run may continue before piece `piece` with only the values saved by the run of another plan.
+
+        All values read after the suspension point must be saved at the point, and no saved value may be a renamed
+        loop-carried value.
+        """
         kept, pointers = self.trace.kept[piece - 1], self.executable._memory.pointers
         return self.trace.closed[piece - 1] and not any(value.name in pointers for value in kept.values())
 
     def ready(self, begun: Mapping[Parameter, Storage]) -> None:
-        """Bound to the memory as it is now. `begun` is what the parameters held at first that the call has updated."""
+        """Bind the executable to the present arena and to the storages of the parameters.
+
+        `begun` are the storages before the call of the parameters updated so far in the call.
+        """
         if self.plan.arena_bytes:
             raw = self._arena.at_least(self.plan.arena_bytes, self.plan.alignment)
             if raw is not self._raw:
@@ -101,9 +109,9 @@ class Planned:
 
 
 class Run:
-    """One run of a plan.
+    """A run of a plan.
 
-    piece   the number of the piece that comes next
+    piece   the number of the next piece
     """
 
     def __init__(self, planned: Planned, begun: Mapping[Parameter, Storage]) -> None:
@@ -113,14 +121,14 @@ class Run:
         self._fed: set[int] = set()
 
     def feed(self, contents: Mapping[int, Any]) -> None:
-        """Put what comes from outside, by number, into its place."""
+        """Copy contents from outside, by slot, to the inputs of the plan; each input once."""
         for slot, value in self.planned.trace.outside.items():
             if slot not in self._fed and slot in contents:
                 np.copyto(self.planned.pieces.array(value), contents[slot], casting="unsafe")
                 self._fed.add(slot)
 
     def take(self, piece: int, kept: Mapping[int, Array]) -> None:
-        """Go on from a cut that another run came to, with what it kept there."""
+        """Continue before piece `piece`, with the values saved by the run of another plan, by slot."""
         self.piece = piece
         for slot, array in self.kept().items():
             np.copyto(array, kept[slot])
@@ -131,7 +139,7 @@ class Run:
         self.piece += 1
 
     def finish(self) -> None:
-        """Run the last piece, which writes to the parameters; all of them are as before when it fails."""
+        """Run the last piece, with the updates of parameters. An error restores all parameters."""
         planned = self.planned
         saved = [(one, one.home.array.copy()) for one in planned.early if one.home]
         try:
@@ -143,19 +151,19 @@ class Run:
             raise
 
     def kept(self) -> dict[int, Array]:
-        """What the latest cut keeps, where it lies."""
+        """Return the values saved at the latest suspension point, by slot, as arrays over the arena."""
         if not self.piece:
             return {}
         kept = self.planned.trace.kept[self.piece - 1]
         return {slot: self.planned.pieces.array(value) for slot, value in kept.items()}
 
     def left(self) -> dict[int, Array]:
-        """The results, where they lie."""
+        """Return the results by slot, as arrays over the arena."""
         return {slot: self.planned.pieces.result(value) for slot, value in self.planned.trace.left.items()}
 
 
 def home_of(parameter: Parameter) -> Storage:
-    """Where plans have a parameter: memory that stays the same."""
+    """Return the bound storage of a parameter: the fixed memory used by all plans."""
     if parameter.home is None:
         assert parameter._storage is not None
         parameter.home = parameter._storage.pool.filled(parameter._kind, parameter._storage.array)
@@ -163,7 +171,10 @@ def home_of(parameter: Parameter) -> Storage:
 
 
 def bring_home(parameter: Parameter, held: Storage | None) -> None:
-    """Let what a parameter holds lie at its home. It may show what a call has updated it to: that is not held yet."""
+    """Move the content `held` of a parameter to the bound storage.
+
+    The parameter may already have the content after an update in the present call; only `held` is moved.
+    """
     home = home_of(parameter)
     if held is not home:
         assert held is not None
@@ -175,10 +186,14 @@ def bring_home(parameter: Parameter, held: Storage | None) -> None:
 
 
 def apart(parameter: Parameter, holders: int = 0) -> None:
-    """Before the home of a parameter is written to: who else holds what lies there gets a copy, but for `holders`."""
+    """Before a write to the bound storage of a parameter, copy the content for all other holders of the storage.
+
+    `holders` is the number of references to disregard. Other holders are detected by the reference count.
+    """
     home = parameter.home
     assert home is not None
-    own = 3 + holders + (parameter._storage is home)  # this name, the argument, and the parameter's
+    # 3: the local `home`, the argument of getrefcount, and `parameter.home`
+    own = 3 + holders + (parameter._storage is home)
     if sys.getrefcount(home) > own:
         moved = home.pool.filled(parameter._kind, home.array)
         home.block, moved.block = moved.block, home.block

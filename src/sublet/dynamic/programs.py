@@ -1,4 +1,4 @@
-"""Loops and branches as commands: one node with bodies or arms, applied to all it reads of what is around it."""
+"""Loops and branches as commands: a node with bodies or arms, applied to all outer values read inside."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 
 WRITTEN = "written"
-"""The attribute of the command that holds what was written."""
+"""The attribute with the written program of a command."""
 
 
 class Written:
-    """A loop or branch that was written.
+    """A written loop or branch.
 
-    operands   all that it reads of what is around it, each once: it is applied to tensors in this order
-    key        the same for the same program, whatever its values are called
+    operands   the outer values read by the node, each once, in the order of the command's operands
+    key        a hash of the program, equal for equal programs with other value names
     """
 
     def __init__(self, node: Node) -> None:
@@ -43,6 +43,7 @@ class Written:
 
     @cached_property
     def key(self) -> str:
+        """The hash of the program in canonical value names."""
         names = Names()
         emit = Emitter(names, Literals(names))
         operands = [Value(names.fresh("x"), value.spec) for value in self.operands]
@@ -61,29 +62,30 @@ class Written:
 
 
 def read_by(node: Node) -> tuple[Value, ...]:
-    """What a node reads of what is around it, but constants; each once."""
+    """Return the outer values read by a node, each once, without constants."""
     return tuple(value for value in needs(node) if value.literal is None)
 
 
 def copied(node: Node, emit: Emitter, names: dict[Value, Value]) -> Node:
-    """The node with values of `emit` in the place of all: those in `names`, else new ones of its own."""
-    found = dict(names)
+    """Return a copy of a node with values of `emit`: as mapped by `names`, else new values."""
+    mapping = dict(names)
     for sub in node.subgraphs:
         for value in sub.values():
-            found[value] = Value(emit.names.fresh("v"), value.spec)
+            mapping[value] = Value(emit.names.fresh("v"), value.spec)
     for value in (*needs(node), *_constants(node)):
         if value.literal is not None and isinstance(value.spec, TensorSpec):
-            found[value] = emit.literals.of(value.literal, value.spec)
-    return _named(renamed_in(node, found, definitions=True), emit)
+            mapping[value] = emit.literals.of(value.literal, value.spec)
+    return _named(renamed_in(node, mapping, definitions=True), emit)
 
 
 def _constants(node: Node) -> list[Value]:
+    """Return the literal values read by a node or inside its bodies and arms."""
     inside = [inner for sub in node.subgraphs for inner in sub.walk()]
     return [value for each in (node, *inside) for value in needs(each) if value.literal is not None]
 
 
 def _named(node: Node, emit: Emitter) -> Node:
-    """The node with a new name, and new names for all that is in it."""
+    """Return the node with new names for the node and all nodes inside."""
 
     def sub(graph: Graph) -> Graph:
         return replace(graph, name=emit.names.fresh("body"), nodes=tuple(_named(each, emit) for each in graph.nodes))
@@ -92,7 +94,10 @@ def _named(node: Node, emit: Emitter) -> Node:
 
 
 class Program:
-    """A loop or branch with its plan, to be computed at once like a command: see `commands.Used`."""
+    """A loop or branch with a plan, computed at once like a `SpecializedCommand`, with the same attributes.
+
+    The plan is made at the first run. Raises SpecError for a result with an unknown number of rows.
+    """
 
     direct = None
 
@@ -113,23 +118,25 @@ class Program:
 
     @property
     def attrs(self) -> Mapping[str, Written]:
+        """The attributes of the command: the written program."""
         return {WRITTEN: self.written}
 
     def run(self, inputs: Sequence[Storage | None], pool: Pool) -> list[Storage]:
-        """Compute it."""
+        """Compute the loop or branch and return the results. Raises KernelError for a failed run."""
         executable = self._executable = self._executable or self._planned()
         given = {
             value.name: np.empty(0) if one is None else one.array
             for value, one in zip(self.written.operands, inputs, strict=True)
         }
         try:
-            found = executable.views(given)
+            outputs = executable.views(given)
         except SubletError as error:
             raise KernelError(at_line(str(error))) from error
-        made = zip(self.outputs, self.node.defs, found.values(), strict=True)
-        return [_whole(pool, kind, array, value in self._backwards) for kind, value, array in made]
+        results = zip(self.outputs, self.node.defs, outputs.values(), strict=True)
+        return [_whole(pool, kind, array, value in self._backwards) for kind, value, array in results]
 
     def _planned(self) -> Executable:
+        """Return an executable of the program."""
         names = Names()
         emit = Emitter(names, Literals(names))
         operands = {value: Value(names.fresh(value.name), value.spec) for value in self.written.operands}
@@ -143,25 +150,29 @@ class Program:
 
 
 def _floating(values: Sequence[Value]) -> bool:
+    """True if any of the values is of a floating-point type."""
     return any(isinstance(value.spec, TensorSpec) and value.spec.dtype in FLOATS for value in values)
 
 
 def _whole(pool: Pool, kind: Kind, made: Array, backwards: bool) -> Storage:
-    """What a loop or branch gave, with zeros for the rows of rounds that were not made, as a check ended the loop."""
+    """Return a storage with a result, with zeros for rows of iterations not made because a check ended the loop.
+
+    `backwards` is True for rows stacked from the end.
+    """
     shape = kind.spec.shape
     if made.shape == shape:
         return pool.filled(kind, made)
     storage = pool.take(kind)
     storage.array[...] = 0
-    there = [
+    computed = [
         slice(all_ - some, None) if backwards else slice(some) for all_, some in zip(shape, made.shape, strict=True)
     ]
-    storage.array[tuple(there)] = made
+    storage.array[tuple(computed)] = made
     return storage
 
 
 def applied_to(node: Node) -> tuple[Sequence[Value | None], Mapping[str, Any]]:
-    """The operands and attributes of the command that a node is."""
+    """Return the operands and attributes of the command of a node."""
     if not node.subgraphs:
         return node.inputs, node.attrs
     program = Written(node)
@@ -169,7 +180,7 @@ def applied_to(node: Node) -> tuple[Sequence[Value | None], Mapping[str, Any]]:
 
 
 def written(emit: Emitter, command: Any, given: Sequence[Value | None], made: Sequence[Value], source: str) -> Node:
-    """A command that is applied to values and gives others, as a node."""
+    """Return a command applied to values as a node. `made` are the results, and `source` is the user's line."""
     node: Node = command.node
     if not isinstance(command, Program):
         return Node(made[0].name, node.op, tuple(given), tuple(made), node.attrs, source)

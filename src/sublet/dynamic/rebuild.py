@@ -1,7 +1,7 @@
-"""From a call that was replayed to one that is recorded: what was put off is computed, command by command.
+"""The switch from replay to recording: the deferred values of a call are computed, command by command.
 
-Nothing is computed that the latest cut kept, except what gradients of gradients go through. What is rebuilt are the
-tensors the user holds, the parameters, and of the record what gradients may ask for.
+Values saved at the latest suspension point are not computed again, except for gradients of gradients. The rebuild
+restores the tensors held by the user, the parameters, and the part of the record needed for gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sublet.dynamic.traces import APPLY, GRADIENTS, New, Number, Step
 
 
 def rebuilt(call: Call, there: Mapping[int, Storage]) -> None:
-    """Let all tensors of a call hold what they were put off to; `there` are values, by number, that are computed."""
+    """Compute all deferred tensors of a call. `there` are the storages of values computed already, by slot."""
     alive = {slot: tensor for slot, handle in call.handles.items() if (tensor := handle()) is not None}
     work = _Work(call.path, alive, there)
     again = _Again(call, work, there)
@@ -34,10 +34,10 @@ def rebuilt(call: Call, there: Mapping[int, Storage]) -> None:
 
 
 class _Work:
-    """Which steps are done again.
+    """The steps to repeat.
 
-    computed   the first numbers of the steps that are computed
-    recorded   the same of the commands that are recorded
+    computed   the first result slots of the steps to compute
+    recorded   the first result slots of the commands to record
     """
 
     def __init__(self, path: Sequence[Step], alive: Mapping[int, object], there: Mapping[int, Storage]) -> None:
@@ -54,7 +54,7 @@ class _Work:
                     trailing += self._computed(self.maker.get(slot), needed)
 
     def _recorded(self, step: Step | None, needed: list[int]) -> list[int]:
-        """Record the step again; gives what the record goes on through."""
+        """Mark a step for recording; return the slots to follow in the record."""
         if step is None or not step.recording or step.base in self.recorded:
             return []
         if step.what is GRADIENTS:
@@ -70,7 +70,7 @@ class _Work:
         return [slot for slot in at if slot is not None]
 
     def _computed(self, step: Step | None, needed: list[int]) -> list[int]:
-        """Compute the step again; gives what must be on record for that."""
+        """Mark a step for computing; return the slots needed in the record."""
         if step is None or step.base in self.computed:
             return []
         self.computed.add(step.base)
@@ -80,7 +80,7 @@ class _Work:
 
 
 class _Again:
-    """Goes through the steps."""
+    """The repetition of the steps of a call."""
 
     def __init__(self, call: Call, work: _Work, there: Mapping[int, Storage]) -> None:
         self._call = call
@@ -90,7 +90,7 @@ class _Again:
         self.symbols: dict[int, Symbol] = {}
 
     def go(self) -> None:
-        """All of them, in order."""
+        """Repeat the steps in order."""
         recording = self._eager.recording
         try:
             for step in self._call.path:
@@ -102,6 +102,7 @@ class _Again:
             self._eager.recording = recording
 
     def _outside(self, entry: New | Number) -> None:
+        """Set the storage and symbol of an operand from outside."""
         call, slot, kind = self._call, entry.slot, entry.kind
         if slot in call.outside:
             self.storages[slot], self.symbols[slot] = call.given(slot)
@@ -112,11 +113,12 @@ class _Again:
             self.storages[slot], self.symbols[slot] = number._storage, Symbol(kind, False)
 
     def _step(self, step: Step) -> None:
+        """Repeat a step: compute and record as marked."""
         if step.what is GRADIENTS and step.base in self._work.computed:
             of, *wrt, seed = (None if slot is None else self._held(slot) for slot in step.read)
             assert of is not None
-            given = [one for one in wrt if one is not None]
-            for slot, held in zip(step.made, gradients(self._eager, of, given, seed, self._call.since), strict=True):
+            targets = [one for one in wrt if one is not None]
+            for slot, held in zip(step.made, gradients(self._eager, of, targets, seed, self._call.since), strict=True):
                 held.symbol.held = True
                 self.storages[slot], self.symbols[slot] = held.storage, held.symbol
             return
@@ -129,14 +131,15 @@ class _Again:
         if step.what is APPLY and step.base in self._work.recorded:
             symbols = [None if slot is None else self.symbols.get(slot) for slot in step.read]
             results = [self.storages.get(slot) for slot in step.made]
-            made_here = [self.symbols[slot] for slot in step.made]
-            self._eager.record(step.command, symbols, made_here, inputs, results, step.line)
+            outputs = [self.symbols[slot] for slot in step.made]
+            self._eager.record(step.command, symbols, outputs, inputs, results, step.line)
 
     def _alias(self, step: Step, inputs: Sequence[Storage | None]) -> list[Storage]:
-        """What a tensor holds without its record: a parameter in memory of its own."""
+        """Return the content of an update or a detached tensor: a copy for a parameter, the same storage otherwise."""
         (source,) = inputs
         assert source is not None
         return [source if step.target is None else self._eager.pool.filled(step.kinds[0], source.array)]
 
     def _held(self, slot: int) -> Held:
+        """Return the symbol and storage of a slot."""
         return Held(self.symbols[slot], self.storages[slot])

@@ -1,10 +1,10 @@
-"""The record: which command made which value of which, as long as a gradient may ask for it.
+"""The record of applied commands for gradients, with exactly the lifetime needed.
 
-A value that nobody holds stays in the record while a gradient could go through it: while the record still leads from
-something that is held to it, and from it to something that is held. Both directions go by themselves: what is held
-holds what made it, and what made it its inputs; and where nothing a command was applied to is held any more, nor is
-anything that these were made of, its outputs forget it. Of the bytes only those are kept that a rule of
-differentiation reads.
+A value not held by the user stays in the record while a gradient may pass through: while the value depends on a held
+value, and a held value depends on the value. Two mechanisms maintain the conditions. A value references the application
+that computed it, and an application references its inputs; values without held dependents are freed by reference
+counts. An application counts the inputs with a possible gradient (`live`); at zero, the outputs drop the reference to
+the application. Of the elements only those read by a gradient rule are saved.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sublet.nn.lines import Line
 
 
 class Symbol:
-    """A value of the record, without its bytes.
+    """A value of the record, without elements.
 
-    maker      the application of a command that made it; None for what was given, and where no gradient can ask
-    held       whether a tensor of the user's is it
-    ended      whether it was made by a remembered call, whose record ended with it
-    readers    the applications that read it
+    maker      the application of a command that computed the value; None for values from outside and values without a
+               possible gradient
+    held       True if a tensor of the user has the value
+    ended      True for a result of a jit function, with a record ended at the end of the call
+    readers    weak references to the applications with the value as input
     """
 
     __slots__ = ("__weakref__", "ended", "held", "kind", "maker", "readers")
@@ -37,18 +38,18 @@ class Symbol:
         self.readers: list[ref[Applied | Result]] | None = None
 
     def dropped(self) -> None:
-        """Nobody holds it any more: forget what no gradient can ask for now."""
+        """Note the end of the user's tensor, and drop the part of the record without a possible gradient."""
         self.held = False
         if self.readers and self.maker is None:
             _forget([self])
 
 
 class Applied:
-    """An application of a command, in the record.
+    """An application of a command in the record.
 
-    live    how many of the inputs a gradient can be asked by, or goes on through
-    kept    the storages of the inputs, and outputs, that the rule of the command reads
-    number  grows from one application to the next
+    live    the number of inputs with a possible gradient: held inputs, and inputs computed by recorded commands
+    kept    the storages of the inputs and outputs read by the gradient rule
+    number  the serial number, increasing with each application
     """
 
     __slots__ = ("__weakref__", "command", "inputs", "kept", "line", "live", "number", "outputs")
@@ -74,24 +75,27 @@ class Applied:
                 symbol.maker = self
 
     def made(self) -> list[Symbol]:
-        """The outputs that are there."""
+        """Return the outputs still alive."""
         return [symbol for output in self.outputs if (symbol := output()) is not None]
 
     def results(self) -> list[Symbol]:
-        """The outputs; where nobody has one any more, another that was made here too."""
-        found = []
+        """Return all outputs; an output no longer alive is replaced by a new symbol."""
+        symbols = []
         for position, kind in enumerate(self.command.outputs):
             symbol = self.outputs[position]()
             if symbol is None:
                 symbol = Symbol(kind, False)
                 symbol.maker = self
                 self.outputs[position] = ref(symbol)
-            found.append(symbol)
-        return found
+            symbols.append(symbol)
+        return symbols
 
 
 class Result(Symbol):
-    """A value that is all that an application gives: both in one, as long as the record leads to it."""
+    """A value that is also its own application: the only output of a command.
+
+    The merged object saves memory and time for commands with a single output.
+    """
 
     __slots__ = ("command", "inputs", "kept", "line", "live", "number")
 
@@ -120,23 +124,24 @@ class Result(Symbol):
 
     @maker.setter
     def maker(self, none: Applied | Result | None) -> None:
+        """The application of the value: the object itself while a gradient is possible; None afterwards."""
         self.live, self.inputs, self.kept = 0, (), ()
 
     def made(self) -> list[Symbol]:
-        """The output."""
+        """Return the output."""
         return [self]
 
     def results(self) -> list[Symbol]:
-        """The output."""
+        """Return the output."""
         return [self]
 
 
 CLEARED = 64
-"""Readers among which those that are gone are looked for, and again whenever they are twice as many."""
+"""Readers of one value from which dead readers are removed, and again at each doubling of the number of readers."""
 
 
 def _read_by(reader: Applied | Result, inputs: Sequence[Symbol | None]) -> int:
-    """How many of the inputs a gradient can be asked by, or goes on through; they know their reader."""
+    """Register an application as reader of its inputs; return the number of inputs with a possible gradient."""
     live, own = 0, None
     for symbol in inputs:
         if symbol is not None and (symbol.held or symbol.maker is not None):
@@ -154,7 +159,7 @@ def _read_by(reader: Applied | Result, inputs: Sequence[Symbol | None]) -> int:
 
 
 def _forget(waiting: list[Symbol]) -> None:
-    """No gradient can be asked by these, nor goes on through them: so it is with all that is made of nothing else."""
+    """Drop the record of the values without a possible gradient: values computed only from values in `waiting`."""
     while waiting:
         readers, symbol = waiting[-1].readers, waiting.pop()
         symbol.readers = None

@@ -1,4 +1,4 @@
-"""Which updates a run may have made when a command refuses what it is given: these are what has to be taken back."""
+"""The updates possibly made by a run before a command refuses inputs, to be undone after the error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sublet.ops.nn.shapes import FLOATS
 from sublet.plan import MemoryPlan
 
 RAISING = frozenset(PREFIX + record.name for record in (*indexing.COMMANDS, *loss.COMMANDS))
-"""Commands that may refuse an index or a label that is out of range."""
+"""Commands refusing an index or label out of range."""
 
 GRADIENT = "_gradient"
-"""Ends the name of the gradient of a command: it refuses nothing that the command took."""
+"""Suffix of the gradient of a command: the gradient refuses no inputs accepted by the command."""
 
 
 def written_early(graph: Graph, plan: MemoryPlan) -> set[Value]:
-    """What is updated by a command that runs before one that may refuse its inputs."""
+    """Return the parameters possibly updated before the last command able to refuse inputs."""
     by_name = {node.name: node for node in graph.nodes}
     nodes = [by_name[step.node] for step in plan.schedule.steps]
     taken: set[Hashable] = set()
@@ -27,12 +27,15 @@ def written_early(graph: Graph, plan: MemoryPlan) -> set[Value]:
         if _may_refuse(node, taken):
             last = i
         taken.add(_asked(node, node.uses[:1]))
-    made = {value for node in nodes[:last] for value in node.defs}
-    return {target for target, source in graph.updates if source in made}
+    early_values = {value for node in nodes[:last] for value in node.defs}
+    return {target for target, source in graph.updates if source in early_values}
 
 
 def _may_refuse(node: Node, taken: set[Hashable]) -> bool:
-    """Whether it may refuse what it is given, or a loop or branch something in it, or its index."""
+    """True if a node may refuse an index, a label, or the index of a branch; or a node in a body or arm may.
+
+    `taken` are the index queries of earlier nodes: a gradient never refuses a query accepted by the command.
+    """
     if node.subgraphs:
         inside = (inner for graph in node.subgraphs for inner in graph.nodes)
         return isinstance(node, CaseOf) or any(_may_refuse(inner, set()) for inner in inside)
@@ -41,7 +44,7 @@ def _may_refuse(node: Node, taken: set[Hashable]) -> bool:
 
 
 def _asked(node: Node, table: tuple[Value, ...]) -> Hashable:
-    """Which indices a command, or its gradient, takes into what."""
+    """Return the index query of a command or of a gradient: operator, indices, shape and axis; None without indices."""
     if node.op not in RAISING:
         return None
     indices = tuple(value for value in node.uses if spec_of(value).dtype not in FLOATS)

@@ -1,4 +1,4 @@
-"""What a graph remembers of a function: what its calls did, and plans for what they did more than once."""
+"""Jit functions of a dynamic graph: the trie of recorded calls, and plans for calls made more than once."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sublet.nn.lines import line_of, user_code
 from sublet.runtime.kernel import Backend
 
 MISSES = 20
-"""Reasons that are kept."""
+"""Number of reasons kept for `explain`, the latest."""
 
 TRACES = 8
-"""Times as many different calls are remembered as there are plans."""
+"""Recorded calls in the trie per plan of the limit; beyond, the least recently seen calls are removed."""
 
 
 class Plans:
-    """Plans of a graph, those used last; all run in one arena.
+    """The plans of a graph, least recently used dropped first; all plans share one arena.
 
-    most   how many are kept
-    made   how many were made so far
+    most   the maximum number of plans
+    made   the number of plans made so far
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +43,7 @@ class Plans:
         self._ends: OrderedDict[Moment, None] = OrderedDict()
 
     def of(self, end: Moment, make: Callable[[], Planned]) -> Planned:
-        """The plan of the calls that end there."""
+        """Return the plan of the calls ending at the trie node `end`, made by `make` if missing."""
         planned: Planned | None = end.plan
         if planned is None:
             planned = end.plan = make()
@@ -55,7 +55,7 @@ class Plans:
         return planned
 
     def ended(self, end: Moment) -> None:
-        """A call ended there: calls that were not seen for long are forgotten."""
+        """Note a call ending at the trie node `end`, and remove the least recently seen calls beyond the limit."""
         self._ends[end] = None
         self._ends.move_to_end(end)
         while len(self._ends) > self.most * TRACES:
@@ -64,7 +64,7 @@ class Plans:
             self._used.pop(old, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all plans and the arena."""
         for end in self._used:
             end.plan = None
         self._used.clear()
@@ -72,7 +72,7 @@ class Plans:
 
 
 class Calling(Owner, Protocol):
-    """A graph, as what it remembers sees it: `calling` is the call that is going on."""
+    """The interface of a dynamic graph for jit functions: `calling` is the call in progress."""
 
     calling: Any
     backends: list[Backend]
@@ -81,10 +81,10 @@ class Calling(Owner, Protocol):
 
 
 class Remembered:
-    """A function that `DynamicGraph.jit` made of one: what it does is remembered, and done by a plan the next time.
+    """A function decorated by `DynamicGraph.jit`: calls are recorded, and repeated calls computed by a plan.
 
-    replayed   how many calls did what was seen before
-    recorded   how many did not, the first among them
+    replayed         the number of calls computed by a plan
+    recorded_calls   the number of calls recorded, the first included
     """
 
     def __init__(self, graph: Calling, function: Callable[..., Any], plans: Plans) -> None:
@@ -102,13 +102,14 @@ class Remembered:
             return self._called(args, named, replay=True)
 
     def eagerly(self, *args: Any, **named: Any) -> Any:
-        """The same, computed command by command; remembered all the same."""
+        """Call the function, computing command by command; the call is recorded too."""
         with self._graph.presence.held():
             return self._called(args, named, replay=False)
 
     def _called(self, args: Sequence[Any], named: Mapping[str, Any], *, replay: bool) -> Any:
+        """Run a call of the function; a call inside another call is part of the outer call."""
         graph = self._graph
-        if graph.calling is not None:  # a call within a call is part of it
+        if graph.calling is not None:  # an inner call is part of the outer call
             return self._function(*args, **named)
         graph._eager.require_open()
         call = graph.calling = Call(graph, graph._eager, self, replay=replay)
@@ -126,24 +127,27 @@ class Remembered:
 
     @property
     def planned(self) -> int:
-        """How many plans were made for the functions of this graph so far."""
+        """The number of plans made so far for all jit functions of the graph."""
         return self._plans.made
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arena of the call that was seen last, once it was planned; 0 before."""
+        """The bytes of the arena of the most recent call; 0 before a plan exists."""
         planned = self.root.latest().plan
         return planned.plan.arena_bytes if planned else 0
 
     def explain(self) -> str:
-        """Why calls were recorded, the latest last: where, what was seen there before, and what came instead."""
+        """Return a report on the calls, with the reasons for recorded calls, the latest last.
+
+        A reason names the line, the step recorded before, and the present step.
+        """
         lines = [f"{self.replayed} calls replayed, {self.recorded_calls} recorded, {self._plans.made} plans made"]
         return "\n".join([*lines, *self._misses])
 
-    # What calls ask for
+    # The interface for calls
 
     def at_cut(self, call: Call, moment: Moment, slot: int) -> Storage:
-        """The value that is looked at, computed by the plan."""
+        """Run the plan up to the suspension point `moment`, and return the storage of the observed value `slot`."""
         with uninterrupted():
             run = self._going(call, moment)
             self._go_on(call, run, run.go_on)
@@ -152,7 +156,7 @@ class Remembered:
             return call.eager.pool.filled(tensor._kind, run.kept()[slot])
 
     def at_end(self, call: Call, moment: Moment) -> None:
-        """The rest of the call is computed by the plan, and everything takes what it leaves."""
+        """Run the rest of the plan, up to the end `moment`, and store the results and the updated parameters."""
         with uninterrupted():
             run = self._going(call, moment)
             updated = run.planned.updated
@@ -176,21 +180,21 @@ class Remembered:
             self.replayed += 1
 
     def recorded(self, call: Call) -> None:
-        """The call does something else than what was seen: from here on it is computed command by command."""
-        there = dict(call.seen)
+        """Compute the deferred values command by command, and continue the call as a recorded call."""
+        computed = dict(call.seen)
         if call.run is not None:
             for slot, array in call.run.kept().items():
                 step = next((each for each in call.path if slot in each.made), None)
-                if slot not in there and step is not None:
-                    there[slot] = call.eager.pool.filled(step.kinds[slot - step.base], array)
+                if slot not in computed and step is not None:
+                    computed[slot] = call.eager.pool.filled(step.kinds[slot - step.base], array)
         call.run = None
         call.next = max((step.made.stop for step in call.path if step.kinds), default=0)
         call.next = max(call.next, 1 + max((e.slot for step in call.path for e in step.new), default=-1))
-        rebuilt(call, there)
+        rebuilt(call, computed)
         call.moment = None
 
     def learnt(self, call: Call) -> None:
-        """Remember what a call did."""
+        """Add the steps of a recorded call to the trie."""
         self.recorded_calls += 1
         moment, steps = self.root, list(call.path)
         while steps:
@@ -206,20 +210,24 @@ class Remembered:
     def missed(
         self, call: Call, moment: Moment, what: str, inputs: Sequence[Any], op: str, attrs: Mapping[str, Any]
     ) -> None:
-        """Note why a call is not replayed."""
+        """Note the reason for the end of a replay: the step without a match after `moment`."""
         step = moment.children[0].step
         assert step is not None
         here = line_of(user_code())
         name = op or {CUT: "a look at a value", END: "the end of the call"}.get(what, what)
-        said = f"{here}: {name}, where {step} came before"
+        reason = f"{here}: {name}, where {step} came before"
         if what is APPLY and step.op == op:
-            said = f"{here}: {op} was seen here with {_difference(step, inputs, attrs, call)}"
+            reason = f"{here}: {op} was seen here with {_difference(step, inputs, attrs, call)}"
         elif what is END and step.what is END:
-            said = f"the end: tensors {list(step.kept)} were left before, others now"
-        self._misses.append(said)
+            reason = f"the end: tensors {list(step.kept)} were left before, others now"
+        self._misses.append(reason)
 
     def _going(self, call: Call, moment: Moment) -> Run:
-        """The run of the call, by a plan that leads through `moment`."""
+        """Return the run of the call, by a plan of the steps up to `moment`.
+
+        If the present plan does not contain `moment`, a run of another plan begins. The new run continues from the
+        values saved at the latest suspension point if possible, and otherwise computes the preceding pieces again.
+        """
         run = call.run
         if run is not None and moment in run.planned.moments and run.planned.end.plan is run.planned:
             run.feed(_contents(call))
@@ -234,12 +242,13 @@ class Remembered:
             other.take(run.piece, kept)
         call.run = other
         before = sum(step.what is CUT for step in call.path[:-1])
-        while other.piece < before:  # what was computed is not there any more
+        while other.piece < before:  # the earlier pieces' results are lost: compute them again
             self._go_on(call, other, other.go_on)
         return other
 
     @staticmethod
     def _go_on(call: Call, run: Run, piece: Callable[[], None]) -> None:
+        """Run a piece. An error ends the run, and in the last piece also the replay."""
         try:
             piece()
         except BaseException:
@@ -250,13 +259,14 @@ class Remembered:
 
 
 def _contents(call: Call) -> dict[int, Any]:
-    """What came from outside so far, by number."""
-    found: dict[int, Any] = dict(call.numbers)
-    found.update((slot, call.given(slot)[0].array) for slot in call.outside)
-    return found
+    """Return the contents from outside so far, by slot."""
+    contents: dict[int, Any] = dict(call.numbers)
+    contents.update((slot, call.given(slot)[0].array) for slot in call.outside)
+    return contents
 
 
 def _difference(step: Step, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Call) -> str:
+    """Return the difference of a recorded step and the present step, as text."""
     for key in {**step.attrs, **attrs}:
         if key == WRITTEN and step.attrs.get(key) != attrs.get(key):
             return "another body, or other arms"
@@ -274,6 +284,7 @@ def _difference(step: Step, inputs: Sequence[Any], attrs: Mapping[str, Any], cal
 
 
 def _kind(given: Any, call: Call) -> str:
+    """Return a description of an operand for messages."""
     spec = getattr(getattr(given, "_kind", None), "spec", None)
     name = getattr(given, "name", "tensor")
     if spec is None:

@@ -1,4 +1,4 @@
-"""Memory of tensors that are computed at once: blocks from a pool, given back when nobody holds them any more."""
+"""The memory of tensors computed at once: blocks of a pool, returned to the pool by reference counts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes
 
 LINE = 64
-"""Bytes that the size of a block is a multiple of, and its address too."""
+"""Alignment of the size and the address of a block, in bytes: a cache line."""
 
 KEPT_BYTES = 16 << 20
-"""Bytes of free blocks that a pool keeps at least. It keeps no more than these, or than were in use at once, whichever
-is more: a step of training finds all its blocks again, and inputs of ever other lengths do not pile up."""
+"""Minimum limit of a pool's free bytes. The limit is the larger of KEPT_BYTES and the peak of the bytes in use: a
+training step finds all its blocks again, and inputs of changing lengths do not accumulate."""
 
 MOST_VIEWS = 16
-"""Kinds of tensors that one block remembers its views as. Beyond these it forgets all of them."""
+"""Maximum number of cached views of a block, one for each kind. Beyond, the cache is cleared."""
 
 
 class Kind:
-    """A spec, once for each graph, so that comparing two is comparing where they are."""
+    """A tensor spec, one object for each spec of a graph: kinds are compared by identity."""
 
     __slots__ = ("__weakref__", "block_bytes", "dtype", "floating", "spec")
 
@@ -39,7 +39,7 @@ class Kind:
 
 
 class View:
-    """A block as a tensor: its array, and what the kernels of a library see of that."""
+    """A block as a tensor: the array, and the form of the array used by a kernel library."""
 
     __slots__ = ("array", "library", "seen")
 
@@ -49,7 +49,7 @@ class View:
         self.seen: Any = array
 
     def over(self, library: object, see: Callable[[Array], Any]) -> Any:
-        """The array as `library` sees it."""
+        """Return the array in the form used by `library`, converted by `see` and cached for the latest library."""
         if self.library is not library:
             self.seen = see(self.array)
             self.library = library
@@ -57,7 +57,7 @@ class View:
 
 
 class Block:
-    """Bytes of the pool, and the views of them that were asked for so far."""
+    """Bytes of the pool, with the views requested so far."""
 
     __slots__ = ("nbytes", "raw", "views")
 
@@ -67,17 +67,17 @@ class Block:
         self.views: dict[Kind, View] = {}
 
     def view(self, kind: Kind) -> View:
-        """The block as a tensor of a kind."""
-        found = self.views.get(kind)
-        if found is None:
+        """Return the block as a tensor of a kind."""
+        view = self.views.get(kind)
+        if view is None:
             if len(self.views) >= MOST_VIEWS:
                 self.views.clear()
-            found = self.views[kind] = View(array_over(self.raw[: kind.spec.nbytes], kind.spec))
-        return found
+            view = self.views[kind] = View(array_over(self.raw[: kind.spec.nbytes], kind.spec))
+        return view
 
 
 class Storage:
-    """What one tensor holds. When nobody holds it any more, its block goes back to the pool."""
+    """The memory of one tensor. After the last reference the block returns to the pool."""
 
     __slots__ = ("__weakref__", "block", "pool", "view")
 
@@ -98,7 +98,7 @@ class Storage:
 
     @property
     def array(self) -> Array:
-        """Its elements, where they lie."""
+        """The elements, as an array over the block."""
         return self.view.array
 
     def __del__(self) -> None:
@@ -115,11 +115,11 @@ class Storage:
 
 
 class Pool:
-    """Blocks that are free, by their size.
+    """The free blocks of a graph by size.
 
-    used_bytes   of the blocks that somebody holds
-    most_bytes   the most that were in use at once, KEPT_BYTES at least: a limit for what is kept free
-    kept_bytes   of the blocks that are free; `trim` counts them anew
+    used_bytes   the bytes of blocks in use
+    most_bytes   the peak of `used_bytes`, at least KEPT_BYTES: the limit of free bytes
+    kept_bytes   the bytes of free blocks, an estimate corrected by `trim`
     """
 
     def __init__(self) -> None:
@@ -130,17 +130,17 @@ class Pool:
         self.kept_bytes = 0
 
     def take(self, kind: Kind) -> Storage:
-        """Room for a tensor, with anything in it."""
+        """Return memory for a tensor, with undefined content."""
         return Storage(self, kind)
 
     def filled(self, kind: Kind, array: Array) -> Storage:
-        """Room for a tensor, with a copy of an array in it."""
+        """Return memory for a tensor, with a copy of an array."""
         storage = self.take(kind)
         np.copyto(storage.view.array, array, casting="no")
         return storage
 
     def trim(self) -> None:
-        """Let half of the free bytes go: the blocks of those sizes that were free first."""
+        """Free blocks until at most half of the limit is kept: first the sizes freed first."""
         self.kept_bytes = self.free_bytes
         if self.kept_bytes > self.most_bytes:
             for nbytes in list(self.free):
@@ -151,29 +151,29 @@ class Pool:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the blocks that nobody holds."""
+        """The bytes of the free blocks."""
         return sum(nbytes * len(blocks) for nbytes, blocks in list(self.free.items()))
 
     def close(self) -> None:
-        """Keep no block that nobody holds, now and later."""
+        """Free all free blocks, and keep no block freed later."""
         self.open = False
         self.free.clear()
 
 
 class Kinds:
-    """The kinds of a graph that something holds."""
+    """The kinds in use, by spec."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[TensorSpec, Kind] = WeakValueDictionary()
 
     def of(self, spec: TensorSpec) -> Kind:
-        """The kind of a spec."""
-        found = self._known.get(spec)
-        if found is None:
-            found = self._known[spec] = Kind(spec)
-        return found
+        """Return the kind of a spec."""
+        kind = self._known.get(spec)
+        if kind is None:
+            kind = self._known[spec] = Kind(spec)
+        return kind
 
 
 def element_type(kind: Kind) -> np.dtype[Any]:
-    """NumPy's type of the elements."""
+    """Return NumPy's type of the elements."""
     return NUMPY[kind.dtype]

@@ -1,4 +1,4 @@
-"""A tensor of a dynamic graph: its elements are there as soon as it is."""
+"""Tensors of a dynamic graph: elements are available as soon as the tensor exists."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHOWN = 60
-"""Elements that `repr` shows all of."""
+"""Maximum number of elements shown in full by `repr`."""
 
 
 class Computing(Protocol):
-    """What computes commands, at once or in a remembered call."""
+    """An executor of commands: at once, in a call of a jit function, or in a loop or branch under construction."""
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
-        """The outputs of a command."""
+        """Return the outputs of a command."""
 
 
 class Owner(Protocol):
-    """The graph of a tensor, as the tensor sees it: what it is `calling`, or else its `_eager`, computes."""
+    """The interface of a dynamic graph for its tensors: commands go to `calling`, or without a call to `_eager`."""
 
     @property
     def calling(self) -> Any:
-        """The remembered call that goes on."""
+        """The call or block in progress; None without one."""
 
     @property
     def presence(self) -> Presence:
-        """The right to be in the graph."""
+        """The exclusive use of the graph."""
 
     @property
     def _eager(self) -> Computing:
-        """What computes at once."""
+        """The executor computing at once."""
 
     def apply(self, op: str, *inputs: Any, **attrs: Any) -> tuple[Tensor, ...]:
-        """The outputs of a command."""
+        """Return the outputs of a command."""
 
     def observed(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds, computed if it was put off, for the user to see."""
+        """Return the storage of a tensor observed by the user; a deferred tensor is computed first."""
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
-        """The same elements, through which no gradient goes."""
+        """Return a tensor of the same elements without gradients."""
 
 
 class EagerTensor(Tensor):
-    """A tensor of a `DynamicGraph`. What Tensor writes, it computes; and it can be looked at, like a NumPy array."""
+    """A tensor of a `DynamicGraph`. Operators compute at once, and the elements can be observed as of a NumPy array."""
 
     __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol", "results")
     graph: Owner
@@ -80,7 +80,7 @@ class EagerTensor(Tensor):
         self._symbol = symbol
         self._call = call
         self._slot = slot
-        self.results: dict[Any, Any] | None = None  # what was computed of it, see `living`
+        self.results: dict[Any, Any] | None = None  # the table of live results, see `live_results`
 
     def __del__(self) -> None:
         symbol = self._symbol
@@ -89,11 +89,11 @@ class EagerTensor(Tensor):
 
     @property
     def symbol(self) -> Symbol:
-        """What it is in the record: of what was not recorded, made when it is asked for."""
-        found = self._symbol
-        if found is None:
-            found = self._symbol = Symbol(self._kind, True)
-        return found
+        """The symbol of the tensor in the record, created on demand."""
+        symbol = self._symbol
+        if symbol is None:
+            symbol = self._symbol = Symbol(self._kind, True)
+        return symbol
 
     def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
         graph = self.graph
@@ -107,22 +107,27 @@ class EagerTensor(Tensor):
 
     @property
     def value(self) -> Value:  # type: ignore[override]
+        """A value with the spec of the tensor."""
         return Value(self.name, self._kind.spec)
 
     @property
     def name(self) -> str:
+        """The name for messages."""
         return "tensor"
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the axes."""
         return self._kind.spec.shape
 
     @property
     def dtype(self) -> DType:
+        """The type of the elements."""
         return self._kind.dtype
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return self._kind.spec.size
 
     def __repr__(self) -> str:
@@ -134,15 +139,16 @@ class EagerTensor(Tensor):
         return f"Tensor({shown}, {self._kind.spec})"
 
     def _told(self) -> str:
+        """Return a description without the elements."""
         return f"Tensor({self._kind.spec})"
 
     def _array(self) -> Array:
-        """The elements where they lie, good until somebody else runs."""
+        """Return the elements as an array over the storage, valid until the next computation."""
         array = self.graph.observed(self).view.array
         return plain(array, self._kind.spec) if packed(self._kind.spec) else array
 
     def numpy(self) -> Array:
-        """The elements, as an array of the caller's own."""
+        """Return the elements as a new array."""
         return np.array(self._array())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -151,21 +157,22 @@ class EagerTensor(Tensor):
         return np.array(self._array(), dtype)
 
     def __dlpack__(self, **asked: Any) -> Any:
-        """A copy of the elements for any library with DLPack: what a tensor holds may be computed over later."""
+        """Return a copy of the elements for DLPack: the memory of a tensor may be overwritten later."""
         return Shared(self.numpy()).__dlpack__(**asked)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU, 0
 
     def item(self) -> Any:
-        """The only element, as a number of Python's."""
+        """Return the only element as a Python number. Raises SpecError for a tensor of several elements."""
         return self._only("a number").item()
 
     def tolist(self) -> Any:
-        """The elements as nested lists."""
+        """Return the elements as nested lists."""
         return self._array().tolist()
 
     def _only(self, what: str) -> Array:
+        """Return the array of a single element. Raises SpecError for another number of elements."""
         if self._kind.spec.size != 1:
             raise SpecError(at_line(f"{self._kind.spec} has {self._kind.spec.size} elements, and is not {what}"))
         return self._array()
@@ -196,12 +203,12 @@ class EagerTensor(Tensor):
         return (self[i] for i in range(len(self)))
 
     def detach(self) -> EagerTensor:
-        """The same elements, through which no gradient goes."""
+        """Return a tensor of the same elements without gradients."""
         return self.graph.detached(self)
 
 
 class NumberTensor(EagerTensor):
-    """A number of Python's as a tensor: what a graph gives for a constant in a remembered call."""
+    """A Python number as a tensor: the result of `DynamicGraph.constant` in a jit function."""
 
     __slots__ = ("number",)
 
@@ -211,7 +218,12 @@ class NumberTensor(EagerTensor):
 
 
 class Parameter(EagerTensor):
-    """A parameter or state of a `DynamicGraph`: it has a name, and `update` changes what it holds."""
+    """A parameter or state of a `DynamicGraph`, with a name and a content changed by updates.
+
+    bound_storage   the fixed memory used by plans, once a plan exists
+    declared_as     shape, type and `trained` as passed by the first request
+    trained         False for a state
+    """
 
     __slots__ = ("_full", "asked", "home", "trained")
 
@@ -219,15 +231,16 @@ class Parameter(EagerTensor):
         super().__init__(graph, kind, storage, symbol)
         self._full = full
         self.trained = trained
-        self.home: Storage | None = None  # where plans have it
-        self.asked: Any = None  # shape and type as they were asked for first
+        self.home: Storage | None = None  # the fixed memory for plans
+        self.asked: Any = None  # shape, type and `trained` of the first request
 
     @property
     def name(self) -> str:
+        """The full name, with scopes."""
         return self._full
 
     def take(self, storage: Storage) -> None:
-        """Hold another content, through which no gradient goes to what it was made of."""
+        """Set another content, without gradients to the values the content was computed from."""
         before = self._symbol
         self._storage = storage
         self._symbol = Symbol(self._kind, True)
@@ -236,7 +249,7 @@ class Parameter(EagerTensor):
 
 
 class Inner(Tensor):
-    """A value of a body or arm that is being written: nobody knows what it holds, and nobody knows it outside."""
+    """A value of a body or arm under construction: without known elements, and unusable outside of the body or arm."""
 
     __slots__ = ("level",)
 
@@ -245,6 +258,7 @@ class Inner(Tensor):
         self.level = level
 
     def _not_there(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise SpecError: the value has no elements before the loop or branch is complete."""
         where = f"is what {self.level.what} computes, each time anew"
         raise SpecError(at_line(f"{told(self)} {where}: look at what the loop or branch gives, when it is over"))
 
@@ -252,13 +266,13 @@ class Inner(Tensor):
 
 
 def not_known(tensor: Inner) -> SpecError:
-    """The error of who uses a value outside of the body or arm that it is of."""
+    """Return the error for a value used outside of its body or arm."""
     what = f"{told(tensor)} was made in {tensor.level.what} and is not known outside of it"
     return SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
 
 
 def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
-    """The tensors, once they are of the graph. Raises SpecError."""
+    """Return the tensors. Raises SpecError for an object other than a tensor and for a tensor of another graph."""
     for tensor in given:
         if not isinstance(tensor, Tensor):
             hint = ": d.tensor makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""

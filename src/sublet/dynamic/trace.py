@@ -1,4 +1,4 @@
-"""A call that was seen, as one graph: its steps written as nodes, with cuts where somebody looked."""
+"""A recorded call as one graph: steps as nodes, with a suspension point at every observed value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sublet.runtime.cuts import CUT as CUT_OP
 
 @dataclass(frozen=True)
 class Trace:
-    """A graph and what its values are in the call.
+    """The graph of a recorded call, with the meaning of its values in the call.
 
-    model       the graph, in the order that it is run in
-    outside     the inputs of the graph that are read, by their numbers in the call
-    kept        for each cut what is kept at it, by number
-    left        the outputs, by number
-    parameters  by name of their values
-    closed      for each cut, whether what is read after it was kept at it
+    model       the graph, in the order of the plan
+    externals   the inputs read by the graph, by slot
+    kept        for each suspension point the values saved at the point, by slot
+    left        the outputs, by slot
+    parameters  the parameters by value name
+    closed      for each suspension point: True if every value read later was saved at the point
     """
 
     model: Model
@@ -42,11 +42,13 @@ class Trace:
 
 
 def traced(path: Sequence[Step]) -> Trace:
-    """The graph of a call with these steps."""
+    """Return the trace of a call with the steps `path`."""
     return _Writer(path).trace()
 
 
 class _Writer:
+    """The construction of the graph of a call, step by step."""
+
     def __init__(self, path: Sequence[Step]) -> None:
         self.names = Names()
         self.emit = Emitter(self.names, Literals(self.names))
@@ -65,6 +67,7 @@ class _Writer:
         self.left = path[-1].kept
 
     def _outside(self, step: Step) -> None:
+        """Declare the operands from outside of a step as inputs, parameters or constants."""
         for entry in step.new:
             if isinstance(entry, Number):
                 if entry.varies:
@@ -80,61 +83,67 @@ class _Writer:
             self._parameter(step.target)
 
     def _input(self, entry: New | Number) -> None:
+        """Declare an input."""
         value = Value(self.names.fresh(f"input{entry.slot}"), entry.kind.spec)
         self.values[entry.slot] = value
         self.inputs.append(value)
 
     def _parameter(self, parameter: Parameter) -> Value:
-        found = self.parameters.get(parameter.name)
-        if found is None:
-            found = self.parameters[parameter.name] = parameter, self._named(parameter)
-        return found[1]
+        """Return the value of a parameter, declared at the first use."""
+        declared = self.parameters.get(parameter.name)
+        if declared is None:
+            declared = self.parameters[parameter.name] = parameter, self._named(parameter)
+        return declared[1]
 
     def _named(self, parameter: Parameter) -> Value:
+        """Return a new value of a parameter."""
         return Value(self.names.fresh(parameter.name), parameter._kind.spec)
 
     def _write(self, step: Step) -> None:
+        """Append the nodes of a step."""
         emit, before = self.emit, len(self.emit.nodes)
-        there = {node.name for node in emit.nodes} if step.what is GRADIENTS else set()
+        earlier = {node.name for node in emit.nodes} if step.what is GRADIENTS else set()
         emit.source = step.source
         operands = [None if slot is None else self.values[slot] for slot in step.read]
         if step.what is APPLY and isinstance(step.command, Program):
-            made = [Value(self.names.fresh(step.op), kind.spec) for kind in step.kinds]
-            emit.nodes.append(written(emit, step.command, operands, made, step.source))
+            results = [Value(self.names.fresh(step.op), kind.spec) for kind in step.kinds]
+            emit.nodes.append(written(emit, step.command, operands, results, step.source))
         elif step.what is APPLY:
-            made = list(emit.several(step.op, *operands, **dict(step.attrs)))
+            results = list(emit.several(step.op, *operands, **dict(step.attrs)))
         elif step.what is GRADIENTS:
-            made = self._gradients(operands)
+            results = self._gradients(operands)
         elif step.what in (UPDATE, DETACH):
             (source,) = operands
             assert source is not None
-            made = [Value(self.names.fresh("detached"), source.spec)]
-            self.alias[made[0]] = self.alias.get(source, source)
+            results = [Value(self.names.fresh("detached"), source.spec)]
+            self.alias[results[0]] = self.alias.get(source, source)
             if step.target is not None:
-                self.updates[step.target.name] = self.alias[made[0]]
+                self.updates[step.target.name] = self.alias[results[0]]
         else:
-            made = []
+            results = []
             if step.what is CUT:
                 self.slots.append(step.kept)
                 self.kept.append([self._root(self.values[slot]) for slot in step.kept])
-        self.values.update(zip(step.made, made, strict=True))
-        if step.recording:  # gradients may put nodes before those that are there
-            new = emit.nodes[before:] if not there else [node for node in emit.nodes if node.name not in there]
+        self.values.update(zip(step.made, results, strict=True))
+        if step.recording:  # autodiff may insert nodes before existing nodes
+            new = emit.nodes[before:] if not earlier else [node for node in emit.nodes if node.name not in earlier]
             self.differentiable += new
 
     def _gradients(self, operands: Sequence[Value | None]) -> list[Value]:
+        """Append the nodes of gradients and return the gradients."""
         of, *wrt, seed = operands
         assert of is not None
         values = [value for value in wrt if value is not None]
         start = seed or self.emit.filled(1, spec_of(of))
-        found = backward(self.emit, tuple(self.differentiable), {of: start}, values)
-        return with_zeros(self.emit, found, values)
+        by_autodiff = backward(self.emit, tuple(self.differentiable), {of: start}, values)
+        return with_zeros(self.emit, by_autodiff, values)
 
     def _root(self, value: Value) -> Value:
+        """Return the value behind a detached or updated value."""
         return self.alias.get(value, value)
 
     def trace(self) -> Trace:
-        """All steps as a model."""
+        """Return the trace of all steps."""
         nodes = [renamed_in(node, self.alias) for node in self.emit.nodes]
         wanted = list(dict.fromkeys([*(self._root(self.values[slot]) for slot in self.left)]))
         updates = [(self.parameters[name][1], source) for name, source in self.updates.items()]
@@ -164,11 +173,15 @@ class _Writer:
     def _done(
         self, graph: Graph, left: Mapping[Value, Value], later: Mapping[Value, Value], closed: tuple[bool, ...]
     ) -> Trace:
+        """Return the trace for a finished graph.
+
+        `left` and `later` map values to the graph's values after the passes: results, and values saved at suspension
+        points.
+        """
         names = tuple(value.name for value in graph.inputs), tuple(value.name for value in graph.outputs)
         nodes = {value for node in graph.nodes for value in needs(node)}
-        read = nodes.union(results(graph)).intersection(
-            graph.inputs
-        )  # the place of an input that nobody reads is free at once
+        # unread inputs are left out: the plan reuses their bytes from the start
+        read = nodes.union(results(graph)).intersection(graph.inputs)
         roots = {slot: self._root(value) for slot, value in self.values.items()}
         return Trace(
             Model(graph, inputs=names[0], outputs=tuple(f"{i}:{name}" for i, name in enumerate(names[1]))),
@@ -181,22 +194,23 @@ class _Writer:
 
 
 def _apart(values: Sequence[Value], nodes: list[Node], names: Names, given: set[Value]) -> list[Value]:
-    """The values, each once and computed by a node: others are copied."""
-    made = {value for node in nodes for value in node.defs}
-    found: list[Value] = []
+    """Return distinct computed values: values in `given`, not computed, or repeated are copied by new nodes."""
+    computed = {value for node in nodes for value in node.defs}
+    distinct: list[Value] = []
     for value in values:
-        if value in given or value not in made or value in found:
+        if value in given or value not in computed or value in distinct:
             copy = Value(names.fresh("copy"), value.spec)
             nodes.append(Node(copy.name, "nn.copy", (value,), (copy,)))
             value = copy
-        found.append(value)
-    return found
+        distinct.append(value)
+    return distinct
 
 
 def with_cuts(graph: Graph, kept: Sequence[Sequence[Value]]) -> tuple[Graph, tuple[bool, ...]]:
-    """The graph with a cut after what each needs: it keeps these values, and what the updates will write over.
+    """Return the graph with a suspension point after each list of values in `kept`, and the flags `Trace.closed`.
 
-    Each piece is in an order of less memory. Besides, whether all that is read after a cut is kept at it.
+    A suspension point saves the listed values, and the parameters to be overwritten by updates. Each piece is ordered
+    for less memory.
     """
     maker = made_by(graph.nodes)
     waiting = {node.name: node for node in graph.nodes}
@@ -210,36 +224,37 @@ def with_cuts(graph: Graph, kept: Sequence[Sequence[Value]]) -> tuple[Graph, tup
         later = {v for node in waiting.values() for v in needs(node)} | {*graph.outputs, *(s for _, s in graph.updates)}
         after = {v for several in kept[number + 1 :] for v in several}
         done += _in_order(graph, piece, [*values, *later, *after], ())
-        there = {value for node in done for value in node.defs}
-        closed.append(not (later | after) & there - {*values})
+        computed = {value for node in done for value in node.defs}
+        closed.append(not (later | after) & computed - {*values})
         uses = dict.fromkeys([*values, *graph.updated])
         done.append(Node(f"cut{number}", CUT_OP, tuple(v for v in uses if v.literal is None), ()))
     done += _in_order(graph, list(waiting.values()), graph.outputs, graph.updates)
-    found = replace(graph, nodes=tuple(done))
-    verify(found)
-    return found, tuple(closed)
+    cut_graph = replace(graph, nodes=tuple(done))
+    verify(cut_graph)
+    return cut_graph, tuple(closed)
 
 
 def _ancestors(values: Sequence[Value], maker: Mapping[Value, Node]) -> set[str]:
-    found: set[str] = set()
+    """Return the names of the nodes needed to compute values."""
+    names: set[str] = set()
     waiting = list(values)
     while waiting:
         node = maker.get(waiting.pop())
-        if node is not None and node.name not in found:
-            found.add(node.name)
+        if node is not None and node.name not in names:
+            names.add(node.name)
             waiting += needs(node)
-    return found
+    return names
 
 
 def _in_order(
     graph: Graph, piece: Sequence[Node], wanted: Sequence[Value], updates: Sequence[tuple[Value, Value]]
 ) -> list[Node]:
-    """The nodes of a piece in an order of less memory."""
-    made = {value for node in piece for value in node.defs}
+    """Return the nodes of a piece in an order with less memory."""
+    computed = {value for node in piece for value in node.defs}
     weights = set(graph.weights)
-    read = dict.fromkeys(value for node in piece for value in needs(node) if value not in made)
-    read.update(dict.fromkeys(value for pair in updates for value in pair if value not in made))
+    read = dict.fromkeys(value for node in piece for value in needs(node) if value not in computed)
+    read.update(dict.fromkeys(value for pair in updates for value in pair if value not in computed))
     inputs = tuple(value for value in read if value not in weights)
-    outputs = tuple(value for value in dict.fromkeys(wanted) if value in made)
+    outputs = tuple(value for value in dict.fromkeys(wanted) if value in computed)
     used = tuple(value for value in graph.weights if value in read)
     return list(ordered(Graph("piece", inputs, tuple(piece), outputs, used, tuple(updates))).nodes)

@@ -1,4 +1,4 @@
-"""What calls were seen to do: a trie of steps, each compared with what Python does now."""
+"""The trie of recorded calls. The present call is matched step by step with the children of a trie node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ APPLY, GRADIENTS, UPDATE, DETACH, CUT, END = "apply", "gradients", "update", "de
 
 
 class New:
-    """A tensor from outside that the call had not used before. A parameter must be the same one again."""
+    """A tensor operand from outside, at the first use in the call.
+
+    A parameter is matched only by itself, any other tensor by any tensor of the same kind.
+    """
 
     __slots__ = ("kind", "parameter", "slot")
 
@@ -28,6 +31,7 @@ class New:
         self.parameter = parameter
 
     def fits(self, given: Any, call: Any, inputs: Sequence[Any]) -> bool:
+        """True if `given` is a tensor from outside of the same kind, and the same parameter for a parameter."""
         if not isinstance(given, EagerTensor) or given._kind is not self.kind or given._call is call:
             return False
         if isinstance(given, NumberTensor) or given._storage is None:
@@ -39,7 +43,7 @@ class New:
 
 
 class Number:
-    """A number of Python's. One that is seen to change is an input from then on."""
+    """A Python number as operand. After the first change the number is an input of the plan."""
 
     __slots__ = ("kind", "slot", "type", "value", "varies")
 
@@ -51,6 +55,10 @@ class Number:
         self.varies = False
 
     def fits(self, given: Any, call: Any, inputs: Sequence[Any]) -> bool:
+        """True if `given` is a number of the same type, and equal for a bool.
+
+        The first change of a value is noted at the call: the number becomes an input.
+        """
         if isinstance(given, NumberTensor):
             if given._call is call or given._kind is not self.kind:
                 return False
@@ -66,7 +74,7 @@ class Number:
         return True
 
     def element(self) -> Any:
-        """It, as an element of the tensor that it is."""
+        """Return the number as an element of its tensor."""
         return np.array(self.value).astype(NUMPY[self.kind.dtype]).item()
 
     def __str__(self) -> str:
@@ -74,7 +82,7 @@ class Number:
 
 
 class Same:
-    """The tensor that is given at an earlier position of the step."""
+    """An operand equal to an earlier operand of the same step."""
 
     __slots__ = ("position",)
 
@@ -82,6 +90,7 @@ class Same:
         self.position = position
 
     def fits(self, given: Any, call: Any, inputs: Sequence[Any]) -> bool:
+        """True if `given` is the earlier operand."""
         return given is inputs[self.position]
 
     def __str__(self) -> str:
@@ -89,11 +98,12 @@ class Same:
 
 
 class Left:
-    """An operand that is left out."""
+    """An omitted operand."""
 
     __slots__ = ()
 
     def fits(self, given: Any, call: Any, inputs: Sequence[Any]) -> bool:
+        """True if the operand is omitted."""
         return given is None or given is OMITTED
 
     def __str__(self) -> str:
@@ -101,21 +111,23 @@ class Left:
 
 
 Entry = int | New | Number | Same | Left
-"""An operand: a value of the call by its number, or what it is else."""
+"""An operand: the slot of a value of the call, or the description of another operand."""
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One thing that Python did in a call.
+    """One step of a call: a command, gradients, an update, a detach, an observation, or the end.
 
-    operands   what it did it with
-    kinds      of the values that it gave; they are numbered from `base` on
-    recording  whether gradients may go through it
-    target     of an update
-    kept       at a cut the values that are kept, the one that is looked at first; at the end the ones that are left
-    command    what computes it, of a command
-    delicate   whether attributes are compared by how they are written
-    fresh      whether something from outside comes in; `opens` whether that is a tensor
+    what       the kind of the step: APPLY, GRADIENTS, UPDATE, DETACH, OBSERVE or END
+    operands   the operands
+    kinds      the kinds of the results; the slots of the results begin at `base`
+    recording  False in `no_grad`
+    target     the parameter of an update
+    kept       at an observation the slots to save, the observed slot first; at the end the slots of results
+    command    the specialized command
+    delicate   True if attributes must be compared as text
+    fresh      True if some operand comes from outside
+    opens      True if some operand is a tensor from outside
     """
 
     what: str
@@ -136,34 +148,37 @@ class Step:
 
     @property
     def new(self) -> Iterator[New | Number]:
-        """What comes from outside here first."""
+        """The operands from outside, at their first use."""
         return (entry for entry in self.operands if isinstance(entry, New | Number))
 
     @property
     def read(self) -> list[int | None]:
-        """The values that it reads, by position; None for what is left out."""
-        found: list[int | None] = []
+        """The slots of the operands by position; None for an omitted operand."""
+        slots: list[int | None] = []
         for entry in self.operands:
             if isinstance(entry, int):
-                found.append(entry)
+                slots.append(entry)
             elif isinstance(entry, New | Number):
-                found.append(entry.slot)
+                slots.append(entry.slot)
             else:
-                found.append(found[entry.position] if isinstance(entry, Same) else None)
-        return found
+                slots.append(slots[entry.position] if isinstance(entry, Same) else None)
+        return slots
 
     @property
     def source(self) -> str:
-        """The line of it."""
+        """The user's line."""
         return line_of(self.line)
 
     @property
     def made(self) -> range:
-        """The values that it gives."""
+        """The slots of the results."""
         return range(self.base, self.base + len(self.kinds))
 
     def takes(self, inputs: Sequence[Any], call: Any) -> bool:
-        """Whether the operands are such as these."""
+        """True if the operands match the inputs.
+
+        Numbers are matched last: a mismatch elsewhere must not turn a number into an input.
+        """
         operands = self.operands
         if len(inputs) != len(operands):
             return False
@@ -186,10 +201,10 @@ class Step:
         )
 
     def like(self, attrs: Mapping[str, Any]) -> bool:
-        """Whether its command was applied with these attributes."""
+        """True if the attributes of the command are equal."""
         try:
             return (attrs == self.attrs and not self.delicate) or repr(attrs) == self.shown_attrs
-        except ValueError:  # arrays
+        except ValueError:  # arrays have no single truth value
             return False
 
     def __str__(self) -> str:
@@ -198,12 +213,12 @@ class Step:
 
 
 def same_number(a: Any, b: Any) -> bool:
-    """Whether two numbers of one type are the same, also in sign."""
+    """True if two numbers of one type are equal, including the sign of zero."""
     return bool(a == b) and (bool(a != 0) or repr(a) == repr(b))
 
 
 def delicate(attrs: Mapping[str, Any]) -> bool:
-    """Whether attributes may compare equal and mean something else: 0.0 and -0.0."""
+    """True if attributes may compare equal with different meaning, as 0.0 and -0.0."""
     return any(
         isinstance(item, float) and not item
         for value in attrs.values()
@@ -212,7 +227,7 @@ def delicate(attrs: Mapping[str, Any]) -> bool:
 
 
 class Moment:
-    """A node of the trie: what was seen to follow, the latest first."""
+    """A node of the trie of recorded calls: a step, and as children the next steps, the most recent first."""
 
     __slots__ = ("children", "parent", "plan", "step")
 
@@ -223,23 +238,23 @@ class Moment:
         self.plan: Any = None
 
     def path(self) -> list[Moment]:
-        """From the first step to this one."""
-        found: list[Moment] = []
+        """Return the nodes from the first step to the node."""
+        nodes: list[Moment] = []
         moment: Moment | None = self
         while moment is not None and moment.step is not None:
-            found.append(moment)
+            nodes.append(moment)
             moment = moment.parent
-        return found[::-1]
+        return nodes[::-1]
 
     def latest(self) -> Moment:
-        """The end of the call that came through here last."""
+        """Return the end of the most recent call through the node."""
         moment = self
         while moment.children:
             moment = moment.children[0]
         return moment
 
     def ends(self) -> Iterator[Moment]:
-        """The ends of all calls that came through here."""
+        """Yield the ends of all calls through the node."""
         waiting = [self]
         while waiting:
             moment = waiting.pop()
@@ -248,7 +263,7 @@ class Moment:
             waiting += moment.children
 
     def to_front(self) -> None:
-        """Let the path to here be the latest."""
+        """Mark the path to the node as the most recent."""
         moment = self
         while moment.parent is not None:
             siblings = moment.parent.children
@@ -258,16 +273,16 @@ class Moment:
             moment = moment.parent
 
     def grow(self, steps: Sequence[Step]) -> Moment:
-        """Add a path of steps, and give its end."""
+        """Add a path of steps below the node and return the last node."""
         moment = self
         for step in steps:
-            made = Moment(step, moment)
-            moment.children.insert(0, made)
-            moment = made
+            child = Moment(step, moment)
+            moment.children.insert(0, child)
+            moment = child
         return moment
 
     def cut_off(self) -> None:
-        """Forget the path that leads only to here."""
+        """Remove the part of the path used only by the call ending here."""
         moment, parent = self, self.parent
         while parent is not None and len(parent.children) == 1 and parent.parent is not None:
             moment, parent = parent, parent.parent

@@ -1,4 +1,4 @@
-"""Loops of Python's in remembered functions: every round is recorded, and somebody should say so before it hurts."""
+"""A warning for Python loops in jit functions: every iteration is recorded as separate steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import Counter
 from sublet.nn.lines import Line, line_of
 
 MOST = 1000
-"""Rounds of a loop of Python's that are recorded without a word."""
+"""Steps recorded for one line of a call without a warning; the warning comes once, at the next step."""
 
 
 class Unrolled:
-    """How often each place of the user's program was recorded in a call."""
+    """The number of steps recorded in a call for each line of the user's program."""
 
     def __init__(self) -> None:
         self._times: Counter[Line] = Counter()
 
     def note(self, line: Line | None) -> Line | None:
-        """The line, once more; warns when it is more often than is reasonable."""
+        """Count a step at a line, and return the line; warn once beyond MAX_SILENT_ITERATIONS."""
         if line is not None:
             self._times[line] += 1
             if self._times[line] == MOST + 1:

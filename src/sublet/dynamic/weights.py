@@ -16,9 +16,9 @@ from sublet.runtime.kernel import Array
 
 
 class Weights(Mapping[str, EagerTensor]):
-    """Every parameter and state that was made so far, by name.
+    """All parameters and states created so far, by name.
 
-    `weights[name]` is the tensor itself; `weights[name] = array` gives it a copy of another content.
+    `weights[name]` is the parameter itself; `weights[name] = array` sets a copy of another content.
     """
 
     def __init__(self, owner: Owner, declared: Declared) -> None:
@@ -41,9 +41,9 @@ class Weights(Mapping[str, EagerTensor]):
         self.take({name: content})
 
     def take(self, contents: Mapping[str, Any]) -> None:
-        """Put other contents in place of several: all are checked before the first is.
+        """Set several contents; all contents are checked before the first is set.
 
-        Raises SpecError for an unknown name, for a type or shape that does not fit, and in a remembered call.
+        Raises SpecError for an unknown name, for a wrong type or shape, and in a jit function.
         """
         if self._owner.calling is not None:
             raise SpecError(at_line("weights are set outside of remembered functions; inside d.update changes them"))
@@ -51,18 +51,18 @@ class Weights(Mapping[str, EagerTensor]):
         if unknown:
             raise SpecError(at_line(f"there is no weight {printable(unknown[0])!r} yet"))
         tensors = {name: self._declared.all[name] for name in contents}
-        made = {name: self._declared.stored(name, one._kind, contents[name]) for name, one in tensors.items()}
+        storages = {name: self._declared.stored(name, one._kind, contents[name]) for name, one in tensors.items()}
         with uninterrupted():
-            for name, storage in made.items():
+            for name, storage in storages.items():
                 tensors[name].take(storage)
 
     def later(self, contents: Mapping[str, Any]) -> None:
-        """What is made from now on starts as it does there, if it is there."""
+        """Set initial contents by name for parameters created later."""
         self._declared.given = contents
 
     @contextmanager
     def reading(self) -> Iterator[dict[str, Array]]:
-        """All of them where they lie. Raises SpecError in a remembered call."""
+        """Yield all weights as arrays over their memory. Raises SpecError in a jit function."""
         if self._owner.calling is not None:
             raise SpecError(at_line("weights are saved outside of remembered functions"))
         yield {name: one._storage.array for name, one in self._declared.all.items() if one._storage is not None}
