@@ -32,8 +32,8 @@ from benchmarks.train_steps import Step, eager_training, stepped, training_step
 from benchmarks.train_table import OPTIONS, eager_peak
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.planning.budget.answers import Answer, Outcome
-from sublet.planning.budget.within import Budgets
+from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
 
 NETWORKS = (("ResNet-50", 4), ("VGG-16", 4), ("DenseNet-121", 4), ("EfficientNet-B0", 4), ("GPT-2 small", 4))
 SHARES = (1.0, 0.5, 0.3, 0.0)
@@ -76,15 +76,15 @@ class Line:
     way: str
     run: Run
     peak: int
-    answer: Answer
+    answer: BudgetResult
 
     @property
     def fits(self) -> bool:
-        return self.answer.outcome is Outcome.FITS
+        return self.answer.outcome is SearchOutcome.FITS
 
     def timed(self, step: Step, plain: Run, rounds: int, clock: Callable[[], float]) -> list[float]:
         """Median seconds of the plain step, PyTorch's, and Sublet's in as many bytes, in turns."""
-        ours = [planned(step, self.answer.point.model)] if self.fits else []
+        ours = [planned(step, self.answer.program.model)] if self.fits else []
         seconds: list[list[float]] = [[] for _ in (plain, self.run, *ours)]
         for _ in range(rounds + 1):
             for run, found in zip((plain, self.run, *ours), seconds, strict=True):
@@ -100,11 +100,11 @@ def planned(step: Step, model: Model) -> Run:
     return lambda: executable.views(inputs)["loss"].item()
 
 
-def lines(step: Step, shares: Sequence[float]) -> tuple[Budgets, list[Line]]:
+def lines(step: Step, shares: Sequence[float]) -> tuple[BudgetSearch, list[Line]]:
     """The ways of PyTorch's, each with its bytes and Sublet's answer to them."""
     ways = list(torch_ways(step, shares))
     peaks = [eager_peak(run) for _, run in ways]
-    budgets = Budgets(step.model, OPTIONS)
+    budgets = BudgetSearch(step.model, OPTIONS)
     found = {answer.budget: answer for answer in budgets.frontier(peaks)}
     return budgets, [Line(way, run, peak, found[peak]) for (way, run), peak in zip(ways, peaks, strict=True)]
 
@@ -132,8 +132,8 @@ def show(
         seconds = line.timed(step, plain, rounds, clock) if plain else []
         shown = [f"{each / seconds[0]:.3f}" for each in seconds[1:]]
         theirs, ours, *_ = *shown, "", ""
-        arena = f"{line.answer.point.nbytes:,}" if line.fits else line.answer.outcome.value
-        extra = f"{line.answer.extra:+.1%}" if line.fits else ""
+        arena = f"{line.answer.program.nbytes:,}" if line.fits else line.answer.outcome.value
+        extra = f"{line.answer.extra_time:+.1%}" if line.fits else ""
         table.add_row(line.way, f"{line.peak:,}", f"{line.peak / unasked.peak:.1%}", theirs, arena, extra, ours)
     console.print(table)
 

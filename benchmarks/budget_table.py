@@ -24,10 +24,10 @@ from rich.table import Table
 
 import sublet
 from benchmarks.train_steps import Step, training_step
-from sublet.api.measuring import measured
-from sublet.planning.budget.answers import Answer, Outcome
-from sublet.planning.budget.costs import MODELLED
-from sublet.planning.budget.within import Budgets
+from sublet.api.measuring import measure_node_seconds
+from sublet.planning.budget.cost_model import MODELLED_COSTS
+from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
 
 NETWORKS = (
     ("ResNet-50", 32),
@@ -58,12 +58,12 @@ def row(name: str, batch: int) -> tuple[str, ...]:
     """One line of the table of what is predicted."""
     step = training_step(name, batch)
     began = perf_counter()
-    budgets = Budgets(step.model)
+    budgets = BudgetSearch(step.model)
     plain = budgets.plain.plan.arena_bytes
     found = budgets.frontier([plain * percent // 100 for percent in PERCENT])
     took = perf_counter() - began
-    lowest = min(point.plan.arena_bytes for point in budgets.points.values())
-    stretches = min(budgets.search.segmented(), key=lambda each: (each.peak, each.seconds))
+    lowest = min(point.plan.arena_bytes for point in budgets.programs.values())
+    stretches = min(budgets.search.checkpoint_solutions(), key=lambda each: (each.peak, each.seconds))
     return (
         name,
         str(batch),
@@ -77,14 +77,14 @@ def row(name: str, batch: int) -> tuple[str, ...]:
     )
 
 
-def _said(answer: Answer, budgets: Budgets) -> str:
+def _said(answer: BudgetResult, budgets: BudgetSearch) -> str:
     """The extra time, and in brackets how often the bound it is: in pieces, both beyond the program in these pieces."""
-    if answer.outcome is not Outcome.FITS:
-        return "impossible" if answer.outcome is Outcome.IMPOSSIBLE else "not found"
-    base = budgets.finer.get(answer.point.model.recipe.split, budgets).plain.seconds
+    if answer.outcome is not SearchOutcome.FITS:
+        return "impossible" if answer.outcome is SearchOutcome.IMPOSSIBLE else "not found"
+    base = budgets.split_searches.get(answer.program.model.recipe.split, budgets).plain.seconds
     if answer.least_seconds is None or answer.least_seconds <= base:
-        return f"{answer.extra:+.1%}"
-    return f"{answer.extra:+.1%} ({(answer.point.seconds - base) / (answer.least_seconds - base):.2f})"
+        return f"{answer.extra_time:+.1%}"
+    return f"{answer.extra_time:+.1%} ({(answer.program.seconds - base) / (answer.least_seconds - base):.2f})"
 
 
 @dataclass(frozen=True)
@@ -105,26 +105,26 @@ def timed(
 ) -> Iterator[Timed]:
     """The points of one network."""
     step = training_step(name, batch)
-    seconds, costs = measured(step.model) if measure else (None, MODELLED)
-    budgets = Budgets(step.model, seconds=seconds, costs=costs)
+    seconds, costs = measure_node_seconds(step.model) if measure else (None, MODELLED_COSTS)
+    budgets = BudgetSearch(step.model, seconds=seconds, costs=costs)
     plain = budgets.plain.plan.arena_bytes
     found = {answer.budget: answer for answer in budgets.frontier([plain * percent // 100 for percent in percents])}
     base = sublet.compile(step.model)
     for percent in percents:
         answer = found[plain * percent // 100]
-        if answer.outcome is not Outcome.FITS:
+        if answer.outcome is not SearchOutcome.FITS:
             print(f"{name} within {percent} %: {answer.words}")
             continue
-        other = sublet.compile(answer.point.model)
+        other = sublet.compile(answer.program.model)
         (before, after), same, apart = taking_turns(step, base, other, rounds, clock)
         line = (
             name,
             str(batch),
-            f"{answer.point.plan.arena_bytes / plain:.1%}",
-            f"{answer.extra:+.1%}",
+            f"{answer.program.plan.arena_bytes / plain:.1%}",
+            f"{answer.extra_time:+.1%}",
             f"{after / before - 1:+.1%}",
             f"{before:.3f}",
-            "yes" if same else f"in pieces: losses within {apart:.0e}" if answer.point.split else "NO",
+            "yes" if same else f"in pieces: losses within {apart:.0e}" if answer.program.split_count else "NO",
         )
         yield Timed(percent, after / before, line)
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sublet.base.ranges import divided
+from sublet.base.ranges import split_evenly
 from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import reads_inside
 
 Tensor = torch.Tensor
 Compute = Callable[..., Any]
@@ -126,7 +126,7 @@ def checkpointed(graph: Graph, given: Mapping[str, Tensor], stretches: int) -> T
     """The one output of a graph, computed in stretches of as many nodes each; all but the last are computed again in
     the backward, from what was made before them and is read in them."""
     places = _given(graph, given)
-    for begin, end in divided(len(graph.nodes), stretches):
+    for begin, end in split_evenly(len(graph.nodes), stretches):
         nodes = graph.nodes[begin:end]
         wanted = {*graph.outputs}.union(*(reads_inside(node) for node in graph.nodes[end:]))
         read = [value for value in places if any(value in reads_inside(node) for node in nodes)]
@@ -229,7 +229,7 @@ def _loop(node: While, places: dict[Value, Any]) -> None:
             found.append(inside[value])
         number += 1
     places.update({final: value for final, value in zip(node.finals, carried, strict=True) if final is not None})
-    for stacked, found, backwards in zip(node.stacked, rows, node.row_reversed, strict=True):
+    for stacked, found, backwards in zip(node.stacked_outputs, rows, node.row_reversed, strict=True):
         if stacked is not None:
             places[stacked] = torch.stack(found[::-1] if backwards else found)
 

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sublet.analysis.options import Options
-from sublet.frontends.tflite.choosing import chosen
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.plan_offsets import offsets_of_plan
 from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.tflm import PACKAGE, Trial, tried, version
+from sublet.frontends.tflite.select_offsets import select_offsets
+from sublet.frontends.tflite.tflm import PACKAGE, Trial, run_trials, version
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.tflite.generated import residual, straight, streaming
 from tests.frontends.tflite.written import branch, chain, counting, loop
@@ -53,14 +53,14 @@ def row(name: str, raw: bytes) -> tuple[str, ...]:
     """What one model needs."""
     program = decode(raw, name)
     plan = plan_memory(from_program(program), Options(alignment=ALIGNMENT))
-    choice = chosen(raw, program, offsets_of(program, plan))
+    choice = select_offsets(raw, program, offsets_of_plan(program, plan))
     main = program.subgraphs[0]
     ends = len(main.inputs), len(main.outputs)
-    own, ours = tried([Trial(each, *ends, runs=RUNS, seed=7) for each in (raw, choice.raw)])
+    own, ours = run_trials([Trial(each, *ends, runs=RUNS, seed=7) for each in (raw, choice.raw)])
     told = sum(offset is not None for offset in choice.offsets[0]) if choice.offsets else 0
     numbers = (
-        choice.own.head, choice.ours.head, plan.lower_bound_bytes, choice.own.total, choice.ours.total,
-        choice.own.smallest, choice.ours.smallest,
+        choice.without_plan.head, choice.with_plan.head, plan.lower_bound_bytes,
+        choice.without_plan.total, choice.with_plan.total, choice.without_plan.smallest, choice.with_plan.smallest,
     )  # fmt: skip
     equal = not own.refused and own.outputs == ours.outputs
     operators = str(sum(len(subgraph.operators) for subgraph in program.subgraphs))

@@ -24,9 +24,9 @@ from benchmarks.train_steps import training_step
 from sublet.analysis.options import Options
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.conversion import OFFLOAD, RELOAD
-from sublet.packing import Region
-from sublet.planning.budget.answers import Answer, Outcome
-from sublet.planning.budget.within import Budgets, with_again
+from sublet.packing import MemoryRegion
+from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.search import BudgetSearch, with_recomputation
 from sublet.runtime.kernel import Array, Call, Kernel
 
 PERCENT = (50, 30, 20)
@@ -69,12 +69,12 @@ class _Transfer:
 
 def slow(rate: int) -> Options:
     """With a memory that transfers alone touch."""
-    return Options(regions=(Region("fast", LARGE), Region("slow", LARGE, rate=rate)))
+    return Options(regions=(MemoryRegion("fast", LARGE), MemoryRegion("slow", LARGE, rate=rate)))
 
 
-def answers(model: Any, rate: int) -> tuple[Budgets, list[Answer], Budgets, list[Answer]]:
+def answers(model: Any, rate: int) -> tuple[BudgetSearch, list[BudgetResult], BudgetSearch, list[BudgetResult]]:
     """What both ways give for the shares of the plain arena."""
-    again, away = Budgets(model), Budgets(model, slow(rate))
+    again, away = BudgetSearch(model), BudgetSearch(model, slow(rate))
     shares = [again.plain.nbytes * percent // 100 for percent in PERCENT]
     return again, list(again.frontier(shares)), away, list(away.frontier(shares))
 
@@ -87,11 +87,11 @@ def rows(name: str, batch: int, rate: int) -> list[tuple[str, ...]]:
             name,
             str(batch),
             f"{one.budget / again.plain.nbytes:.0%}",
-            f"{one.extra:+.1%}" if one.outcome is Outcome.FITS else one.outcome.value,
-            f"{other.extra:+.1%}" if other.outcome is Outcome.FITS else other.outcome.value,
-            str(other.point.again),
-            str(other.point.brought_back),
-            f"{other.point.away / 1e6:,.0f} MB",
+            f"{one.extra_time:+.1%}" if one.outcome is SearchOutcome.FITS else one.outcome.value,
+            f"{other.extra_time:+.1%}" if other.outcome is SearchOutcome.FITS else other.outcome.value,
+            str(other.program.recompute_count),
+            str(other.program.reload_count),
+            f"{other.program.slow_bytes / 1e6:,.0f} MB",
         )
         for one, other in zip(recomputed, brought, strict=True)
     ]
@@ -106,13 +106,13 @@ def timed_rows(name: str, batch: int, rate: int, rounds: int, clock: Clock) -> l
     for pair in zip(recomputed, brought, strict=True):
         cells = []
         for answer, options in zip(pair, (Options(), slow(rate)), strict=True):
-            if answer.outcome is not Outcome.FITS:
+            if answer.outcome is not SearchOutcome.FITS:
                 cells += [answer.outcome.value, "", ""]
                 continue
-            model = with_again(step.model, answer.point.model.recipe.again)
+            model = with_recomputation(step.model, answer.program.model.recipe.again)
             less = sublet.compile(model, backend=backend, options=options)
             seconds, same, _ = taking_turns(step, base, less, rounds, clock)
-            cells += [f"{answer.extra:+.1%}", f"{seconds[1] / seconds[0] - 1:+.1%}", "yes" if same else "NO"]
+            cells += [f"{answer.extra_time:+.1%}", f"{seconds[1] / seconds[0] - 1:+.1%}", "yes" if same else "NO"]
         lines.append((name, str(batch), f"{pair[0].budget / plain.plain.nbytes:.0%}", *cells))
     return lines
 

@@ -22,15 +22,15 @@ from rich.table import Table
 from benchmarks.models.convolutional import googlenet, unet
 from benchmarks.networks.irregular import WIRINGS, concatenated_cells, darts, nasnet_a, randwire
 from sublet.analysis.options import Options
-from sublet.api.sources import source_of
-from sublet.base.extras import version_of
+from sublet.api.sources import read_source
+from sublet.base.optional_imports import version_of
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
-from sublet.passes.on_demand import on_demand
-from sublet.passes.order import ordered
-from sublet.passes.ordering.search import EFFORT, least_live, orders_of_less
-from sublet.plan.schedule import serial
-from sublet.planning.pipeline import outside, plan_memory
+from sublet.passes.ordering.order_search import MAX_VISITED_SETS, candidate_orders, search_order
+from sublet.passes.reordering import with_lower_peak
+from sublet.passes.sink_invariant import with_late_invariants
+from sublet.plan.schedule import serial_schedule
+from sublet.planning.pipeline import plan_memory, values_outside_arena
 
 SEEDS = (1, 2, 3)
 OPTIONS = Options()
@@ -52,7 +52,7 @@ def networks(large: int) -> Iterator[tuple[str, Callable[[], Graph]]]:
 
 
 def _graph(model: object) -> Graph:
-    return source_of(model).graph
+    return read_source(model).graph
 
 
 def random_graph(seed: int, count: int) -> Graph:
@@ -72,14 +72,17 @@ def random_graph(seed: int, count: int) -> Graph:
 
 def row(name: str, graph: Graph, effort: int) -> tuple[str, ...]:
     """One line of the table."""
-    given = on_demand(graph)
-    lie_outside = outside(graph, OPTIONS)
+    given = with_late_invariants(graph)
+    lie_outside = values_outside_arena(graph, OPTIONS)
     began = perf_counter()
-    found, known = least_live(given, lie_outside, effort)
+    found, known = search_order(given, lie_outside, effort)
     searched = perf_counter() - began
-    greedy, other = on_demand(ordered(given)), orders_of_less(given, lie_outside)[1]
+    greedy, other = with_late_invariants(with_lower_peak(given)), candidate_orders(given, lie_outside)[1]
     began = perf_counter()
-    arenas = [plan_memory(graph, OPTIONS, schedule=serial(each)).arena_bytes for each in (given, greedy, found, other)]
+    arenas = [
+        plan_memory(graph, OPTIONS, schedule=serial_schedule(each)).arena_bytes
+        for each in (given, greedy, found, other)
+    ]
     planned = perf_counter() - began
     began = perf_counter()
     arenas.append(plan_memory(graph, replace(OPTIONS, order="least")).arena_bytes)
@@ -94,7 +97,7 @@ def row(name: str, graph: Graph, effort: int) -> tuple[str, ...]:
         f"{best / arenas[0]:.1%}",
         f"{known.live_bytes:,}",
         f"{known.bound:,}",
-        "yes" if known.exact else f"{known.live_bytes / known.bound - 1:.1%} above",
+        "yes" if known.is_optimal else f"{known.live_bytes / known.bound - 1:.1%} above",
         "search" if known.searched else "cut",
         "optimal" if best == known.bound else f"{best / known.bound - 1:.1%} above",
         f"{known.steps:,}",
@@ -107,7 +110,7 @@ def row(name: str, graph: Graph, effort: int) -> tuple[str, ...]:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--only", default="", help="networks whose name holds this")
-    asked.add_argument("--effort", type=int, default=EFFORT, help="sets of nodes visited for a level")
+    asked.add_argument("--effort", type=int, default=MAX_VISITED_SETS, help="sets of nodes visited for a level")
     asked.add_argument("--large", type=int, default=5000, help="nodes of the largest graphs")
     chosen = asked.parse_args()
     ortools = version_of("ortools") or "is not installed (pip install ortools)"

@@ -45,7 +45,7 @@ from sublet.packing import (
     write_csv,
 )
 from sublet.viz.png import write_png
-from sublet.viz.rectangles import packing_rectangles
+from sublet.viz.view_model import picture_of_packing
 
 MOST_FOR_CP_SAT = 2_000
 MOST_FOR_STRATEGIES = 3_000
@@ -177,7 +177,7 @@ def main() -> None:
         console.print(f"{by}: {sum(seconds):.2f} s for {len(seconds)} problems, at most {max(seconds):.2f} s")
     if chosen.picture and hardest:
         _, path, result = hardest
-        write_png(packing_rectangles(read_problem(path), result.packing, result.bound), chosen.picture)
+        write_png(picture_of_packing(read_problem(path), result.packing, result.bound), chosen.picture)
 
 
 def rows_of(path: Path, packers: dict[str, Packer], seconds: float) -> dict[str, Result]:

@@ -14,8 +14,8 @@ import numpy as np
 import sublet
 from benchmarks.models.convolutional import mobilenet_v2
 from sublet import Options
-from sublet.api.sources import source_of
-from sublet.planning.budget.patches import in_patches
+from sublet.api.sources import read_source
+from sublet.planning.budget.patches import choose_patches
 from sublet.runtime.poison import run_poisoned
 
 ROUNDS = 5
@@ -36,10 +36,13 @@ def main() -> None:
     asked.add_argument("--image", type=int, default=224)
     asked.add_argument("--patches", default="auto")
     chosen = asked.parse_args()
-    model = source_of(mobilenet_v2(chosen.image))
+    model = read_source(mobilenet_v2(chosen.image))
     began = process_time()
-    found = in_patches(model, Options(), chosen.patches)
-    print(f"{found.words} Chosen in {process_time() - began:.1f} s; {found.before / found.after:.2f} times less.")
+    found = choose_patches(model, Options(), chosen.patches)
+    print(
+        f"{found.words} Chosen in {process_time() - began:.1f} s; "
+        f"{found.bytes_before / found.bytes_after:.2f} times less."
+    )
     whole, pieces = (sublet.compile(each, backend="onnxruntime", optimize="none") for each in (model, found.model))
     print(f"with the scratch memory of kernels: {whole.plan.arena_bytes:,} and {pieces.plan.arena_bytes:,} bytes")
     image = np.random.default_rng(0).standard_normal((1, 3, chosen.image, chosen.image)).astype(np.float32)

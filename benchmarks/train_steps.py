@@ -103,7 +103,9 @@ class Step:
     @property
     def optimiser_bytes(self) -> int:
         """Bytes of what the optimiser remembers."""
-        return sum(_rounded(value.nbytes) for value in self.model.graph.updated if value.name.startswith("step/"))
+        return sum(
+            _rounded(value.nbytes) for value in self.model.graph.updated_values if value.name.startswith("step/")
+        )
 
     def inputs(self) -> dict[str, Any]:
         """Inputs at random, of 10 classes."""
@@ -138,7 +140,7 @@ def eager_training(
     """The weights of PyTorch's by name, which start as Sublet's do, and the optimiser of those that are trained."""
     contents = {v.name: step.model.weights[v.name].array() for v in step.forward.weights if v.literal is None}
     weights = eager.tensors(contents)
-    updated = {target.name for target in step.model.graph.updated}
+    updated = {target.name for target in step.model.graph.updated_values}
     trained = [
         tensor.requires_grad_()
         for name, tensor in weights.items()

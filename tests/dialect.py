@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sublet.base.errors import SubletError
 from sublet.ir.graph import Node, Value
-from sublet.ops.op import Op, Share, none, register
+from sublet.ops.op import Op, Share, no_shares, register
 
 
 def _nbytes(value: Value | None) -> int:
@@ -70,7 +70,7 @@ OPS = {
     "concat": Op("test.concat", parts=_one_after_another),
     "pad": Op("test.pad", parts=_window),
     # A concat of one operand is a view, too.
-    "copy": Op("test.copy", views=_window, parts=_window, inplace=none),
+    "copy": Op("test.copy", views=_window, parts=_window, inplace=no_shares),
 }
 """
 relu(x)         element-wise                          const()          no operand

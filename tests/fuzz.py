@@ -28,20 +28,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sublet.analysis.interference import interference
-from sublet.analysis.layouts import Layouts
+from sublet.analysis.alias_planner import AliasPlanner
+from sublet.analysis.buffer_segments import build_segmented_problem
+from sublet.analysis.interference import build_packing_problem
 from sublet.analysis.options import Options
-from sublet.analysis.shapes import shapes
 from sublet.checker import check_bytes
-from sublet.foreign import Outcome
-from sublet.frontends.onnx.foldable import FOLDABLE
+from sublet.foreign import ForeignOutcome
+from sublet.frontends.onnx.foldable_operators import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
-from sublet.planning.assemble import assemble, in_one_arena
+from sublet.planning.assemble_plan import assemble_plan, placement_in_one_arena
+from sublet.planning.checker_fallback import is_without_fallback
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.unfollowed import followed
 from tests.exchanges import exchanging
 from tests.foreign.mutated import of_lifetimes, of_programs
 from tests.frontends import shape_cases, unknown_models
@@ -117,7 +117,7 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
         except Exception as error:
             raise AssertionError(f"seed {seed}, {chosen}: {error}") from error
         tally.plans += 1
-        tally.unfollowed += [] if followed(plan) else [seed]
+        tally.unfollowed += [] if is_without_fallback(plan) else [seed]
         assert plan.lower_bound_bytes <= plan.arena_bytes, f"seed {seed}, {chosen}: bound above the arena"
         assert results_match(graph, plan.schedule, plan, rng, 3), f"seed {seed}, {chosen}: the planned run is wrong"
         if strategy in ("auto", "allocation_graph"):
@@ -126,22 +126,26 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
 
 def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
     """The plan a planner would make that believes one value dies before its last use."""
-    layouts = Layouts(graph, plan.schedule, Options(alignment=1, in_place_from=0))
-    layout = layouts.settled()
+    layouts = AliasPlanner(graph, plan.schedule, Options(alignment=1, in_place_from=0))
+    layout = layouts.best()
     ranges = layout.ranges
-    inner = {value: pieces for value, pieces in ranges.halves.items() if pieces and pieces[-1][1] - pieces[-1][0] > 2}
+    inner = {
+        value: pieces for value, pieces in ranges.slot_ranges.items() if pieces and pieces[-1][1] - pieces[-1][0] > 2
+    }
     victims = [value for value in inner if value.nbytes and value not in graph.weights]
     if not victims:
         return None
     victim = rng.choice(victims)
     *earlier, (begin, end) = inner[victim]
     cut = (begin, rng.randrange(begin + 1, end - 1))
-    ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
-    layout = layouts.shared(layout.flow, ranges, blocks=rng.random() < 0.5)
-    problem = interference(layout.packed, layout.flow, alignment=1)
-    form = shapes(problem, layout.packed, ranges if layout.flow.serial else None, alignment=1)
-    packed = in_one_arena(pack(form.problem, "best_fit_by_size"), form)
-    return assemble(graph, plan.schedule, layout, layouts, packed, plan.moves)
+    ranges = replace(ranges, slot_ranges={**ranges.slot_ranges, victim: (*earlier, cut)})
+    layout = layouts.assign_buffers(layout.flow, ranges, blocks=rng.random() < 0.5)
+    problem = build_packing_problem(layout.arena_buffers, layout.flow, alignment=1)
+    form = build_segmented_problem(
+        problem, layout.arena_buffers, ranges if layout.flow.is_serial else None, alignment=1
+    )
+    packed = placement_in_one_arena(pack(form.problem, "best_fit_by_size"), form)
+    return assemble_plan(graph, plan.schedule, layout, layouts, packed, plan.moves)
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:
@@ -187,8 +191,8 @@ def one_foreign(seed: int, tally: Tally) -> None:
     tally.programs += 1
     for one in (*of_programs(seed), *of_lifetimes(seed)):
         tally.mutants[one.mutation] += 1
-        tally.accepted[one.mutation] += one.outcome is not Outcome.WRONG
-        tally.refused_right[one.mutation] += one.right and one.outcome is Outcome.WRONG
+        tally.accepted[one.mutation] += one.outcome is not ForeignOutcome.WRONG
+        tally.refused_right[one.mutation] += one.right and one.outcome is ForeignOutcome.WRONG
 
 
 def one_shape(seed: int, tally: Tally) -> None:

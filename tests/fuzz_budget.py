@@ -28,14 +28,14 @@ from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
 from sublet.ops.verify import verify
-from sublet.packing import Region
-from sublet.passes.common import without_common
-from sublet.passes.rewriting import readers
-from sublet.passes.splitting.gathered import gatherable
-from sublet.passes.splitting.pieces import onto, splitted
-from sublet.passes.splitting.ways import BATCH, EARLY, MOMENTUM, ONTO, RESULT, way
-from sublet.planning.budget.answers import Outcome
-from sublet.planning.budget.within import Budgets
+from sublet.packing import MemoryRegion
+from sublet.passes.cse import without_common_subexpressions
+from sublet.passes.rewriting import count_readers
+from sublet.passes.splitting.momentum_accumulation import accumulable_terms
+from sublet.passes.splitting.split_nodes import added_lookup_gradient, split_nodes
+from sublet.passes.splitting.split_rules import BATCH, EARLY, MOMENTUM, ONTO, RESULT, split_rule_for
+from sublet.planning.budget.result import SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
 from tests.passes.checkpointed import check_seed
 from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
 
@@ -136,11 +136,15 @@ def check_budgets(seed: int, count: int = 3, *, twice: bool = False) -> Counter[
     rng, step = drawn(seed)
     options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
     if rng.random() < 0.4:
-        options = replace(options, regions=(Region("near", 1 << 50), Region("far", 1 << 50, rate=rng.choice(RATES))))
+        options = replace(
+            options, regions=(MemoryRegion("near", 1 << 50), MemoryRegion("far", 1 << 50, rate=rng.choice(RATES)))
+        )
     if twice:
-        first = Budgets(Model(step.graph), options, effort=EFFORT)
-        step = replace(step, graph=first.within(int(first.plain.nbytes * rng.uniform(0.5, 0.95))).point.model.graph)
-    budgets = Budgets(Model(step.graph), options, effort=EFFORT)
+        first = BudgetSearch(Model(step.graph), options, effort=EFFORT)
+        step = replace(
+            step, graph=first.best_within(int(first.plain.nbytes * rng.uniform(0.5, 0.95))).program.model.graph
+        )
+    budgets = BudgetSearch(Model(step.graph), options, effort=EFFORT)
     plain = budgets.plain.nbytes
     where = f"seed {seed}, {options}"
     assert budgets.floor.nbytes <= plain, f"{where}: the floor is above a plan"
@@ -148,28 +152,28 @@ def check_budgets(seed: int, count: int = 3, *, twice: bool = False) -> Counter[
     told: Counter[str] = Counter()
     for _ in range(count):
         budget = int(plain * rng.uniform(0.3, 1.0))
-        answer = budgets.within(budget)
+        answer = budgets.best_within(budget)
         told[answer.outcome.value] += 1
-        if answer.outcome is not Outcome.FITS:
-            assert answer.outcome is not Outcome.IMPOSSIBLE or budget < budgets.floor.nbytes
+        if answer.outcome is not SearchOutcome.FITS:
+            assert answer.outcome is not SearchOutcome.IMPOSSIBLE or budget < budgets.floor.nbytes
             continue
-        assert answer.point.nbytes <= budget, f"{where}: it does not fit"
-        if answer.point.split:
+        assert answer.program.nbytes <= budget, f"{where}: it does not fit"
+        if answer.program.split_count:
             told["in pieces"] += 1
-            runs_alike(where, step, unplanned, answer.point.model.graph, options)
+            runs_alike(where, step, unplanned, answer.program.model.graph, options)
             continue
-        assert budgets.floor.nbytes <= answer.point.nbytes, f"{where}: it is below what is said to be needed"
-        if answer.point.model.recipe.again:
-            told["computed again"] += answer.point.again > 0
-            told["brought back"] += answer.point.brought_back > 0
-            _runs_the_same(where, step, unplanned, answer.point.model, options)
+        assert budgets.floor.nbytes <= answer.program.nbytes, f"{where}: it is below what is said to be needed"
+        if answer.program.model.recipe.again:
+            told["computed again"] += answer.program.recompute_count > 0
+            told["brought back"] += answer.program.reload_count > 0
+            _runs_the_same(where, step, unplanned, answer.program.model, options)
     return told
 
 
 def _runs_the_same(where: str, step: Step, unplanned: Any, model: Model, options: Options) -> None:
     graph = model.graph
     assert parse(to_text(graph)) == graph, f"{where}: another graph in text form"
-    kept = without_common(graph)
+    kept = without_common_subexpressions(graph)
     assert len([n for n in kept.nodes if n.again]) == len([n for n in graph.nodes if n.again]), f"{where}: merged"
     changed = replace(step, graph=graph)
     assert runs_right(step, unplanned, changed.compiled(options)), f"{where}: computed again, something else comes out"
@@ -184,13 +188,13 @@ def check_pieces(seed: int) -> Counter[str]:
     """One step with nodes at random in pieces, at random. Raises AssertionError that names the seed."""
     rng, step = drawn(seed)
     count = rng.choice((2, 2, 3, 4))
-    read = readers(step.graph)
+    read = count_readers(step.graph)
     updates = {source for _, source in step.graph.updates}
     chosen: dict[str, tuple[str, int]] = {}
-    chains = gatherable(step.graph)
+    chains = accumulable_terms(step.graph)
     for node in step.graph.nodes:
-        kinds = [(kind, count) for kind in (BATCH, RESULT) if way(node, kind, count) is not None]
-        looked_up = onto(step.graph, node, read)
+        kinds = [(kind, count) for kind in (BATCH, RESULT) if split_rule_for(node, kind, count) is not None]
+        looked_up = added_lookup_gradient(step.graph, node, read)
         if looked_up is not None and rng.random() < 0.5:
             chosen.pop(looked_up.name, None)
             kinds = [(ONTO, 1)]
@@ -205,7 +209,7 @@ def check_pieces(seed: int) -> Counter[str]:
     if chosen:
         splits = tuple((name, *what) for name, what in chosen.items())
         options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
-        made = splitted(step.graph, splits).graph
+        made = split_nodes(step.graph, splits).graph
         runs_alike(f"seed {seed}, {splits}", step, step.compiled(UNPLANNED), made, options)
     return Counter({"nodes in pieces": len(chosen)})
 

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.layouts import ALIGNMENTS
 from tests.nn.facts import generated
 from tests.nn.gradient_programs import check_program
@@ -24,7 +24,7 @@ Seen = Counter[str]
 
 
 def one_variation(seed: int, seen: Seen) -> None:
-    generated(seed, Reference() if seed % 4 == 0 else Torch(), seen)
+    generated(seed, ReferenceBackend() if seed % 4 == 0 else TorchBackend(), seen)
 
 
 def one_operator(seed: int, seen: Seen) -> None:

@@ -13,8 +13,8 @@ from itertools import islice
 from sublet import Options, plan_memory
 from sublet.ir.graph import Graph
 from sublet.ops.verify import verify
-from sublet.passes.ordering.search import account_in_order, least_live, live_bytes
-from sublet.plan.schedule import serial
+from sublet.passes.ordering.order_search import atom_model_in_order, peak_live_bytes, search_order
+from sublet.plan.schedule import serial_schedule
 from tests.generate import program
 from tests.passes.orders import all_orders, in_random_order
 
@@ -26,22 +26,22 @@ def compare(seed: int) -> tuple[bool, bool]:
     rng = random.Random(seed)
     graph = program(rng, rng.choice((5, 7, 9, 14)), control=False)
     outside = frozenset(graph.weights)
-    account = account_in_order(graph, outside)
-    found, known = least_live(graph, outside)
+    account = atom_model_in_order(graph, outside)
+    found, known = search_order(graph, outside)
     verify(found)
     assert sorted(node.name for node in found.nodes) == sorted(node.name for node in graph.nodes)
     assert known.bound <= known.live_bytes
-    if not account.proves:
+    if not account.is_bound:
         assert not known.proven
         return False, False
     assert known.proven
-    assert live_bytes(found, outside) == known.live_bytes <= live_bytes(graph, outside)
+    assert peak_live_bytes(found, outside) == known.live_bytes <= peak_live_bytes(graph, outside)
     for order in (graph, found, in_random_order(graph, rng)):
-        assert known.bound <= live_bytes(order, outside) <= _arena(order)
+        assert known.bound <= peak_live_bytes(order, outside) <= _arena(order)
     few = list(islice(all_orders(graph), MOST_ORDERS + 1))
     if len(few) > MOST_ORDERS:
         return True, False
-    problem = account.problem()
+    problem = account.compiled_problem()
     assert min(max([problem.at_start(), *problem.curve(order)]) for order in few) == known.live_bytes == known.bound
     if len(few) <= 24:  # the claim itself: no order of these nodes is planned in fewer bytes
         plans = [replace(graph, nodes=tuple(graph.nodes[i] for i in order)) for order in few]
@@ -50,7 +50,7 @@ def compare(seed: int) -> tuple[bool, bool]:
 
 
 def _arena(graph: Graph) -> int:
-    return plan_memory(graph, Options(alignment=1), schedule=serial(graph)).arena_bytes
+    return plan_memory(graph, Options(alignment=1), schedule=serial_schedule(graph)).arena_bytes
 
 
 def main() -> None:

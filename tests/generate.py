@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
+from sublet.ir.dataflow import max_trip_count
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import room
 from tests import dialect
 from tests.interpreter import ROUNDS
 
@@ -277,7 +277,7 @@ class _Writer:
             slice_axes=tuple(axes), slice_reversed=tuple(self.chance(0.3) for _ in axes),
             row_axes=tuple(row_axes), row_reversed=tuple(self.chance(0.3) for _ in rows),
         )  # fmt: skip
-        limit = room(node)
+        limit = max_trip_count(node)
         if captured and limit is not None and limit <= max(ROUNDS):
             node = replace(node, condition=captured)
         return [*setup, node, *self.together(scope, finals, stacked)]

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sublet
 from sublet.base.safetensors import Tensors, write_tensors
-from sublet.foreign.files import judged_file, packing_problem, plan_beside
+from sublet.foreign.files import judge_plan_file, packing_problem, read_plan_file
 from sublet.ir.text import parse
 from sublet.plan.file import from_json, to_json
 from tests.frontends.damage import NAME, Format, arguments, tell
@@ -127,9 +127,9 @@ FORMATS: dict[str, Format[Any]] = {
     "onnx": _format(onnx_files, ".onnx", lambda path: sublet.read_model(path, {"n": 2})),
     "text": _format(text_files, ".sublet", sublet.read_model),
     "plan": _format(plan_files, ".json", _plan),
-    "placed": _format(placed_files, ".json", plan_beside),
+    "placed": _format(placed_files, ".json", read_plan_file),
     "problem": _format(problem_files, ".json", packing_problem),
-    "csv": _format(csv_files, ".csv", judged_file),
+    "csv": _format(csv_files, ".csv", judge_plan_file),
     "snapshot": _format(snapshot_files, ".pickle", packing_problem),
     "pir": _format(
         lambda: [(PADDLE / "pir_loop_and_branch.json").read_bytes()],

@@ -15,11 +15,11 @@ from hashlib import shake_128
 import numpy as np
 
 from sublet.base.tensor import TensorSpec
+from sublet.ir.dataflow import max_trip_count
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import room
 from sublet.ops.op import lookup
-from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, bound_to
-from sublet.plan.schedule import Schedule, happens_before, serial
+from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, bound_storage_name
+from sublet.plan.schedule import Schedule, happens_before, serial_schedule
 
 ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
 """How often loops run, as chance has it."""
@@ -53,22 +53,22 @@ def _run_matches(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: random
     for _ in range((4 if plan.exchanged else 2) if graph.updates else 1):
         meant = OwnBytes(fed, salt)
         trace = Trace()
-        _Run(meant, random.Random(0), trace).root(graph, serial(graph))
+        _Run(meant, random.Random(0), trace).root(graph, serial_schedule(graph))
         try:
             planned.load(fresh)
             _Run(planned, rng, Trace(trace.seen)).root(graph, schedule)
             if any(planned.read(value) != meant.read(value) for value in graph.outputs):
                 return False
             planned.exchange()
-            if any(planned.read(value) != meant.read(value) for value in (*graph.weights, *graph.updated)):
+            if any(planned.read(value) != meant.read(value) for value in (*graph.weights, *graph.updated_values)):
                 return False
         except (Diverged, KeyError):
             return False
         if not planned.read_only_intact():
             return False
-        fresh = [value for value in graph.inputs if value not in graph.updated]
+        fresh = [value for value in graph.inputs if value not in graph.updated_values]
         fed |= {value.name: rng.randbytes(_size(value)) for value in fresh}
-        fed |= {value.name: meant.read(value) for value in graph.updated}
+        fed |= {value.name: meant.read(value) for value in graph.updated_values}
     return True
 
 
@@ -197,10 +197,10 @@ class PlannedBytes:
         for placement in plan.placements:
             self.placed.setdefault(placement.value, []).append(placement)
         self.storages = {storage.name: bytearray(rng.randbytes(storage.nbytes)) for storage in plan.storages}
-        updated = {bound_to(value.name) for value in graph.updated}
+        updated = {bound_storage_name(value.name) for value in graph.updated_values}
         self.read_only = [s.name for s in plan.storages if s.kind in ("weight", "input") and s.name not in updated]
         self.outside: dict[str, bytes] = {}
-        self.cycles = [[bound_to(name) for name in cycle] for cycle in plan.exchanged]
+        self.cycles = [[bound_storage_name(name) for name in cycle] for cycle in plan.exchanged]
 
     def exchange(self) -> None:
         """The run has ended: in each cycle the memory of the next becomes one's own."""
@@ -269,7 +269,7 @@ class PlannedBytes:
         """Decide which copy comes next."""
         outer = self._around(loop)
         if (loop, outer) in self.rolled:
-            self.copy[-1] = self.rolled[loop, outer].after(self.copy[-1], self.ways)
+            self.copy[-1] = self.rolled[loop, outer].next_version(self.copy[-1], self.ways)
             self.context = outer
 
     def end_loop(self, loop: str) -> None:
@@ -415,11 +415,11 @@ class _Run:
 
     def loop(self, node: While, body: Schedule) -> None:
         self.assign(node.inits, node.parameters)
-        for stacked in node.stacked:
+        for stacked in node.stacked_outputs:
             if stacked is not None:
                 self.store.write(stacked, bytes(stacked.nbytes))
         self.store.begin_loop(node.name)
-        limit = room(node)
+        limit = max_trip_count(node)
         for round_number in range(max(ROUNDS) + 2):
             self.store.begin_round(node.name, round_number)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
@@ -443,7 +443,7 @@ class _Run:
             self.store.write(value, np.take(whole, index, axis).tobytes())
 
     def stack(self, node: While, round_number: int) -> None:
-        details = list(zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True))
+        details = list(zip(node.rows, node.stacked_outputs, node.row_axes, node.row_reversed, strict=True))
         rows = [self.read(row, f"{node.name} row") if out is not None else b"" for row, out, _, _ in details]
         for content, (row, stacked, axis, backwards) in zip(rows, details, strict=True):
             if stacked is None:

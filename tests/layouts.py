@@ -21,8 +21,8 @@ from sublet.ir.scratch import with_scratch
 from sublet.ops import lookup
 from sublet.plan import ARENA, MemoryPlan
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.kernels import Kernels, bind_node, choose_kernels, scratch_of
-from sublet.runtime.memory import Memory, Places, aligned_bytes
+from sublet.runtime.kernel_choice import Kernels, bind_node, choose_kernels, scratch_of
+from sublet.runtime.memory import ExecutableMemory, ValuePlaces, aligned_bytes
 from sublet.runtime.poison import GUARD, POISON
 from tests.plans import plan_at
 
@@ -144,11 +144,11 @@ def run(graph: Graph, kernels: Kernels, plan: MemoryPlan, given: Mapping[Value, 
 
     What lies in its place already is not the node's own: it must be as it was.
     """
-    memory = Memory(graph, plan)
+    memory = ExecutableMemory(graph, plan)
     block = aligned_bytes(plan.arena_bytes + 2 * GUARD, GUARD)
     block[:] = POISON
-    memory.bring(ARENA, block[GUARD : GUARD + plan.arena_bytes], ARENA, 1)
-    places = memory.here()
+    memory.adopt_bytes(ARENA, block[GUARD : GUARD + plan.arena_bytes], ARENA, 1)
+    places = memory.places_at()
     for value, content in given.items():
         places.bytes_of(value)[...] = content.reshape(-1).view(np.uint8)
     for node in graph.nodes:
@@ -169,7 +169,7 @@ def run(graph: Graph, kernels: Kernels, plan: MemoryPlan, given: Mapping[Value, 
     return {value: np.array(places.array(value)) for value in dict.fromkeys(graph.outputs)}
 
 
-def _in_place(node: Node, places: Places) -> Iterator[tuple[Value, Value, int]]:
+def _in_place(node: Node, places: ValuePlaces) -> Iterator[tuple[Value, Value, int]]:
     """The (input, output, where in it) of parts that lie in their place; and of views, the output as a part."""
     op = lookup(node.op)
     for part, whole, offset in _pairs(node, op.parts(node)):

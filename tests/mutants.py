@@ -9,8 +9,8 @@ from itertools import chain
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, OPEN, POINTER, Jump, MemoryPlan, Placement, Rolled
-from sublet.plan.schedule import Schedule, Step
+from sublet.plan import ARENA, OPEN, POINTER, MemoryPlan, Placement, RolledLoop, VersionTransition
+from sublet.plan.schedule import Schedule, ScheduleStep
 from tests.plans import moved, with_arena
 
 Mutation = Callable[[random.Random, MemoryPlan], MemoryPlan | None]
@@ -126,7 +126,10 @@ def _copies_in_another_order(rng: random.Random, plan: MemoryPlan) -> MemoryPlan
 
 
 def _with_jumps(
-    rng: random.Random, plan: MemoryPlan, change: Callable[[Rolled, list[Jump], int], None], at_least: int = 1
+    rng: random.Random,
+    plan: MemoryPlan,
+    change: Callable[[RolledLoop, list[VersionTransition], int], None],
+    at_least: int = 1,
 ) -> MemoryPlan | None:
     """The plan with some of the jumps of one loop changed; `change` gets them, and the position of one of them."""
     jumping = [i for i, record in enumerate(plan.rolled) if len(record.jumps) >= at_least]
@@ -141,7 +144,7 @@ def _with_jumps(
 def _jump_ambiguous(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """One end of a copy that is followed by one copy and by another."""
 
-    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+    def change(record: RolledLoop, jumps: list[VersionTransition], j: int) -> None:
         jumps.insert(rng.choice((0, j + 1)), replace(jumps[j], next=rng.randrange(record.copies)))
 
     return _with_jumps(rng, plan, change)
@@ -150,7 +153,7 @@ def _jump_ambiguous(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
 def _jump_elsewhere(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """A jump out of another copy, or of one that is not there."""
 
-    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+    def change(record: RolledLoop, jumps: list[VersionTransition], j: int) -> None:
         jumps[j] = replace(jumps[j], copy=rng.randint(-1, record.copies))
 
     return _with_jumps(rng, plan, change)
@@ -159,7 +162,7 @@ def _jump_elsewhere(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
 def _jumps_exchanged(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """Two jumps with each other's target."""
 
-    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+    def change(record: RolledLoop, jumps: list[VersionTransition], j: int) -> None:
         k = rng.choice([k for k in range(len(jumps)) if k != j])
         jumps[j], jumps[k] = replace(jumps[j], next=jumps[k].next), replace(jumps[k], next=jumps[j].next)
 
@@ -169,7 +172,7 @@ def _jumps_exchanged(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
 def _jump_missing(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """One end of a copy that nothing follows, or all of them."""
 
-    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+    def change(record: RolledLoop, jumps: list[VersionTransition], j: int) -> None:
         copy = jumps[j].copy
         one = rng.random() < 0.5
         jumps[:] = [jump for k, jump in enumerate(jumps) if (k != j if one else jump.copy != copy)]
@@ -180,7 +183,7 @@ def _jump_missing(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
 def _way_changed(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """A jump for another way out of a loop or branch, one that may not be there, or for any way."""
 
-    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+    def change(record: RolledLoop, jumps: list[VersionTransition], j: int) -> None:
         ways = list(jumps[j].ways)
         if not ways:
             return
@@ -322,7 +325,7 @@ def _changed(schedule: Schedule, path: Path, change: Callable[[Schedule], Schedu
     return Schedule(schedule.steps, {**schedule.bodies, name: bodies})
 
 
-def _with_steps(schedule: Schedule, steps: tuple[Step, ...]) -> Schedule:
+def _with_steps(schedule: Schedule, steps: tuple[ScheduleStep, ...]) -> Schedule:
     return Schedule(steps, schedule.bodies)
 
 

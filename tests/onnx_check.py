@@ -17,9 +17,9 @@ import onnxruntime as ort
 import sublet
 from sublet.analysis.options import Options
 from sublet.base.tensor import TensorSpec
-from sublet.packing import STRATEGIES, Region
-from sublet.plan import bound_to
-from sublet.planning.unfollowed import followed
+from sublet.packing import STRATEGIES, MemoryRegion
+from sublet.plan import bound_storage_name
+from sublet.planning.checker_fallback import is_without_fallback
 from tests.onnx_generate import Program
 from tests.onnx_several import onnx_program
 
@@ -63,7 +63,7 @@ def options_of(rng: random.Random) -> Options:
         share=rng.random() < 0.9,
         in_place_from=rng.choice([None, 0, 0, 8, 1 << 20]),
         order=rng.choice(["given", "given", "less"]),
-        regions=rng.choice([(), (), (), (Region("fast", 1024, 1), Region("slow", 1 << 24, 10))]),
+        regions=rng.choice([(), (), (), (MemoryRegion("fast", 1024, 1), MemoryRegion("slow", 1 << 24, 10))]),
     )
 
 
@@ -138,14 +138,14 @@ def check_onnx(seed: int, trace: Any = None) -> Outcome:
         off = _differing(wanted, found, exact=exact)
         if off:
             return Outcome(wrong=f"{where}: the {kind} run differs in {off}", nodes=nodes)
-    return Outcome(nodes=nodes, unfollowed=not followed(executable.plan))
+    return Outcome(nodes=nodes, unfollowed=not is_without_fallback(executable.plan))
 
 
 def _bind(rng: random.Random, executable: sublet.Executable) -> None:
     """Some outputs lie in memory of the caller's; not those that are inputs or weights, whose content that would be."""
     given = {*executable.graph.inputs, *executable.graph.weights}
     for name, value in executable.outputs.items():
-        bound = bound_to(value.name) in {storage.name for storage in executable.plan.storages}
+        bound = bound_storage_name(value.name) in {storage.name for storage in executable.plan.storages}
         if bound and isinstance(value.spec, TensorSpec) and value not in given and rng.random() < 0.5:
             executable.bind(name, sublet.aligned_bytes(value.nbytes, WIDE))
 

@@ -16,12 +16,12 @@ from pathlib import Path as File
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.sources import planned_model
+from sublet.api.sources import model_of_plan
 from sublet.base.errors import SubletError
 from sublet.checker import judge
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.packing import Region
+from sublet.packing import MemoryRegion
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint, from_json, to_json
 from sublet.planning.pipeline import plan_memory
@@ -77,13 +77,13 @@ def judge_files(seed: int, folder: File, count: int = 40) -> Iterator[tuple[str,
     graph, plan = _planned(rng)
     model = folder / "program.sublet"
     model.write_text(to_text(graph))
-    assert not judge(planned_model(model, plan).graph, plan.schedule, plan).findings, f"seed {seed}"
+    assert not judge(model_of_plan(model, plan).graph, plan.schedule, plan).findings, f"seed {seed}"
     for name, text in changed_files(rng, to_json(plan), count):
         try:
             mutant = from_json(text)
             if rng.random() < 0.5:  # signed again by whoever changed it
                 mutant = replace(mutant, fingerprint=fingerprint(graph, mutant.schedule))
-            judged = judge(planned_model(model, mutant).graph, mutant.schedule, mutant)
+            judged = judge(model_of_plan(model, mutant).graph, mutant.schedule, mutant)
         except SubletError:
             yield name, False
             continue
@@ -112,7 +112,7 @@ def _planned(rng: random.Random) -> tuple[Graph, MemoryPlan]:
         weights=rng.choice(["bound", "arena"]),
         in_place_from=rng.choice([0, 0, 8, 1 << 20]),
         share=rng.random() < 0.9,
-        regions=rng.choice([(), (), (), (Region("fast", 256, 1), Region("slow", 1 << 20, 10))]),
+        regions=rng.choice([(), (), (), (MemoryRegion("fast", 256, 1), MemoryRegion("slow", 1 << 20, 10))]),
     )
     if rng.random() < 0.2:
         return graph, plan_memory(graph, chosen, schedule=random_schedule(rng, graph, rng.choice([2, 3])))

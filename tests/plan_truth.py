@@ -158,7 +158,7 @@ def _pairs(graph: Graph, how: str, plan: MemoryPlan) -> Iterator[tuple[str, str]
                     *zip(node.parameters, node.finals, strict=True)]  # fmt: skip
             parts = {
                 "slice": zip(node.slices, node.sequences, strict=True),
-                "row": zip(node.rows, node.stacked, strict=True),
+                "row": zip(node.rows, node.stacked_outputs, strict=True),
             }
             yield from ((one.name, whole.name) for one, whole in parts.get(how, ()) if whole is not None)
         elif isinstance(node, CaseOf):

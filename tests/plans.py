@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sublet.base.tensor import Unplannable
-from sublet.checker.exchange import as_exchanged
-from sublet.checker.lives import needed
-from sublet.checker.timeline import timeline
-from sublet.checker.walk import Places, TooManyStatesError, Walk
+from sublet.checker.liveness import must_live
+from sublet.checker.state_space import PlacementIndex, StateSpace, TooManyStatesError
+from sublet.checker.storage_swap import redirect_updates
+from sublet.checker.timeline import build_timeline
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
+from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Region, Storage, UnplannedValue, bound_storage_name
 from sublet.plan.file import fingerprint
-from sublet.plan.schedule import Schedule, serial
+from sublet.plan.schedule import Schedule, serial_schedule
 
 MOST_POINTS = 1 << 20
 
@@ -33,17 +33,17 @@ def plan_at(
     values = {value.name: value for value in graph.values()}
     bound = bound or {}
     storages = [Storage(ARENA, "arena", arena_bytes)]
-    storages += [Storage(bound_to(name), kind, values[name].nbytes) for name, kind in bound.items()]
+    storages += [Storage(bound_storage_name(name), kind, values[name].nbytes) for name, kind in bound.items()]
     placements = []
     for name, place in places.items():
         storage, offset = (ARENA, place) if isinstance(place, int) else place
-        storage = bound_to(storage) if storage in bound else storage
+        storage = bound_storage_name(storage) if storage in bound else storage
         value = values[name]
         placements.append(Placement(name, str(value.spec), Region(storage, offset, value.nbytes), ((0, 1),), 0))
     return MemoryPlan(
         graph=graph.name,
         fingerprint="",
-        schedule=schedule or serial(graph),
+        schedule=schedule or serial_schedule(graph),
         alignment=alignment,
         strategy="by hand",
         arena_bytes=arena_bytes,
@@ -55,13 +55,13 @@ def plan_at(
         storages=tuple(storages),
         placements=tuple(placements),
         outside=tuple(
-            Outside(value.name, value.spec.type, value.spec.reason)
+            UnplannedValue(value.name, value.spec.type, value.spec.reason)
             for value in values.values()
             if isinstance(value.spec, Unplannable)
         ),
         peak=Peak(0, 0, ()),
         points=(),
-        updated=tuple(value.name for value in graph.updated),
+        updated=tuple(value.name for value in graph.updated_values),
     )
 
 
@@ -88,7 +88,11 @@ def moved(plan: MemoryPlan, places: Mapping[str, Place]) -> MemoryPlan:
     def region(placement: Placement) -> Region:
         place = places.get(placement.value, (placement.region.storage, placement.region.offset))
         storage, offset = (ARENA, place) if isinstance(place, int) else place
-        storage = bound_to(storage) if bound_to(storage) in {known.name for known in plan.storages} else storage
+        storage = (
+            bound_storage_name(storage)
+            if bound_storage_name(storage) in {known.name for known in plan.storages}
+            else storage
+        )
         return Region(storage, offset, placement.region.nbytes)
 
     return replace(plan, placements=tuple(replace(p, region=region(p)) for p in plan.placements))
@@ -105,12 +109,12 @@ def told_anew(graph: Graph, plan: MemoryPlan) -> MemoryPlan:
 
     Where its pointers can be in too many states to tell, lives stay as they were.
     """
-    places, rolled = Places(plan), {(record.loop, record.within): record for record in plan.rolled}
-    points = timeline(as_exchanged(graph, plan), plan.schedule, places.pointers, rolled, MOST_POINTS)
+    places, rolled = PlacementIndex(plan), {(record.loop, record.within): record for record in plan.rolled}
+    points = build_timeline(redirect_updates(graph, plan), plan.schedule, places.pointers, rolled, MOST_POINTS)
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
     try:
-        lives = needed(Walk(points, places), lasting)
+        lives = must_live(StateSpace(points, places), lasting)
     except TooManyStatesError:
         lives = {i: place.live for i, place in enumerate(plan.placements)}
     return replace(

@@ -1,6 +1,6 @@
 """Measures of names and sentences: pronouns, riddle openings, bare names, shared class names, phrases without content.
 
-    python -m tests.prose [PATH ...]     # the measures of src/sublet and the documents, worst files first
+python -m tests.prose [PATH ...]     # the measures of src/sublet and the documents, worst files first
 """
 
 from __future__ import annotations
@@ -17,12 +17,42 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "sublet"
 
 PRONOUNS = frozenset(
-    "it its that what which they them these those this one ones other others such so there whose who whoever whatever "
-    "somebody nobody anybody nothing something anything everything".split()
+    [
+        "it",
+        "its",
+        "that",
+        "what",
+        "which",
+        "they",
+        "them",
+        "these",
+        "those",
+        "this",
+        "one",
+        "ones",
+        "other",
+        "others",
+        "such",
+        "so",
+        "there",
+        "whose",
+        "who",
+        "whoever",
+        "whatever",
+        "somebody",
+        "nobody",
+        "anybody",
+        "nothing",
+        "something",
+        "anything",
+        "everything",
+    ]
 )
 """Words in place of a noun, and relatives that hide the subject of a clause."""
 
-RIDDLES = frozenset("what whether which how where who why of by from when whose as".split())
+RIDDLES = frozenset(
+    ["what", "whether", "which", "how", "where", "who", "why", "of", "by", "from", "when", "whose", "as"]
+)
 """First words of a docstring that neither say what a function does nor what its result is."""
 
 BARE = re.compile(
@@ -88,9 +118,7 @@ def _count_docstring(
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and tokens and tokens[0] in RIDDLES:
         prose.riddles.append(f"{path.name}: {name}")
     flat = " ".join(docstring.lower().split())
-    prose.phrases += [
-        f"{path.name}: {name}: {phrase}" for phrase in EMPTY_PHRASES if re.search(rf"\b{phrase}\b", flat)
-    ]
+    prose.phrases += [f"{path.name}: {name}: {phrase}" for phrase in EMPTY_PHRASES if re.search(rf"\b{phrase}\b", flat)]
 
 
 @dataclass(frozen=True)
@@ -140,8 +168,9 @@ def main() -> None:
     paths = [file for root in map(Path, sys.argv[1:] or [str(SOURCE)]) for file in python_files(root)]
     prose = count(paths)
     print(
-        f"{len(paths)} files, pronouns per 100 words {prose.pronouns_per_100:.1f}, riddle openings {len(prose.riddles)}, "
-        f"bare names {len(prose.bare)} of {prose.definitions}, shared class names {prose.shared_class_names:.1%}, "
+        f"{len(paths)} files, pronouns per 100 words {prose.pronouns_per_100:.1f}, "
+        f"riddle openings {len(prose.riddles)}, bare names {len(prose.bare)} of {prose.definitions}, "
+        f"shared class names {prose.shared_class_names:.1%}, "
         f"empty phrases {len(prose.phrases)}"
     )
     worst = sorted(((count([path]).pronouns_per_100, path) for path in paths), reverse=True)[:10]

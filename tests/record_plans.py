@@ -1,10 +1,12 @@
 """Record hashes of plans, packings and results, to prove that a change of names or places changes no byte of them.
 
-    python -m tests.record_plans before.json                    # record
-    python -m tests.record_plans after.json --beside before.json  # record again and compare; exit status 1 where they differ
+    python -m tests.record_plans before.json                      # record
+    python -m tests.record_plans after.json --beside before.json  # record again and compare
 
-Recorded are: plans of generated programs (offsets, bounds, copies, recipes, as their files hold them), plans and results
-of ONNX models, packings of planning problems, training steps with and without a budget, arenas of networks by
+The exit status of a comparison is 1 where the two differ.
+
+Recorded are: plans of generated programs (offsets, bounds, copies, recipes, as their files hold them), plans and
+results of ONNX models, packings of planning problems, training steps with and without a budget, arenas of networks by
 torch.compile. `--programs N` sets the number of generated programs.
 """
 
@@ -118,11 +120,14 @@ def records(programs: int) -> Iterator[Record]:
     for path in sorted(LIGHT.glob("*.onnx")):
         yield path.stem, lambda path=path: to_json(sublet.compile(path).plan)
     for name, made in {
-        "mobilenet_v2": lambda: mobilenet_v2(96), "unet": lambda: unet(64, 8), "lstm_loop": lambda: lstm_loop(20, 1, 32, 32),
-        "bert": bert, "gpt2": gpt2,
+        "mobilenet_v2": lambda: mobilenet_v2(96), "unet": lambda: unet(64, 8),
+        "lstm_loop": lambda: lstm_loop(20, 1, 32, 32), "bert": bert, "gpt2": gpt2,
     }.items():  # fmt: skip
         yield name, lambda made=made: onnx_run(made())
-        yield f"{name} by less", lambda made=made: to_json(sublet.compile(made(), options=sublet.Options(order="less")).plan)
+        yield (
+            f"{name} by less",
+            lambda made=made: to_json(sublet.compile(made(), options=sublet.Options(order="less")).plan),
+        )
     for name in ("ResNet-50", "LSTM, 32 steps", "GoogLeNet"):
         for share in (None, 0.7):
             yield f"step of {name} {share}", lambda name=name, share=share: step_plan(name, share)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from sublet.ir.dataflow import captures
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.ir.walk import captures
-from sublet.plan.schedule import Schedule, Step
+from sublet.plan.schedule import Schedule, ScheduleStep
 
 
 def random_schedule(rng: random.Random, graph: Graph, streams: int, check: int = 0) -> Schedule:
@@ -17,13 +17,13 @@ def random_schedule(rng: random.Random, graph: Graph, streams: int, check: int =
     makers = {value.name: node.name for node in graph.nodes for value in node.defs}
     early = [node.name for node in graph.nodes[:check]]
     needed = {node.name: _makers(node, makers) + (early if i >= check else []) for i, node in enumerate(graph.nodes)}
-    steps: list[Step] = []
+    steps: list[ScheduleStep] = []
     waiting = {node.name: node for node in graph.nodes}
     while waiting:
         ready = [name for name in waiting if all(other not in waiting for other in needed[name])]
         chosen = rng.choice(ready)
         del waiting[chosen]
-        steps.append(Step(chosen, rng.randrange(streams), tuple(dict.fromkeys(needed[chosen]))))
+        steps.append(ScheduleStep(chosen, rng.randrange(streams), tuple(dict.fromkeys(needed[chosen]))))
     return Schedule(tuple(steps), {node.name: _bodies(rng, node, streams) for node in graph.nodes if node.subgraphs})
 
 

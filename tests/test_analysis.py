@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from sublet.analysis.content import Segment, contents
-from sublet.analysis.flow_builder import flow
-from sublet.analysis.groups import Group, Member, union
-from sublet.analysis.instances import Instances, Refused, Unrollable, never
-from sublet.analysis.interference import interference
-from sublet.analysis.liveness import liveness
+from sublet.analysis.byte_provenance import OriginSegment, compute_provenance
+from sublet.analysis.coalesced_buffer import CoalescedBuffer, Member, union_without_members
+from sublet.analysis.control_flow_builder import build_control_flow
+from sublet.analysis.interference import build_packing_problem
+from sublet.analysis.liveness import compute_live_ranges
+from sublet.analysis.loop_versions import PLAN_TOO_LONG
+from sublet.analysis.loop_views import LoopView
 from sublet.analysis.options import Options
-from sublet.analysis.sharing import share
-from sublet.analysis.unroll import TOO_LONG
-from sublet.analysis.windows import Window
+from sublet.analysis.sharing import share_buffers
+from sublet.analysis.value_versions import NotRenamable, RenamingRefused, ValueVersions, never_reuse
 from sublet.base.errors import ProblemError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
 from sublet.plan import POINTER
-from sublet.plan.schedule import Schedule, Step, serial
+from sublet.plan.schedule import Schedule, ScheduleStep, serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests import dialect  # noqa: F401  (registers the test dialect)
 
@@ -57,48 +57,48 @@ def value(name: str, extent: int = 4) -> Value:
 )
 def test_a_window_holds_what_lives_within_one_round(pieces: tuple[tuple[int, int], ...], held: bool) -> None:
     (loop,) = (node for node in parse(SWAP).walk() if isinstance(node, While))
-    window = Window("row", loop, value("row"), value("whole", 8), 0, False, ((2, 5), (8, 12)))
-    assert window.holds(pieces) is held
+    window = LoopView("row", loop, value("row"), value("whole", 8), 0, False, ((2, 5), (8, 12)))
+    assert window.contains_ranges(pieces) is held
 
 
 def test_an_operand_that_may_be_several_is_the_pointer_that_was_them_first() -> None:
-    now = Instances(frozenset(), never)
+    now = ValueVersions(frozenset(), never_reuse)
     a, b, p, q = (value(name) for name in "abpq")
-    now.let(p, (a, b))
-    now.let(q, (a, b))
-    assert now.operand(q) == now.operand(p) == p
-    now.let(q, (b,))
-    assert now.operand(q) == b
-    assert now.operands([p, None, q]) == ((a, b, b), (p, None, b), ((p, (a, b)),))
+    now.bind(p, (a, b))
+    now.bind(q, (a, b))
+    assert now.operand_version(q) == now.operand_version(p) == p
+    now.bind(q, (b,))
+    assert now.operand_version(q) == b
+    assert now.operand_versions([p, None, q]) == ((a, b, b), (p, None, b), ((p, (a, b)),))
 
 
 def test_the_bytes_of_groups_and_of_two_together() -> None:
-    def group(name: str, low: int, high: int) -> Group:
-        return Group({}, value(name), low, high, ((0, 2),))
+    def group(name: str, low: int, high: int) -> CoalescedBuffer:
+        return CoalescedBuffer({}, value(name), low, high, ((0, 2),))
 
     a, b = group("a", 0, 16), group("b", 8, 24)
     assert (a.nbytes, b.nbytes) == (16, 16)
-    together = union(a, b, shift=-4)
+    together = union_without_members(a, b, shift=-4)
     assert (together.low, together.high, together.nbytes) == (0, 20, 20)
 
 
 def test_members_are_found_by_the_bytes_and_the_time_that_they_share() -> None:
     """More members than are looked at one by one."""
-    group = Group({}, value("m0", 4), 0, 1600, ((0, 400),))
+    group = CoalescedBuffer({}, value("m0", 4), 0, 1600, ((0, 400),))
     for i in range(100):
-        group.put(Member(value(f"m{i}"), 16 * i), ((6 * i + 1, 6 * i + 3),))
+        group.add_member(Member(value(f"m{i}"), 16 * i), ((6 * i + 1, 6 * i + 3),))
     for i in (0, 50, 99):
-        beside = {member.value.name for member in group.beside(16 * i, 16, ((6 * i, 6 * i + 4),))}
+        beside = {member.value.name for member in group.candidates_overlapping(16 * i, 16, ((6 * i, 6 * i + 4),))}
         assert beside == {f"m{i}"}
-        assert not list(group.beside(16 * i, 16, ((6 * i + 200, 6 * i + 204),)))
+        assert not list(group.candidates_overlapping(16 * i, 16, ((6 * i + 200, 6 * i + 204),)))
 
 
 def test_long_lives_are_found_by_the_bytes_that_they_share() -> None:
-    group = Group({}, value("m0", 4), 0, 1600, ((0, 10_000),))
+    group = CoalescedBuffer({}, value("m0", 4), 0, 1600, ((0, 10_000),))
     for i in range(100):
-        group.put(Member(value(f"m{i}"), 16 * i), ((1, 10_000),))
+        group.add_member(Member(value(f"m{i}"), 16 * i), ((1, 10_000),))
     for offset, nbytes, found in ((0, 16, {"m0"}), (24, 16, {"m1", "m2"}), (1592, 8, {"m99"}), (1600, 16, set())):
-        assert {member.value.name for member in group.beside(offset, nbytes, ((5000, 5001),))} == found
+        assert {member.value.name for member in group.candidates_overlapping(offset, nbytes, ((5000, 5001),))} == found
 
 
 def test_contents_are_those_of_operands_and_what_is_around_them() -> None:
@@ -111,12 +111,15 @@ def test_contents_are_those_of_operands_and_what_is_around_them() -> None:
     }
     """)
     values = {one.name: one for one in graph.values()}
-    found = {one.name: content for one, content in contents(flow(graph, serial(graph))).items()}
+    found = {
+        one.name: content
+        for one, content in compute_provenance(build_control_flow(graph, serial_schedule(graph))).items()
+    }
     x, padded = values["x"], values["padded"]
-    assert found["whole"] == (Segment(0, 4, x, 0),)
-    assert found["both"] == (Segment(0, 4, x, 0), Segment(4, 4, x, 0))
-    own = Segment(0, 2, padded, 0), Segment(10, 2, padded, 10)
-    assert found["padded"] == (own[0], Segment(2, 4, x, 0), Segment(6, 4, x, 0), own[1])
+    assert found["whole"] == (OriginSegment(0, 4, x, 0),)
+    assert found["both"] == (OriginSegment(0, 4, x, 0), OriginSegment(4, 4, x, 0))
+    own = OriginSegment(0, 2, padded, 0), OriginSegment(10, 2, padded, 10)
+    assert found["padded"] == (own[0], OriginSegment(2, 4, x, 0), OriginSegment(6, 4, x, 0), own[1])
 
 
 def with_scratch(graph: Graph) -> Graph:
@@ -130,7 +133,7 @@ def test_scratch_memory_is_another_instance_in_every_copy_of_a_body() -> None:
     graph = with_scratch(parse(SWAP))
     (loop,) = (node for node in graph.nodes if isinstance(node, While))
     pointers = frozenset(v for v in (*loop.parameters, *loop.finals) if v is not None)
-    laid_out = flow(graph, serial(graph), pointers)
+    laid_out = build_control_flow(graph, serial_schedule(graph), pointers)
     rooms = [point.node.scratch for point in laid_out.points if point.node and point.node.scratch]
     assert len(rooms) > 1
     assert len(set(rooms)) == len(rooms)
@@ -149,9 +152,9 @@ def test_the_label_of_a_buffer_names_its_largest_tensors_first() -> None:
       return %view
     }
     """)
-    laid_out = flow(graph, serial(graph))
-    buffers = share(graph, laid_out, liveness(laid_out))
-    labels = [buffer.label for buffer in interference(buffers, laid_out, alignment=1).buffers]
+    laid_out = build_control_flow(graph, serial_schedule(graph))
+    buffers = share_buffers(graph, laid_out, compute_live_ranges(laid_out))
+    labels = [buffer.label for buffer in build_packing_problem(buffers, laid_out, alignment=1).buffers]
     assert labels == ["the buffer of %x", "the buffer of %large, %view, %other and 1 more"]
 
 
@@ -160,12 +163,12 @@ def test_points_are_added_in_copies_of_a_body_but_the_first() -> None:
     graph = parse(SWAP)
     (loop,) = (node for node in graph.nodes if isinstance(node, While))
     pointers = frozenset(v for v in (*loop.parameters, *loop.finals) if v is not None)
-    with pytest.raises(Refused) as refused:
-        flow(graph, serial(graph), pointers, most_added=19)
+    with pytest.raises(RenamingRefused) as refused:
+        build_control_flow(graph, serial_schedule(graph), pointers, most_added=19)
     (reason,) = refused.value.reasons
-    assert isinstance(reason, Unrollable)
-    assert (reason.why, reason.loop) == (TOO_LONG, loop.name)
-    laid_out = flow(graph, serial(graph), pointers, most_added=20)
+    assert isinstance(reason, NotRenamable)
+    assert (reason.why, reason.loop) == (PLAN_TOO_LONG, loop.name)
+    laid_out = build_control_flow(graph, serial_schedule(graph), pointers, most_added=20)
     assert sum(point.kind == "round" for point in laid_out.points) == 5
 
 
@@ -237,10 +240,17 @@ def test_one_buffer_precedes_another_by_the_points_between_them() -> None:
       return %r
     }
     """)
-    steps = [Step("a"), Step("b"), Step("c"), Step("y"), Step("z", 1), Step("r", 0, ("z",))]
-    laid_out = flow(graph, Schedule(tuple(steps)))
-    buffers = share(graph, laid_out, liveness(laid_out), merging=False)
-    problem = interference(buffers, laid_out, alignment=1)
+    steps = [
+        ScheduleStep("a"),
+        ScheduleStep("b"),
+        ScheduleStep("c"),
+        ScheduleStep("y"),
+        ScheduleStep("z", 1),
+        ScheduleStep("r", 0, ("z",)),
+    ]
+    laid_out = build_control_flow(graph, Schedule(tuple(steps)))
+    buffers = share_buffers(graph, laid_out, compute_live_ranges(laid_out), merging=False)
+    problem = build_packing_problem(buffers, laid_out, alignment=1)
     at = {buffer.members[0].value.name: i for i, buffer in enumerate(buffers)}
     assert problem.precedence is not None
     distance = problem.precedence.distance

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -41,18 +43,13 @@ CHECKER_MAY_REACH = (
     "checker",
     "ops",
     "ir.graph",
-    "ir.walk",
+    "ir.dataflow",
     "ir.recipe",
-    "ir",
     "plan.schedule",
     "plan.records",
     "plan",
     "base.errors",
-    "base.extras",
-    "base.numpy_types",
     "base.tensor",
-    "base",
-    "",
 )
 EMPTY_NAMES = {"info", "data", "manager", "helper", "helpers", "util", "utils", "prep", "misc", "flags", "process"}
 
@@ -124,7 +121,7 @@ def test_backends_do_not_know_each_other() -> None:
     """But for the one place where they are listed, and what ONNX's have in common."""
     room = "runtime.backends."
     for module in modules():
-        if module.startswith(room) and module != f"{room}by_name":
+        if module.startswith(room) and module != f"{room}registry":
             near = [target.removeprefix(room) for target in edges(module) if target.startswith(room)]
             name = module.removeprefix(room).partition(".")[0]
             assert {target.partition(".")[0] for target in near} <= {name, "onnx_nodes"}
@@ -166,7 +163,7 @@ def test_no_import_inside_a_function() -> None:
         for node in ast.walk(function)
         for name in imported(node)
     ]
-    assert not inside, "use sublet.base.extras.require for an optional dependency"
+    assert not inside, "use sublet.base.optional_imports.require for an optional dependency"
 
 
 def body_lines(node: ast.FunctionDef) -> int:
@@ -235,11 +232,42 @@ def test_documents_name_real_paths(document: str) -> None:
     paths |= {
         f"src/sublet/{path}"
         for path in re.findall(
-            r"`((?:base|ir|ops|passes|plan|analysis|packing|checker|planning|viz|runtime|frontends|nn|api|cli)/[\w./]*)`",
+            r"`((?:base|ir|ops|passes|plan|analysis|packing|checker|planning|viz|runtime|frontends|foreign|nn|api|dynamic|cli)"
+            r"/[\w./]*)`",
             text,
         )
     }
     missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_architecture_shows_the_rooms_as_drawn() -> None:
+    """ARCHITECTURE.md has the output of `python -m tests.draw_rooms`."""
+    command = [sys.executable, "-m", "tests.draw_rooms"]
+    drawn = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert f"```text\n{drawn}```\n" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_architecture_has_a_row_for_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rooms = {room for room in FLOORS if "." not in room and not room.startswith("__")}
+    assert set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == rooms
+
+
+def test_architecture_names_definitions_and_tests_that_exist() -> None:
+    """Each "`file`: `name`" is a definition in the file, and each "`file::test`" a test."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    names = [(SOURCE / path, name) for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", text)]
+    tests = [(ROOT / path, name) for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)]
+    assert len(names) > 25
+    assert len(tests) > 10
+    missing = [
+        (path.name, name)
+        for path, name in names + tests
+        if not re.search(
+            rf"^\s*(?:(?:def|class) {name}\b|{name}\b\s*[:=])", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
     assert not missing
 
 

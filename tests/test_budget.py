@@ -9,9 +9,9 @@ from rich.console import Console
 
 from sublet.analysis.options import Options
 from sublet.ir.text import parse
-from sublet.plan.verdict import Outcome, buffers_at_peak, verdict
+from sublet.plan.verdict import BudgetOutcome, buffers_at_peak, verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.verdict import verdict_words
+from sublet.viz.verdict import render_verdict
 
 TEXT = """
 graph @net(%x: f32[64]) {
@@ -37,9 +37,14 @@ def test_between_bound_and_arena_nothing_is_proven() -> None:
     plan = plan_memory(parse(TEXT), Options(strategy="no_reuse", alignment=4))
     assert plan.lower_bound_bytes < plan.arena_bytes
     between = verdict(plan, plan.lower_bound_bytes)
-    assert (between.fits, between.outcome, between.proven, between.proof) == (False, Outcome.DOES_NOT_FIT, False, ())
+    assert (between.fits, between.outcome, between.is_proven, between.proof) == (
+        False,
+        BudgetOutcome.DOES_NOT_FIT,
+        False,
+        (),
+    )
     console = Console(width=200, file=StringIO(), record=True)
-    console.print(verdict_words(between, plan))
+    console.print(render_verdict(between, plan))
     words = console.export_text()
     assert words.startswith("This plan does not fit the budget of")
     assert "Not proven that none does" in words
@@ -85,5 +90,5 @@ def test_a_bound_proven_by_search_needs_no_buffers() -> None:
     refused = verdict(replace(plan, bound="search", proof=()), 800)
     assert (refused.fits, refused.proof) == (False, ())
     console = Console(width=200, record=True, file=StringIO())
-    console.print(verdict_words(refused, replace(plan, bound="search", proof=())))
+    console.print(render_verdict(refused, replace(plan, bound="search", proof=())))
     assert "the search refuted every arena below 900 B" in console.export_text()

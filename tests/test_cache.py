@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet.base import cache
-from sublet.base.cache import add_entry, cache_root, entry, remove_entry
+from sublet.base.cache import add_entry, cache_root, find_entry, remove_entry
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,13 @@ def fill(content: bytes) -> object:
 
 
 def test_an_entry_is_found_until_it_is_removed() -> None:
-    assert entry("things", "a") is None
+    assert find_entry("things", "a") is None
     made = add_entry("things", "a", fill(b"one"))
     assert made is not None
-    assert entry("things", "a") == made == cache_root() / "things" / "a"
+    assert find_entry("things", "a") == made == cache_root() / "things" / "a"
     assert (made / "file").read_bytes() == b"one"
     remove_entry("things", "a")
-    assert entry("things", "a") is None
+    assert find_entry("things", "a") is None
 
 
 def test_the_first_of_two_writers_wins() -> None:
@@ -60,7 +60,7 @@ def test_the_oldest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made is not None
         if key != "c":
             os.utime(made, (1000 + age, 1000 + age))
-    assert [entry("things", key) is not None for key in ("a", "b", "c")] == [False, True, True]
+    assert [find_entry("things", key) is not None for key in ("a", "b", "c")] == [False, True, True]
     assert add_entry("things", "large", fill(bytes(300))) is None
 
 
@@ -71,14 +71,14 @@ def test_few_entries_are_kept_however_small(monkeypatch: pytest.MonkeyPatch) -> 
         assert made is not None
         if key != "c":
             os.utime(made, (1000 + age, 1000 + age))
-    assert [entry("small", key) is not None for key in ("a", "b", "c")] == [False, True, True]
+    assert [find_entry("small", key) is not None for key in ("a", "b", "c")] == [False, True, True]
 
 
 def test_no_cache_where_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("SUBLET_CACHE", str(tmp_path / "file"))
     assert add_entry("things", "a", fill(b"one")) is None
-    assert entry("things", "a") is None
+    assert find_entry("things", "a") is None
     monkeypatch.setenv("SUBLET_CACHE", str(tmp_path / "other"))
     monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
     assert add_entry("things", "a", fill(b"one")) is None

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sublet.analysis.flow_builder import flow
-from sublet.analysis.liveness import liveness
+from sublet.analysis.control_flow_builder import build_control_flow
+from sublet.analysis.liveness import compute_live_ranges
 from sublet.analysis.options import Options
-from sublet.analysis.sharing import share
+from sublet.analysis.sharing import share_buffers
 from sublet.base.errors import TextError
 from sublet.checker import judge
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.plan import Context, Placement
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.plan_changes import changed
@@ -48,31 +48,31 @@ def verified(text: str) -> str:
 
 def live(text: str) -> str:
     graph = parse(text, "case")
-    timeline = flow(graph, serial(graph))
-    ranges = liveness(timeline)
-    lines = [f"{t}: {point} -> {list(timeline.followers[t])}" for t, point in enumerate(timeline.points)]
+    timeline = build_control_flow(graph, serial_schedule(graph))
+    ranges = compute_live_ranges(timeline)
+    lines = [f"{t}: {point} -> {list(timeline.successors[t])}" for t, point in enumerate(timeline.points)]
     for value in graph.values():
-        pieces = " ".join(f"{begin}-{end}" for begin, end in ranges.points(value))
+        pieces = " ".join(f"{begin}-{end}" for begin, end in ranges.point_ranges(value))
         lines.append(f"{value} {pieces}")
     return "\n".join(lines) + "\n"
 
 
 def shared(text: str) -> str:
     graph = parse(text, "case")
-    timeline = flow(graph, serial(graph))
-    homes = {value: (f"%{value.name}", value in graph.updated) for value in graph.weights}
+    timeline = build_control_flow(graph, serial_schedule(graph))
+    homes = {value: (f"%{value.name}", value in graph.updated_values) for value in graph.weights}
     lines = []
-    for buffer in share(graph, timeline, liveness(timeline), homes=homes):
+    for buffer in share_buffers(graph, timeline, compute_live_ranges(timeline), homes=homes):
         members = ", ".join(
             f"{m.value}@{m.offset}" + (f" {m.how} {m.shares}" if m.shares else "") for m in buffer.members
         )
-        lines.append(f"{buffer.nbytes}{' in ' + buffer.home if buffer.home else ''}: {members}")
+        lines.append(f"{buffer.nbytes}{' in ' + buffer.bound_storage if buffer.bound_storage else ''}: {members}")
     return "\n".join(lines) + "\n"
 
 
 def planned(text: str) -> str:
     made = plan_memory(parse(text, "case"), Options(alignment=4))
-    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes} total {made.total_bytes} peak {made.at_peak}"]
+    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes} total {made.total_bytes} peak {made.peak_point}"]
     for place in made.placements:
         region = place.region
         lines.append(

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sublet.base.errors import MissingExtraError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.plan.file import load, save
 from tests.commands import Cli
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sublet.analysis.copied import targets
 from sublet.analysis.options import Options
+from sublet.analysis.residual_copies import possible_bindings
 from sublet.api.compiling import compile
 from sublet.base.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
@@ -142,7 +142,7 @@ def test_what_a_chain_of_choices_stands_for_is_found_in_steps_as_many_as_links()
     header = "graph @chain(%x: f32[16], %y0: f32[16], %y1: f32[16], %c: bool[]) {"
     graph = parse("\n".join([header, *lines, f"return {now}", "}"]))
     pointers = Counted(value for node in graph.walk() if isinstance(node, CaseOf) for value in node.defs)
-    found = targets(graph, pointers)
+    found = possible_bindings(graph, pointers)
     names = {pointer.name: set(several) for pointer, several in found.items()}
     assert names["a0"] == {"x", "y0"}
     assert all(several == {"x", "y0", "y1"} for name, several in names.items() if name != "a0")
@@ -151,7 +151,7 @@ def test_what_a_chain_of_choices_stands_for_is_found_in_steps_as_many_as_links()
 
 def test_what_pointers_that_are_handed_on_stand_for() -> None:
     node = next(node for node in PLAIN.walk() if isinstance(node, While))
-    found = targets(PLAIN, frozenset((*node.defs, *node.parameters)))
+    found = possible_bindings(PLAIN, frozenset((*node.defs, *node.parameters)))
     names = {pointer.name: set(several) for pointer, several in found.items()}
     assert names["p"] == names["f"] == {"x", "y", "s"}
     assert names["q"] == names["g"] == {"y", "s"}

@@ -20,15 +20,15 @@ from sublet.checker import check
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
-from sublet.plan.verdict import Outcome, verdict
+from sublet.plan.verdict import BudgetOutcome, verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.page import html
-from sublet.viz.png import _figure, write_png
-from sublet.viz.rectangles import rectangles
-from sublet.viz.report import as_json
-from sublet.viz.summary import summary
+from sublet.viz.page import render_page
+from sublet.viz.png import _build_figure, write_png
+from sublet.viz.report import plan_json
+from sublet.viz.summary import render_summary
 from sublet.viz.terminal import memory_map
-from sublet.viz.verdict import verdict_words
+from sublet.viz.verdict import render_verdict
+from sublet.viz.view_model import picture_of_plan
 from tests.commands import Cli
 
 PROOF = re.compile(r"optimal|smaller|gap [0-9<]|gap\": [0-9]|0 %|^Fits|fits\": true|arena = lower", re.MULTILINE)
@@ -57,14 +57,14 @@ def printed(what: object) -> str:
 
 def surfaces(plan: MemoryPlan, budget: int | None) -> dict[str, str]:
     """All that is said of a plan, by where."""
-    picture = rectangles(plan)
+    picture = picture_of_plan(plan)
     decision = None if budget is None else verdict(plan, budget)
     return {
-        "terminal": printed(summary(plan)),
-        "verdict": printed(verdict_words(decision, plan)) if decision else "",
+        "terminal": printed(render_summary(plan)),
+        "verdict": printed(render_verdict(decision, plan)) if decision else "",
         "map": printed(memory_map(picture, 200)),
-        "json": json.dumps(as_json(plan, None, decision)),
-        "png": "\n".join(text.get_text() for text in _figure(picture).findobj(Text)),
+        "json": json.dumps(plan_json(plan, None, decision)),
+        "png": "\n".join(text.get_text() for text in _build_figure(picture).findobj(Text)),
     }
 
 
@@ -78,7 +78,7 @@ def test_no_surface_proves_anything_of_a_plan_that_does_not_count_everything(bud
     for surface in ("terminal", "map", "png"):
         assert "outside" in surfaces(plan, budget)[surface], surface
     assert "tensors planned; " in surfaces(plan, budget)["png"]
-    assert "no packing is smaller" not in rectangles(plan).proof
+    assert "no packing is smaller" not in picture_of_plan(plan).proof_words
     whole = planned(
         TEXT.replace('outside("i64[1,?]", "its shape depends on data")', "i64[1,64]").replace(
             '%s: outside("?", "no shape rule")', "%s: f32[4]"
@@ -90,7 +90,7 @@ def test_no_surface_proves_anything_of_a_plan_that_does_not_count_everything(bud
 
 def test_json_and_plan_file_hold_what_is_known_of_values_outside() -> None:
     plan = planned()
-    told = {value["name"]: value for value in as_json(plan, None, verdict(plan, 1 << 20, 64))["outside"]}
+    told = {value["name"]: value for value in plan_json(plan, None, verdict(plan, 1 << 20, 64))["outside"]}
     assert (told["n"]["dtype"], told["n"]["dims"], told["n"]["most_bytes"]) == ("i64", [1, None], 64 * 8)
     assert (told["s"]["dtype"], told["s"]["dims"], told["s"]["most_bytes"]) == (None, None, None)
     assert from_json(to_json(plan)) == plan
@@ -172,19 +172,21 @@ def test_verdicts_are_those_of_brute_force(seed: int) -> None:
         {0, plan.lower_bound_bytes - 1, plan.lower_bound_bytes, plan.arena_bytes, *totals, max(totals) - 1}
     ):
         if plan.arena_bytes > budget:
-            expected = Outcome.DOES_NOT_FIT
+            expected = BudgetOutcome.DOES_NOT_FIT
         else:
-            expected = Outcome.FITS if len(bounded) == len(types) and max(totals) <= budget else Outcome.UNKNOWN
+            expected = (
+                BudgetOutcome.FITS if len(bounded) == len(types) and max(totals) <= budget else BudgetOutcome.UNKNOWN
+            )
         found = verdict(plan, budget, given)
         assert found.outcome is expected, (types, given, budget)
         assert found.fits is {"fits": True, "does_not_fit": False, "unknown": None}[expected]
-        assert found.proven is (expected is Outcome.FITS or plan.lower_bound_bytes > budget)
+        assert found.is_proven is (expected is BudgetOutcome.FITS or plan.lower_bound_bytes > budget)
 
 
 def test_the_page_and_the_picture_name_what_they_do_not_count(tmp_path: Path) -> None:
-    picture = rectangles(planned())
+    picture = picture_of_plan(planned())
     assert picture.outside == (("n", "i64[1,?]", "its shape depends on data"), ("s", "?", "no shape rule"))
-    assert html(picture)
+    assert render_page(picture)
     write_png(picture, tmp_path / "plan.png")
 
 

@@ -14,7 +14,7 @@ from sublet.checker import check, check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import verify
-from sublet.plan import MemoryPlan, Region, bound_to
+from sublet.plan import MemoryPlan, Region, bound_storage_name
 from sublet.plan.file import from_json, to_json
 from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
@@ -172,7 +172,7 @@ def test_the_replay_follows_what_an_exchange_brings(value: str, storage: str, ru
     """%w is read after %n is made, %v becomes %w, and %n is copied to memory of %w, which %v gets."""
     graph = updating("%n: f32[16] = onnx.Neg(%x) %o: f32[16] = onnx.Add(%n, %w)", "%w = %v, %v = %n", "%o")
     plan = plan_memory(graph)
-    wrong = placed(plan, value, Region(bound_to(storage), 0, 64))
+    wrong = placed(plan, value, Region(bound_storage_name(storage), 0, 64))
     assert rule in {finding.rule for finding in check_bytes(graph, plan.schedule, wrong)}
 
 
@@ -193,7 +193,7 @@ def test_generated_exchanges(seed: int) -> None:
 
 def _mutants(rng: random.Random, graph: Graph, plan: MemoryPlan) -> Iterator[MemoryPlan]:
     """Other cycles, and plans in bytes of their own with cycles that nobody asked for."""
-    names = [value.name for value in graph.updated]
+    names = [value.name for value in graph.updated_values]
     for _ in range(6):
         cycle = tuple(rng.sample(names, min(len(names), rng.randint(1, 4))))
         yield replace(plan, exchanged=rng.choice([(), (cycle,), (*plan.exchanged, cycle), plan.exchanged[1:]]))

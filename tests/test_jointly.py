@@ -11,17 +11,17 @@ import sublet
 from benchmarks.networks.irregular import concatenated_cells
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.api.sources import source_of
+from sublet.api.sources import read_source
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
-from sublet.planning import jointly as module
-from sublet.planning import least_order as told
+from sublet.planning import joint_cpsat as module
+from sublet.planning import order_bound as told
 from sublet.planning import pipeline
-from sublet.planning.jointly import jointly
-from sublet.planning.least_order import least_order
-from sublet.planning.pipeline import outside, plan_memory
-from sublet.runtime.comparing import compare
+from sublet.planning.joint_cpsat import solve_jointly
+from sublet.planning.order_bound import bound_all_orders
+from sublet.planning.pipeline import plan_memory, values_outside_arena
+from sublet.runtime.differential import compare
 from tests import dialect
 from tests.interpreter import results_match
 
@@ -35,7 +35,7 @@ LESS = Options(order="least")
 def alone(graph: Graph, options: Options) -> sublet.MemoryPlan:
     """The plan without OR-Tools."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "installed", lambda name: False)
+        patch.setattr(module, "is_installed", lambda name: False)
         return plan_memory(graph, options)
 
 
@@ -45,10 +45,10 @@ def cells(seed: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_concatenations_of_shared_operands_need_no_more_than_any_order_does(seed: int) -> None:
-    model = source_of(cells(seed))
+    model = read_source(cells(seed))
     plan = plan_memory(model, LESS)
-    said = least_order(model, LESS, plan)
-    assert said.optimal
+    said = bound_all_orders(model, LESS, plan)
+    assert said.is_optimal
     assert "The order is optimal" in said.words
     assert alone(model.graph, LESS).arena_bytes > plan.arena_bytes
     assert plan_memory(model, LESS) == plan, "the answer does not depend on the clock"
@@ -101,13 +101,13 @@ def test_generated_programs_need_no_more_and_run_right(first: int) -> None:
 
 
 def test_an_interrupt_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = source_of(cells(3))
+    model = read_source(cells(3))
     without = alone(model.graph, LESS)
 
     def interrupted(*asked: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "jointly", interrupted)
+    monkeypatch.setattr(pipeline, "solve_jointly", interrupted)
     plan = plan_memory(model, LESS)
     assert (plan.arena_bytes, plan.stopped) == (without.arena_bytes, "interrupt")
 
@@ -124,14 +124,14 @@ def test_what_is_not_asked() -> None:
     }
     """)
     plan = plan_memory(graph)
-    assert jointly(graph, plan, outside(graph, Options())) is None
+    assert solve_jointly(graph, plan, values_outside_arena(graph, Options())) is None
 
 
 def test_without_the_extra_it_is_named_where_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = source_of(cells(3))
+    model = read_source(cells(3))
     plan = alone(model.graph, LESS)
-    assert "sublet[exact]" not in least_order(model, LESS, plan).words
-    monkeypatch.setattr(told, "installed", lambda name: False)
-    said = least_order(model, LESS, plan)
-    assert not said.optimal
+    assert "sublet[exact]" not in bound_all_orders(model, LESS, plan).words
+    monkeypatch.setattr(told, "is_installed", lambda name: False)
+    said = bound_all_orders(model, LESS, plan)
+    assert not said.is_optimal
     assert "sublet[exact]" in said.words

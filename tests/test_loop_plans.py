@@ -16,8 +16,8 @@ from sublet.checker import check, check_bytes
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.plan import OPEN, Jump, MemoryPlan, Rolled
-from sublet.plan.schedule import Schedule, Step, serial
+from sublet.plan import OPEN, MemoryPlan, RolledLoop, VersionTransition
+from sublet.plan.schedule import Schedule, ScheduleStep, serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.frontends.models import parsed
@@ -286,8 +286,8 @@ def test_a_row_is_not_written_over_while_another_stream_reads_what_the_loop_left
       return %p, %q
     }}
     """)
-    loop = serial(graph).bodies
-    steps = (Step(graph.nodes[0].name), Step("p", 0), Step("q", 1, (graph.nodes[0].name,)))
+    loop = serial_schedule(graph).bodies
+    steps = (ScheduleStep(graph.nodes[0].name), ScheduleStep("p", 0), ScheduleStep("q", 1, (graph.nodes[0].name,)))
     plan = plan_memory(graph, Options(alignment=1, in_place_from=0), schedule=Schedule(steps, loop))
     assert [move.source for move in plan.moves] == ["u"]
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
@@ -447,9 +447,9 @@ def test_what_a_branch_before_the_loop_chose_stays_chosen() -> None:
     graph = parse(f"graph @net(%a: u8[24], %seed: u8[4]) {{ {CHOSEN} return %last }}")
     plan = plan_memory(graph)
     ways = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2), (2, 0, 2), (2, 1, 1)]
-    jumps = tuple(Jump(copy, (("second", way),), after) for copy, way, after in ways)
+    jumps = tuple(VersionTransition(copy, (("second", way),), after) for copy, way, after in ways)
     [record] = plan.rolled
-    assert replace(record, heads=()) == Rolled("loop", (), 0, 3, jumps)
+    assert replace(record, heads=()) == RolledLoop("loop", (), 0, 3, jumps)
     [before], [one], [other] = record.heads
     assert before == OPEN
     assert [plan.placements[number].value for number in (one, other)] == ["m", "m"]

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.networks.irregular import concatenated_cells
 from sublet.analysis.options import Options
-from sublet.api.sources import source_of
+from sublet.api.sources import read_source
 from sublet.checker import judge
 from sublet.planning.pipeline import plan_memory
 
@@ -33,7 +33,7 @@ def two_results() -> onnx.ModelProto:
 @pytest.mark.parametrize("make", [two_results, lambda: concatenated_cells(3, ((4, 8),), 8)], ids=["results", "cells"])
 def test_an_order_is_searched_wherever_values_lie(make, places) -> None:  # type: ignore[no-untyped-def]
     """A stretch of nodes with no value in the arena once was divided by the greatest common divisor of no sizes."""
-    model = source_of(make())
+    model = read_source(make())
     for order in ("less", "least"):
         plan = plan_memory(model, Options(order=order, **places))
         assert judge(model.graph, plan.schedule, plan).findings == ()

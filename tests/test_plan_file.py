@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.analysis.streams import streamed
+from sublet.analysis.streams import assign_streams
 from sublet.ir.text import parse
 from sublet.plan.file import fingerprint, from_json, load, save, to_json
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 
 TEXT = """
@@ -44,10 +44,10 @@ def test_a_plan_loads_back_equal(tmp_path: Path, streams: int) -> None:
 def test_the_fingerprint_sees_graph_and_order() -> None:
     graph = parse(TEXT)
     prints = {
-        fingerprint(graph, serial(graph)),
-        fingerprint(graph, streamed(graph, 2)),
-        fingerprint(parse(TEXT.replace("[16]", "[8]")), serial(graph)),
-        fingerprint(parse(TEXT.replace("onnx.Relu", "onnx.Sigmoid")), serial(graph)),
+        fingerprint(graph, serial_schedule(graph)),
+        fingerprint(graph, assign_streams(graph, 2)),
+        fingerprint(parse(TEXT.replace("[16]", "[8]")), serial_schedule(graph)),
+        fingerprint(parse(TEXT.replace("onnx.Relu", "onnx.Sigmoid")), serial_schedule(graph)),
     }
     assert len(prints) == 4
-    assert fingerprint(parse(TEXT), serial(parse(TEXT))) in prints
+    assert fingerprint(parse(TEXT), serial_schedule(parse(TEXT))) in prints

@@ -13,11 +13,11 @@ from sublet import Options, check, parse, plan_memory, verdict
 from sublet.base.errors import CapacityError, ProblemError, SubletError
 from sublet.cli.app import main
 from sublet.cli.options import parse_regions
-from sublet.packing import Lifetimes, Problem, Region, check_packing, read_csv, read_problem
-from sublet.packing.by_id import rearranged
+from sublet.packing import Lifetimes, MemoryRegion, Problem, check_packing, read_csv, read_problem
+from sublet.packing.canonical_order import select_buffers
 from sublet.packing.problem import Packing
 from sublet.plan.file import load, save
-from sublet.viz.rectangles import rectangles
+from sublet.viz.view_model import picture_of_plan
 
 NET = """
 graph @net(%x: f32[16]) {
@@ -28,7 +28,7 @@ graph @net(%x: f32[16]) {
   return %d
 }
 """
-REGIONS = (Region("fast", 192, 1), Region("slow", 512, 10))
+REGIONS = (MemoryRegion("fast", 192, 1), MemoryRegion("slow", 512, 10))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -65,7 +65,7 @@ def test_what_is_read_often_lies_in_the_fast_region(often: str, seldom: str) -> 
           return %c, %d, %e
         }}"""
     )
-    plan = plan_memory(graph, Options(regions=(Region("fast", 64, 1), Region("slow", 512, 10)), io="bound"))
+    plan = plan_memory(graph, Options(regions=(MemoryRegion("fast", 64, 1), MemoryRegion("slow", 512, 10)), io="bound"))
     where = {place.value: place.region.storage for place in plan.placements}
     assert (where[often], where[seldom]) == ("fast", "slow")
 
@@ -83,13 +83,13 @@ def test_the_checker_refuses_a_broken_plan_of_regions() -> None:
 
 
 def test_arenas_are_drawn_one_above_the_other_with_addresses_of_their_own() -> None:
-    picture = rectangles(plan_memory(parse(NET), Options(regions=REGIONS)))
+    picture = picture_of_plan(plan_memory(parse(NET), Options(regions=REGIONS)))
     offsets = {place.value: place.region.offset for place in picture.placements}
     fast, slow = picture.arenas
     assert (fast.begin, fast.nbytes, fast.capacity) == (0, 192, 192)
     assert slow.begin > fast.end, "there is room between them"
     assert (offsets["a"] - slow.begin, slow.nbytes) == (0, 256)
-    assert picture.height == slow.end
+    assert picture.top_address == slow.end
     for arena in picture.arenas:
         inside = [piece for piece in picture.rectangles if arena.begin <= piece.offset < arena.end]
         assert arena.bound == max(
@@ -109,10 +109,10 @@ def test_too_small_regions() -> None:
     """A message names tensors, what they need, and what there is."""
     one = r"the buffer of .*%a.*: needs 256 bytes, 1 more than the largest region has \(only: 255\)"
     with pytest.raises(CapacityError, match=one):
-        plan_memory(parse(NET), Options(regions=(Region("only", 255), Region("less", 100))))
+        plan_memory(parse(NET), Options(regions=(MemoryRegion("only", 255), MemoryRegion("less", 100))))
     together = r"bytes are needed at one time.*: the buffer of .*%a.* of 256, the buffer of %"
     with pytest.raises(CapacityError, match=together):
-        plan_memory(parse(NET), Options(regions=(Region("only", 256),)))
+        plan_memory(parse(NET), Options(regions=(MemoryRegion("only", 256),)))
 
 
 def test_plan_and_check_from_the_command_line(
@@ -156,7 +156,7 @@ def test_pack_into_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert [region["cost_per_byte"] for region in content["regions"]] == [1, 10]
     for position, name in enumerate(("sram", "dram")):
         members = [i for i, region in enumerate(content["region_of"]) if region == name]
-        part: Problem = rearranged(read_problem(source), members)
+        part: Problem = select_buffers(read_problem(source), members)
         offsets = tuple(content["offsets"][i] for i in members)
         check_packing(part, Packing(offsets, content["regions"][position]["arena_bytes"], "test"))
 
@@ -182,7 +182,7 @@ def test_pack_refuses_what_makes_no_sense(
 
 def test_costs_of_regions() -> None:
     assert [r.cost for r in parse_regions(["a=1KiB", "b=1MB", "c=8"])] == [1, 10, 100]
-    assert parse_regions(["a=3@7"]) == (Region("a", 3, 7),)
+    assert parse_regions(["a=3@7"]) == (MemoryRegion("a", 3, 7),)
     for text, error in (("=3", ProblemError), ("a=b=3", SubletError), ("a=3@", ProblemError)):
         with pytest.raises(error):
             parse_regions([text])

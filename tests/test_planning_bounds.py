@@ -8,9 +8,9 @@ from math import lcm
 
 import pytest
 
-from sublet.analysis import pointers
-from sublet.analysis.flow import Flow
-from sublet.analysis.layouts import Layouts
+from sublet.analysis import carry_renaming
+from sublet.analysis.alias_planner import AliasPlanner
+from sublet.analysis.control_flow import ControlFlowGraph
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
 from sublet.checker import state as states
@@ -62,15 +62,15 @@ def rings(*lengths: int) -> Graph:
 def steps(plan: MemoryPlan, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> int:
     """How often the checker writes to memory."""
     count = 0
-    write = states.State.write
+    write = states.AbstractState.write
 
-    def counted(self: states.State, *details: object) -> None:
+    def counted(self: states.AbstractState, *details: object) -> None:
         nonlocal count
         count += 1
         write(self, *details)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(states.State, "write", counted)
+        patched.setattr(states.AbstractState, "write", counted)
         assert check_bytes(graph, plan.schedule, plan) == ()
     return count
 
@@ -118,7 +118,7 @@ def test_no_plan_is_longer_than_it_may_be() -> None:
     for graph in (swaps(9, [(b % 9, (b + 1) % 9) for b in range(40)]), rings(4, 5, 3), rings(64), rings(61, 59)):
         plan = plan_memory(graph)
         base = sum(2 for _ in graph.walk()) * 4 + 16
-        assert len(plan.points) <= 2 * base + pointers.SHORT_ENOUGH
+        assert len(plan.points) <= 2 * base + carry_renaming.MIN_ADDED_POINTS
 
 
 def test_a_hostile_plan_is_given_up() -> None:
@@ -164,8 +164,8 @@ def test_rows_are_tried_in_place_only_where_they_could_be(
       return %all
     }}
     """)
-    laid_out: list[Flow] = []
-    of = Layouts.of
-    monkeypatch.setattr(Layouts, "of", lambda self, flow: laid_out.append(flow) or of(self, flow))
+    laid_out: list[ControlFlowGraph] = []
+    of = AliasPlanner.assignment_of
+    monkeypatch.setattr(AliasPlanner, "assignment_of", lambda self, flow: laid_out.append(flow) or of(self, flow))
     plan_memory(graph, Options(alignment=1, in_place_from=smallest))
     assert len(laid_out) == expected

@@ -33,7 +33,7 @@ def test_docstrings_have_no_empty_phrases() -> None:
     assert not count(python_files()).phrases
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", list(documents()), ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_have_short_sentences_and_lines(path: Path) -> None:
     page = measure_page(path.read_text(encoding="utf-8"))
     assert page.words_per_sentence <= 18

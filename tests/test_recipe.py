@@ -16,7 +16,7 @@ from benchmarks.models.convolutional import MOBILENET_STAGES
 from benchmarks.models.quantized import qdq_mobilenet_v2
 from benchmarks.models.wheels import light_models
 from sublet import Options
-from sublet.api.sources import planned_model
+from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError, ProblemError
 from sublet.plan.file import load, save, to_json
 from tests.commands import Cli
@@ -68,7 +68,7 @@ def test_what_runs_is_what_is_planned(model: Path, optimize: str, order: str, tm
     assert runs.recipe.optimize == optimize
     save(runs, tmp_path / "plan.json")
     plan = load(tmp_path / "plan.json")
-    assert sublet.check(planned_model(model, plan).graph, plan.schedule, plan) == ()
+    assert sublet.check(model_of_plan(model, plan).graph, plan.schedule, plan) == ()
     assert sublet.compile(model, plan=plan).plan == plan
 
 
@@ -99,7 +99,7 @@ def test_the_commands_agree(cli: Cli, tmp_path: Path) -> None:
 def test_dequantised_weights_run_on_demand() -> None:
     model = sublet.Model(sublet.frontends.onnx.model.from_proto(quantized()).graph)
     names = [node.name for node in model.graph.nodes]
-    early = sublet.plan_memory(model, schedule=sublet.plan.schedule.serial(model.graph))
+    early = sublet.plan_memory(model, schedule=sublet.plan.schedule.serial_schedule(model.graph))
     plan = sublet.plan_memory(model)
     assert plan.arena_bytes < early.arena_bytes / 2
     assert [step.node for step in plan.schedule.steps] != names
@@ -128,13 +128,13 @@ def test_an_optimiser_of_another_version_is_named(tmp_path: Path) -> None:
     path.write_bytes(SMALL["googlenet"]().SerializeToString())
     plan = sublet.plan_memory(sublet.read_model(path, optimize="onnxruntime"))
     recipe = replace(plan.recipe, by="onnxruntime 0.1, abacus")
-    assert planned_model(path, replace(plan, recipe=recipe)).graph  # the graph is what counts
+    assert model_of_plan(path, replace(plan, recipe=recipe)).graph  # the graph is what counts
     other = replace(plan, recipe=recipe, fingerprint="0" * 64)
     with pytest.raises(PlanError, match=r"that onnxruntime 0\.1, abacus made of it; here onnxruntime"):
-        planned_model(path, other)
+        model_of_plan(path, other)
     for wrong in ({"optimize": "magic"}, {"changed": "magic"}, {"scratch": (("nowhere", 4),)}):
         with pytest.raises(sublet.SubletError):
-            planned_model(path, replace(plan, recipe=replace(plan.recipe, **wrong), fingerprint="0" * 64))
+            model_of_plan(path, replace(plan, recipe=replace(plan.recipe, **wrong), fingerprint="0" * 64))
 
 
 def test_less_memory_of_a_file_can_be_checked(cli: Cli, tmp_path: Path) -> None:
@@ -169,6 +169,6 @@ def test_a_plan_without_the_scratch_memory_of_its_kernels_is_refused() -> None:
     if not made.plan.recipe.scratch:
         pytest.fail("no kernel of this network asks for scratch memory")
     assert sublet.compile(model, backend=("torch", "reference"), plan=made.plan).plan == made.plan
-    assert "scratch memory" in made.plan.recipe.words
+    assert "scratch memory" in made.plan.recipe.description
     with pytest.raises(PlanError, match="ask for scratch memory"):
         sublet.compile(model, backend=("torch", "reference"), plan=sublet.plan_memory(model))

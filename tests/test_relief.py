@@ -10,11 +10,11 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.packing import Region
-from sublet.plan.relief import relief
-from sublet.plan.slots import slots
+from sublet.packing import MemoryRegion
+from sublet.plan.intervals import planned_buffers
+from sublet.plan.peak_contributors import peak_contributors
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.report import as_json
+from sublet.viz.report import plan_json
 from tests.commands import Cli
 from tests.generate import program
 
@@ -22,8 +22,8 @@ from tests.generate import program
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_what_lives_without_the_buffer(seed: int) -> None:
     plan = plan_memory(program(random.Random(seed), 16))
-    blocks = list(slots(plan))
-    at_peak = {one.values: one for one in relief(plan)}
+    blocks = list(planned_buffers(plan))
+    at_peak = {one.values: one for one in peak_contributors(plan)}
     assert at_peak
     for block in blocks:
         values = tuple(dict.fromkeys(
@@ -34,10 +34,10 @@ def test_it_is_what_lives_without_the_buffer(seed: int) -> None:
         for part, told in ((1, at_peak[values].without_bytes), (2, at_peak[values].halved_bytes)):
             peak = 0
             for point in range(len(plan.points)):
-                spared = sum(nbytes // part for nbytes in block.needed(point))
-                peak = max(peak, sum(sum(each.needed(point)) for each in blocks) - spared)
+                spared = sum(nbytes // part for nbytes in block.sizes_needed_at(point))
+                peak = max(peak, sum(sum(each.sizes_needed_at(point)) for each in blocks) - spared)
             assert told == peak
-    order = [one.without_bytes for one in relief(plan)]
+    order = [one.without_bytes for one in peak_contributors(plan)]
     assert order == sorted(order)
 
 
@@ -63,10 +63,10 @@ def test_the_words_call_it_an_estimate(
 
 def test_each_memory_is_told_with_its_peak() -> None:
     graph = sublet.parse("graph @net(%x: f32[64]) { %a: f32[256] = onnx.A(%x) %b: f32[64] = onnx.B(%a) return %b }")
-    regions = (Region("sram", 512, 1), Region("dram", 1 << 20, 10))
+    regions = (MemoryRegion("sram", 512, 1), MemoryRegion("dram", 1 << 20, 10))
     plan = plan_memory(graph, Options(regions=regions))
-    told = as_json(plan, None, None)["regions"]
+    told = plan_json(plan, None, None)["regions"]
     assert [one["name"] for one in told] == ["sram", "dram"]
     assert [one["capacity_bytes"] for one in told] == [512, 1 << 20]
     assert all(one["peak_bytes"] <= one["nbytes"] for one in told)
-    assert sum(one["buffers"] for one in told) == len(list(slots(plan)))
+    assert sum(one["buffers"] for one in told) == len(list(planned_buffers(plan)))

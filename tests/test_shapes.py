@@ -7,19 +7,19 @@ from itertools import pairwise
 
 import pytest
 
+from sublet.base.live_segments import LiveSegment, single_segment, split_into_segments
 from sublet.base.ranges import holds, merge
-from sublet.base.strips import Strip, strips, whole
 
 POINTS = 12
 
 
-def members(rng: random.Random, alignment: int) -> list[Strip]:
+def members(rng: random.Random, alignment: int) -> list[LiveSegment]:
     """Values that begin at aligned places of a buffer; some never live."""
     found = []
     for _ in range(rng.randrange(1, 9)):
         begin = alignment * rng.randrange(6)
         lives = [(first, rng.randrange(first + 1, POINTS + 1)) for first in rng.sample(range(POINTS), rng.randrange(3))]
-        found.append(Strip(begin, begin + rng.randrange(1, 4 * alignment), merge(lives)))
+        found.append(LiveSegment(begin, begin + rng.randrange(1, 4 * alignment), merge(lives)))
     return found
 
 
@@ -27,7 +27,7 @@ def members(rng: random.Random, alignment: int) -> list[Strip]:
 def test_a_byte_is_needed_when_a_value_in_its_cell_is_needed(alignment: int) -> None:
     for seed in range(300):
         several = members(random.Random(seed), alignment)
-        found = strips(several, alignment)
+        found = split_into_segments(several, alignment)
         assert all(strip.begin % alignment == 0 and strip.live for strip in found)
         assert all(one.end <= other.begin for one, other in pairwise(found))
         for cell in range(10):
@@ -43,12 +43,17 @@ def test_a_byte_is_needed_when_a_value_in_its_cell_is_needed(alignment: int) -> 
 
 
 def test_neighbours_of_the_same_life_are_one_strip() -> None:
-    parts = [Strip(0, 4, ((1, 3),)), Strip(4, 8, ((1, 3),)), Strip(8, 12, ((2, 3),)), Strip(0, 12, ((3, 4),))]
-    assert strips(parts, 4) == (Strip(0, 8, ((1, 4),)), Strip(8, 12, ((2, 4),)))
+    parts = [
+        LiveSegment(0, 4, ((1, 3),)),
+        LiveSegment(4, 8, ((1, 3),)),
+        LiveSegment(8, 12, ((2, 3),)),
+        LiveSegment(0, 12, ((3, 4),)),
+    ]
+    assert split_into_segments(parts, 4) == (LiveSegment(0, 8, ((1, 4),)), LiveSegment(8, 12, ((2, 4),)))
 
 
 def test_a_block_is_needed_from_its_first_byte_to_its_last_as_long_as_any_is() -> None:
-    assert whole([Strip(4, 8, ((1, 2),)), Strip(12, 13, ((3, 5),)), Strip(0, 99, ())]) == (
-        Strip(4, 13, ((1, 2), (3, 5))),
+    assert single_segment([LiveSegment(4, 8, ((1, 2),)), LiveSegment(12, 13, ((3, 5),)), LiveSegment(0, 99, ())]) == (
+        LiveSegment(4, 13, ((1, 2), (3, 5))),
     )
-    assert whole([Strip(0, 4, ())]) == strips([Strip(0, 4, ())], 4) == ()
+    assert single_segment([LiveSegment(0, 4, ())]) == split_into_segments([LiveSegment(0, 4, ())], 4) == ()

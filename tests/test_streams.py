@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.analysis.streams import MAX_NODES, streamed
+from sublet.analysis.streams import MAX_NODES, assign_streams
 from sublet.base.errors import ProblemError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
@@ -28,7 +28,7 @@ def wide(nodes: int) -> Graph:
 
 def test_more_streams_than_nodes_are_no_more_use() -> None:
     graph = wide(30)
-    assert streamed(graph, 10**9) == streamed(graph, 30)
+    assert assign_streams(graph, 10**9) == assign_streams(graph, 30)
     plan = plan_memory(graph, Options(streams=10**9, strategy="first_fit"))
     assert plan.lower_bound_bytes <= plan.arena_bytes
 
@@ -42,7 +42,7 @@ def test_more_streams_never_need_fewer_bytes_at_best() -> None:
 
 def test_all_dependencies_are_ordered() -> None:
     graph = wide(100)
-    schedule = streamed(graph, 3)
+    schedule = assign_streams(graph, 3)
     assert schedule.streams == 3
     position = {step.node: i for i, step in enumerate(schedule.steps)}
     before = happens_before(schedule)
@@ -59,4 +59,4 @@ def test_a_program_too_large_for_several_streams_is_refused() -> None:
     for i in range(MAX_NODES + 1):
         nodes.append(Node(f"n{i}", "onnx.Relu", (value,), (value := Value(f"v{i}", spec),), {}))
     with pytest.raises(ProblemError, match="streams"):
-        streamed(Graph("long", (x,), tuple(nodes), (value,)), 2)
+        assign_streams(Graph("long", (x,), tuple(nodes), (value,)), 2)

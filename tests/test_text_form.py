@@ -14,7 +14,7 @@ from sublet.checker import check
 from sublet.ir.text import parse, to_text
 from sublet.ir.text.parser import MAX_DEPTH
 from sublet.plan.file import load, save
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def accepted(text: str) -> bool:
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: re.search(r"@(\w+)", text)[1])
 def test_example_of_the_document_is_planned(text: str) -> None:
     graph = parse(text)
-    assert check(graph, serial(graph), plan_memory(graph)) == ()
+    assert check(graph, serial_schedule(graph), plan_memory(graph)) == ()
 
 
 def test_document_names_every_type_and_limit() -> None:
@@ -125,7 +125,7 @@ def test_deep_nesting_is_planned_saved_and_checked(kind: str, depth: int, tmp_pa
     plan = plan_memory(graph)
     save(plan, tmp_path / "plan.json")
     assert load(tmp_path / "plan.json") == plan
-    assert check(graph, serial(graph), plan) == ()
+    assert check(graph, serial_schedule(graph), plan) == ()
 
 
 @pytest.mark.parametrize("kind", ["case", "while"])
@@ -174,9 +174,9 @@ def test_numbers_that_are_not_numbers_survive() -> None:
 def test_a_type_outside_the_plan_is_read_as_what_it_says(text: str, dtype: DType | None, dims: object) -> None:
     spec = Unplannable.parse(text, "why")
     assert (spec.type, spec.reason, spec.dtype, spec.dims) == (text, "why", dtype, dims)
-    assert spec.known == (None if dtype is None else (dtype, dims))
+    assert spec.dtype_and_dims == (None if dtype is None else (dtype, dims))
 
 
 def test_extents_that_nobody_reckons_with_are_not_known() -> None:
-    assert Unplannable("why", "f32", (None, 10**18)).known is None
-    assert Unplannable("why", "f32", (None, 10**18 - 1)).known is not None
+    assert Unplannable("why", "f32", (None, 10**18)).dtype_and_dims is None
+    assert Unplannable("why", "f32", (None, 10**18 - 1)).dtype_and_dims is not None

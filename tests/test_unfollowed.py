@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planning_time import FLAGS, model
-from sublet.analysis.layouts import NOT_FOLLOWED
+from sublet.analysis.alias_planner import NOT_FOLLOWED_BY_CHECKER
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import Finding, PlanError, PlanViolation
@@ -20,10 +20,10 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
-from sublet.planning import placing
+from sublet.planning import place_buffers
+from sublet.planning.checker_fallback import carries_to_copy, is_without_fallback
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.unfollowed import followed, unfollowed
-from sublet.runtime.comparing import compare
+from sublet.runtime.differential import compare
 from tests import dialect
 from tests.interpreter import results_match
 
@@ -57,20 +57,20 @@ def about(*names: str) -> Finding:
 
 
 def test_only_what_a_finding_names_is_copied() -> None:
-    by_node = unfollowed(graph(), [about("second")], (), by_name=True)
+    by_node = carries_to_copy(graph(), [about("second")], (), by_name=True)
     assert {value.name for value in by_node} == {"r", "s", "f", "g"}
-    by_value = unfollowed(graph(), [about("p")], (), by_name=True)
+    by_value = carries_to_copy(graph(), [about("p")], (), by_name=True)
     assert {value.name for value in by_value} == {"p", "q", "a", "b"}
-    assert unfollowed(graph(), [about("second", "p")], (), by_name=True) == by_node | by_value
+    assert carries_to_copy(graph(), [about("second", "p")], (), by_name=True) == by_node | by_value
 
 
 @pytest.mark.parametrize("names", [("second",), ()])
 def test_when_they_name_nothing_new_all_is_copied(names: tuple[str, ...]) -> None:
     every = {"p", "q", "a", "b", "r", "s", "f", "g"}
-    before = unfollowed(graph(), [about("second")], (), by_name=True)
-    again = unfollowed(graph(), [about(*names)], before, by_name=True)
+    before = carries_to_copy(graph(), [about("second")], (), by_name=True)
+    again = carries_to_copy(graph(), [about(*names)], before, by_name=True)
     assert {value.name for value in again} == every
-    assert unfollowed(graph(), [about("second")], (), by_name=False) == again
+    assert carries_to_copy(graph(), [about("second")], (), by_name=False) == again
 
 
 def test_a_plan_that_the_checker_gives_up_on_is_made_without_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +78,9 @@ def test_a_plan_that_the_checker_gives_up_on_is_made_without_pointers(monkeypatc
     monkeypatch.setattr(REPLAY, "MOST_COPIES", 1)
     plan = plan_memory(graph())
     assert plan.rolled == ()
-    assert {move.why for move in plan.moves} == {NOT_FOLLOWED}
-    assert not followed(plan)
-    with pytest.raises(PlanError, match=NOT_FOLLOWED):
+    assert {move.why for move in plan.moves} == {NOT_FOLLOWED_BY_CHECKER}
+    assert not is_without_fallback(plan)
+    with pytest.raises(PlanError, match=NOT_FOLLOWED_BY_CHECKER):
         plan_memory(graph(), Options(forbid_copies=True))
 
 
@@ -92,7 +92,7 @@ def test_plans_made_again_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> 
         return pack(problem, strategy, timeout=timeout, **more)
 
     monkeypatch.setattr(REPLAY, "MOST_COPIES", 1)
-    monkeypatch.setattr(placing, "pack", noting)
+    monkeypatch.setattr(place_buffers, "pack", noting)
     plan_memory(graph(), Options(timeout=60))
     assert given[0] == 60
     assert len(given) > 1
@@ -152,7 +152,7 @@ def test_ways_to_one_place_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     """In the second loop %r is %x, or what the first one left, which may be %x as well: then the first one chose."""
     graph = parse(TWICE_CHOSEN)
     plan = plan_memory(graph)
-    assert followed(plan)
+    assert is_without_fallback(plan)
     assert plan.moves == ()
     planned = compile(graph, backend="reference")
     unplanned = compile(graph, backend="reference", options=Options(strategy="no_reuse", share=False))
@@ -160,8 +160,8 @@ def test_ways_to_one_place_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     for n, flag, other in product(range(4), (False, True), (False, True)):
         feeds = {**values, "flag": np.bool_(flag), "other": np.bool_(other), "n": np.int64(n)}
         assert not compare(unplanned, planned, feeds).differences
-    monkeypatch.setattr(state, "MOST_WAYS", 1)
-    assert not followed(plan_memory(graph))
+    monkeypatch.setattr(state, "MOST_BINDINGS", 1)
+    assert not is_without_fallback(plan_memory(graph))
 
 
 def taken_twice(second: str) -> Graph:
@@ -186,7 +186,7 @@ graph @twice(%x: u8[8]) {{
 def test_bytes_that_two_names_are_given_to_are_followed_by_both(strategy: str) -> None:
     program = taken_twice("t")
     plan = plan_memory(program, Options(strategy=strategy, io="bound", alignment=1, in_place_from=0))
-    assert followed(plan)
+    assert is_without_fallback(plan)
     assert {place.value for place in plan.placements if place.how == POINTER} == {"e", "g"}
     assert results_match(program, plan.schedule, plan, random.Random(1), 20)
     other = taken_twice("u")

@@ -12,9 +12,9 @@ from sublet.base.errors import PlanError
 from sublet.checker import check
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Region, bound_to
+from sublet.plan import MemoryPlan, Region, bound_storage_name
 from sublet.plan.file import fingerprint, from_json, to_json
-from sublet.plan.schedule import Schedule, Step
+from sublet.plan.schedule import Schedule, ScheduleStep
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.interpreter import results_match
@@ -126,7 +126,7 @@ def test_the_storage_of_an_updated_value_is_free_between_its_lives() -> None:
 def test_weights_that_stay_are_read_only() -> None:
     graph = updating("%a: f32[16] = onnx.Neg(%v) %n: f32[16] = onnx.Sub(%a, %w)", "%w = %n")
     plan = plan_memory(graph)
-    home = Region(bound_to("v"), 0, 64)
+    home = Region(bound_storage_name("v"), 0, 64)
     wrong = replace(plan, placements=tuple(replace(p, region=home) if p.value == "a" else p for p in plan.placements))
     assert "read-only-written" in rules(graph, wrong)
 
@@ -150,8 +150,8 @@ def test_the_checker_finds_what_an_update_breaks() -> None:
 def test_streams_that_do_not_wait_keep_apart() -> None:
     """The reader of the old content and the maker of the new one are in two streams."""
     graph = updating("%o: f32[16] = onnx.Exp(%w) @read %n: f32[16] = onnx.Neg(%x) @make", "%w = %n", "%o")
-    unordered = Schedule((Step("read", 0, ()), Step("make", 1, ())))
-    ordered = Schedule((Step("read", 0, ()), Step("make", 1, ("read",))))
+    unordered = Schedule((ScheduleStep("read", 0, ()), ScheduleStep("make", 1, ())))
+    ordered = Schedule((ScheduleStep("read", 0, ()), ScheduleStep("make", 1, ("read",))))
     assert [str(move.edge) for move in plan_memory(graph, schedule=unordered).moves] == ["update"]
     assert plan_memory(graph, schedule=ordered).moves == ()
 

@@ -25,13 +25,20 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Block, Program, new_op, new_var
-from sublet.frontends.tflite.codes import OPERATORS
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleBlock, PaddleProgram, new_op, new_var
+from sublet.frontends.tflite.flatbuffer_encoder import (
+    ItemVector,
+    NumberField,
+    TableRecord,
+    Text,
+    Vector,
+    encode_flatbuffer,
+)
 from sublet.frontends.tflite.program import IDENTIFIER
-from sublet.frontends.tflite.writing import Number, Record, Several, Text, Vector, written
+from sublet.frontends.tflite.schema_codes import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
@@ -62,7 +69,7 @@ def _walk(name: str) -> int:
         _furnish(Path(folder))
         known: dict[str, Any] = {"Path": Path, "numpy": np, "np": np, **_arrays()}
         for kind, step in _steps(text):
-            missing = [package for package, says in NEEDS.items() if says.search(step) and not installed(package)]
+            missing = [package for package, says in NEEDS.items() if says.search(step) and not is_installed(package)]
             if missing:
                 print(f"{name}: needs {missing[0]}, which is not here: {step.splitlines()[0][:60]}", flush=True)
                 continue
@@ -126,22 +133,34 @@ def _furnish(folder: Path) -> None:
         (folder / name).write_bytes(program.read_bytes())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
-        (folder / name).write_bytes(encode(_paddle()))
+        (folder / name).write_bytes(encode_program(_paddle()))
 
 
 def _tflite() -> bytes:
     """Two operators of TensorFlow Lite's, one after the other."""
-    tensors = [Record({0: Vector("i", (1, 64)), 3: Text(name), 2: Number("I", 0)}) for name in "xhy"]
+    tensors = [TableRecord({0: Vector("i", (1, 64)), 3: Text(name), 2: NumberField("I", 0)}) for name in "xhy"]
     operators = [
-        Record({0: Number("I", 0), 1: Vector("i", (i,)), 2: Vector("i", (i + 1,))}) for i in range(len(tensors) - 1)
+        TableRecord({0: NumberField("I", 0), 1: Vector("i", (i,)), 2: Vector("i", (i + 1,))})
+        for i in range(len(tensors) - 1)
     ]
-    fields = {0: Several(tensors), 1: Vector("i", (0,)), 2: Vector("i", (2,)), 3: Several(operators), 4: Text("main")}
-    relu = Record({0: Number("b", OPERATORS.index("RELU"))})
-    model = {0: Number("I", 3), 1: Several([relu]), 2: Several([Record(fields)]), 4: Several([Record({})])}
-    return written(Record(model), IDENTIFIER)
+    fields = {
+        0: ItemVector(tensors),
+        1: Vector("i", (0,)),
+        2: Vector("i", (2,)),
+        3: ItemVector(operators),
+        4: Text("main"),
+    }
+    relu = TableRecord({0: NumberField("b", OPERATORS.index("RELU"))})
+    model = {
+        0: NumberField("I", 3),
+        1: ItemVector([relu]),
+        2: ItemVector([TableRecord(fields)]),
+        4: ItemVector([TableRecord({})]),
+    }
+    return encode_flatbuffer(TableRecord(model), IDENTIFIER)
 
 
-def _paddle() -> Program:
+def _paddle() -> PaddleProgram:
     """A program of Paddle's with an open batch and open extents of pictures."""
     vars_ = {name: new_var(name, DType.F32, (-1, 3, -1, -1)) for name in ("x", "a", "y")}
     ends = {
@@ -154,13 +173,13 @@ def _paddle() -> Program:
         new_op("fetch", {"X": ["y"]}, {"Out": ["fetch"]}, {"col": 0}),
     )
     vars_ |= ends
-    return Program((Block(0, -1, -1, vars_, ops),), 3_000_000)
+    return PaddleProgram((PaddleBlock(0, -1, -1, vars_, ops),), 3_000_000)
 
 
 def _arrays() -> dict[str, Any]:
     random = np.random.default_rng(0)
     network: dict[str, Any] = {}
-    if installed("executorch"):
+    if is_installed("executorch"):
         import torch
 
         network = {"model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), "inputs": (torch.ones(2, 8),)}

@@ -32,7 +32,7 @@ from torch._dynamo.exc import TorchRuntimeError
 import sublet
 from benchmarks.executorch.networks import close, listed, networks
 from benchmarks.executorch.random_graphs import random_network
-from sublet.foreign.executorch import judged_pte
+from sublet.foreign.executorch import judge_pte
 
 THEIRS = {"greedy": greedy, "no overlap": partial(greedy, allow_overlapping_allocations=False), "naive": naive}
 
@@ -99,7 +99,7 @@ def _judged(program: Any) -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "judged.pte"
         path.write_bytes(program.buffer)
-        return str(judged_pte(path).outcome)
+        return str(judge_pte(path).outcome)
 
 
 def rows(several: int, first: int = 0, only: str = "") -> Iterator[Row]:

@@ -7,8 +7,8 @@ from math import sqrt
 import numpy as np
 
 from sublet import layers, nn
+from sublet.nn.graph_protocol import graph_of
 from sublet.nn.tensor import Tensor
-from sublet.nn.writer import graph_of
 
 
 def gpt2(tokens: Tensor, *, width: int = 768, heads: int = 12, depth: int = 12, vocabulary: int = 50257) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sublet import layers, nn
+from sublet.nn.graph_protocol import graph_of
 from sublet.nn.tensor import Tensor
-from sublet.nn.writer import graph_of
 
 
 def conv_norm(x: Tensor, channels: int, kernel: int | tuple[int, int], name: str, **attrs: int) -> Tensor:

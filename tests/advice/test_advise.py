@@ -17,10 +17,10 @@ from sublet import Options
 from sublet.base.errors import ProblemError
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.model import Model
-from sublet.packing import Region
-from sublet.plan.advised import Advised
-from sublet.planning.advice.ideas import Idea, ideas
-from sublet.planning.advice.tried import tried
+from sublet.packing import MemoryRegion
+from sublet.plan.advice import Advised
+from sublet.planning.advice.candidates import AdviceCandidate, list_candidates
+from sublet.planning.advice.evaluate import evaluate_candidates
 from tests.commands import Cli
 from tests.runtime.networks import inception
 
@@ -48,7 +48,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def advised(text: str, options: Options = QUICK) -> tuple[int, Advised]:
     model = Model(sublet.parse(text))
     plan = sublet.plan_memory(model, options)
-    return plan.arena_bytes, tried(plan, ideas(model, options, plan, None, ()))
+    return plan.arena_bytes, evaluate_candidates(plan, list_candidates(model, options, plan, None, ()))
 
 
 def arena(text: str, options: Options = QUICK) -> int:
@@ -120,13 +120,13 @@ def test_an_interrupt_keeps_what_was_found() -> None:
     model = Model(sublet.parse(RESIDUAL))
     plan = sublet.plan_memory(model, QUICK)
 
-    def interrupted() -> Iterator[Idea]:
-        yield Idea("option", "inputs outside", "--io bound", lambda: (model, replace(QUICK, io="bound")))
+    def interrupted() -> Iterator[AdviceCandidate]:
+        yield AdviceCandidate("option", "inputs outside", "--io bound", lambda: (model, replace(QUICK, io="bound")))
         raise KeyboardInterrupt
 
-    found = tried(plan, interrupted())
+    found = evaluate_candidates(plan, interrupted())
     assert ([each.how for each in found.advice], found.stopped) == (["--io bound"], "interrupted")
-    late = tried(plan, ideas(model, QUICK, plan, None, ()), seconds=-1.0)
+    late = evaluate_candidates(plan, list_candidates(model, QUICK, plan, None, ()), seconds=-1.0)
     assert (late.advice, late.stopped) == ((), "-1 seconds are over")
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_planned_is_told() -> None:
     def refused() -> tuple[Model, Options]:
         raise ProblemError("it cannot be")
 
-    found = tried(plan, [Idea("option", "magic", "--magic", refused)])
+    found = evaluate_candidates(plan, [AdviceCandidate("option", "magic", "--magic", refused)])
     assert found.failed == ("magic: it cannot be",)
 
 
@@ -147,7 +147,7 @@ def test_loops_and_programs_of_the_nn_dialect_are_advised_on() -> None:
     loss = sublet.nn.exp(sublet.nn.relu(sublet.layers.dense(x, 8))).mean()
     step = sublet.train_step(loss, g.parameters, sublet.SGD(0.1))
     plan = sublet.plan_memory(step, QUICK)
-    found = tried(plan, ideas(step, QUICK, plan, None, ()))
+    found = evaluate_candidates(plan, list_candidates(step, QUICK, plan, None, ()))
     assert any(each.how == "--io bound" for each in found.advice)
 
 
@@ -162,13 +162,15 @@ def test_advice_in_python() -> None:
     graph = sublet.advise(sublet.parse(RESIDUAL), QUICK)
     assert "--io bound" in {each.how for each in graph.advice}
     with pytest.raises(ProblemError, match="one arena"):
-        sublet.advise(sublet.parse(RESIDUAL), Options(regions=(Region("a", 1 << 20),)))
+        sublet.advise(sublet.parse(RESIDUAL), Options(regions=(MemoryRegion("a", 1 << 20),)))
 
 
 def test_an_arena_without_values_that_were_in_it_is_no_help() -> None:
     model = Model(sublet.parse(RESIDUAL))
     hidden = re.sub(r"%a: f32\[256\]", '%a: outside("f32[?]", "nobody knows")', RESIDUAL)
     plan = sublet.plan_memory(model, QUICK)
-    found = tried(plan, [Idea("option", "hidden", "--hide", lambda: (Model(sublet.parse(hidden)), QUICK))])
+    found = evaluate_candidates(
+        plan, [AdviceCandidate("option", "hidden", "--hide", lambda: (Model(sublet.parse(hidden)), QUICK))]
+    )
     assert [(each.unplanned, each.saved_bytes > 0) for each in found.advice] == [(1, True)]
-    assert (found.helping, len(found.vain)) == ((), 1)
+    assert (found.helpful, len(found.unhelpful)) == ((), 1)

@@ -14,8 +14,8 @@ import sublet
 from benchmarks.models.builder import Builder
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.model import Constant, Model
-from sublet.planning.advice.halves import Halved, halved, halves
-from sublet.planning.advice.pieces import Cut
+from sublet.planning.advice.region_split import RegionSplit, propose_splits, split_region
+from sublet.planning.advice.slice_propagation import AxisSlice
 
 pytest.importorskip("onnxruntime")
 
@@ -25,7 +25,7 @@ class Part:
     """A part of a weight, as the weight of the changed graph."""
 
     whole: Constant
-    cut: Cut
+    cut: AxisSlice
 
     def array(self) -> Any:
         where = (slice(None),) * self.cut.axis + (slice(self.cut.begin, self.cut.end),)
@@ -60,9 +60,9 @@ def language() -> onnx.ModelProto:
     return b.model(y=b.op("Where", b.op("Greater", y, b.filled(0.2)), y, b.random_weight(5, 8)))
 
 
-def with_parts(model: Model, changed: Halved) -> Model:
+def with_parts(model: Model, changed: RegionSplit) -> Model:
     """The changed graph with the contents of its weights."""
-    parts = {name: Part(model.weights[whole], cut) for name, (whole, cut) in changed.cuts.items()}
+    parts = {name: Part(model.weights[whole], cut) for name, (whole, cut) in changed.weight_slices.items()}
     return replace(model, graph=changed.graph, weights={**model.weights, **parts})
 
 
@@ -82,7 +82,7 @@ def test_every_stretch_in_two_halves_computes_the_same(network: Any) -> None:
     for first in range(len(nodes)):
         for length in (1, 4) if first % 4 == 0 else (1,):
             for axis in range(3):
-                changed = halved(model.graph, list(nodes[first : first + length]), axis)
+                changed = split_region(model.graph, list(nodes[first : first + length]), axis)
                 if changed is None or any(v.literal for v in changed.graph.weights if v in model.graph.weights):
                     continue
                 found = outputs(with_parts(model, changed), {"x": x})["y"]
@@ -107,7 +107,7 @@ def test_what_is_not_known_to_be_exact_is_left_whole() -> None:
     for text, axis in refused.items():
         body = f"  weights %k: i64[] = [0], %s: f32[4]\n  %y: f32[4,4,4,4] = {text}\n  return %y"
         graph = sublet.parse(f"graph @g(%x: f32[4,4,4,4]) {{\n{body}\n}}")
-        assert halved(graph, list(graph.nodes), axis) is None, text
+        assert split_region(graph, list(graph.nodes), axis) is None, text
 
 
 def test_the_stretch_around_a_peak_needs_less() -> None:
@@ -116,8 +116,8 @@ def test_the_stretch_around_a_peak_needs_less() -> None:
     wide = b.op("Relu", b.conv(x, 64, 1))
     model = from_proto(b.model(y=b.conv(b.pool("MaxPool", wide, 2, 2), 4, 1)))
     plan = sublet.plan_memory(model)
-    found = list(halves(model.graph, plan.at_peak.node))
+    found = list(propose_splits(model.graph, plan.peak_point.node))
     assert found
     best = min(sublet.plan_memory(each.graph).arena_bytes for each in found)
     assert best < 0.7 * plan.arena_bytes
-    assert list(halves(model.graph, "nowhere")) == []
+    assert list(propose_splits(model.graph, "nowhere")) == []

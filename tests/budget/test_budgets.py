@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 import sublet
 from sublet import layers, nn
 from sublet.analysis.options import Options
-from sublet.api.measuring import measured
-from sublet.api.sources import planned_model
+from sublet.api.measuring import measure_node_seconds
+from sublet.api.sources import model_of_plan
 from sublet.base.errors import CapacityError, PlanError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.cli.app import app
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
-from sublet.packing import Region
-from sublet.planning.budget.answers import Outcome
-from sublet.planning.budget.within import Budgets
+from sublet.packing import MemoryRegion
+from sublet.planning.budget.result import SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
 from sublet.planning.pipeline import plan_memory
 from tests.budget.brute_force import fewest_bytes
 from tests.fuzz_budget import check_budgets
@@ -58,7 +58,7 @@ def test_a_step_within_half_its_memory_computes_the_same_bits() -> None:
     budgeted = sublet.compile(step(), backend="reference", budget=half)
     assert budgeted.arena_bytes <= half
     assert budgeted.plan.recipe.again
-    assert "computed once more" in budgeted.plan.recipe.words
+    assert "computed once more" in budgeted.plan.recipe.description
     for _ in range(3):
         assert plain(FEEDS)["loss"] == budgeted(FEEDS)["loss"]
     for name in plain.updated:
@@ -117,7 +117,7 @@ def test_a_step_written_for_a_budget_fits_a_smaller_one(first: int, tmp_path: Pa
 
 
 def test_a_model_of_a_plan_with_clones_fits_a_smaller_budget() -> None:
-    first = Budgets(step()).within(plan_memory(step()).arena_bytes * 80 // 100).point.model
+    first = BudgetSearch(step()).best_within(plan_memory(step()).arena_bytes * 80 // 100).program.model
     assert first.recipe.again
     budget = plan_memory(first).arena_bytes * 80 // 100
     assert sublet.compile(first, backend="reference", budget=budget).arena_bytes <= budget
@@ -141,7 +141,7 @@ def test_the_recipe_of_a_plan_is_done_again_to_check_it(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     plan = sublet.load(plan_path)
     assert plan.arena_bytes <= 36 << 10
-    assert sum(node.again for node in planned_model(path, plan).graph.nodes) >= 1
+    assert sum(node.again for node in model_of_plan(path, plan).graph.nodes) >= 1
     assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
     told = json.loads(plan_path.read_text())
     told["recipe"]["again"].pop()
@@ -149,7 +149,7 @@ def test_the_recipe_of_a_plan_is_done_again_to_check_it(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 2
 
 
-SLOW = (Region("near", 30 << 10), Region("far", 1 << 20, rate=10**12))
+SLOW = (MemoryRegion("near", 30 << 10), MemoryRegion("far", 1 << 20, rate=10**12))
 
 
 def test_a_step_runs_in_less_than_it_needs_where_values_are_brought_away() -> None:
@@ -158,7 +158,7 @@ def test_a_step_runs_in_less_than_it_needs_where_values_are_brought_away() -> No
     near, far = small.plan.arenas
     assert near.nbytes <= 30 << 10 < plain.arena_bytes
     assert far.nbytes > 0
-    assert "brought back from slow memory" in small.plan.recipe.words
+    assert "brought back from slow memory" in small.plan.recipe.description
     for _ in range(3):
         assert plain(FEEDS)["loss"] == small(FEEDS)["loss"]
 
@@ -190,12 +190,12 @@ def test_in_a_memory_for_transfers_lies_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "regions",
-    [SLOW[::-1], (SLOW[0], replace(SLOW[1], rate=0)), (*SLOW, Region("more", 1))],
+    [SLOW[::-1], (SLOW[0], replace(SLOW[1], rate=0)), (*SLOW, MemoryRegion("more", 1))],
     ids=["slow first", "no rate", "three"],
 )
-def test_values_are_brought_to_one_memory_with_a_rate(regions: tuple[Region, ...]) -> None:
+def test_values_are_brought_to_one_memory_with_a_rate(regions: tuple[MemoryRegion, ...]) -> None:
     with pytest.raises(PlanError, match="one and a second with bytes a second"):
-        Budgets(step(), Options(regions=regions))
+        BudgetSearch(step(), Options(regions=regions))
 
 
 def test_what_cannot_fit_is_refused_with_the_argument(tmp_path: Path) -> None:
@@ -227,16 +227,16 @@ def test_the_frontier_falls_and_says_how_time_was_told(tmp_path: Path) -> None:
 
 
 def test_between_the_floor_and_what_was_found_nothing_is_claimed() -> None:
-    budgets = Budgets(step(), effort=50)
-    answer = budgets.within(budgets.floor.nbytes)
-    assert answer.outcome is Outcome.NOT_FOUND
-    assert answer.point.plan.arena_bytes > budgets.floor.nbytes
+    budgets = BudgetSearch(step(), effort=50)
+    answer = budgets.best_within(budgets.floor.nbytes)
+    assert answer.outcome is SearchOutcome.NOT_FOUND
+    assert answer.program.plan.arena_bytes > budgets.floor.nbytes
     assert "was found" in answer.words
 
 
 def test_more_than_one_stream_is_refused() -> None:
     with pytest.raises(PlanError, match="one stream"):
-        Budgets(step(), Options(streams=2))
+        BudgetSearch(step(), Options(streams=2))
 
 
 def chain(seed: int) -> Graph:
@@ -244,7 +244,7 @@ def chain(seed: int) -> Graph:
     rng = random.Random(seed)
     spec = [TensorSpec(DType.F32, (4, width)) for width in (1, 2, 4, 8)]
     inputs = (Value("a", rng.choice(spec)), Value("b", rng.choice(spec)))
-    emit = Emitter.of(Graph("chain", inputs, (), (), ()))
+    emit = Emitter.from_graph(Graph("chain", inputs, (), (), ()))
     values = list(inputs)
     for i in range(rng.randint(3, 6)):
         operands = tuple(rng.choice(values[-4:]) for _ in range(rng.choice((1, 1, 2))))
@@ -263,24 +263,24 @@ def test_no_order_and_no_recomputation_goes_below_the_floor() -> None:
     tight = 0
     for seed in range(40):
         graph = chain(seed)
-        budgets = Budgets(Model(graph), Options(alignment=1), effort=50)
+        budgets = BudgetSearch(Model(graph), Options(alignment=1), effort=50)
         least = fewest_bytes(graph)
         assert budgets.floor.nbytes <= least <= budgets.plain.plan.arena_bytes, seed
-        answer = budgets.within(least)
-        assert answer.outcome is not Outcome.IMPOSSIBLE, seed
-        assert answer.point.plan.arena_bytes >= least, seed
+        answer = budgets.best_within(least)
+        assert answer.outcome is not SearchOutcome.IMPOSSIBLE, seed
+        assert answer.program.plan.arena_bytes >= least, seed
         tight += budgets.floor.nbytes == least
     assert tight >= 12
 
 
 def test_seconds_are_measured_once() -> None:
     model = step()
-    seconds, words = measured(model, "reference")
-    assert seconds == measured(model, "reference")[0]
+    seconds, words = measure_node_seconds(model, "reference")
+    assert seconds == measure_node_seconds(model, "reference")[0]
     assert len(seconds) > len(model.graph.nodes) // 2
     assert all(each > 0 for each in seconds.values())
     assert f"{len(seconds)} of {len(model.graph.nodes)} nodes measured" in words
-    assert measured(model, "reference", workspace=1)[0] == {}
+    assert measure_node_seconds(model, "reference", workspace=1)[0] == {}
 
 
 SKIPS = """

@@ -14,12 +14,12 @@ import sublet
 from sublet import nn
 from sublet.cli.app import app
 from sublet.ir.model import Model
-from sublet.passes.recompute.floor import floor
-from sublet.passes.splitting.choose import SHARES as CUT_SHARES
-from sublet.passes.splitting.choose import proposals
-from sublet.passes.splitting.pieces import splitted
-from sublet.planning.budget.answers import Outcome
-from sublet.planning.budget.within import Budgets
+from sublet.passes.recompute.memory_bound import memory_bound_of
+from sublet.passes.splitting.propose_splits import SHARES as CUT_SHARES
+from sublet.passes.splitting.propose_splits import propose_splits
+from sublet.passes.splitting.split_nodes import split_nodes
+from sublet.planning.budget.result import SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
 
 SHARES = (60, 40)
 """Of the plain arena, in percent; one node alone needs 65."""
@@ -72,7 +72,7 @@ def test_a_plan_of_pieces_is_written_again_from_the_file(tmp_path: Path) -> None
     path, plan_path = tmp_path / "tied.sublet", tmp_path / "plan.json"
     model = tied()
     path.write_text(sublet.to_text(model.graph))
-    budgets = Budgets(model)
+    budgets = BudgetSearch(model)
     budget = budgets.plain.nbytes * SHARES[1] // 100
     done = CliRunner().invoke(app, ["plan", str(path), "--budget", str(budget), "--recompute", "--out", str(plan_path)])
     assert done.exit_code == 0, done.output
@@ -94,12 +94,12 @@ def test_updates_run_earlier_where_their_gradients_wait_for_one_another() -> Non
         h = nn.gelu(h @ g.parameter(f"w{i}", (32, 32), initial=0.1))
     step = sublet.train_step(nn.square(h).mean(), g.parameters, sublet.SGD(0.1))
     plain = sublet.compile(step)
-    budgets = Budgets(step, effort=200)
-    answer = budgets.within(budgets.plain.nbytes * 30 // 100)
-    assert answer.outcome is Outcome.FITS
-    assert {kind for _, kind, _ in answer.point.model.recipe.split} == {"early"}
+    budgets = BudgetSearch(step, effort=200)
+    answer = budgets.best_within(budgets.plain.nbytes * 30 // 100)
+    assert answer.outcome is SearchOutcome.FITS
+    assert {kind for _, kind, _ in answer.program.model.recipe.split} == {"early"}
     assert "as soon as they can" in answer.words
-    less = sublet.compile(answer.point.model)
+    less = sublet.compile(answer.program.model)
     x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
     for _ in range(2):
         assert np.array_equal(less({"x": x})["loss"], plain({"x": x})["loss"])
@@ -113,25 +113,27 @@ def test_a_momentum_takes_up_what_every_step_of_a_recurrent_network_adds() -> No
         h = nn.tanh(h @ w)
     step = sublet.train_step(nn.square(h).mean(), g.parameters, sublet.SGD(0.1, momentum=0.9))
     plain = sublet.compile(step)
-    budgets = Budgets(step, sublet.Options(io="bound", weights="bound"), effort=200)
-    answer = budgets.within(64 * 64 * 4)  # the gradient alone takes as much
-    assert answer.outcome is Outcome.FITS
-    assert {kind for _, kind, _ in answer.point.model.recipe.split} == {"momentum"}
+    budgets = BudgetSearch(step, sublet.Options(io="bound", weights="bound"), effort=200)
+    answer = budgets.best_within(64 * 64 * 4)  # the gradient alone takes as much
+    assert answer.outcome is SearchOutcome.FITS
+    assert {kind for _, kind, _ in answer.program.model.recipe.split} == {"momentum"}
     assert "momentum takes up the gradient term by term" in answer.words
-    less = sublet.compile(answer.point.model)
+    less = sublet.compile(answer.program.model)
     x = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
     for _ in range(3):
         np.testing.assert_allclose(less({"x": x})["loss"], plain({"x": x})["loss"], rtol=1e-5)
-    found = budgets.finer[answer.point.model.recipe.split]
-    assert found.search.found[0].peak == found.plain.nbytes, "the estimate knows that a sum in its home has no bytes"
+    found = budgets.split_searches[answer.program.model.recipe.split]
+    assert found.search.solutions[0].peak == found.plain.nbytes, (
+        "the estimate knows that a sum in its home has no bytes"
+    )
 
 
 def test_pieces_take_the_seconds_of_what_they_are_pieces_of() -> None:
     """A joined whole bears the name of the node that made it, but not its seconds."""
     step = tied()
-    budgets = Budgets(step, effort=50, seconds={node.name: 1.0 for node in step.graph.nodes})
-    budgets.within(budgets.plain.nbytes * SHARES[1] // 100)
-    for finer in budgets.finer.values():
+    budgets = BudgetSearch(step, effort=50, seconds={node.name: 1.0 for node in step.graph.nodes})
+    budgets.best_within(budgets.plain.nbytes * SHARES[1] // 100)
+    for finer in budgets.split_searches.values():
         ops = {node.name: node.op for node in finer.model.graph.nodes}
         level = finer.search.level
         seconds = {
@@ -140,41 +142,47 @@ def test_pieces_take_the_seconds_of_what_they_are_pieces_of() -> None:
         }
         assert max(seconds.get("nn.concat", [0.0])) < 0.01
         assert sum(seconds["nn.linear"]) == pytest.approx(3.0), "two layers and the last one"
-    assert any(kind == "batch" for splits in budgets.finer for _, kind, _ in splits)
+    assert any(kind == "batch" for splits in budgets.split_searches for _, kind, _ in splits)
 
 
 def test_the_claim_is_of_what_was_split() -> None:
-    budgets = Budgets(tied(), effort=50)
-    answer = budgets.within(4096)
-    assert answer.outcome is Outcome.IMPOSSIBLE
-    assert answer.finer is not None
-    assert 4096 < answer.finer.nbytes < answer.floor.nbytes
+    budgets = BudgetSearch(tied(), effort=50)
+    answer = budgets.best_within(4096)
+    assert answer.outcome is SearchOutcome.IMPOSSIBLE
+    assert answer.split_floor is not None
+    assert 4096 < answer.split_floor.nbytes < answer.floor.nbytes
     assert "of the ways tried to do nodes in pieces" in answer.words
-    assert answer.floor.words in answer.words
+    assert answer.floor.description in answer.words
 
 
 def test_of_all_ways_to_cut_the_cheapest_is_taken(plain: sublet.Executable) -> None:
     """Smaller pieces may cost less than larger ones that fit too."""
     model, budget = tied(), plain.arena_bytes * SHARES[1] // 100
-    budgets = Budgets(model, effort=50)
-    answer = budgets.within(budget)
-    ways = {splits for share in CUT_SHARES for splits in proposals(model.graph, budget, share)}
+    budgets = BudgetSearch(model, effort=50)
+    answer = budgets.best_within(budget)
+    ways = {splits for share in CUT_SHARES for splits in propose_splits(model.graph, budget, share)}
     assert len({max(count for _, _, count in splits) for splits in ways}) > 1
-    floors = [floor(splitted(model.graph, splits).graph, io_bound=False, weights_bound=False) for splits in ways]
-    assert len(budgets.finer) == sum(each.nbytes <= budget for each in floors)
-    found = [point for each in budgets.finer.values() for point in each.points.values() if point.nbytes <= budget]
-    assert answer.point.seconds == min(point.seconds for point in found)
+    floors = [
+        memory_bound_of(split_nodes(model.graph, splits).graph, io_bound=False, weights_bound=False) for splits in ways
+    ]
+    assert len(budgets.split_searches) == sum(each.nbytes <= budget for each in floors)
+    found = [
+        point for each in budgets.split_searches.values() for point in each.programs.values() if point.nbytes <= budget
+    ]
+    assert answer.program.seconds == min(point.seconds for point in found)
 
 
 def test_where_no_node_is_the_floor_nothing_is_split(plain: sublet.Executable) -> None:
-    answer = Budgets(tied()).within(plain.arena_bytes)
-    assert answer.outcome is Outcome.FITS
-    assert not answer.point.split
-    assert answer.finer is None
+    answer = BudgetSearch(tied()).best_within(plain.arena_bytes)
+    assert answer.outcome is SearchOutcome.FITS
+    assert not answer.program.split_count
+    assert answer.split_floor is None
 
 
 def test_a_frontier_with_pieces_is_monotone(plain: sublet.Executable) -> None:
-    found = Budgets(tied(), effort=200).frontier([plain.arena_bytes * percent // 100 for percent in (90, 70, 50, 40)])
-    seconds = [answer.point.seconds for answer in found if answer.outcome is Outcome.FITS]
+    found = BudgetSearch(tied(), effort=200).frontier(
+        [plain.arena_bytes * percent // 100 for percent in (90, 70, 50, 40)]
+    )
+    seconds = [answer.program.seconds for answer in found if answer.outcome is SearchOutcome.FITS]
     assert len(seconds) == 4
     assert seconds == sorted(seconds)

@@ -49,7 +49,7 @@ def test_fewer_rows_are_those_of_a_graph_for_so_many(net: Any, shape: tuple[int,
         np.testing.assert_allclose(sublet.run_poisoned(few, {"x": x[:rows]})["y"], few(x=x[:rows])["y"])
         np.testing.assert_allclose(large(x=x)["y"][:rows], few(x=x[:rows])["y"], rtol=1e-5, atol=1e-6)
     name = next(iter(large.weights))
-    assert np.shares_memory(few.weights.lent(name), large.weights.lent(name))
+    assert np.shares_memory(few.weights.lend_weight(name), large.weights.lend_weight(name))
     assert np.shares_memory(few.bytes_of(few.graph.nodes[0].defs[0]), large.bytes_of(large.graph.nodes[0].defs[0]))
 
 

@@ -87,7 +87,7 @@ def test_check_ends_a_loop_and_max_trips_bounds_what_it_stacks() -> None:
         g.output("hs", loop["hs"])
         (node,) = g.model().graph.nodes
         assert isinstance(node, While)
-        (stacked,) = node.stacked
+        (stacked,) = node.stacked_outputs
         assert stacked is not None
         assert isinstance(stacked.spec, Unplannable) == (most is None)
         found = sublet.compile(g)(h=np.float32(7))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from tests import dialect
 from tests.plans import plan_at
 
@@ -32,7 +32,7 @@ RIGHT = {"i": 0, "x": 8, "o": 16, "p": 24, "a": 16, "b": 16, "c": 24, "y": 16}
 
 def messages(places: dict[str, int], fallback: str = "", returns: str = "%y", arena: int = 64) -> str:
     graph = parse(GRAPH.replace("FALLBACK", fallback).replace("return %y", f"return {returns}"))
-    return "\n".join(map(str, check_bytes(graph, serial(graph), plan_at(graph, places, arena))))
+    return "\n".join(map(str, check_bytes(graph, serial_schedule(graph), plan_at(graph, places, arena))))
 
 
 def test_arms_share_bytes_and_leave_their_results_in_place() -> None:
@@ -76,7 +76,7 @@ def test_the_index_is_read_before_the_arms() -> None:
     assert messages({**RIGHT, "a": 0, "b": 40}, arena=64).count("initial-overlap") == 0
     assert messages({**RIGHT, "i": 16}) == ""
     graph = parse(GRAPH.replace("FALLBACK", "").replace("%o: u8[8], %p", "%d: u8[4] = test.const()\n%o: u8[8], %p"))
-    found = check_bytes(graph, serial(graph), plan_at(graph, {**RIGHT, "d": 0}, 64))
+    found = check_bytes(graph, serial_schedule(graph), plan_at(graph, {**RIGHT, "d": 0}, 64))
     assert [str(finding) for finding in found] == [
         "case if, index: reads %i at arena[0, 4), but bytes [0, 4) hold bytes [0, 4) of %d, written by node d "
         "(place %i and %d apart, or read %i before %d is written) [clobbered]"
@@ -90,9 +90,9 @@ def test_fallbacks_are_one_more_arm() -> None:
         GRAPH.replace("FALLBACK", "else %e, %x").replace("%o: u8[8], %p", "%e: u8[8] = test.const()\n%o: u8[8], %p")
     )
     right = {**RIGHT, "e": 32}
-    assert check_bytes(graph, serial(graph), plan_at(graph, right, 64)) == ()
+    assert check_bytes(graph, serial_schedule(graph), plan_at(graph, right, 64)) == ()
     # The arms may write over what only the fallbacks need.
-    assert check_bytes(graph, serial(graph), plan_at(graph, {**right, "c": 32}, 64)) == ()
+    assert check_bytes(graph, serial_schedule(graph), plan_at(graph, {**right, "c": 32}, 64)) == ()
 
 
 def test_both_targets_in_one_arm_are_moved_at_once() -> None:
@@ -107,7 +107,9 @@ def test_both_targets_in_one_arm_are_moved_at_once() -> None:
       return %o, %p
     }
     """)
-    assert check_bytes(graph, serial(graph), plan_at(graph, {"i": 16, "a": 0, "b": 8, "o": 0, "p": 8}, 20)) == ()
+    assert (
+        check_bytes(graph, serial_schedule(graph), plan_at(graph, {"i": 16, "a": 0, "b": 8, "o": 0, "p": 8}, 20)) == ()
+    )
 
 
 def test_a_result_that_lies_in_place_in_every_arm_is_not_written() -> None:
@@ -126,4 +128,4 @@ def test_a_result_that_lies_in_place_in_every_arm_is_not_written() -> None:
     }
     """)
     plan = plan_at(graph, {"i": 0, "x": ("x", 0), "o": ("x", 0), "y": 8}, 16, bound={"x": "input"})
-    assert check_bytes(graph, serial(graph), plan) == ()
+    assert check_bytes(graph, serial_schedule(graph), plan) == ()

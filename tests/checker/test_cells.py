@@ -8,11 +8,11 @@ import pytest
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.checker import check_bytes
-from sublet.checker.cells import Cell, Cells, step_of
+from sublet.checker.loop_slices import SliceStorage, SliceStorages, slice_region
 from sublet.ir.graph import Value
 from sublet.ir.text import parse
-from sublet.plan import OPEN, MemoryPlan, Region, Rolled, Storage, Stride
-from sublet.plan.schedule import Schedule, Step, serial
+from sublet.plan import OPEN, MemoryPlan, Region, RolledLoop, Storage, Stride
+from sublet.plan.schedule import Schedule, ScheduleStep, serial_schedule
 from tests import dialect
 from tests.plans import plan_at
 
@@ -47,7 +47,7 @@ def messages(
 ) -> str:
     graph = parse(source or text())
     plan = plan_at(graph, places, 128, alignment)
-    return "\n".join(map(str, check_bytes(graph, serial(graph), moved_by(plan, strides))))
+    return "\n".join(map(str, check_bytes(graph, serial_schedule(graph), moved_by(plan, strides))))
 
 
 def moved_by(plan: MemoryPlan, strides: dict[str, tuple[Stride, ...]]) -> MemoryPlan:
@@ -65,9 +65,9 @@ def test_no_arena_is_taken_for_the_step_of_a_round(name: str) -> None:
     source = text(body="%v: u8[8] = test.matmul(%e)\n%u: u8[8] = test.relu(%v)")
     graph = parse(source)
     plan = moved_by(plan_at(graph, {**PLACES, "v": 32}, 128), {**MOVING, "v": (STEP,)})
-    assert check_bytes(graph, serial(graph), plan) == ()
+    assert check_bytes(graph, serial_schedule(graph), plan) == ()
     storages = (*plan.storages, Storage(name, "arena", 8))
-    found = check_bytes(graph, serial(graph), replace(plan, storages=storages, arena_bytes=136))
+    found = check_bytes(graph, serial_schedule(graph), replace(plan, storages=storages, arena_bytes=136))
     assert "duplicate-storage" in {finding.rule for finding in found}
 
 
@@ -126,20 +126,20 @@ def test_a_sequence_keeps_its_bytes_for_the_slices() -> None:
     assert "reads %s at arena[8, 32)" in messages({**PLACES, "i": 24}, MOVING)
 
 
-LATER = Rolled("loop", (), 1, 1, heads=((OPEN,), (OPEN,)))
+LATER = RolledLoop("loop", (), 1, 1, heads=((OPEN,), (OPEN,)))
 """Only the run knows what the pointer stands for, in the first round and in all others."""
 
 
-def pointing(update: str, rolled: tuple[Rolled, ...] = ()) -> str:
+def pointing(update: str, rolled: tuple[RolledLoop, ...] = ()) -> str:
     """What is wrong when %p and %f are pointers, which stand for what the update is."""
     graph = parse(text(update=update))
     plan = moved_by(plan_at(graph, PLACES, 128), MOVING)
-    assert check_bytes(graph, serial(graph), plan) == ()
+    assert check_bytes(graph, serial_schedule(graph), plan) == ()
     placements = tuple(
         replace(place, how="pointer", region=replace(place.region, storage="")) if place.value in "pf" else place
         for place in plan.placements
     )
-    found = check_bytes(graph, serial(graph), replace(plan, placements=placements, rolled=rolled))
+    found = check_bytes(graph, serial_schedule(graph), replace(plan, placements=placements, rolled=rolled))
     return "\n".join(map(str, found))
 
 
@@ -168,8 +168,11 @@ def test_strides_are_aligned() -> None:
 def test_two_streams_in_one_step_of_a_sequence() -> None:
     """Reading it side by side is no race; writing to what the other touches is, in cells and around them."""
     graph = parse(text(body="%t: u8[8] = test.matmul(%p) %v: u8[8] = test.relu(%e) %u: u8[8] = test.relu(%e)"))
-    early, late = (Step("c"),), (Step("t", 1, ("c",)), Step("v", 2, ("c",)), Step("u", 0))
-    schedule = Schedule((Step("loop"),), {"loop": (Schedule((*early, *late)),)})
+    early, late = (
+        (ScheduleStep("c"),),
+        (ScheduleStep("t", 1, ("c",)), ScheduleStep("v", 2, ("c",)), ScheduleStep("u", 0)),
+    )
+    schedule = Schedule((ScheduleStep("loop"),), {"loop": (Schedule((*early, *late)),)})
 
     def found(places: dict[str, int], strides: dict[str, tuple[Stride, ...]]) -> str:
         plan = moved_by(plan_at(graph, {**PLACES, "t": 88, "v": 96, **places}, 128, schedule=schedule), strides)
@@ -184,26 +187,31 @@ def test_two_streams_in_one_step_of_a_sequence() -> None:
     assert "[race]" in over_the_whole
 
 
-def some_cells() -> Cells:
+def some_cells() -> SliceStorages:
     """Rows at [16, 48) and slices at [64, 96), each of which is taken apart once more."""
-    cells = Cells()
-    cells.add("row", Cell("loop", Region("arena", 16, 32), 8, stacked=True))
-    cells.add("slice", Cell("loop", Region("arena", 64, 32), 8, stacked=False))
-    cells.add("part", Cell("inner", Region("slice", 0, 8), 4, stacked=False))
+    cells = SliceStorages()
+    cells.add("row", SliceStorage("loop", Region("arena", 16, 32), 8, stacked=True))
+    cells.add("slice", SliceStorage("loop", Region("arena", 64, 32), 8, stacked=False))
+    cells.add("part", SliceStorage("inner", Region("slice", 0, 8), 4, stacked=False))
     return cells
 
 
 def test_what_a_cell_lies_in() -> None:
     cells = some_cells()
     latest = "row (the latest)"
-    assert [cells.this_round(name) for name in (latest, "row", "part", "arena")] == ["row", "row", "part", "arena"]
-    assert [cells.root(name) for name in (latest, "part", "slice", "arena")] == ["arena"] * 4
+    assert [cells.current_slice_of(name) for name in (latest, "row", "part", "arena")] == [
+        "row",
+        "row",
+        "part",
+        "arena",
+    ]
+    assert [cells.root_storage(name) for name in (latest, "part", "slice", "arena")] == ["arena"] * 4
     part = Region("part", 1, 2)
     around = [part, Region("slice", 0, 8), Region("arena", 64, 32)]
-    assert list(cells.around(part)) == [(region.storage, region) for region in around]
-    assert cells.kept(Region("row", 2, 4), "loop") == Region(latest, 2, 4)
+    assert list(cells.enclosing_regions(part)) == [(region.storage, region) for region in around]
+    assert cells.latest_row_of(Region("row", 2, 4), "loop") == Region(latest, 2, 4)
     for storage, loop in (("row", "inner"), ("slice", "loop"), (latest, "loop"), ("arena", "loop")):
-        assert cells.kept(Region(storage, 2, 4), loop) is None
+        assert cells.latest_row_of(Region(storage, 2, 4), loop) is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +228,7 @@ def test_what_a_cell_lies_in() -> None:
     ],
 )
 def test_what_a_write_spoils(written: Region, spoilt: list[Region]) -> None:
-    assert list(some_cells().spoilt(written)) == spoilt
+    assert list(some_cells().invalidated_regions(written)) == spoilt
 
 
 @pytest.mark.parametrize(
@@ -229,7 +237,7 @@ def test_what_a_write_spoils(written: Region, spoilt: list[Region]) -> None:
 )
 def test_the_step_of_a_round(shape: tuple[int, ...], axis: int, nbytes: int) -> None:
     whole, place = Value("whole", TensorSpec(DType.U8, shape)), Region("arena", 16, 32)
-    steps = [step_of("loop", whole, place, axis, backwards) for backwards in (False, True)]
+    steps = [slice_region("loop", whole, place, axis, backwards) for backwards in (False, True)]
     assert [step and (step.offset, step.nbytes) for step in steps] == [(0, nbytes) if nbytes else None] * 2
     assert not nbytes or steps[0] != steps[1]
-    assert step_of("loop", whole, None, axis, False) is None
+    assert slice_region("loop", whole, None, axis, False) is None

@@ -11,14 +11,14 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
-from sublet.checker.bound import bytes_of
-from sublet.checker.lives import union, within
+from sublet.checker.bound import stacked_bytes
+from sublet.checker.liveness import is_covered_by, merge_ranges
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Point, Storage
-from sublet.plan.schedule import Schedule, Step
+from sublet.plan import MemoryPlan, PlanPoint, Storage
+from sublet.plan.schedule import Schedule, ScheduleStep
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.refutation import refuted
+from sublet.planning.reprove_bound import reprove_bound
 from tests.generate import program
 from tests.plan_files import JUMPING, judge_files
 
@@ -100,7 +100,13 @@ def test_steps_that_wait_for_each_other_prove_no_bound() -> None:
       return %y
     }
     """)
-    steps = (Step("a"), Step("d", 1), Step("b", 2, ("a",)), Step("c", 0, ("b",)), Step("y", 1, ("c",)))
+    steps = (
+        ScheduleStep("a"),
+        ScheduleStep("d", 1),
+        ScheduleStep("b", 2, ("a",)),
+        ScheduleStep("c", 0, ("b",)),
+        ScheduleStep("y", 1, ("c",)),
+    )
     plan = plan_memory(graph, Options(strategy="no_reuse", share=False, alignment=1), schedule=Schedule(steps))
     backwards = (replace(place, buffer=5 - place.buffer) for place in plan.placements)
     for numbered in (plan, replace(plan, placements=tuple(backwards))):
@@ -165,10 +171,10 @@ def test_a_value_has_a_place_in_every_copy_of_a_body_that_writes_it() -> None:
 
 def test_each_claim_is_proven_or_a_label() -> None:
     plan = plan_memory(CHAIN)
-    claims = judge(CHAIN, plan.schedule, plan).claims
+    claims = judge(CHAIN, plan.schedule, plan).claim_status
     assert set(claims) == {*PROVEN, *LABELS}
     assert {claims[name] for name in PROVEN} == {"proven"}
-    assert judge(CHAIN, plan.schedule, replace(plan, total_bytes=1)).claims == {}
+    assert judge(CHAIN, plan.schedule, replace(plan, total_bytes=1)).claim_status == {}
 
 
 def test_what_only_a_search_has_refuted_is_told_and_can_be_refuted_again() -> None:
@@ -178,12 +184,12 @@ def test_what_only_a_search_has_refuted_is_told_and_can_be_refuted_again() -> No
     judged = judge(graph, plan.schedule, plan)
     assert judged.findings == ()
     assert set(judged.unproven) == {"lower_bound_bytes"}
-    assert judged.claims["lower_bound_bytes"].startswith("not proven: a search found it")
-    again = refuted(plan, judged)
+    assert judged.claim_status["lower_bound_bytes"].startswith("not proven: a search found it")
+    again = reprove_bound(plan, judged)
     assert (again.findings, again.unproven) == ((), {})
     loose = plan_memory(graph, Options(alignment=1, share=False, strategy="no_reuse"))
     lie = replace(loose, lower_bound_bytes=loose.arena_bytes, bound="search", proof=())
-    found = refuted(lie, judge(graph, loose.schedule, lie))
+    found = reprove_bound(lie, judge(graph, loose.schedule, lie))
     assert [finding.rule for finding in found.findings] == ["false-bound"]
 
 
@@ -196,15 +202,15 @@ def test_a_life_may_go_a_way_that_no_run_takes_but_not_begin_before_the_bytes_ar
         number = next(i for i, place in enumerate(plan.placements) if place.value == value)
         place = plan.placements[number]
         points = sorted({point, *(at for begin, end in place.live for at in range(begin, end))})
-        longer = replace(place, live=union((at, at + 1) for at in points))
+        longer = replace(place, live=merge_ranges((at, at + 1) for at in points))
         return replace(plan, placements=(*plan.placements[:number], longer, *plan.placements[number + 1 :]))
 
-    later = plan.points.index(Point("next", "loop", (("loop", 2),)))
+    later = plan.points.index(PlanPoint("next", "loop", (("loop", 2),)))
     assert rules(graph, kept_at("a", later)) == set(), "by the order alone, the loop may end in its first copy"
     for value in ("m", "p"):
         assert rules(graph, kept_at(value, later)) == set()
         assert rules(graph, kept_at(value, 0)) == {"false-live"}
-        assert rules(graph, kept_at(value, plan.points.index(Point("branch", "first")))) == {"false-live"}
+        assert rules(graph, kept_at(value, plan.points.index(PlanPoint("branch", "first")))) == {"false-live"}
 
 
 def test_changed_plan_files_are_refused_or_still_true(tmp_path: Path) -> None:
@@ -259,10 +265,10 @@ def test_a_pointer_begins_a_copy_at_the_very_placement_that_is_told() -> None:
 def test_ranges_within_others() -> None:
     outer = ((2, 5), (8, 12))
     for inner in ((), ((2, 5),), ((3, 4), (8, 9), (11, 12)), ((8, 12),)):
-        assert within(inner, outer)
+        assert is_covered_by(inner, outer)
     for inner in (((1, 3),), ((4, 6),), ((3, 9),), ((2, 5), (12, 13)), ((5, 8),), ((13, 14),)):
-        assert not within(inner, outer)
-    assert not within(((0, 1),), ())
+        assert not is_covered_by(inner, outer)
+    assert not is_covered_by(((0, 1),), ())
 
 
 @pytest.mark.parametrize(
@@ -273,7 +279,7 @@ def test_what_buffers_take_side_by_side(sizes: list[int], alignment: int, arenas
     """What is rounded up is all but the one on top; of several arenas nothing is."""
     storages = tuple(Storage(f"arena{i}", "arena", 16) for i in range(arenas))
     plan = plan_memory(parse("graph @net(%x: u8[4]) {\n  return %x\n}"))
-    assert bytes_of(replace(plan, alignment=alignment, storages=storages), sizes) == together
+    assert stacked_bytes(replace(plan, alignment=alignment, storages=storages), sizes) == together
 
 
 def test_a_reason_that_there_is_not_is_none() -> None:

@@ -11,7 +11,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
-from sublet.plan.schedule import Schedule, serial
+from sublet.plan.schedule import Schedule, serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
@@ -27,7 +27,7 @@ def case(seed: int) -> tuple[random.Random, Graph, MemoryPlan]:
     rng = random.Random(seed)
     graph = program(rng, rng.randint(1, 30), unit=rng.choice((1, 4)))
     streams = rng.randint(1, 3)
-    schedule = serial(graph) if streams == 1 else random_schedule(rng, graph, streams)
+    schedule = serial_schedule(graph) if streams == 1 else random_schedule(rng, graph, streams)
     return rng, graph, own_bytes(graph, rng.choice((1, 4, 8)), bound=seed % 2 == 0, schedule=schedule)
 
 

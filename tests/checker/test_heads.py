@@ -12,7 +12,7 @@ from sublet.analysis.options import Options
 from sublet.checker import check, check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import OPEN, POINTER, MemoryPlan, Rolled
+from sublet.plan import OPEN, POINTER, MemoryPlan, RolledLoop
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program
@@ -48,26 +48,26 @@ CASES = {
 }
 
 
-def with_head(plan: MemoryPlan, record: Rolled, copy: int, position: int, number: int) -> MemoryPlan:
+def with_head(plan: MemoryPlan, record: RolledLoop, copy: int, position: int, number: int) -> MemoryPlan:
     """The plan with one pointer at another placement when one copy begins."""
     heads = list(map(list, record.heads))
     heads[copy][position] = number
     return with_heads(plan, record, tuple(map(tuple, heads)))
 
 
-def with_heads(plan: MemoryPlan, record: Rolled, heads: tuple[tuple[int, ...], ...]) -> MemoryPlan:
+def with_heads(plan: MemoryPlan, record: RolledLoop, heads: tuple[tuple[int, ...], ...]) -> MemoryPlan:
     changed = replace(record, heads=heads)
     return replace(plan, rolled=tuple(changed if one is record else one for one in plan.rolled))
 
 
-def heads_of(plan: MemoryPlan) -> Iterator[tuple[Rolled, int, int]]:
+def heads_of(plan: MemoryPlan) -> Iterator[tuple[RolledLoop, int, int]]:
     for record in plan.rolled:
         for copy, heads in enumerate(record.heads):
             for position in range(len(heads)):
                 yield record, copy, position
 
 
-def of_its_size(plan: MemoryPlan, record: Rolled, copy: int, position: int) -> list[int]:
+def of_its_size(plan: MemoryPlan, record: RolledLoop, copy: int, position: int) -> list[int]:
     """The other placements that a pointer could be said to stand for."""
     told = record.heads[copy][position]
     size = 0 if told == OPEN else plan.placements[told].region.nbytes

@@ -10,12 +10,12 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
-from sublet.checker.timeline import timeline
-from sublet.checker.walk import Places, Walk
+from sublet.checker.state_space import PlacementIndex, StateSpace
+from sublet.checker.timeline import build_timeline
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.plan import Jump, MemoryPlan, Rolled
-from sublet.plan.schedule import serial
+from sublet.plan import MemoryPlan, RolledLoop, VersionTransition
+from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program
@@ -54,13 +54,13 @@ PLAN = plan_memory(GRAPH, Options(alignment=1))
 
 KEEP, BACK, CHANGE = ((("which", way),) for way in range(3))
 JUMPS = (
-    Jump(0, KEEP, 0), Jump(0, BACK, 0), Jump(0, CHANGE, 1),
-    Jump(1, KEEP, 1), Jump(1, BACK, 0), Jump(1, CHANGE, 2),
-    Jump(2, KEEP, 2), Jump(2, BACK, 0), Jump(2, CHANGE, 1),
+    VersionTransition(0, KEEP, 0), VersionTransition(0, BACK, 0), VersionTransition(0, CHANGE, 1),
+    VersionTransition(1, KEEP, 1), VersionTransition(1, BACK, 0), VersionTransition(1, CHANGE, 2),
+    VersionTransition(2, KEEP, 2), VersionTransition(2, BACK, 0), VersionTransition(2, CHANGE, 1),
 )  # fmt: skip
 
 
-def jumping(*jumps: Jump) -> MemoryPlan:
+def jumping(*jumps: VersionTransition) -> MemoryPlan:
     return replace(PLAN, rolled=(replace(PLAN.rolled[0], jumps=jumps),))
 
 
@@ -76,7 +76,11 @@ def test_the_planned_jumps() -> None:
 
 def test_one_way_to_two_copies() -> None:
     """Whichever comes first: who binds the copies before the run follows both."""
-    for jumps in ((*JUMPS, Jump(1, KEEP, 2)), (Jump(1, KEEP, 2), *JUMPS), (*JUMPS, Jump(1, (), 2))):
+    for jumps in (
+        (*JUMPS, VersionTransition(1, KEEP, 2)),
+        (VersionTransition(1, KEEP, 2), *JUMPS),
+        (*JUMPS, VersionTransition(1, (), 2)),
+    ):
         says = "\n".join(found(jumping(*jumps)))
         assert "may go from copy 1 of its body to copy" in says
         assert "when which is left by way 0 (each end of a copy needs one copy that follows)" in says
@@ -89,8 +93,11 @@ def test_an_end_that_nothing_follows() -> None:
     ]
 
 
-@pytest.mark.parametrize("jump", [Jump(3, KEEP, 0), Jump(0, (("which", 7),), 1), Jump(0, (("loop", 0),), 1)])
-def test_a_jump_that_cannot_be_taken(jump: Jump) -> None:
+@pytest.mark.parametrize(
+    "jump",
+    [VersionTransition(3, KEEP, 0), VersionTransition(0, (("which", 7),), 1), VersionTransition(0, (("loop", 0),), 1)],
+)
+def test_a_jump_that_cannot_be_taken(jump: VersionTransition) -> None:
     assert any("is never left from copy" in says for says in found(jumping(*JUMPS, jump)))
 
 
@@ -139,7 +146,7 @@ def test_a_pointer_that_changes_without_copies() -> None:
     }
     """)
     plan = plan_memory(graph, Options(alignment=1))
-    assert replace(plan.rolled[0], heads=()) == Rolled("loop", (), 1, 1)
+    assert replace(plan.rolled[0], heads=()) == RolledLoop("loop", (), 1, 1)
     says = {str(finding).partition("[")[0] for finding in check_bytes(graph, plan.schedule, replace(plan, rolled=()))}
     assert "loop loop: begins copy 0 of its body with %y at arena" in says
 
@@ -187,10 +194,10 @@ def test_ways_decide_where_nothing_is_pointed_at() -> None:
       return %f
     }
     """)
-    jumps = tuple(Jump(copy, (("which", way),), 2 * way) for copy in (0, 2) for way in (0, 1))
-    record = Rolled("loop", (), 0, 3, jumps, ((), (), ()))
-    places = Places(own_bytes(graph))
-    points = timeline(graph, serial(graph), places.pointers, {("loop", ()): record}, 100)
-    walk = Walk(points, places)
+    jumps = tuple(VersionTransition(copy, (("which", way),), 2 * way) for copy in (0, 2) for way in (0, 1))
+    record = RolledLoop("loop", (), 0, 3, jumps, ((), (), ()))
+    places = PlacementIndex(own_bytes(graph))
+    points = build_timeline(graph, serial_schedule(graph), places.pointers, {("loop", ()): record}, 100)
+    walk = StateSpace(points, places)
     assert not places.pointers
-    assert {context for visit in walk.visits for context in walk.moment(visit).context} == {("loop", 0), ("loop", 2)}
+    assert {context for visit in walk.visits for context in walk.moment_of(visit).context} == {("loop", 0), ("loop", 2)}

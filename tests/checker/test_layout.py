@@ -8,11 +8,11 @@ import pytest
 
 from sublet.base.errors import PlanViolation
 from sublet.checker import check_bytes, require_valid
-from sublet.checker.layout import lay_out
+from sublet.checker.layout import build_layout
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import Context, Jump, MemoryPlan, Placement, Region, Rolled, Storage
-from sublet.plan.schedule import serial
+from sublet.plan import Context, MemoryPlan, Placement, Region, RolledLoop, Storage, VersionTransition
+from sublet.plan.schedule import serial_schedule
 from tests import dialect
 from tests.plans import moved, own_bytes, plan_at, with_arena
 
@@ -30,12 +30,12 @@ graph @net(%x: u8[64]) {
 
 
 def rules(graph: Graph, plan: MemoryPlan) -> list[str]:
-    return [finding.rule for finding in check_bytes(graph, serial(graph), plan)]
+    return [finding.rule for finding in check_bytes(graph, serial_schedule(graph), plan)]
 
 
 def told(graph: Graph, plan: MemoryPlan) -> str:
     with pytest.raises(PlanViolation) as caught:
-        require_valid(graph, serial(graph), plan)
+        require_valid(graph, serial_schedule(graph), plan)
     return str(caught.value)
 
 
@@ -180,17 +180,17 @@ def test_two_updates_of_the_same_bytes_lose_one() -> None:
 @pytest.mark.parametrize(
     ("record", "wrong"),
     [
-        (Rolled("loop", (), 0, 1), False),
-        (Rolled("loop", (), 1, 1), False),
-        (Rolled("nobody", (), 0, 1), True),
-        (Rolled("loop", (), -1, 2), True),
-        (Rolled("loop", (), 1, 0), True),
-        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), 0))), False),
-        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), 2))), True),
-        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), -1))), True),
+        (RolledLoop("loop", (), 0, 1), False),
+        (RolledLoop("loop", (), 1, 1), False),
+        (RolledLoop("nobody", (), 0, 1), True),
+        (RolledLoop("loop", (), -1, 2), True),
+        (RolledLoop("loop", (), 1, 0), True),
+        (RolledLoop("loop", (), 0, 2, (VersionTransition(0, (), 1), VersionTransition(1, (), 0))), False),
+        (RolledLoop("loop", (), 0, 2, (VersionTransition(0, (), 1), VersionTransition(1, (), 2))), True),
+        (RolledLoop("loop", (), 0, 2, (VersionTransition(0, (), 1), VersionTransition(1, (), -1))), True),
     ],
 )
-def test_copies_of_a_body_are_those_of_a_loop(record: Rolled, wrong: bool) -> None:
+def test_copies_of_a_body_are_those_of_a_loop(record: RolledLoop, wrong: bool) -> None:
     graph = parse("""
     graph @net(%x: u8[8]) {
       %f: u8[8] = while(%i: i64[]; %p: u8[8] = %x; ) @loop body @body {
@@ -204,7 +204,7 @@ def test_copies_of_a_body_are_those_of_a_loop(record: Rolled, wrong: bool) -> No
     """)
     plan = replace(own_bytes(graph), rolled=(replace(record, heads=((),) * record.copies),))
     if wrong:
-        assert any(finding.rule == "bad-copies" for finding in lay_out(graph, plan)[1])
+        assert any(finding.rule == "bad-copies" for finding in build_layout(graph, plan)[1])
     else:
         assert rules(graph, plan) == []
 
@@ -227,7 +227,7 @@ def test_in_slow_memory_lies_what_is_brought_there_and_nothing_else(away: list[s
     plan = replace(plan, storages=(*plan.storages, slow), arena_bytes=48)
     for i, name in enumerate(away):
         plan = placing(plan, name, region=Region("slow", 8 * i, 8))
-    found = check_bytes(graph, serial(graph), plan)
+    found = check_bytes(graph, serial_schedule(graph), plan)
     assert [(finding.rule, finding.where) for finding in found] == (
         [("out-of-reach", f"value %{reached}")] if reached else []
     )

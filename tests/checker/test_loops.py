@@ -9,7 +9,7 @@ import pytest
 from sublet.checker import check_bytes
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ir.text import parse
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from tests import dialect
 from tests.plans import own_bytes, plan_at
 
@@ -17,7 +17,7 @@ assert dialect.OPS
 
 
 def messages(graph: Graph, places: dict[str, int], arena: int = 128) -> str:
-    return "\n".join(map(str, check_bytes(graph, serial(graph), plan_at(graph, places, arena))))
+    return "\n".join(map(str, check_bytes(graph, serial_schedule(graph), plan_at(graph, places, arena))))
 
 
 def net(carried: str, body: str, updates: str, finals: str = "%f: u8[8]", returns: str = "%f") -> Graph:
@@ -40,7 +40,7 @@ IN_PLACE = {"x": 0, "k": 8, "f": 0, "i": 16, "p": 0, "c": 24, "u": 0}
 
 def test_a_carry_lives_in_one_place() -> None:
     assert messages(SIMPLE, IN_PLACE) == ""
-    assert check_bytes(SIMPLE, serial(SIMPLE), own_bytes(SIMPLE)) == ()
+    assert check_bytes(SIMPLE, serial_schedule(SIMPLE), own_bytes(SIMPLE)) == ()
 
 
 def test_a_captured_value_survives_all_rounds() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sublet.checker import check_bytes
-from sublet.checker.contents import contents, sources
-from sublet.checker.memory import Segment
-from sublet.checker.misread import misread
+from sublet.checker.contents import byte_sources_of, compute_contents
+from sublet.checker.findings import misread_finding
+from sublet.checker.memory import MemorySegment
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.ops import Share
 from sublet.ops.op import Op
 from sublet.plan import Region
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from tests import dialect
 from tests.plans import Place, plan_at
 
@@ -26,7 +26,7 @@ def net(body: str, inputs: str = "%x: u8[8]", returns: str = "%y") -> Graph:
 
 def messages(graph: Graph, places: dict[str, Place], arena: int = 64, bound: dict[str, str] | None = None) -> str:
     plan = plan_at(graph, places, arena, bound=bound)
-    return "\n".join(map(str, check_bytes(graph, serial(graph), plan)))
+    return "\n".join(map(str, check_bytes(graph, serial_schedule(graph), plan)))
 
 
 def test_an_element_wise_op_writes_over_its_input() -> None:
@@ -186,8 +186,8 @@ def test_two_outputs_of_one_node_may_be_the_same_bytes_of_an_input(monkeypatch: 
 
 def test_what_has_no_bytes_has_no_content() -> None:
     graph = net("%y: u8[8] = test.concat(%none, %x)", "%x: u8[8], %none: u8[0]")
-    node_sources = {node.name: sources(node) for node in graph.nodes}
-    assert contents(graph, node_sources) == {"x": (("x", 0, 8),), "none": (), "y": (("x", 0, 8),)}
+    node_sources = {node.name: byte_sources_of(node) for node in graph.nodes}
+    assert compute_contents(graph, node_sources) == {"x": (("x", 0, 8),), "none": (), "y": (("x", 0, 8),)}
 
 
 def test_a_view_of_bytes_that_are_not_there_is_computed() -> None:
@@ -206,7 +206,7 @@ def test_what_continues_in_one_value_is_one_piece() -> None:
     %turned: u8[8] = test.concat(%second, %first)
     """
     graph = net(body, "%x: u8[8], %z: u8[8]", "%whole, %mixed, %turned")
-    found = contents(graph, {node.name: sources(node) for node in graph.nodes})
+    found = compute_contents(graph, {node.name: byte_sources_of(node) for node in graph.nodes})
     assert found["whole"] == (("x", 0, 8),)
     assert found["mixed"] == (("x", 0, 4), ("z", 4, 4))
     assert found["turned"] == (("x", 4, 4), ("x", 0, 4))
@@ -214,7 +214,7 @@ def test_what_continues_in_one_value_is_one_piece() -> None:
 
 def test_a_misread_names_what_lies_there_instead() -> None:
     (x,) = net("%y: u8[8] = test.relu(%x)").inputs
-    wrong = [Segment(0, 2, None, 0, "a loop"), Segment(2, 4, "other", 2, "node other")]
-    finding = misread(x, Region("arena", 0, 8), wrong, "node y", "", ("x", "y"))
+    wrong = [MemorySegment(0, 2, None, 0, "a loop"), MemorySegment(2, 4, "other", 2, "node other")]
+    finding = misread_finding(x, Region("arena", 0, 8), wrong, "node y", "", ("x", "y"))
     assert (finding.rule, finding.names) == ("clobbered", ("x", "y", "other"))
-    assert misread(x, Region("arena", 0, 8), wrong[:1], "node y", "", ("x", "y")).names == ("x", "y")
+    assert misread_finding(x, Region("arena", 0, 8), wrong[:1], "node y", "", ("x", "y")).names == ("x", "y")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sublet.checker import check_bytes
-from sublet.checker.memory import Memory
-from sublet.checker.state import Target
+from sublet.checker.memory import AbstractMemory
+from sublet.checker.state import PointsTo
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import POINTER, MemoryPlan
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from tests import dialect
 from tests.plans import moved, plan_at
 
@@ -47,7 +47,7 @@ def pointing(graph: Graph, places: dict[str, int], *names: str) -> MemoryPlan:
 
 def messages(nodes: str, places: dict[str, int]) -> str:
     graph = parse(CHOSEN.replace("NODES", nodes))
-    return "\n".join(map(str, check_bytes(graph, serial(graph), pointing(graph, places, "w", "z"))))
+    return "\n".join(map(str, check_bytes(graph, serial_schedule(graph), pointing(graph, places, "w", "z"))))
 
 
 @pytest.mark.parametrize("node", ["matmul(%z)", "matmul(%w, %z)", "matmul(%z, %w)"])
@@ -113,6 +113,6 @@ def test_a_parameter_may_take_the_name_of_bytes_that_a_pointer_stands_for() -> N
 
 
 def test_of_two_ways_to_a_region_is_known_what_both_decide() -> None:
-    one = Target(Memory(), {"a": frozenset({0}), "b": frozenset({1})})
-    other = Target(Memory(), {"b": frozenset({0}), "c": frozenset({0})})
-    assert one.met(other).guard == other.met(one).guard == {"b": frozenset({0, 1})}
+    one = PointsTo(AbstractMemory(), {"a": frozenset({0}), "b": frozenset({1})})
+    other = PointsTo(AbstractMemory(), {"b": frozenset({0}), "c": frozenset({0})})
+    assert one.meet(other).path_condition == other.meet(one).path_condition == {"b": frozenset({0, 1})}

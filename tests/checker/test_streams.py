@@ -7,7 +7,7 @@ import pytest
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan.schedule import Schedule, Step, serial
+from sublet.plan.schedule import Schedule, ScheduleStep, serial_schedule
 from tests import dialect
 from tests.plans import own_bytes, plan_at
 
@@ -21,7 +21,7 @@ graph @net(%x: u8[8]) {
   return %y
 }
 """)
-PARALLEL = (Step("a", 0), Step("b", 1), Step("y", 0, ("b",)))
+PARALLEL = (ScheduleStep("a", 0), ScheduleStep("b", 1), ScheduleStep("y", 0, ("b",)))
 APART = {"x": 0, "a": 8, "b": 16, "y": 8}
 
 
@@ -32,15 +32,27 @@ def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: in
 @pytest.mark.parametrize(
     ("steps", "found"),
     [
-        ((Step("a"), Step("b")), "schedule of net: never runs node y [unscheduled-node]"),
-        ((Step("a"), Step("b"), Step("y"), Step("a")), "schedule of net: runs node a twice [scheduled-twice]"),
-        ((Step("a"), Step("b"), Step("q"), Step("y")), "runs q, which is no node of this graph [unknown-step]"),
-        ((Step("a", 0, ("b",)), Step("b"), Step("y")), "step a waits for b, which is no earlier step"),
-        ((Step("a", 0, ("a",)), Step("b"), Step("y")), "[bad-wait]"),
-        ((Step("a", -1), Step("b"), Step("y")), "runs a in stream -1 (streams count from 0) [bad-stream]"),
+        ((ScheduleStep("a"), ScheduleStep("b")), "schedule of net: never runs node y [unscheduled-node]"),
+        (
+            (ScheduleStep("a"), ScheduleStep("b"), ScheduleStep("y"), ScheduleStep("a")),
+            "schedule of net: runs node a twice [scheduled-twice]",
+        ),
+        (
+            (ScheduleStep("a"), ScheduleStep("b"), ScheduleStep("q"), ScheduleStep("y")),
+            "runs q, which is no node of this graph [unknown-step]",
+        ),
+        (
+            (ScheduleStep("a", 0, ("b",)), ScheduleStep("b"), ScheduleStep("y")),
+            "step a waits for b, which is no earlier step",
+        ),
+        ((ScheduleStep("a", 0, ("a",)), ScheduleStep("b"), ScheduleStep("y")), "[bad-wait]"),
+        (
+            (ScheduleStep("a", -1), ScheduleStep("b"), ScheduleStep("y")),
+            "runs a in stream -1 (streams count from 0) [bad-stream]",
+        ),
     ],
 )
-def test_a_schedule_is_one_of_its_graph(steps: tuple[Step, ...], found: str) -> None:
+def test_a_schedule_is_one_of_its_graph(steps: tuple[ScheduleStep, ...], found: str) -> None:
     assert found in messages(DIAMOND, APART, Schedule(steps))
 
 
@@ -49,14 +61,14 @@ def test_streams_in_bytes_of_their_own() -> None:
 
 
 def test_a_dropped_wait_is_missed() -> None:
-    found = messages(DIAMOND, APART, Schedule((*PARALLEL[:2], Step("y", 0)))).splitlines()
+    found = messages(DIAMOND, APART, Schedule((*PARALLEL[:2], ScheduleStep("y", 0)))).splitlines()
     assert found[0] == "node y: reads %b without being ordered after node b, which makes it (wait for b) [missing-wait]"
     assert found[1].startswith("node y: reads arena[16, 24), while node b writes arena[16, 24); nothing orders the two")
     assert found[1].endswith("[race]")
 
 
 def test_a_wait_through_others_is_a_wait() -> None:
-    steps = (Step("b", 1), Step("a", 0, ("b",)), Step("y", 0))
+    steps = (ScheduleStep("b", 1), ScheduleStep("a", 0, ("b",)), ScheduleStep("y", 0))
     assert messages(DIAMOND, APART, Schedule(steps)) == ""
 
 
@@ -73,8 +85,8 @@ graph @net(%x: u8[8]) {
 
 def test_two_streams_do_not_reuse_each_others_bytes() -> None:
     places = {"x": 0, "a": 8, "b": 16, "c": 24, "d": 8}
-    assert messages(CHAINS, places, serial(CHAINS)) == ""
-    steps = (Step("a", 0), Step("b", 0), Step("c", 1), Step("d", 1))
+    assert messages(CHAINS, places, serial_schedule(CHAINS)) == ""
+    steps = (ScheduleStep("a", 0), ScheduleStep("b", 0), ScheduleStep("c", 1), ScheduleStep("d", 1))
     found = messages(CHAINS, places, Schedule(steps)).splitlines()
     assert found == [
         "node d: writes arena[8, 16), while node a writes arena[8, 16); nothing orders the two "
@@ -82,16 +94,16 @@ def test_two_streams_do_not_reuse_each_others_bytes() -> None:
         "node d: writes arena[8, 16), while node b reads arena[8, 16); nothing orders the two "
         "(wait for b, or place the values apart) [race]",
     ]
-    waiting = (*steps[:3], Step("d", 1, ("b",)))
+    waiting = (*steps[:3], ScheduleStep("d", 1, ("b",)))
     assert messages(CHAINS, places, Schedule(waiting)) == ""
 
 
 def test_a_later_step_may_use_lower_addresses_too() -> None:
     """The order of addresses says nothing about the order of steps."""
-    steps = (Step("a", 0), Step("b", 0), Step("c", 1), Step("d", 2, ("b", "c")))
+    steps = (ScheduleStep("a", 0), ScheduleStep("b", 0), ScheduleStep("c", 1), ScheduleStep("d", 2, ("b", "c")))
     places = {"x": 0, "a": 16, "b": 24, "c": 32, "d": 12}
     assert messages(CHAINS, places, Schedule(steps)) == ""
-    assert "[race]" in messages(CHAINS, places, Schedule((*steps[:3], Step("d", 2, ("c",)))))
+    assert "[race]" in messages(CHAINS, places, Schedule((*steps[:3], ScheduleStep("d", 2, ("c",)))))
 
 
 def test_reading_at_the_same_time_is_no_race_and_a_view_in_place_touches_nothing() -> None:
@@ -104,7 +116,7 @@ def test_reading_at_the_same_time_is_no_race_and_a_view_in_place_touches_nothing
       return %a, %b
     }
     """)
-    steps = (Step("v", 0), Step("a", 0), Step("w", 1), Step("b", 1))
+    steps = (ScheduleStep("v", 0), ScheduleStep("a", 0), ScheduleStep("w", 1), ScheduleStep("b", 1))
     places = {"x": 0, "v": 4, "a": 4, "w": 0, "b": 8}
     assert messages(graph, places, Schedule(steps)) == ""
     assert "[race]" in messages(graph, {**places, "w": 16}, Schedule(steps))
@@ -122,7 +134,7 @@ def test_what_a_step_reads_twice_is_read_to_the_further_end() -> None:
     """)
     places = {"x": 0, "v": 0, "k": 16, "a": 24, "b": 32}
     for begin in range(-4, 20, 4):
-        late = Schedule((Step("v", 0), Step("a", 0), Step("b", 1)))
+        late = Schedule((ScheduleStep("v", 0), ScheduleStep("a", 0), ScheduleStep("b", 1)))
         assert ("[race]" in messages(graph, {**places, "b": begin + 4}, late)) is (begin < 12), begin
 
 
@@ -141,8 +153,13 @@ graph @net(%x: u8[8]) {
   return %f, %d
 }
 """)
-IN_LOOP = (Step("c", 0), Step("u", 0, ("c",)), Step("v", 1, ("c",)), Step("t", 0, ("u", "v")))
-AROUND = (Step("k", 0), Step("loop", 0), Step("d", 1))
+IN_LOOP = (
+    ScheduleStep("c", 0),
+    ScheduleStep("u", 0, ("c",)),
+    ScheduleStep("v", 1, ("c",)),
+    ScheduleStep("t", 0, ("u", "v")),
+)
+AROUND = (ScheduleStep("k", 0), ScheduleStep("loop", 0), ScheduleStep("d", 1))
 
 
 def test_a_sub_graph_touches_bytes_for_its_node() -> None:
@@ -157,7 +174,7 @@ def test_a_sub_graph_touches_bytes_for_its_node() -> None:
 
 
 def test_a_captured_value_is_waited_for() -> None:
-    steps = (Step("k", 1), Step("loop", 0), Step("d", 1))
+    steps = (ScheduleStep("k", 1), ScheduleStep("loop", 0), ScheduleStep("d", 1))
     schedule = Schedule(steps, {"loop": (Schedule(IN_LOOP),)})
     found = check_bytes(LOOP, schedule, own_bytes(LOOP))
     assert [finding.rule for finding in found] == ["missing-wait", "race"]
@@ -166,14 +183,14 @@ def test_a_captured_value_is_waited_for() -> None:
 
 def test_streams_inside_a_body() -> None:
     places = {p.value: p.region.offset for p in own_bytes(LOOP).placements}
-    serially = Schedule(AROUND, {"loop": (serial(LOOP.nodes[1].subgraphs[0]),)})
+    serially = Schedule(AROUND, {"loop": (serial_schedule(LOOP.nodes[1].subgraphs[0]),)})
     assert messages(LOOP, {**places, "u": places["t"]}, serially) == ""
     schedule = Schedule(AROUND, {"loop": (Schedule(IN_LOOP),)})
     assert "node v: writes arena" in messages(LOOP, {**places, "v": places["c"], "u": places["c"]}, schedule)
 
 
 def test_evaluation_nodes_come_before_all_others() -> None:
-    steps = (Step("c", 0), Step("u", 0), Step("v", 1), Step("t", 0, ("u", "v")))
+    steps = (ScheduleStep("c", 0), ScheduleStep("u", 0), ScheduleStep("v", 1), ScheduleStep("t", 0, ("u", "v")))
     found = check_bytes(LOOP, Schedule(AROUND, {"loop": (Schedule(steps),)}), own_bytes(LOOP))
     assert [str(finding) for finding in found] == [
         "node v: is not ordered after node c, which runs before the condition of loop loop (wait for c) [check-order]"
@@ -203,8 +220,10 @@ def test_a_branch_is_beside_others_with_all_that_it_touches() -> None:
     }
     """)
     places = {"x": 0, "w": 16, "k": 24, "s": 28, "t": 0, "a": 0, "b": 32, "y": 36}
-    body = Schedule((Step("s"), Step("t")))
-    schedule = Schedule((Step("b", 1), Step("choice", 0), Step("y", 0, ("b",))), {"choice": (body,)})
+    body = Schedule((ScheduleStep("s"), ScheduleStep("t")))
+    schedule = Schedule(
+        (ScheduleStep("b", 1), ScheduleStep("choice", 0), ScheduleStep("y", 0, ("b",))), {"choice": (body,)}
+    )
     assert messages(graph, places, schedule) == ""
     found = messages(graph, {**places, "w": 8}, schedule)
     assert "node choice: writes arena[0, 16), while node b reads arena[8, 12); nothing orders the two" in found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sublet.ir.graph import Node
-from sublet.runtime.backends.reference import Reference
+from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.kernel import Call, Kernel
 
 
@@ -20,7 +20,7 @@ class Counted:
         self.runs: Counter[str] = Counter()
 
     def kernel(self, node: Node, constants: Mapping[Any, Any]) -> Kernel | None:
-        kernel = Reference().kernel(node, constants)
+        kernel = ReferenceBackend().kernel(node, constants)
         return kernel and CountedKernel(kernel, node.op, self.runs)
 
     def since(self) -> Counter[str]:

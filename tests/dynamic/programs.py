@@ -18,7 +18,7 @@ import numpy as np
 
 import sublet
 from sublet import nn
-from sublet.dynamic.remembered import Remembered
+from sublet.dynamic.jit_function import JitFunction
 
 CALLS = 7
 LIMIT = 6.0
@@ -215,7 +215,7 @@ def outcome(seed: int, mode: str) -> list[Any]:
     def step(x: Any, number: int) -> Any:
         return program(world, x, number)
 
-    remembered: Remembered = world.graph.jit(step)
+    remembered: JitFunction = world.graph.jit(step)
     call = remembered.eagerly if mode == "eager" else remembered
     random = np.random.default_rng(seed + 1)
     inputs = random.integers(-2, 3, (3, 2, 3))

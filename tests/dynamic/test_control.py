@@ -180,7 +180,7 @@ def test_a_remembered_step_with_loops_and_branches_is_one_plan(look: bool) -> No
     np.testing.assert_allclose(outcomes[0][0], outcomes[1][0], rtol=1e-5)
     np.testing.assert_allclose(outcomes[0][1], outcomes[1][1], rtol=1e-5, atol=1e-7)
     assert (remembered.replayed, remembered.planned) == (5, 1)
-    ops = {node.op for node in remembered.root.latest().plan.executable.graph.nodes}
+    ops = {node.op for node in remembered.root.latest_end().plan.executable.graph.nodes}
     assert {"while", "case"} <= ops
 
 

@@ -17,8 +17,8 @@ from sublet.base.numpy_types import NUMPY
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.reference import Reference
+from sublet.passes.autodiff import backward, is_differentiable
+from sublet.runtime.backends.reference import ReferenceBackend
 from tests.dynamic.counted import Counted
 from tests.nn.examples import EXAMPLES, case_of
 
@@ -35,7 +35,7 @@ def interpreted(nodes: Any, arrays: dict[str, Any]) -> dict[str, Any]:
                 places[value.name] = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
         for value in node.defs:
             places[value.name] = np.empty(value.spec.shape, NUMPY[value.spec.dtype])
-        kernel = Reference().kernel(node, {})
+        kernel = ReferenceBackend().kernel(node, {})
         assert kernel is not None
         operands = [[None if v is None else places[v.name] for v in several] for several in (node.inputs, node.outputs)]
         kernel.bind(*operands, None)()
@@ -55,11 +55,13 @@ def test_every_command_and_its_gradient_are_what_the_static_graph_writes(name: s
         for tensor, value in zip(made, node.outputs, strict=True):
             assert value is not None
             np.testing.assert_array_equal(tensor.numpy(), expected[value.name])
-        wrt = [(one, value) for one, value in zip(given, node.inputs, strict=True) if value and differentiable(value)]
-        if COMMANDS[name].gradient is None or not wrt or not differentiable(node.defs[0]):
+        wrt = [
+            (one, value) for one, value in zip(given, node.inputs, strict=True) if value and is_differentiable(value)
+        ]
+        if COMMANDS[name].gradient is None or not wrt or not is_differentiable(node.defs[0]):
             continue
-        emit = Emitter.of(case.graph)
-        seed = emit.filled(1, spec_of(node.defs[0]))
+        emit = Emitter.from_graph(case.graph)
+        seed = emit.full(1, spec_of(node.defs[0]))
         grads = backward(emit, tuple(case.graph.nodes), {node.defs[0]: seed}, [value for _, value in wrt])
         found = sublet.gradients(made[0], [one for one, _ in wrt])
         del made

@@ -13,7 +13,7 @@ import pytest
 import sublet
 from sublet import nn
 from sublet.base.errors import RunError, SubletError
-from sublet.dynamic.storage import KEPT_BYTES
+from sublet.dynamic.tensor_storage import KEPT_BYTES
 
 
 def elsewhere(work: Callable[[], Any]) -> Any:

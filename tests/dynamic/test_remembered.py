@@ -51,7 +51,7 @@ def test_a_remembered_step_is_the_static_one(optimizer: Any) -> None:
         np.testing.assert_allclose(float(found), static(x=x, labels=labels)["loss"], rtol=2e-5)
     assert (step.replayed, step.recorded_calls, step.planned) == (4, 1, 1)
     assert step.arena_bytes == static.arena_bytes
-    assert step.root.latest().plan.executable.copied_bytes == 0
+    assert step.root.latest_end().plan.executable.copied_bytes == 0
     for name, tensor in d.weights.items():
         np.testing.assert_allclose(tensor.numpy(), static.state(name), rtol=2e-3, atol=2e-5)
 
@@ -155,7 +155,7 @@ def test_plans_beyond_the_number_are_given_up_and_share_one_arena() -> None:
     for _ in range(4):
         for times in range(5):
             step(d.tensor(X), times)
-    assert sum(end.plan is not None for end in step.root.ends()) <= 2
+    assert sum(end.plan is not None for end in step.root.call_ends()) <= 2
     assert d._plans.arena.raw.nbytes <= 1 << 14
 
 
@@ -246,7 +246,7 @@ def test_statistics_of_a_batch_that_is_refused_are_taken_back() -> None:
             step(d.tensor(X), d.tensor([0, 1, 99]))
         for name, tensor in d.weights.items():
             np.testing.assert_array_equal(tensor.numpy(), before[name])
-    assert len(step.root.latest().plan.early) == 2
+    assert len(step.root.latest_end().plan.early) == 2
 
 
 def test_an_update_that_was_looked_at_is_made_once_where_the_call_begins_anew() -> None:
@@ -289,7 +289,7 @@ def test_who_holds_the_content_of_a_parameter_keeps_it() -> None:
         assert (float(held), float(w)) == (2**number, 2 ** (number + 1))
         (by_v,) = sublet.gradients(product, [v])
         assert float(by_v) == 2**number
-    assert w._storage is w.home
+    assert w._storage is w.bound_storage
 
 
 def test_what_is_left_lives_on_without_its_record() -> None:
@@ -361,7 +361,7 @@ def test_what_a_gradient_takes_was_taken_before_so_nothing_is_saved_for_it() -> 
     for _ in range(3):
         step(d.tensor([1, 2]), d.tensor([3, 4]))
     assert step.replayed == 2
-    assert not step.root.latest().plan.early
+    assert not step.root.latest_end().plan.early
 
 
 @pytest.mark.parametrize("rounds", [1000, 1001])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sublet.plan import MemoryPlan, Placement
 from sublet.plan.export.names import identifiers
-from sublet.plan.figures import multiview
+from sublet.plan.statistics import multiview_values
 
 CHECKS = """
 static int failures = 0;
@@ -55,7 +55,7 @@ def paths(plan: MemoryPlan) -> Iterator[Sequence[int]]:
 
 def _pointers(plan: MemoryPlan, prefix: str) -> Mapping[Placement, str]:
     names = identifiers(place.value for place in plan.in_arenas)
-    several = multiview(plan)
+    several = multiview_values(plan)
     found: dict[Placement, str] = {}
     places: dict[str, list[tuple[str, int]]] = {}
     for place in plan.in_arenas:

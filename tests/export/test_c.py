@@ -16,15 +16,15 @@ import pytest
 import sublet
 from benchmarks.models.convolutional import MOBILENET_STAGES, mobilenet_v2
 from sublet.analysis.options import Options
-from sublet.api.exporting import exported
+from sublet.api.exporting import export_plan
 from sublet.base.errors import PlanError
 from sublet.frontends.onnx.model import from_proto
-from sublet.packing import Region
-from sublet.plan import MemoryPlan, Outside, Placement
-from sublet.plan.export import Told
+from sublet.packing import MemoryRegion
+from sublet.plan import MemoryPlan, Placement, UnplannedValue
+from sublet.plan.export import ExportContext
 from sublet.plan.export.names import MOST_LETTERS, identifiers
-from sublet.plan.figures import multiview
 from sublet.plan.records import Stride
+from sublet.plan.statistics import multiview_values
 from tests.commands import Cli
 from tests.export.compilers import COMPILERS, WARNINGS, Compiler
 from tests.export.executed import program
@@ -58,7 +58,7 @@ def plan(request: pytest.FixtureRequest) -> MemoryPlan:
 def written(plan: MemoryPlan, folder: Path, sections: dict[str, str] | None = None) -> tuple[Path, Path]:
     """The header and the source in a folder."""
     paths = []
-    for name, text in exported(plan, "c", Told(sections or {})).items():
+    for name, text in export_plan(plan, "c", ExportContext(sections or {})).items():
         paths.append(folder / name)
         paths[-1].write_text(text)
     return paths[0], paths[1]
@@ -115,7 +115,7 @@ def test_a_wrong_plan_does_not_compile(tmp_path: Path) -> None:
 
 def test_a_tensor_with_several_places_has_a_pointer_for_each(tmp_path: Path) -> None:
     made = sublet.plan_memory(sublet.parse(ROTATION))
-    several = multiview(made)
+    several = multiview_values(made)
     assert several
     header, source = written(made, tmp_path)
     text = header.read_text()
@@ -167,12 +167,12 @@ graph @choosing(%x: f32[3], %which: i64[]) {
 def test_what_a_caller_must_know_is_in_the_header_and_in_the_tables(text: str, told: list[str]) -> None:
     """Which tensors are inputs and outputs, what happens when, and where what has no bytes of its own points."""
     graph = sublet.parse(text)
-    made, beside = sublet.plan_memory(graph), Told(graph=graph, name="key words")
-    header = exported(made, "c", beside)["key_words_memory.h"]
+    made, beside = sublet.plan_memory(graph), ExportContext(graph=graph, name="key words")
+    header = export_plan(made, "c", beside)["key_words_memory.h"]
     assert isinstance(header, str)
     assert not [line for line in told if f" {line}\n" not in header.replace(" */", "")]
     for form, name in (("markdown", "key_words_memory.md"), ("csv", "key_words_memory.csv")):
-        table = str(exported(made, form, beside)[name])
+        table = str(export_plan(made, form, beside)[name])
         assert not [line for line in told if ";" in line and line.partition("; ")[2] not in table]
 
 
@@ -187,12 +187,12 @@ def test_misra_has_advice_only(plan: MemoryPlan, tmp_path: Path) -> None:
 
 
 def test_memories_have_arrays_and_sections_of_their_own(tmp_path: Path) -> None:
-    regions = (Region("fast", 600_000, 1), Region("slow", 1 << 30, 10))
+    regions = (MemoryRegion("fast", 600_000, 1), MemoryRegion("slow", 1 << 30, 10))
     made = sublet.plan_memory(sublet.read_model(LIGHT / "light_squeezenet.onnx"), Options(regions=regions))
     _, source = written(made, tmp_path, {"fast": ".dtcm"})
     assert re.search(r'SUBLET_SECTION\("\.dtcm"\).* uint8_t squeezenet\w*_fast\[', source.read_text())
     with pytest.raises(PlanError, match="there is no memory 'flash'"):
-        exported(made, "c", Told({"flash": ".x"}))
+        export_plan(made, "c", ExportContext({"flash": ".x"}))
 
 
 def test_names_are_told_apart() -> None:
@@ -220,7 +220,7 @@ def test_strides_of_loops_that_are_called_alike_are_told_apart() -> None:
     made = sublet.plan_memory(sublet.parse(ROTATION))
     place = replace(made.in_arenas[0], strides=(Stride("round 1", 4), Stride("round-1", 8)))
     others = [each for each in made.placements if each.value != place.value]
-    header, _ = exported(replace(made, placements=(place, *others)), "c", Told({})).values()
+    header, _ = export_plan(replace(made, placements=(place, *others)), "c", ExportContext({})).values()
     assert re.findall(r"#define ROTATION_\w+_STRIDE_(\w+) (.*)", header) == [("ROUND_1", "(4)"), ("ROUND_1_2", "(8)")]
 
 
@@ -239,16 +239,16 @@ def test_a_name_ends_no_comment(tmp_path: Path) -> None:
 def test_a_name_ends_no_row_of_a_table() -> None:
     made = sublet.plan_memory(sublet.parse("graph @net(%x: f32[16]) { %y: f32[16] = nn.tanh(%x)\n return %y }"))
     renamed = tuple(replace(place, value="a | <b>\n\n# c") for place in made.placements)
-    table = exported(replace(made, placements=renamed, graph="net\n"), "markdown")["net_memory.md"]
+    table = export_plan(replace(made, placements=renamed, graph="net\n"), "markdown")["net_memory.md"]
     assert "| a \\| &lt;b> # c |" in str(table)
     assert str(table).startswith("# Memory of net\n\n- arena")
 
 
 def test_what_is_not_counted_is_not_exported() -> None:
     made = sublet.plan_memory(sublet.parse("graph @net(%x: f32[16]) { %y: f32[16] = nn.tanh(%x)\n return %y }"))
-    partly = replace(made, outside=(Outside("z", "f32[?]", "its shape is not known"),))
+    partly = replace(made, outside=(UnplannedValue("z", "f32[?]", "its shape is not known"),))
     with pytest.raises(PlanError, match=r"'z'.*have no place"):
-        exported(partly, "c")
+        export_plan(partly, "c")
 
 
 @pytest.fixture

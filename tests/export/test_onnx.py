@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from sublet.analysis.options import Options
-from sublet.api.exporting import exported
-from sublet.api.sources import source_of
+from sublet.api.exporting import export_plan
+from sublet.api.sources import read_source
 from sublet.base.errors import PlanError, SubletError
-from sublet.foreign import Outcome
-from sublet.foreign.files import judged_inside
-from sublet.foreign.onnx_metadata import placed_from_onnx
-from sublet.plan.export import Told
+from sublet.foreign import ForeignOutcome
+from sublet.foreign.files import judge_embedded_plan
+from sublet.foreign.onnx_metadata import plan_from_onnx
+from sublet.plan.export import ExportContext
 from sublet.planning.pipeline import plan_memory
 from tests.onnx_check import options_of
 from tests.onnx_several import onnx_program
@@ -49,7 +49,7 @@ def planned(model: onnx.ModelProto, folder: Path, options: Options | None = None
     """The file that `sublet export --to onnx` writes."""
     path = folder / "model.onnx"
     onnx.save(model, path)
-    files = exported(plan_memory(source_of(path), options or Options()), "onnx", Told(model=path))
+    files = export_plan(plan_memory(read_source(path), options or Options()), "onnx", ExportContext(model=path))
     ((name, content),) = files.items()
     assert isinstance(content, bytes)
     (folder / name).write_bytes(content)
@@ -77,7 +77,7 @@ def test_names_that_two_arms_have_get_no_offset(tmp_path: Path) -> None:
     arms = [a.g for node in onnx.load(path).graph.node for a in node.attribute]
     told = {value.name: keys(value) for arm in arms for value in (*arm.output, *arm.value_info)}
     assert "onnxsim.mem_offset" not in told["t"]
-    assert judged_inside(source_of(path), path).outcome is not Outcome.WRONG
+    assert judge_embedded_plan(read_source(path), path).outcome is not ForeignOutcome.WRONG
 
 
 def test_written_again_the_old_plan_is_gone(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_an_offset_that_is_changed_is_found_out(tmp_path: Path) -> None:
     entry = next(e for e in offsets["b"].metadata_props if e.key.endswith("mem_offset"))
     entry.value = keys(offsets["a"])["onnxsim.mem_offset"]
     onnx.save(model, path)
-    found = judged_inside(source_of(path), path)
-    assert found.outcome is Outcome.WRONG
+    found = judge_embedded_plan(read_source(path), path)
+    assert found.outcome is ForeignOutcome.WRONG
     assert any("over its own input %a" in str(finding) for finding in found.findings)
     entry.value = "12a"
     with pytest.raises(PlanError, match="'b' has '12a' for an integer"):
-        placed_from_onnx(model, "model.onnx")
+        plan_from_onnx(model, "model.onnx")
 
 
 def test_memory_of_a_graph_of_its_own(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_memory_of_a_graph_of_its_own(tmp_path: Path) -> None:
     for value in arm.output:
         value.metadata_props.add(key="onnxsim.mem_offset", value="0")
         value.name = value.name
-    plan = placed_from_onnx(model, "model.onnx")
+    plan = plan_from_onnx(model, "model.onnx")
     assert {t.region for t in plan.tensors if t.name in ("x", "y")} == {"arena"}
     assert all(t.region.startswith("choose.") for t in plan.tensors if t.name == "only")
     assert set(plan.regions.values()) == {64}
@@ -124,11 +124,11 @@ def test_memory_of_a_graph_of_its_own(tmp_path: Path) -> None:
 def test_two_tools_in_one_file_are_bad_input() -> None:
     model = branching()
     with pytest.raises(PlanError, match="no plan in its metadata"):
-        placed_from_onnx(model, "model.onnx")
+        plan_from_onnx(model, "model.onnx")
     for prefix in ("one.", "two."):
         model.graph.input[0].metadata_props.add(key=f"{prefix}mem_offset", value="0")
     with pytest.raises(PlanError, match=r"plans of several tools: one\., two\."):
-        placed_from_onnx(model, "model.onnx")
+        plan_from_onnx(model, "model.onnx")
 
 
 def test_constants_that_nodes_compute_are_written_when_they_run(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_constants_that_nodes_compute_are_written_when_they_run(tmp_path: Path) 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     path = tmp_path / "model.onnx"
 
-    def verdict(**offsets: int) -> Outcome:
+    def verdict(**offsets: int) -> ForeignOutcome:
         del model.graph.value_info[:]
         for name in "abk":
             model.graph.value_info.append(declared(name, [4]))
@@ -153,11 +153,11 @@ def test_constants_that_nodes_compute_are_written_when_they_run(tmp_path: Path) 
             del value.metadata_props[:]
             value.metadata_props.add(key="onnxsim.mem_offset", value=str(offsets[value.name]))
         onnx.save(model, path)
-        return judged_inside(source_of(path), path).outcome
+        return judge_embedded_plan(read_source(path), path).outcome
 
-    assert verdict(x=0, a=0, b=16, k=0, y=16) is Outcome.RIGHT, "k is written where a was"
-    assert verdict(x=0, a=0, b=16, k=16, y=32) is Outcome.WRONG, "k is written over b"
-    assert verdict(x=0, a=0, b=16, k=0, y=0) is Outcome.RIGHT, "nobody reads k at the end"
+    assert verdict(x=0, a=0, b=16, k=0, y=16) is ForeignOutcome.RIGHT, "k is written where a was"
+    assert verdict(x=0, a=0, b=16, k=16, y=32) is ForeignOutcome.WRONG, "k is written over b"
+    assert verdict(x=0, a=0, b=16, k=0, y=0) is ForeignOutcome.RIGHT, "nobody reads k at the end"
 
 
 def test_random_models_are_read_back_and_are_right(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_random_models_are_read_back_and_are_right(tmp_path: Path) -> None:
         except SubletError as error:
             seen[type(error).__name__] += 1
             continue
-        found = judged_inside(source_of(path), path)
+        found = judge_embedded_plan(read_source(path), path)
         assert not found.findings, (seed, found.findings[:3])
         seen[found.outcome] += 1
-    assert seen[Outcome.RIGHT] > 3
-    assert seen[Outcome.PARTLY] > 0
+    assert seen[ForeignOutcome.RIGHT] > 3
+    assert seen[ForeignOutcome.PARTLY] > 0

@@ -15,15 +15,15 @@ import torch.cuda._memory_viz as viz
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.api.exporting import exported
+from sublet.api.exporting import export_plan
 from sublet.base.errors import PlanError
-from sublet.foreign import Outcome
-from sublet.foreign.files import judged_file
-from sublet.packing import Region, pack
+from sublet.foreign import ForeignOutcome
+from sublet.foreign.files import judge_plan_file
+from sublet.packing import MemoryRegion, pack
 from sublet.packing.files import read_problem
 from sublet.plan import MemoryPlan
 from sublet.plan.export.perfetto import RUNS
-from sublet.plan.slots import slots
+from sublet.plan.intervals import planned_buffers
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 
@@ -34,7 +34,7 @@ def planned(number: int) -> MemoryPlan:
     if number < 6:
         found = plan_memory(program(random.Random(number), 16, recurrent=number % 2 == 1))
     elif number == 6:
-        regions = (Region("sram", 64, 1), Region("dram", 1 << 20, 10))
+        regions = (MemoryRegion("sram", 64, 1), MemoryRegion("dram", 1 << 20, 10))
         found = plan_memory(program(random.Random(7), 16), Options(alignment=4, regions=regions))
     else:
         found = plan_memory(program(random.Random(8), 16), Options(alignment=1, io="bound"))
@@ -47,7 +47,7 @@ def plan(request: pytest.FixtureRequest) -> MemoryPlan:
 
 
 def content(plan: MemoryPlan, form: str) -> str | bytes:
-    (text,) = exported(plan, form).values()
+    (text,) = export_plan(plan, form).values()
     return text
 
 
@@ -56,7 +56,7 @@ def test_pytorch_shows_the_snapshot(plan: MemoryPlan) -> None:
     assert isinstance(raw, bytes)
     assert raw[:2] == b"\x80\x04", "protocol 4"
     snapshot = pickle.loads(raw)
-    blocks = list(slots(plan))
+    blocks = list(planned_buffers(plan))
     assert viz.trace(snapshot).count("segment_alloc") + viz.trace(snapshot).count("cudaMalloc") <= len(plan.arenas)
     assert "free completed" in viz.trace(snapshot) or all(b.live[-1][1] >= len(plan.points) for b in blocks)
     assert viz.segsum(snapshot)
@@ -108,8 +108,8 @@ def test_the_csv_is_judged_right_and_packs_as_well(plan: MemoryPlan, tmp_path: P
     assert isinstance(text, str)
     path = tmp_path / "plan.csv"
     path.write_text(text)
-    found = judged_file(path)
-    assert found.outcome is Outcome.RIGHT
+    found = judge_plan_file(path)
+    assert found.outcome is ForeignOutcome.RIGHT
     assert {region.name: region.nbytes for region in found.regions if region.nbytes} == {
         storage.name: storage.nbytes for storage in plan.arenas if storage.nbytes
     }
@@ -124,4 +124,4 @@ def test_what_is_not_counted_is_not_exported(form: str) -> None:
         "%y: f32[4] = onnx.SequenceAt(%a, %x) return %y }"
     )
     with pytest.raises(PlanError, match="'a' have no place in the plan"):
-        exported(plan_memory(graph), form)
+        export_plan(plan_memory(graph), form)

@@ -10,17 +10,24 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from sublet.analysis.interference import interference
-from sublet.analysis.layouts import Layouts
+from sublet.analysis.alias_planner import AliasPlanner
+from sublet.analysis.interference import build_packing_problem
 from sublet.analysis.options import Options
-from sublet.foreign import ForeignPlan, Judgement, Outcome, Placed, judged, judged_lives
+from sublet.foreign import (
+    ForeignOutcome,
+    ForeignPlan,
+    ForeignVerdict,
+    PlacedTensor,
+    judge_by_lifetimes,
+    judge_by_replay,
+)
+from sublet.ir.dataflow import assignments
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.walk import assignments
 from sublet.packing import pack
 from sublet.packing.strategies import STRATEGIES
-from sublet.plan.schedule import serial
-from sublet.planning.assemble import assemble, in_one_arena
+from sublet.plan.schedule import serial_schedule
+from sublet.planning.assemble_plan import assemble_plan, placement_in_one_arena
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.plans import plan_at
@@ -33,7 +40,7 @@ class Judged:
     """One mutant: what was done, what was said of it, and whether it runs right."""
 
     mutation: str
-    outcome: Outcome
+    outcome: ForeignOutcome
     right: bool
 
 
@@ -42,11 +49,11 @@ def of_programs(seed: int, size: int = 16) -> Iterator[Judged]:
     rng = random.Random(seed)
     graph = program(rng, rng.choice([4, 8, size]), recurrent=seed % 3 == 2)
     foreign = placed_program(rng, graph)
-    whole = judged(Model(graph), foreign)
+    whole = judge_by_replay(Model(graph), foreign)
     assert not whole.findings, f"seed {seed}: a right plan is refused: {whole.findings[0]}"
     yield Judged("none", whole.outcome, runs_right(rng, graph, foreign))
     for kind, mutant in _mutants(rng, foreign, {**OFFSETS, **NAMES}):
-        found = judged(Model(graph), mutant)
+        found = judge_by_replay(Model(graph), mutant)
         right = runs_right(rng, graph, mutant)
         assert right or found.findings, f"seed {seed}: judged {found.outcome}, and runs wrong: {kind}"
         yield Judged(kind, found.outcome, right)
@@ -57,7 +64,7 @@ def of_lifetimes(seed: int) -> Iterator[Judged]:
     rng = random.Random(seed)
     foreign = placed_lives(rng)
     for kind, mutant in (("none", foreign), *_mutants(rng, foreign, {**OFFSETS, **LIVES})):
-        found = judged_lives(mutant)
+        found = judge_by_lifetimes(mutant)
         right = _apart(mutant)
         assert right is not bool(found.findings), f"seed {seed}: judged {found.outcome}, is right: {right}: {kind}"
         yield Judged(kind, found.outcome, right)
@@ -66,14 +73,16 @@ def of_lifetimes(seed: int) -> Iterator[Judged]:
 def placed_program(rng: random.Random, graph: Graph) -> ForeignPlan:
     """What a tool without pointers may plan: every value has bytes, control flow copies."""
     options = Options(alignment=rng.choice([1, 4, 8]), in_place_from=1 << 40, share=rng.random() < 0.7)
-    schedule = serial(graph)
-    layouts = Layouts(graph, schedule, options)
+    schedule = serial_schedule(graph)
+    layouts = AliasPlanner(graph, schedule, options)
     copied = frozenset(to for node in graph.walk() for to, _ in assignments(node))
-    layout = layouts.settled(copied)
-    problem = interference(layout.packed, layout.flow, alignment=options.alignment)
+    layout = layouts.best(copied)
+    problem = build_packing_problem(layout.arena_buffers, layout.flow, alignment=options.alignment)
     report = pack(problem, rng.choice(sorted(STRATEGIES)))
-    plan = assemble(graph, schedule, layout, layouts, in_one_arena(report), ())
-    tensors = [Placed(place.value, place.region.offset, "sram") for place in plan.in_arenas if place.region.nbytes]
+    plan = assemble_plan(graph, schedule, layout, layouts, placement_in_one_arena(report), ())
+    tensors = [
+        PlacedTensor(place.value, place.region.offset, "sram") for place in plan.in_arenas if place.region.nbytes
+    ]
     rng.shuffle(tensors)
     told = {"sram": plan.arena_bytes} if rng.random() < 0.5 else {}
     return ForeignPlan(tuple(tensors), "a tool", told, options.alignment)
@@ -81,13 +90,13 @@ def placed_program(rng: random.Random, graph: Graph) -> ForeignPlan:
 
 def placed_lives(rng: random.Random) -> ForeignPlan:
     """Tensors at random offsets, tight, none over another."""
-    tensors: list[Placed] = []
+    tensors: list[PlacedTensor] = []
     for i in range(rng.randrange(1, 12)):
         begin = rng.randrange(10)
         lives = [(begin, begin + rng.randrange(1, 5))]
         if rng.random() < 0.3:
             lives.append((lives[0][1] + rng.randrange(1, 4), lives[0][1] + 6))
-        one = Placed(f"t{i}", 0, rng.choice(["a", "a", "b"]), rng.randrange(0, 20), tuple(lives))
+        one = PlacedTensor(f"t{i}", 0, rng.choice(["a", "a", "b"]), rng.randrange(0, 20), tuple(lives))
         while not _apart(ForeignPlan((*tensors, one))):
             one = replace(one, offset=one.offset + 1)
         tensors.append(one)
@@ -202,7 +211,7 @@ def runs_right(rng: random.Random, graph: Graph, plan: ForeignPlan, tries: int =
     end = 0
     for region in plan.region_names:
         starts[region] = end
-        end += plan.size_of(region, {n: max(values[n].nbytes, t.nbytes or 0) for n, t in known.items()})
+        end += plan.region_bytes(region, {n: max(values[n].nbytes, t.nbytes or 0) for n, t in known.items()})
     places: dict[str, int | tuple[str, int]] = {}
     for name, tensor in known.items():
         nbytes, size = values[name].nbytes, end
@@ -223,7 +232,7 @@ def runs_right(rng: random.Random, graph: Graph, plan: ForeignPlan, tries: int =
         elif name not in places:
             places[name] = end
             end += value.nbytes
-    return results_match(graph, serial(graph), plan_at(graph, places, end, 1, bound), rng, tries)
+    return results_match(graph, serial_schedule(graph), plan_at(graph, places, end, 1, bound), rng, tries)
 
 
 def _width(spec: str) -> int:
@@ -254,6 +263,6 @@ def _apart(plan: ForeignPlan) -> bool:
     return True
 
 
-def judgement_of(found: Judgement) -> tuple[str, ...]:
+def judgement_of(found: ForeignVerdict) -> tuple[str, ...]:
     """The rules that are broken."""
     return tuple(finding.rule for finding in found.findings)

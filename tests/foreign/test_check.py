@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from sublet.foreign.json_form import placed_from_json
-from sublet.frontends.tflite.offline import METADATA, encoded
+from sublet.foreign.json_form import plan_from_json
+from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets
 from sublet.packing import Packing, pack, write_csv
 from sublet.packing.files import read_problem
 from tests.commands import Cli
@@ -44,7 +44,7 @@ def told(folder: Path, **offsets: int | None) -> tuple[Path, Path]:
 def test_the_examples_in_the_documentation(cli: Cli, tmp_path: Path) -> None:
     text = (HERE.parent.parent / "docs" / "foreign.md").read_text()
     of_model, of_lives = (match[1] for match in re.finditer(r"```json\n(.*?)```", text, re.DOTALL))
-    assert [tensor.name for tensor in placed_from_json(of_model, "docs").tensors] == ["x", "conv1"]
+    assert [tensor.name for tensor in plan_from_json(of_model, "docs").tensors] == ["x", "conv1"]
     path = tmp_path / "lives.json"
     path.write_text(of_lives)
     assert cli("check", path)[0] == 0
@@ -119,7 +119,7 @@ def test_a_plan_in_a_tflite_file(cli: Cli, tmp_path: Path) -> None:
 
     def verdict(*offsets: int | None) -> tuple[int, str]:
         model = G(tensors, operators, [0], [3])
-        path.write_bytes(tflite(model, metadata=[(METADATA, encoded([offsets]))]))
+        path.write_bytes(tflite(model, metadata=[(METADATA, encode_offsets([offsets]))]))
         return cli("check", path)[:2]
 
     assert verdict(0, 16, 32, 0)[0] == 0

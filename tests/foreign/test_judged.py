@@ -11,9 +11,9 @@ import pytest
 
 from sublet.base.errors import PlanError
 from sublet.checker import judge
-from sublet.foreign import By, ForeignPlan, Outcome, Placed, judged, judged_lives
-from sublet.foreign.json_form import placed_from_json
-from sublet.foreign.judgement import most_held
+from sublet.foreign import Evidence, ForeignOutcome, ForeignPlan, PlacedTensor, judge_by_lifetimes, judge_by_replay
+from sublet.foreign.json_form import plan_from_json
+from sublet.foreign.verdict import peak_bytes_in_use
 from sublet.ir.model import Model
 from sublet.ir.text import parse
 from tests.foreign.mutated import of_lifetimes, of_programs, placed_program
@@ -32,19 +32,19 @@ CHAIN = parse(
 
 
 def placed(**offsets: int) -> ForeignPlan:
-    return ForeignPlan(tuple(Placed(name, offset) for name, offset in offsets.items()), "a tool")
+    return ForeignPlan(tuple(PlacedTensor(name, offset) for name, offset in offsets.items()), "a tool")
 
 
 RIGHT = placed(x=0, a=0, b=16, c=0, d=16)
 
 
 def rules(plan: ForeignPlan) -> list[str]:
-    return [finding.rule for finding in judged(Model(CHAIN), plan).findings]
+    return [finding.rule for finding in judge_by_replay(Model(CHAIN), plan).findings]
 
 
 def test_a_right_plan_is_right() -> None:
-    found = judged(Model(CHAIN), RIGHT)
-    assert (found.outcome, found.by) == (Outcome.RIGHT, By.REPLAY)
+    found = judge_by_replay(Model(CHAIN), RIGHT)
+    assert (found.outcome, found.evidence) == (ForeignOutcome.RIGHT, Evidence.REPLAY)
     assert found.judged == ("x", "a", "b", "c", "d")
     assert [(region.name, region.nbytes, region.lower_bound_bytes) for region in found.regions] == [("arena", 32, 32)]
 
@@ -59,13 +59,13 @@ def test_a_right_plan_is_right() -> None:
         (placed(x=0, a=0, b=-16, c=0, d=16), "out-of-storage", "%b: lies at arena[-16, 0)"),
         (placed(x=0, a=0, b=17, c=0, d=17), "misaligned", "its elements are 4 bytes wide"),
         (replace(RIGHT, alignment=32), "misaligned", "which is no multiple of the alignment 32"),
-        (replace(RIGHT, tensors=(Placed("b", 16, nbytes=15),)), "wrong-size", "is given 15 bytes, but needs 16"),
+        (replace(RIGHT, tensors=(PlacedTensor("b", 16, nbytes=15),)), "wrong-size", "is given 15 bytes, but needs 16"),
     ],
 )
 def test_each_broken_rule_is_told(plan: ForeignPlan, rule: str | None, told: str) -> None:
-    found = judged(Model(CHAIN), plan)
+    found = judge_by_replay(Model(CHAIN), plan)
     if rule is None:
-        assert found.outcome is Outcome.RIGHT
+        assert found.outcome is ForeignOutcome.RIGHT
     else:
         assert any(finding.rule == rule and told in str(finding) for finding in found.findings), found.findings
 
@@ -80,7 +80,7 @@ def test_a_value_overwritten_before_its_last_read_names_both_and_when() -> None:
 }
 """
     )
-    (finding,) = judged(Model(late), placed(x=0, a=16, b=0, c=0)).findings
+    (finding,) = judge_by_replay(Model(late), placed(x=0, a=16, b=0, c=0)).findings
     assert finding.rule == "clobbered"
     told = str(finding)
     assert "reads %x" in told
@@ -94,33 +94,33 @@ def test_all_violations_are_told_not_the_first() -> None:
 
 def test_what_is_left_out_is_told_and_the_rest_judged() -> None:
     part = replace(RIGHT, tensors=RIGHT.tensors[:2], left_out=("b", "c"))
-    found = judged(Model(CHAIN), part)
-    assert (found.outcome, set(found.not_judged), found.judged) == (Outcome.PARTLY, {"b", "c"}, ("x", "a"))
-    assert judged(Model(CHAIN), replace(part, tensors=(Placed("a", 1),))).outcome is Outcome.WRONG
-    unknown = judged(Model(CHAIN), replace(RIGHT, tensors=(*RIGHT.tensors, Placed("folded", 0))))
+    found = judge_by_replay(Model(CHAIN), part)
+    assert (found.outcome, set(found.not_judged), found.judged) == (ForeignOutcome.PARTLY, {"b", "c"}, ("x", "a"))
+    assert judge_by_replay(Model(CHAIN), replace(part, tensors=(PlacedTensor("a", 1),))).outcome is ForeignOutcome.WRONG
+    unknown = judge_by_replay(Model(CHAIN), replace(RIGHT, tensors=(*RIGHT.tensors, PlacedTensor("folded", 0))))
     assert unknown.not_judged == {"folded": "the model, as it is read here, computes no such tensor"}
 
 
 def test_inputs_and_outputs_without_a_place_are_the_callers() -> None:
-    found = judged(Model(CHAIN), placed(a=0, b=16, c=0))
-    assert (found.outcome, found.nbytes) == (Outcome.RIGHT, 32)
+    found = judge_by_replay(Model(CHAIN), placed(a=0, b=16, c=0))
+    assert (found.outcome, found.nbytes) == (ForeignOutcome.RIGHT, 32)
 
 
 def test_several_regions() -> None:
     two = [replace(t, region="tcm", offset=0) if t.name == "b" else replace(t, region="dram") for t in RIGHT.tensors]
-    found = judged(Model(CHAIN), replace(RIGHT, tensors=tuple(two), regions={"tcm": 16}))
+    found = judge_by_replay(Model(CHAIN), replace(RIGHT, tensors=tuple(two), regions={"tcm": 16}))
     assert [(r.name, r.nbytes) for r in found.regions] == [("tcm", 16), ("dram", 32)]
-    assert found.outcome is Outcome.RIGHT
+    assert found.outcome is ForeignOutcome.RIGHT
 
 
 def test_a_plan_of_another_model_is_bad_input() -> None:
     with pytest.raises(PlanError, match="of another model: none of its 1 tensors, such as 'q'"):
-        judged(Model(CHAIN), placed(q=0))
+        judge_by_replay(Model(CHAIN), placed(q=0))
 
 
 @pytest.mark.parametrize(
     "plan", ["placed(a=1 << 62)", "replace(RIGHT, alignment=0)", "replace(RIGHT, left_out=('a',))",
-             "ForeignPlan((Placed('a', 0, '%a'),))"]
+             "ForeignPlan((PlacedTensor('a', 0, '%a'),))"]
 )  # fmt: skip
 def test_senseless_plans_are_bad_input(plan: str) -> None:
     with pytest.raises(PlanError):
@@ -133,7 +133,7 @@ def test_what_is_drawn_of_a_right_plan_is_true(seed: int) -> None:
     rng = random.Random(seed)
     graph = program(rng, 8)
     told = placed_program(rng, graph)
-    plan = judged(Model(graph), told).plan
+    plan = judge_by_replay(Model(graph), told).plan
     assert plan is not None
     if any(storage.kind == "left out" for storage in plan.storages):
         return
@@ -142,41 +142,44 @@ def test_what_is_drawn_of_a_right_plan_is_true(seed: int) -> None:
 
 
 def test_the_bound_counts_what_is_shared_once() -> None:
-    assert most_held([(0, 4, ((0, 3),)), (0, 4, ((1, 2),)), (8, 10, ((1, 2),)), (0, 99, ((4, 4),))]) == 6
-    assert most_held([(0, 4, ((0, 1),)), (4, 9, ((1, 2),))]) == 5
-    assert most_held([]) == 0
+    assert peak_bytes_in_use([(0, 4, ((0, 3),)), (0, 4, ((1, 2),)), (8, 10, ((1, 2),)), (0, 99, ((4, 4),))]) == 6
+    assert peak_bytes_in_use([(0, 4, ((0, 1),)), (4, 9, ((1, 2),))]) == 5
+    assert peak_bytes_in_use([]) == 0
 
 
-def lives(*tensors: Placed, **fields: object) -> ForeignPlan:
+def lives(*tensors: PlacedTensor, **fields: object) -> ForeignPlan:
     return ForeignPlan(tensors, **fields)  # type: ignore[arg-type]
 
 
 def test_lifetimes_are_judged_without_a_model() -> None:
-    a, b = Placed("a", 0, nbytes=8, lifetimes=((0, 2),)), Placed("b", 4, nbytes=8, lifetimes=((1, 3),))
-    found = judged_lives(lives(a, b, steps=("conv", "relu")))
-    assert found.outcome is Outcome.WRONG
+    a, b = PlacedTensor("a", 0, nbytes=8, lifetimes=((0, 2),)), PlacedTensor("b", 4, nbytes=8, lifetimes=((1, 3),))
+    found = judge_by_lifetimes(lives(a, b, steps=("conv", "relu")))
+    assert found.outcome is ForeignOutcome.WRONG
     assert str(found.findings[0]) == (
         "buffer a: bytes 0-8 overlap buffer b at 4-12 while both are alive, at 1 (relu) (move one of them) [overlap]"
     )
-    assert judged_lives(lives(a, replace(b, shares="a"))).outcome is Outcome.RIGHT
-    assert judged_lives(lives(a, replace(b, lifetimes=((2, 3),)))).nbytes == 12
-    part = judged_lives(lives(a, replace(b, offset=8), left_out=("c",)))
-    assert (part.outcome, part.lower_bound_bytes) == (Outcome.PARTLY, 16)
+    assert judge_by_lifetimes(lives(a, replace(b, shares="a"))).outcome is ForeignOutcome.RIGHT
+    assert judge_by_lifetimes(lives(a, replace(b, lifetimes=((2, 3),)))).nbytes == 12
+    part = judge_by_lifetimes(lives(a, replace(b, offset=8), left_out=("c",)))
+    assert (part.outcome, part.lower_bound_bytes) == (ForeignOutcome.PARTLY, 16)
 
 
 @pytest.mark.parametrize(
     ("tensor", "told"),
     [
-        (Placed("a", 0, lifetimes=((0, 1),)), "does not tell the bytes of 'a'"),
-        (Placed("a", 0, nbytes=1), "does not tell the lifetimes of 'a'"),
-        (Placed("a", 0, nbytes=1, lifetimes=((3, 3),)), "'a' lives from 3 until before 3"),
-        (Placed("a", 0, nbytes=1, lifetimes=((0, 1),), shares="z"), "shares bytes of 'z', which it does not list"),
-        (Placed("a", 0, nbytes=1, lifetimes=((0, 1),), shares="a"), "which is a circle"),
+        (PlacedTensor("a", 0, lifetimes=((0, 1),)), "does not tell the bytes of 'a'"),
+        (PlacedTensor("a", 0, nbytes=1), "does not tell the lifetimes of 'a'"),
+        (PlacedTensor("a", 0, nbytes=1, lifetimes=((3, 3),)), "'a' lives from 3 until before 3"),
+        (
+            PlacedTensor("a", 0, nbytes=1, lifetimes=((0, 1),), shares="z"),
+            "shares bytes of 'z', which it does not list",
+        ),
+        (PlacedTensor("a", 0, nbytes=1, lifetimes=((0, 1),), shares="a"), "which is a circle"),
     ],
 )
-def test_lifetimes_that_make_no_sense_are_bad_input(tensor: Placed, told: str) -> None:
+def test_lifetimes_that_make_no_sense_are_bad_input(tensor: PlacedTensor, told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        judged_lives(lives(tensor))
+        judge_by_lifetimes(lives(tensor))
 
 
 DOCUMENT = {"format": "sublet-placed", "version": 1, "tensors": [{"name": "a", "offset": 0}]}
@@ -206,16 +209,18 @@ DOCUMENT = {"format": "sublet-placed", "version": 1, "tensors": [{"name": "a", "
 )
 def test_json_that_is_wrong_is_told_where(change: dict[str, object], told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        placed_from_json(json.dumps({**DOCUMENT, **change}), "plan.json")
+        plan_from_json(json.dumps({**DOCUMENT, **change}), "plan.json")
 
 
 def test_json_nested_without_end_is_bad_input() -> None:
     with pytest.raises(PlanError, match="not JSON that can be read"):
-        placed_from_json("[" * 100_000, "plan.json")
+        plan_from_json("[" * 100_000, "plan.json")
 
 
 def test_none_of_the_mutants_that_run_wrong_is_accepted() -> None:
     seen = Counter((one.outcome, one.right) for seed in range(5) for one in of_programs(seed, 8))
     seen.update((one.outcome, one.right) for seed in range(40) for one in of_lifetimes(seed))
-    assert seen[Outcome.RIGHT, False] == seen[Outcome.PARTLY, False] == 0
-    assert min(seen[Outcome.WRONG, False], seen[Outcome.RIGHT, True], seen[Outcome.PARTLY, True]) > 10
+    assert seen[ForeignOutcome.RIGHT, False] == seen[ForeignOutcome.PARTLY, False] == 0
+    assert (
+        min(seen[ForeignOutcome.WRONG, False], seen[ForeignOutcome.RIGHT, True], seen[ForeignOutcome.PARTLY, True]) > 10
+    )

@@ -16,8 +16,8 @@ import torch.cuda._memory_viz as viz
 
 from sublet.base.errors import ModelError
 from sublet.foreign.files import packing_problem
-from sublet.foreign.pickled import ACTIONS, unpickled
-from sublet.foreign.snapshot import read_snapshot, snapshots
+from sublet.foreign.safe_pickle import ACTIONS, safe_unpickle
+from sublet.foreign.snapshot import parse_snapshot, read_snapshot
 from sublet.packing import pack
 from sublet.plan.export.snapshot import snapshot
 from sublet.planning.pipeline import plan_memory
@@ -87,7 +87,7 @@ def test_what_lived_before_the_first_event() -> None:
     events = [event("free_requested", base, 512), event("free_completed", base, 512), event("alloc", base, 1024)]
     record = {"segments": [segment(base, block(base, 1024), block(base + 1024, 512))], "device_traces": [[], events]}
     record["segments"][0]["device"] = 1
-    (device,) = snapshots(record, "s", 10_000)
+    (device,) = parse_snapshot(record, "s", 10_000)
     lives = {(b.size, b.lower, b.upper) for b in device.problem.buffers}
     assert device.device == 1
     assert lives == {(512, 0, 2), (1024, 3, 4), (512, 0, 4)}
@@ -122,7 +122,7 @@ def test_the_command_tells_what_a_plan_would_need(cli: Cli, tmp_path: Path) -> N
 def test_what_sublet_writes_is_read_back(seed: int) -> None:
     plan = replace(plan_memory(program(random.Random(seed), 16)), outside=())
     raw = snapshot(plan)
-    (device,) = snapshots(unpickled(raw, "s"), "s", len(raw))
+    (device,) = parse_snapshot(safe_unpickle(raw, "s"), "s", len(raw))
     assert device.findings == ()
     assert (device.allocated_bytes, device.reserved_bytes) == (plan.peak.nbytes, plan.arena_bytes)
 
@@ -156,7 +156,7 @@ def test_no_opcode_that_makes_objects_is_known() -> None:
         code = opcode.code.encode("latin-1")
         if code[0] not in ACTIONS and opcode.name != "STOP":
             with pytest.raises(ModelError, match=opcode.name):
-                unpickled(b"\x80\x04" + code + b"os\nsystem\n.", "s")
+                safe_unpickle(b"\x80\x04" + code + b"os\nsystem\n.", "s")
 
 
 def laughs() -> bytes:
@@ -217,7 +217,7 @@ def test_bytes_flipped_and_cut_off() -> None:
         for _ in range(rng.randrange(1, 4)):
             raw[rng.randrange(2, len(raw))] = rng.randrange(256)
         try:
-            snapshots(unpickled(bytes(raw), "s"), "s", len(raw))
+            parse_snapshot(safe_unpickle(bytes(raw), "s"), "s", len(raw))
         except ModelError:
             continue
 
@@ -227,4 +227,4 @@ def test_it_reads_what_pickle_reads() -> None:
                   {"b": [["x"] * 3, ("y",) * 2, list(range(2000))]}):  # fmt: skip
         for protocol in (2, 3, 4, 5):
             if protocol > 2 or "a" not in thing:
-                assert unpickled(pickle.dumps(thing, protocol=protocol), "s") == thing
+                assert safe_unpickle(pickle.dumps(thing, protocol=protocol), "s") == thing

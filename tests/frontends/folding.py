@@ -13,9 +13,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType
-from sublet.frontends.onnx.foldable import NEWEST, OLDEST
-from sublet.frontends.onnx.infer import schema_of
+from sublet.frontends.onnx.foldable_operators import NEWEST_FOLDABLE_OPSET, OLDEST_FOLDABLE_OPSET
 from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.type_inference import schema_of
 from tests.frontends.fold_cases import MAKE, Array, Case, Draw
 
 
@@ -23,7 +23,7 @@ from tests.frontends.fold_cases import MAKE, Array, Case, Draw
 def _versions(op_type: str) -> tuple[int, ...]:
     """For every form the operator has had the oldest version of the operator set that is compared."""
     forms: dict[int, int] = {}
-    for version in range(OLDEST, NEWEST + 1):
+    for version in range(OLDEST_FOLDABLE_OPSET, NEWEST_FOLDABLE_OPSET + 1):
         schema = schema_of(op_type, "", version)
         if schema is not None:
             forms.setdefault(schema.since_version, version)

@@ -20,9 +20,9 @@ from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.cli.app import app
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import optimized
+from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
 from sublet.ir.graph import Value
-from sublet.plan.verdict import Outcome, verdict
+from sublet.plan.verdict import BudgetOutcome, verdict
 from sublet.planning.pipeline import plan_memory
 from tests.frontends import contrib_cases
 from tests.frontends.contrib_cases import DOMAIN, Case, f32, model_of
@@ -89,7 +89,7 @@ def test_rows_that_depend_on_data_are_open(optimize: str, rows: int) -> None:
     model, feeds = _cached(rows, constant=False)
     executable = sublet.compile(model, optimize=optimize)
     decision = verdict(executable.plan, 1 << 20)
-    assert (decision.outcome, decision.proven, executable.plan.gap) == (Outcome.UNKNOWN, False, None)
+    assert (decision.outcome, decision.is_proven, executable.plan.gap) == (BudgetOutcome.UNKNOWN, False, None)
     assert [value.dims for value in executable.plan.not_counted] == [(1, 2, -1, 8)] * 2
     assert np.asarray(executable(feeds)["y1"]).shape == (1, 2, rows, 8)
 
@@ -99,7 +99,7 @@ def test_rows_that_depend_on_data_are_open(optimize: str, rows: int) -> None:
 def test_rows_that_a_constant_tells_are_planned(optimize: str, rows: int) -> None:
     model, feeds = _cached(rows, constant=True)
     executable = sublet.compile(model, optimize=optimize)
-    assert (executable.plan.outside, executable.plan.assumed) == ((), ())
+    assert (executable.plan.outside, executable.plan.assumed_types) == ((), ())
     assert np.asarray(executable(feeds)["y1"]).shape == (1, 2, rows, 8)
 
 
@@ -123,19 +123,19 @@ def _unruled() -> onnx.ModelProto:
 
 
 def test_a_type_that_only_onnx_runtime_infers_is_assumed(tmp_path: Path) -> None:
-    imported = optimized(_unruled())
+    imported = load_optimized_proto(_unruled())
     plan = plan_memory(imported)
-    assert [type for _, type in plan.assumed] == ["f32[4,4]"]
-    for budget, outcome in ((1 << 20, Outcome.FITS), (0, Outcome.DOES_NOT_FIT)):
+    assert [type for _, type in plan.assumed_types] == ["f32[4,4]"]
+    for budget, outcome in ((1 << 20, BudgetOutcome.FITS), (0, BudgetOutcome.DOES_NOT_FIT)):
         decision = verdict(plan, budget)
-        assert (decision.outcome, decision.proven, decision.assumed) == (outcome, False, plan.assumed)
+        assert (decision.outcome, decision.is_proven, decision.assumed) == (outcome, False, plan.assumed_types)
     onnx.save(_unruled(), tmp_path / "m.onnx")
     words = ["plan", str(tmp_path / "m.onnx"), "--optimize", "auto", "--budget", "1MB"]
     told = CliRunner().invoke(app, words).stdout
     assert "f32[4,4] as ONNX Runtime infers" in told.splitlines()[0]
     assert "optimal for these buffers in this order if the assumed types are true" in told
     content = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert (content["proven"], content["assumed"]) == (False, dict(plan.assumed))
+    assert (content["proven"], content["assumed"]) == (False, dict(plan.assumed_types))
 
 
 def test_a_plan_file_keeps_what_onnx_runtime_infers(tmp_path: Path) -> None:

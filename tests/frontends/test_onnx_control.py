@@ -283,4 +283,4 @@ def test_sequence_map_keeps_its_graph_and_lists_what_it_captures() -> None:
     assert isinstance(body, bytes)
     assert onnx.GraphProto.FromString(body).node[0].op_type == "Mul"
     assert findings(imported.graph) == ()
-    assert {value.name for value in imported.graph.outside} == {"s", "r"}
+    assert {value.name for value in imported.graph.unplannable_values} == {"s", "r"}

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from sublet.frontends.onnx.foldable import FOLDABLE
+from sublet.frontends.onnx.foldable_operators import FOLDABLE
 from sublet.frontends.onnx.model import from_proto
 from tests.frontends.fold_cases import MAKE
 from tests.frontends.folding import compare

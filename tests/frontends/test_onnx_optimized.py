@@ -12,7 +12,14 @@ from sublet.api.compiling import compile
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import CACHE, MODEL, REFUSAL, WEIGHTS, load_optimized, optimized
+from sublet.frontends.onnx.runtime_optimizer import (
+    CACHE_NAME,
+    MODEL,
+    REFUSAL,
+    WEIGHTS,
+    load_optimized,
+    load_optimized_proto,
+)
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -22,13 +29,13 @@ helper = onnx.helper
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SUBLET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / CACHE
+    return tmp_path / "cache" / CACHE_NAME
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_everything_the_optimiser_writes_can_be_planned(name: str) -> None:
     model = SMALL[name]()
-    plain, found = from_proto(model), optimized(model)
+    plain, found = from_proto(model), load_optimized_proto(model)
     assert all(value.plannable for value in found.graph.values())
     assert [v.spec for v in found.graph.outputs] == [v.spec for v in plain.graph.outputs]
     assert found.inputs == plain.inputs
@@ -39,14 +46,14 @@ def test_everything_the_optimiser_writes_can_be_planned(name: str) -> None:
 
 def test_the_second_time_it_comes_from_the_cache(folder: Path) -> None:
     model = SMALL["mobilenet_v2"]()
-    first = optimized(model)
+    first = load_optimized_proto(model)
     [kept] = folder.iterdir()
     stamp = (kept / WEIGHTS).stat().st_mtime_ns
-    again = optimized(model)
+    again = load_optimized_proto(model)
     assert again.graph == first.graph
     assert (kept / WEIGHTS).stat().st_mtime_ns == stamp
     (kept / MODEL).write_bytes(b"not a model")
-    assert optimized(model).graph == first.graph
+    assert load_optimized_proto(model).graph == first.graph
     assert (kept / MODEL).read_bytes() != b"not a model"
 
 
@@ -56,13 +63,13 @@ def test_dimensions_and_weights_are_part_of_the_key(folder: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
     graph = helper.make_graph(nodes, "g", [info("x", 1, ("n", 8))], [info("y", 1, ("n", 8))], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert optimized(model, {"n": 2}).graph.outputs[0].spec.shape == (2, 8)
-    assert optimized(model, {"n": 3}).graph.outputs[0].spec.shape == (3, 8)
+    assert load_optimized_proto(model, {"n": 2}).graph.outputs[0].spec.shape == (2, 8)
+    assert load_optimized_proto(model, {"n": 3}).graph.outputs[0].spec.shape == (3, 8)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((8, 8), np.float32), "w"))
-    optimized(model, {"n": 3})
+    load_optimized_proto(model, {"n": 3})
     assert len(list(folder.iterdir())) == 3
     with pytest.raises(ModelError, match="open"):
-        optimized(model)
+        load_optimized_proto(model)
 
 
 def test_external_data(tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def test_external_data(tmp_path: Path) -> None:
 
 def test_without_a_cache_the_weights_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
-    found = optimized(SMALL["mobilenet_v2"]())
+    found = load_optimized_proto(SMALL["mobilenet_v2"]())
     assert all(np.isfinite(found.weights[value.name].array()).all() for value in found.graph.weights)
     assert not (tmp_path / "cache").exists()
 
@@ -91,7 +98,7 @@ def test_a_model_the_optimiser_refuses_stays_as_it_is() -> None:
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    assert [node.op for node in optimized(model).graph.nodes] == ["onnx.elsewhere.Mystery"]
+    assert [node.op for node in load_optimized_proto(model).graph.nodes] == ["onnx.elsewhere.Mystery"]
 
 
 def test_a_refusal_is_remembered_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,15 +107,15 @@ def test_a_refusal_is_remembered_and_told(folder: Path, monkeypatch: pytest.Monk
     graph = helper.make_graph([node], "g", [info("x", 1, (2,))], [info("y", 1, (2,))])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    first = optimized(model)
+    first = load_optimized_proto(model)
     assert "ONNX Runtime does not take the model" in first.remark
     [kept] = folder.iterdir()
     assert [path.name for path in kept.iterdir()] == [REFUSAL]
     (kept / REFUSAL).write_text("as remembered")
-    assert optimized(model).remark.endswith(": as remembered")
+    assert load_optimized_proto(model).remark.endswith(": as remembered")
     monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
     monkeypatch.setenv("SUBLET_CACHE", str(folder / "elsewhere"))
-    assert optimized(model) == first
+    assert load_optimized_proto(model) == first
 
 
 UNKNOWN_RANK = """<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
@@ -151,7 +158,7 @@ def test_an_unknown_rank_is_no_scalar() -> None:
 def test_a_scalar_that_only_onnx_runtime_knows_is_planned() -> None:
     header = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
     model = onnx.parser.parse_model(f"{header} g (float[4] x) => (y) {{ y = com.microsoft.FusedMatMul (x, x) }}")
-    assert str(optimized(model).graph.outputs[0].spec) == "f32[]"
+    assert str(load_optimized_proto(model).graph.outputs[0].spec) == "f32[]"
 
 
 def test_a_local_function_called_in_a_loop_and_outside_is_optimised() -> None:
@@ -173,7 +180,7 @@ def test_a_local_function_called_in_a_loop_and_outside_is_optimised() -> None:
           t = Tanh (n)
         }
         """)
-    assert optimized(model).remark == ""
+    assert load_optimized_proto(model).remark == ""
     given = np.array([1, 2, 3], np.float32)
     found = compile(model, optimize="onnxruntime")(x=given)
     for name, rounds in (("y", 1), ("z", 3)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, helper
 
-from sublet.frontends.onnx.origin import LONGEST, SCOPES, TRACE, origin
+from sublet.frontends.onnx.source_location import MAX_CHARACTERS, NAME_SCOPES_KEY, STACK_TRACE_KEY, source_location_of
 
 TRACED = """File "/home/me/net/model.py", line 7, in forward
     x = self.layer(x)
@@ -16,7 +16,7 @@ TRACED = """File "/home/me/net/model.py", line 7, in forward
 def node(**noted: str) -> NodeProto:
     made = helper.make_node("Conv", ["x", "w"], ["y"])
     for key, value in noted.items():
-        made.metadata_props.add(key={"scopes": SCOPES, "trace": TRACE}.get(key, key), value=value)
+        made.metadata_props.add(key={"scopes": NAME_SCOPES_KEY, "trace": STACK_TRACE_KEY}.get(key, key), value=value)
     return made
 
 
@@ -32,10 +32,10 @@ def node(**noted: str) -> NodeProto:
     ],
 )
 def test_module_and_line(noted: dict[str, str], told: str) -> None:
-    assert origin(node(**noted)) == told
+    assert source_location_of(node(**noted)) == told
 
 
 def test_what_a_stranger_notes_is_short_and_printable() -> None:
-    found = origin(node(scopes="['', 'a\x1b[31m" + "x" * 380 + "', 'y']"))
-    assert len(found) <= LONGEST
+    found = source_location_of(node(scopes="['', 'a\x1b[31m" + "x" * 380 + "', 'y']"))
+    assert len(found) <= MAX_CHARACTERS
     assert found.isprintable()

@@ -70,7 +70,7 @@ def _assert_specs_are_what_runs(model: onnx.ModelProto, dims: dict[str, int], fe
 def test_light_model_imports_with_every_shape_known(model: RealModel) -> None:
     imported = load(model.path)
     assert findings(imported.graph) == ()
-    assert imported.graph.outside == ()
+    assert imported.graph.unplannable_values == ()
     assert imported.graph.inputs[0].spec == TensorSpec(DType.F32, (1, 3, 224, 224))
     assert not any(node.op == "onnx.ConstantOfShape" for node in imported.graph.nodes)
     assert parse(to_text(imported.graph)) == imported.graph
@@ -88,7 +88,7 @@ def test_generated_architecture_runs_and_has_the_shapes_of_onnx_runtime(name: st
     model = SMALL[name]()
     imported = from_proto(model)
     assert findings(imported.graph) == ()
-    assert imported.graph.outside == ()
+    assert imported.graph.unplannable_values == ()
     feeds = _random_inputs(model, {})
     _assert_specs_are_what_runs(model, {}, feeds)
     results = ort.InferenceSession(model.SerializeToString()).run(None, feeds)
@@ -110,7 +110,7 @@ def test_every_wheel_model_imports(wheels: dict[str, RealModel]) -> None:
         assert findings(imported.graph) == (), model.name
         assert all(value.plannable for value in imported.graph.outputs), model.name
         if model.name != "silero_vad":
-            assert imported.graph.outside == (), model.name
+            assert imported.graph.unplannable_values == (), model.name
         assert parse(to_text(imported.graph)) == imported.graph
 
 
@@ -123,7 +123,7 @@ def test_silero_vad_keeps_one_branch_of_fifty(wheels: dict[str, RealModel]) -> N
     assert [arm.name for arm in branches[0].arms] == ["else_branch", "then_branch"]
     assert [str(value.spec) for value in imported.graph.outputs] == ["f32[1,1]", "f32[2,1,128]"]
     broken = {value.name for node in branches[0].arms[0].walk() for value in node.defs}
-    assert {value.name for value in imported.graph.outside} <= broken
+    assert {value.name for value in imported.graph.unplannable_values} <= broken
 
 
 @pytest.mark.parametrize(

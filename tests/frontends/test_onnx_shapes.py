@@ -17,7 +17,7 @@ from sublet.base.errors import ModelError, RunError
 from sublet.base.tensor import Unplannable
 from sublet.cli.app import app
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import optimized
+from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.models import parsed
 
@@ -106,7 +106,10 @@ def test_a_shape_that_only_the_file_knows_is_assumed() -> None:
     imported = from_proto(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header))
     assert str(imported.graph.outputs[0].spec) == "f32[4]"
     assert (imported.recipe.declared, imported.warnings) == ((("y", "f32[4]"),), ())
-    assert optimized(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header)).recipe == imported.recipe
+    assert (
+        load_optimized_proto(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header)).recipe
+        == imported.recipe
+    )
 
 
 @pytest.mark.parametrize(("stride", "extent"), [(1, None), (2, None), (3, 1)])
@@ -146,7 +149,7 @@ def test_a_contradiction_in_an_arm_is_a_warning_and_the_arm_lies_outside() -> No
     imported = from_proto(parsed(ARMS))
     assert [finding.rule for finding in imported.warnings] == ["contradiction"]
     assert "axis 0 would have to be 7" in str(imported.warnings[0])
-    assert [value.name for value in imported.graph.outside] == ["a"]
+    assert [value.name for value in imported.graph.unplannable_values] == ["a"]
 
 
 @pytest.mark.parametrize(("trip", "refused"), [("{3}", True), ("{0}", False)])
@@ -196,7 +199,7 @@ def test_a_run_holds_a_declared_shape_of_which_only_a_constant_is_left() -> None
     for claim, right in (("float[1, 2, 3] c", True), ("float[4] c", False)):
         made = parsed(text.replace("float[2, 3] CLAIM", claim), header)
         run = sublet.compile(made, optimize="none")
-        assert [name for name, _ in run.plan.assumed] == ["c"]
+        assert [name for name, _ in run.plan.assumed_types] == ["c"]
         if right:
             assert run(x=np.zeros((2, 3), np.float32))["z"].shape == (1, 2, 3)
         else:

@@ -14,9 +14,9 @@ from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import ModelError, RunError
 from sublet.base.tensor import TensorSpec, Unplannable
-from sublet.frontends.model import bounded, read_model
+from sublet.frontends.model_formats import bound_trip_counts, read_model
 from sublet.frontends.onnx.model import from_proto
-from sublet.plan import bound_to
+from sublet.plan import bound_storage_name
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.models import parsed
 
@@ -59,7 +59,7 @@ def test_a_run_gives_the_rows_that_were_made(backend: str) -> None:
 def test_a_run_beyond_the_maximum_ends_and_overwrites_nothing() -> None:
     executable = compile(model(), max_trips=3, backend="reference", options=Options(io="bound"))
     whole = np.full((8, 2), 77, np.float32)  # three rows, and what must not be touched
-    storage = next(s for s in executable.plan.storages if s.name == bound_to("all"))
+    storage = next(s for s in executable.plan.storages if s.name == bound_storage_name("all"))
     assert storage.nbytes == 24
     executable.bind("all", whole[:3])
     given = {"m": np.int64(4), "go": np.bool_(True), "x": X}
@@ -98,7 +98,7 @@ def test_rows_from_the_far_end(tmp_path: Path) -> None:
 
 def test_an_output_that_a_node_reads_stays_outside_and_says_why() -> None:
     imported = from_proto(model(", float total", "total = ReduceSum <keepdims = 0> (all)"))
-    declared = bounded(imported, 4)
+    declared = bound_trip_counts(imported, 4)
     value = next(value for value in declared.graph.outputs if value.name == "all")
     assert isinstance(value.spec, Unplannable)
     assert "node 'ReduceSum_1' reads it, and would see rows that were never made" in value.spec.reason
@@ -107,7 +107,7 @@ def test_an_output_that_a_node_reads_stays_outside_and_says_why() -> None:
 
 @pytest.mark.parametrize("declared", [{"Loop_0": 4}, {"all": 4}, {"last": 4}, {"": 9, "all": 4}, 4])
 def test_a_loop_is_named_by_itself_or_by_an_output(declared: int | Mapping[str, int]) -> None:
-    found = bounded(from_proto(model()), declared)
+    found = bound_trip_counts(from_proto(model()), declared)
     spec = found.graph.outputs[1].spec
     assert isinstance(spec, TensorSpec)
     assert spec.shape == (4, 2)
@@ -123,11 +123,11 @@ def test_a_loop_is_named_by_itself_or_by_an_output(declared: int | Mapping[str, 
 )
 def test_a_declaration_that_makes_no_sense(declared: int | Mapping[str, int], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        bounded(from_proto(model()), declared)
+        bound_trip_counts(from_proto(model()), declared)
 
 
 def test_a_known_trip_count_needs_no_maximum() -> None:
     constants = "{\n m = Constant <value = int64 {2}> () go = Constant <value = bool {1}> ()\n"
     text = MODEL.format(outputs="", after="").replace("(int64 m, bool go, ", "(").replace("{\n", constants, 1)
     plain = from_proto(parsed(text))
-    assert bounded(plain, 9).graph == plain.graph
+    assert bound_trip_counts(plain, 9).graph == plain.graph

@@ -21,11 +21,11 @@ from sublet.base.errors import ModelError, RunError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import optimized
+from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
 from sublet.ir.model import Model
 from sublet.plan.verdict import verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.verdict import verdict_words
+from sublet.viz.verdict import render_verdict
 from tests.frontends import shape_cases
 
 Array = np.ndarray[Any, Any]
@@ -200,7 +200,7 @@ def ran(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array] | N
 def _hold(where: str, imported: Model, actual: dict[str, Array] | None) -> None:
     """Compare every planned output with what came out."""
     if actual is None:
-        assert imported.graph.outside, f"{where}: all is planned, and ONNX Runtime refuses it"
+        assert imported.graph.unplannable_values, f"{where}: all is planned, and ONNX Runtime refuses it"
         return
     for name, value in zip(imported.outputs, imported.graph.outputs, strict=True):
         if isinstance(value.spec, TensorSpec):
@@ -220,7 +220,7 @@ def check(seed: int) -> str:
         if actual is not None or rng.random() < 0.2:
             break
     try:
-        read = {"as it is": from_proto(model), "optimised": optimized(model)}
+        read = {"as it is": from_proto(model), "optimised": load_optimized_proto(model)}
     except ModelError as error:
         if actual is not None:
             raise AssertionError(f"seed {seed}: refused, and ONNX Runtime runs it: {error}") from error
@@ -246,7 +246,7 @@ def _hold_claims(where: str, proto: onnx.ModelProto, feeds: dict[str, Array], ac
     plan = plan_memory(imported)
     named = [name for name, _ in imported.recipe.declared]
     for budget in (0, plan.arena_bytes, 1 << 40):
-        words = _printed(verdict_words(verdict(plan, budget), plan))
+        words = _printed(render_verdict(verdict(plan, budget), plan))
         conditional = f"{named[0]} is" in words and "as the file declares" in words
         assert conditional or words.startswith("Unknown"), f"{where}: {words}"
     if actual is None:

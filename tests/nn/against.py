@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sublet.base.errors import SpecError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.ir.graph import Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
-from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.passes.autodiff import backward, is_differentiable
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.examples import Array, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 
@@ -39,24 +39,26 @@ def agrees(
     case = case_of(COMMANDS[name], Example(inputs, attrs))
     (node,) = case.graph.nodes
     tensors = {key: torch.from_numpy(array.copy()) for key, array in case.arrays.items()}
-    wrt = [value for value in case.graph.inputs if differentiable(value)] if COMMANDS[name].gradient else []
+    wrt = [value for value in case.graph.inputs if is_differentiable(value)] if COMMANDS[name].gradient else []
     for value in wrt:
         tensors[value.name].requires_grad_()
     found = function(*(None if v is None else tensors[v.name] for v in node.inputs))
     results = dict(zip(node.defs, found if isinstance(found, tuple | list) else (found,), strict=False))
     arrays, random = dict(case.arrays), np.random.default_rng(1)
-    seeds = {output: Value(f"seed.{output.name}", output.spec) for output in results if differentiable(output) and wrt}
+    seeds = {
+        output: Value(f"seed.{output.name}", output.spec) for output in results if is_differentiable(output) and wrt
+    }
     for output, seed in seeds.items():
         arrays[seed.name] = random.uniform(0.5, 1.5, results[output].shape).astype(case.arrays[wrt[0].name].dtype)
-    emit = Emitter.of(case.graph)
+    emit = Emitter.from_graph(case.graph)
     grads = dict(zip(wrt, backward(emit, case.graph.nodes, seeds, wrt), strict=True)) if seeds else {}
     if seeds:
         torch.autograd.backward([results[v] for v in seeds], [torch.from_numpy(arrays[s.name]) for s in seeds.values()])
     own = [n for n in emit.nodes if n.op.startswith(node.op)]
-    assert not fast or all(Torch().kernel(n, {}) for n in own), "the reference would compute it"
+    assert not fast or all(TorchBackend().kernel(n, {}) for n in own), "the reference would compute it"
     weights = (*case.graph.weights, *emit.literals.added)
     graph = Graph("compared", (*case.graph.inputs, *seeds.values()), tuple(emit.nodes), (), weights)
-    for backend in (Torch(), Reference()):
+    for backend in (TorchBackend(), ReferenceBackend()):
         places = computed(graph, {key: array.copy() for key, array in arrays.items()}, backend)
         for output, result in results.items():
             _close(places[output.name], result.detach().numpy(), tolerance, absolute)
@@ -79,9 +81,9 @@ def _close(actual: Array, expected: Array, tolerance: float, absolute: float | N
 def refused(op: str, shapes: Sequence[str], attrs: dict[str, Any], message: str) -> None:
     """Assert that the command does not take such inputs, and says why. "_" is an omitted input."""
     inputs = [None if text == "_" else Value(f"x{i}", spec_of_text(text)) for i, text in enumerate(shapes)]
-    emit = Emitter.of(Graph("wrong", tuple(v for v in inputs if v is not None), (), ()))
+    emit = Emitter.from_graph(Graph("wrong", tuple(v for v in inputs if v is not None), (), ()))
     with pytest.raises(SpecError, match=message):
-        emit.several(f"nn.{op}", *inputs, **attrs)
+        emit.all_outputs(f"nn.{op}", *inputs, **attrs)
 
 
 def shown(value: object) -> str:

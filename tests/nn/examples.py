@@ -90,8 +90,8 @@ def case_of(record: Command, example: Example, seed: int = 0) -> Case:
         inputs.append(value)
         arrays[value.name] = array
     given = tuple(value for value in inputs if value is not None)
-    emit = Emitter.of(Graph("example", given, (), ()))
-    outputs = emit.several(f"nn.{record.name}", *inputs, **example.attrs)
+    emit = Emitter.from_graph(Graph("example", given, (), ()))
+    outputs = emit.all_outputs(f"nn.{record.name}", *inputs, **example.attrs)
     return Case(Graph("example", given, tuple(emit.nodes), outputs, tuple(emit.literals.added)), arrays)
 
 

@@ -16,9 +16,9 @@ from sublet.base.tensor import DType
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
-from sublet.runtime.backends.reference import Reference
+from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.kernel import Backend
-from sublet.runtime.kernels import Kernels
+from sublet.runtime.kernel_choice import Kernels
 from tests.layouts import ALIGNMENTS, alike, layouts, legal, planned, prepared, run, some
 from tests.nn.examples import EXAMPLES, Array, Case
 from tests.nn.variations import variation
@@ -26,7 +26,7 @@ from tests.nn.variations import variation
 TOLERANCE = {DType.F64: 1e-10, DType.F32: 2e-5, DType.F16: 2e-2, DType.BF16: 1e-1}
 APART = 64
 MANY = 1 << 30
-REFERENCE = Reference()
+REFERENCE = ReferenceBackend()
 ANY_BYTES = {"undefined"}
 """Commands whose results may be any bytes, so that there is nothing to compare."""
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed, differentiated
@@ -38,7 +38,7 @@ FUNCTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("log_softmax", {"axis": 1}, lambda x: torch.log_softmax(x, 1)),
 ]
 NAMES = [f"{name}-{attrs}" for name, attrs, _ in FUNCTIONS]
-BACKENDS = [Torch(), Reference()]
+BACKENDS = [TorchBackend(), ReferenceBackend()]
 
 
 @pytest.mark.parametrize(("name", "attrs", "function"), FUNCTIONS, ids=NAMES)
@@ -52,7 +52,7 @@ def test_halves_are_computed_too(name: str, attrs: dict[str, Any], function: Cal
     """With values beyond where exp overflows 16 bits, as numbers of the type close to those of f64."""
     case = case_of(COMMANDS[name], Example((f"{dtype}[8,9,4] -30:30",), attrs))
     graph, arrays, _, (grad,) = differentiated(case)
-    places = computed(graph, arrays, Torch())
+    places = computed(graph, arrays, TorchBackend())
     (output,) = case.graph.outputs
     x = torch.from_numpy(arrays["x0"].astype(np.float64)).requires_grad_()
     y = function(x)
@@ -70,8 +70,8 @@ def test_softmax_survives_in_place_in_blocks_of_every_size(name: str, axis: int)
     case = case_of(record, Example(("f32[37,65,70]",) * record.inputs[0], {"axis": axis}))
     (node,) = case.graph.nodes
     (output,) = node.defs
-    separate = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, Torch())
-    kernel = Torch().kernel(node, {})
+    separate = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, TorchBackend())
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     for share in record.inplace(node):
         inputs = [array.copy() for array in case.arrays.values()]

@@ -15,7 +15,7 @@ import pytest
 from sublet.base.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
-from sublet.runtime.backends.torch.backend import KERNELS, Torch
+from sublet.runtime.backends.torch.backend import KERNELS, TorchBackend
 from tests.nn.examples import EXAMPLES, Case, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 
@@ -61,7 +61,7 @@ def _times(text: str, factor: int) -> str:
 def _elements(record: Command, example: Example) -> int:
     """Of the largest input or output. Raises SpecError where the command does not take such inputs."""
     specs = [None if text == "_" else spec_of_text(text) for text in example.inputs]
-    made = record.infer(specs, record.completed(example.attrs))
+    made = record.infer(specs, record.complete_attributes(example.attrs))
     return max(spec.size for spec in (*specs, *made) if spec is not None)
 
 
@@ -92,7 +92,7 @@ def allocated(case: Case) -> list[int] | None:
     """
     calls = []
 
-    class Watched(Torch):
+    class Watched(TorchBackend):
         def kernel(self, node: Any, constants: Any) -> Any:
             found = super().kernel(node, constants)
             return found and _Watch(found)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
@@ -71,7 +71,7 @@ def test_the_sums_of_exponentials_and_their_gradient(row: Any) -> None:
     agrees("attention", inputs, attrs, function)
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=["torch", "reference"])
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=["torch", "reference"])
 @pytest.mark.parametrize("numbers", [False, True])
 def test_a_query_that_may_attend_to_nothing_gives_zero(backend: Backend, numbers: bool) -> None:
     mask = "f32[2,3] 0:1" if numbers else "bool[2,3]"
@@ -91,7 +91,7 @@ def test_scratch_does_not_grow_with_the_square_of_the_sequence() -> None:
     sizes = []
     for length in (1024, 4096):
         case = case_of(COMMANDS["attention"], Example((f"f32[1,1,{length},8]",) * 3))
-        kernel = Torch().kernel(case.graph.nodes[0], {})
+        kernel = TorchBackend().kernel(case.graph.nodes[0], {})
         assert kernel is not None
         sizes.append(kernel.scratch)
     assert sizes[1] < 5 * sizes[0]

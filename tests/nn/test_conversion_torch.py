@@ -14,8 +14,8 @@ from sublet.base.tensor import DType
 from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
 from sublet.ops.op import Share
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed
@@ -43,7 +43,7 @@ def test_every_type_becomes_every_other(source: str, target: str) -> None:
     (y,) = case.graph.outputs
     x = (np.arange(64) % 7 + (0.75 if source[0] in "fb" else 0)).astype(NUMPY[DType.parse(source)])
     expected = x.astype(NUMPY[DType.parse(target)])
-    for backend in (Torch(), Reference()):
+    for backend in (TorchBackend(), ReferenceBackend()):
         found = computed(case.graph, {"x0": x}, backend)[y.name]
         assert found.tobytes() == expected.tobytes()
 
@@ -62,7 +62,7 @@ def test_a_cast_to_the_same_type_is_a_view_and_a_copy_is_none() -> None:
 def test_fill_and_iota_give_every_type(dtype: str) -> None:
     filled = case_of(COMMANDS["fill"], Example((), {"shape": (5,), "dtype": dtype, "value": 1}))
     counted = case_of(COMMANDS["iota"], Example((), {"count": 5, "dtype": dtype})) if dtype != "bool" else filled
-    for backend in (Torch(), Reference()):
+    for backend in (TorchBackend(), ReferenceBackend()):
         (y,), (z,) = filled.graph.outputs, counted.graph.outputs
         assert computed(filled.graph, {}, backend)[y.name].astype(int).tolist() == [1] * 5
         if dtype != "bool":
@@ -72,7 +72,7 @@ def test_fill_and_iota_give_every_type(dtype: str) -> None:
 def test_undefined_writes_nothing() -> None:
     case = case_of(COMMANDS["undefined"], Example((), {"shape": (2, 3), "dtype": "f32"}))
     (y,) = case.graph.outputs
-    assert (computed(case.graph, {}, Torch())[y.name] == 77).all()
+    assert (computed(case.graph, {}, TorchBackend())[y.name] == 77).all()
 
 
 @pytest.mark.parametrize(

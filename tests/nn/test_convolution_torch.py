@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_allocations import allocated
@@ -120,7 +120,7 @@ def test_slices_are_the_whole(inputs: tuple[str, ...], attrs: dict[str, Any], la
         texts = tuple(f"f32[{','.join(map(str, t.shape))}]" for t in operands)
         case = case_of(COMMANDS[name], Example(texts, {**shared, **more}))
         arrays = {f"x{i}": t.detach().numpy() for i, t in enumerate(operands)}
-        found = computed(case.graph, arrays, Torch())[case.graph.outputs[0].name]
+        found = computed(case.graph, arrays, TorchBackend())[case.graph.outputs[0].name]
         scale = float(expected.detach().abs().max())
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=2e-5 * scale)
 
@@ -142,7 +142,7 @@ def test_weight_gradient_of_no_samples_is_zero() -> None:
         case = case_of(
             COMMANDS["conv_weight_gradient"], Example((f"f32[0,4,{counts},{counts}]", "f32[0,3,5,5]"), {"shape": shape})
         )
-        assert not np.any(computed(case.graph, case.arrays, Torch())[case.graph.outputs[0].name])
+        assert not np.any(computed(case.graph, case.arrays, TorchBackend())[case.graph.outputs[0].name])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -160,7 +160,7 @@ def test_halves(dtype: str, layout: str) -> None:
     ):
         case = case_of(COMMANDS[name], Example(given, {**attrs, **more}))
         (output,) = case.graph.outputs
-        kinds = ((Torch(),), ())
+        kinds = ((TorchBackend(),), ())
         places = [computed(case.graph, case.arrays, *kind)[output.name].astype(np.float64) for kind in kinds]
         np.testing.assert_allclose(*places, rtol=0.05, atol=0.3)
 

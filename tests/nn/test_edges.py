@@ -15,15 +15,15 @@ import pytest
 
 from sublet import parse
 from sublet.base.errors import GraphError, SpecError, SubletError, TextError
-from sublet.base.extras import installed, require
+from sublet.base.optional_imports import is_installed, require
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Required
 from sublet.ops.verify import verify
-from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.passes.autodiff import backward, is_differentiable
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees
 from tests.nn.examples import EXAMPLES, FORM, Case, Example, case_of, spec_of_text, told
 from tests.nn.test_registry import BACKENDS, agree_and_survive, close, computed, differentiated
@@ -52,7 +52,7 @@ def odd_uses(record: Command, random: Random, count: int) -> Iterator[tuple[list
         specs = [None if text == "_" else spec_of_text(text) for text in example.inputs]
         if random.random() < 0.3:
             specs = [_spec(random) for _ in range(random.randint(record.inputs[0], most))]
-        complete = record.completed(example.attrs)
+        complete = record.complete_attributes(example.attrs)
         yield (
             [_spec(random) if random.random() < 0.15 else spec for spec in specs],
             {key: random.choice(ODD) if random.random() < 0.3 else complete[key] for key in complete},
@@ -204,7 +204,7 @@ def test_extents_of_none_and_one(name: str, new: int) -> None:
             for backend in BACKENDS:
                 if backend.kernel(case.graph.nodes[0], {}) is not None:
                     agree_and_survive(record, case, backend)
-            if record.gradient is not None and any(map(differentiable, case.graph.inputs)):
+            if record.gradient is not None and any(map(is_differentiable, case.graph.inputs)):
                 graph, arrays, wrt, grads = differentiated(case)
                 assert [value.spec for value in wrt] == [grad.spec for grad in grads]
                 with suppress(IndexError):
@@ -228,7 +228,7 @@ def test_one_value_at_two_inputs_survives_in_place(name: str) -> None:
         (node,) = case.graph.nodes
         for i, j in combinations(range(len(node.inputs)), 2):
             same, other = node.inputs[i], node.inputs[j]
-            if same is None or other is None or same.spec != other.spec or not differentiable(same):
+            if same is None or other is None or same.spec != other.spec or not is_differentiable(same):
                 continue
             inputs = tuple(same if k == j else value for k, value in enumerate(node.inputs))
             twice = Node(node.name, node.op, inputs, node.outputs, node.attrs)
@@ -241,20 +241,20 @@ def test_one_value_at_two_inputs_survives_in_place(name: str) -> None:
                     agree_and_survive(record, Case(graph, arrays), backend)
 
 
-@pytest.mark.skipif(not installed("torch"), reason="needs PyTorch")
+@pytest.mark.skipif(not is_installed("torch"), reason="needs PyTorch")
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_do_not_depend_on_how_pytorch_is_set(name: str) -> None:
     torch, record = require("torch", extra="torch"), COMMANDS[name]
     case = case_of(record, EXAMPLES[record.name][-1])
-    if Torch().kernel(case.graph.nodes[0], {}) is None:
+    if TorchBackend().kernel(case.graph.nodes[0], {}) is None:
         pytest.skip("the reference computes it")
-    expected = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, Torch())
+    expected = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, TorchBackend())
     before = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     torch.set_default_dtype(torch.float16)
     torch.use_deterministic_algorithms(True)
     try:
         with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad():
-            found = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, Torch())
+            found = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, TorchBackend())
     finally:
         torch.set_default_dtype(before[0])
         torch.use_deterministic_algorithms(before[1])
@@ -268,7 +268,7 @@ def test_required_attributes_have_a_kind() -> None:
             assert isinstance(value, Required | int | float | str | tuple)
 
 
-@pytest.mark.skipif(not installed("torch"), reason="needs PyTorch")
+@pytest.mark.skipif(not is_installed("torch"), reason="needs PyTorch")
 @pytest.mark.parametrize(
     ("name", "inputs", "attrs", "function"),
     [
@@ -291,7 +291,7 @@ def test_gradients_at_zero_are_pytorchs(
 def test_the_gradient_of_a_power_by_a_literal_is_one_power() -> None:
     exponent = Value("two", TensorSpec(DType.F64), (2.0,))
     x = Value("x", TensorSpec(DType.F64, (3,)))
-    emit = Emitter.of(Graph("power", (x,), (), (), (exponent,)))
+    emit = Emitter.from_graph(Graph("power", (x,), (), (), (exponent,)))
     y = emit("nn.pow", x, exponent)
     seed = Value("seed", y.spec)
     backward(emit, tuple(emit.nodes), {y: seed}, [x])

@@ -16,12 +16,12 @@ import pytest
 import sublet
 from sublet import nn
 from sublet.base.errors import RunError
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Array, Backend, Call, Operand
 from tests.layouts import ALIGNMENTS
 from tests.nn.examples import EXAMPLES, Case, case_of
@@ -29,7 +29,7 @@ from tests.nn.facts import check_case, generated
 from tests.nn.variations import variation
 
 VARIATIONS = 30
-BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]
+BACKENDS: list[Backend] = [ReferenceBackend(), *([TorchBackend()] if is_installed("torch") else [])]
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

@@ -12,7 +12,7 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.nn import command
 from sublet.ops.nn.fused import STEPS, chain_steps
 from sublet.passes.autodiff import gradients
-from sublet.runtime.backends.torch.fused import BLOCK_ELEMENTS, blocks
+from sublet.runtime.backends.torch.fused import BLOCK_ELEMENTS, block_slices
 from tests.nn.examples import EXAMPLES
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def test_forward_and_gradient_are_pytorchs() -> None:
 )
 def test_blocks_cover_a_tensor_once(shape: tuple[int, ...]) -> None:
     seen = np.zeros(shape, np.int64)
-    for where in blocks(shape):
+    for where in block_slices(shape):
         part = seen[(*where, ...)]
         assert part.size <= BLOCK_ELEMENTS
         assert part.flags.c_contiguous
@@ -74,7 +74,9 @@ def test_a_step_is_read_as_it_is_written() -> None:
 def test_wrong_steps_are_refused(steps: tuple[str, ...], message: str) -> None:
     record = command("nn.chain")
     with pytest.raises(SpecError, match=message):
-        record.infer([TensorSpec(DType.F32, (2, 3)), TensorSpec(DType.F32, (3,))], record.completed({"steps": steps}))
+        record.infer(
+            [TensorSpec(DType.F32, (2, 3)), TensorSpec(DType.F32, (3,))], record.complete_attributes({"steps": steps})
+        )
 
 
 def test_steps_are_element_wise() -> None:
@@ -85,7 +87,7 @@ def test_steps_are_element_wise() -> None:
             if not all(text.startswith("f64[3,5]") for text in example.inputs):
                 continue
             arrays = [random.uniform(0.1, 0.9, (4, 6)) for _ in example.inputs]
-            attrs = record.completed(example.attrs)
+            attrs = record.complete_attributes(example.attrs)
             whole = record.compute(*arrays, **attrs)
             part = record.compute(*(array[1:3, 2:5] for array in arrays), **attrs)
             np.testing.assert_allclose(part, whole[1:3, 2:5], rtol=1e-12, err_msg=record.name)

@@ -14,8 +14,8 @@ from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.op import Share
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of
@@ -46,11 +46,11 @@ def test_one_hot_is_pytorchs() -> None:
     case = case_of(COMMANDS["one_hot"], Example(("i64[5,6] 0:9",), {"depth": 9, "dtype": "i64"}))
     (y,) = case.graph.outputs
     expected = F.one_hot(torch.from_numpy(case.arrays["x0"]), 9).numpy()
-    for backend in (Torch(), Reference()):
+    for backend in (TorchBackend(), ReferenceBackend()):
         np.testing.assert_array_equal(computed(case.graph, dict(case.arrays), backend)[y.name], expected)
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("name", "inputs", "attrs"),
     [
@@ -73,7 +73,7 @@ def test_an_index_outside_stops_the_run(name: str, inputs: Any, attrs: Any, back
 
 @pytest.mark.parametrize(("row", "shares"), [(2, (Share(0, 0, 24),)), (4, ()), (-1, ())])
 def test_a_row_of_constant_index_is_a_view(row: int, shares: Any) -> None:
-    emit = Emitter.of(Graph("g", (), (), ()))
+    emit = Emitter.from_graph(Graph("g", (), (), ()))
     index = Value("i", TensorSpec(DType.I64), (row,))
     emit("nn.select", Value("x", TensorSpec(DType.F32, (4, 3))), index)
     assert lookup("nn.select").views(emit.nodes[-1]) == shares

@@ -16,9 +16,9 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
-from sublet.ops.nn.layout import bounds, cut
+from sublet.ops.nn.layout import slice_attrs, slice_axis
 from sublet.ops.op import Share
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, shown
 
 torch = pytest.importorskip("torch")
@@ -52,9 +52,9 @@ def test_is_pytorchs(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], 
 
 
 def made(op: str, *shapes: tuple[int, ...], **attrs: Any) -> Node:
-    emit = Emitter.of(Graph("g", (), (), ()))
+    emit = Emitter.from_graph(Graph("g", (), (), ()))
     inputs = [Value(f"x{i}", TensorSpec(DType.F32, shape)) for i, shape in enumerate(shapes)]
-    emit.several(op, *inputs, **attrs)
+    emit.all_outputs(op, *inputs, **attrs)
     return emit.nodes[-1]
 
 
@@ -105,7 +105,7 @@ def test_padding_of_a_value_that_was_written_in_its_place() -> None:
     node = made("nn.pad", (2, 3), pads=(1, 0, 2, 0), value=9.0)
     y = np.full((5, 3), -1, np.float32)
     y[1:3] = np.arange(6).reshape(2, 3)
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     kernel.bind([y[1:3]], [y], None)()
     assert y.tolist() == [[9, 9, 9], [0, 1, 2], [3, 4, 5], [9, 9, 9], [9, 9, 9]]
@@ -136,27 +136,27 @@ def test_concatenation_copies_only_what_does_not_lie_in_its_place() -> None:
     node = made("nn.concat", (2, 3), (1, 3), axis=0)
     y, other = np.full((3, 3), -1, np.float32), np.full((1, 3), 5, np.float32)
     y[:2] = 4
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     kernel.bind([y[:2], other], [y], None)()
     assert y.tolist() == [[4] * 3, [4] * 3, [5] * 3]
 
 
 def test_bounds_count_as_python_does() -> None:
-    assert bounds((5, 6), (-3,), (99,), axes=(1,)) == {"starts": (0, 3), "ends": (5, 6), "steps": (1, 1)}
-    assert bounds((5,), (4,), (2,), (2,)) == {"starts": (4,), "ends": (4,), "steps": (2,)}
-    assert bounds((), (), ()) == {"starts": (), "ends": (), "steps": ()}
+    assert slice_attrs((5, 6), (-3,), (99,), axes=(1,)) == {"starts": (0, 3), "ends": (5, 6), "steps": (1, 1)}
+    assert slice_attrs((5,), (4,), (2,), (2,)) == {"starts": (4,), "ends": (4,), "steps": (2,)}
+    assert slice_attrs((), (), ()) == {"starts": (), "ends": (), "steps": ()}
     with pytest.raises(SpecError, match=r"nn\.flip reverses"):
-        bounds((5,), (4,), (0,), (-1,))
-    emit = Emitter.of(Graph("g", (), (), ()))
+        slice_attrs((5,), (4,), (0,), (-1,))
+    emit = Emitter.from_graph(Graph("g", (), (), ()))
     x = Value("x", TensorSpec(DType.F32, (4, 6)))
-    assert cut(emit, x, -1, 2, 5).spec == TensorSpec(DType.F32, (4, 3))
+    assert slice_axis(emit, x, -1, 2, 5).spec == TensorSpec(DType.F32, (4, 3))
 
 
 def test_flip_allocates_nothing() -> None:
     node = made("nn.flip", (512, 256), axes=(0, 1))
     x, y = (np.zeros((512, 256), np.float32) for _ in range(2))
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     call = kernel.bind([x], [y], None)
     call()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed, differentiated
@@ -45,7 +45,7 @@ def test_a_linear_over_a_batch_and_its_gradients_are_one_product_each() -> None:
     case = case_of(COMMANDS["linear"], Example(("f32[4,16,32]", "f32[48,32]")))
     graph, arrays, *_ = differentiated(case)
     with torch.profiler.profile() as profiler:
-        computed(graph, arrays, Torch())
+        computed(graph, arrays, TorchBackend())
     products = [event.name for event in profiler.events() if event.name in ("aten::mm", "aten::bmm", "aten::addmm")]
     assert products == ["aten::mm"] * 3
 
@@ -57,7 +57,7 @@ def test_a_linear_over_a_batch_and_its_gradients_are_one_product_each() -> None:
 def test_empty_products_are_zero(inputs: tuple[str, ...], attrs: dict[str, Any]) -> None:
     case = case_of(COMMANDS["matmul"], Example(inputs, attrs))
     (output,) = case.graph.outputs
-    found = computed(case.graph, case.arrays, Torch())[output.name]
+    found = computed(case.graph, case.arrays, TorchBackend())[output.name]
     assert not np.any(found)
 
 
@@ -65,14 +65,16 @@ def test_empty_products_are_zero(inputs: tuple[str, ...], attrs: dict[str, Any])
 def test_halves(dtype: str) -> None:
     case = case_of(COMMANDS["linear"], Example((f"{dtype}[32,64]", f"{dtype}[16,64]", f"{dtype}[16]")))
     (output,) = case.graph.outputs
-    places = [computed(case.graph, case.arrays, *given)[output.name].astype(np.float64) for given in ((Torch(),), ())]
+    places = [
+        computed(case.graph, case.arrays, *given)[output.name].astype(np.float64) for given in ((TorchBackend(),), ())
+    ]
     np.testing.assert_allclose(*places, rtol=0.02, atol=0.2)
 
 
 def test_a_product_without_an_addend_ignores_what_lay_in_the_output() -> None:
     case = case_of(COMMANDS["gemm"], Example(("f32[8,8]", "f32[8,8]"), {"alpha": 2.0}))
     (node,) = case.graph.nodes
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     y = np.full((8, 8), np.nan, np.float32)
     kernel.bind(list(case.arrays.values()), [y], None)()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Case, Example, case_of
 from tests.nn.test_registry import computed, differentiated
@@ -18,7 +18,7 @@ from tests.nn.test_registry import computed, differentiated
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-BACKENDS = [Torch(), Reference()]
+BACKENDS = [TorchBackend(), ReferenceBackend()]
 LOGITS, HALF = "f64[40,27] -9:9", "f64[40,27] 0.01:0.99"
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
@@ -68,14 +68,14 @@ def _forward_agrees(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], f
     case = case_of(COMMANDS[name], Example(inputs, attrs))
     expected = function(*(torch.from_numpy(array) for array in case.arrays.values())).numpy()
     (output,) = case.graph.outputs
-    for backend in (Torch(), Reference()):
+    for backend in (TorchBackend(), ReferenceBackend()):
         found = computed(case.graph, dict(case.arrays), backend)[output.name]
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [("6,5,3,3", 1), ("6,3,3,5", -1)])
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "in place"])
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=["torch", "reference"])
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=["torch", "reference"])
 def test_running_statistics_are_moved_once(shape: str, axis: int, shared: bool, backend: Backend) -> None:
     case = case_of(COMMANDS["batch_norm"], Example((f"f32[{shape}]", *["f32[5] 0.5:2"] * 4), {"axis": axis}))
     (node,) = case.graph.nodes
@@ -100,7 +100,9 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
     """The variance is of x - mean, not the difference of two squares."""
     case = case_of(COMMANDS["batch_norm"], Example(("f32[4,2,8,8] 999:1001", *["f32[2] 1:2"] * 4)))
     rstd = case.graph.outputs[4]
-    found, exact = (computed(case.graph, dict(case.arrays), backend)[rstd.name] for backend in (Torch(), Reference()))
+    found, exact = (
+        computed(case.graph, dict(case.arrays), backend)[rstd.name] for backend in (TorchBackend(), ReferenceBackend())
+    )
     np.testing.assert_allclose(found, exact, rtol=1e-3)
     np.testing.assert_allclose(found, 3**0.5, rtol=0.1)
 
@@ -108,7 +110,7 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
 def test_the_gradient_of_batch_norm_allocates_only_by_channel() -> None:
     case = case_of(COMMANDS["batch_norm_gradient"], Example(("f32[4,16,28,28]", "f32[4,16,28,28]", *["f32[16]"] * 3)))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        computed(case.graph, dict(case.arrays), Torch())
+        computed(case.graph, dict(case.arrays), TorchBackend())
     sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert max(sizes) < 4096
 
@@ -118,7 +120,7 @@ def test_scratch_of_batch_norm_is_by_channel_and_sample(shape: str, axis: int) -
     vectors = ["f32[16]"] * 4
     for name, inputs in (("batch_norm", [shape]), ("batch_norm_gradient", [shape, shape])):
         given = (*(f"f32[{text}]" for text in inputs), *vectors[len(inputs) - 1 :])
-        kernel = Torch().kernel(case_of(COMMANDS[name], Example(given, {"axis": axis})).graph.nodes[0], {})
+        kernel = TorchBackend().kernel(case_of(COMMANDS[name], Example(given, {"axis": axis})).graph.nodes[0], {})
         assert kernel is not None
         assert kernel.scratch <= 8 * 16 * 4
 

@@ -12,15 +12,15 @@ from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
-from sublet.runtime.backends.reference import Reference
+from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.backends.torch import optimizer as kernels
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import refused
 
 torch = pytest.importorskip("torch")
 
 Array = NDArray[Any]
-BACKENDS = [Torch(), Reference()]
+BACKENDS = [TorchBackend(), ReferenceBackend()]
 STEPS = 6
 RATE = float(np.float32(0.02))
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
@@ -32,8 +32,8 @@ def _node(op: str, dtype: str, shape: tuple[int, ...], states: int, attrs: dict[
     values += [Value(f"state{i}", spec) for i in range(states)]
     if op in ("adam", "adamw", "lamb"):
         values.append(Value("step", TensorSpec(DType.I64, ())))
-    emit = Emitter.of(Graph("one", tuple(values), (), ()))
-    emit.several(f"nn.{op}", *values, **attrs)
+    emit = Emitter.from_graph(Graph("one", tuple(values), (), ()))
+    emit.all_outputs(f"nn.{op}", *values, **attrs)
     return emit.nodes[-1]
 
 
@@ -176,11 +176,11 @@ def test_lamb_moves_weights_that_are_zero(backend: Any) -> None:
 def test_scratch_does_not_grow_with_the_weights() -> None:
     """Of a network's largest matrix, a thousandth."""
     for op, states, attrs in (("rmsprop", 2, {"momentum": 0.9, "decay": 0.1}), ("lamb", 2, {"decay": 0.1})):
-        kernel = Torch().kernel(_node(op, "f32", (30_000, 4_096), states, attrs), {})
+        kernel = TorchBackend().kernel(_node(op, "f32", (30_000, 4_096), states, attrs), {})
         assert kernel is not None
         assert kernel.scratch <= 2 * 4 * kernels.BLOCK
     for op, states, attrs in (("sgd", 1, {"momentum": 0.9}), ("adam", 2, {}), ("adamw", 2, {})):
-        kernel = Torch().kernel(_node(op, "f32", (30_000, 4_096), states, attrs), {})
+        kernel = TorchBackend().kernel(_node(op, "f32", (30_000, 4_096), states, attrs), {})
         assert kernel is not None
         assert kernel.scratch == 0
 

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import EXAMPLES, Example, case_of
 from tests.nn.test_allocations import allocated
@@ -67,7 +67,7 @@ def test_avg_pool_is_pytorchs(x: str, attrs: dict[str, Any], count_include_pad: 
     agrees("avg_pool", (in_layout(x, layout),), {**attrs, "layout": layout}, function, fast=fast)
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=lambda backend: backend.name)
 def test_equal_maxima_give_their_gradient_to_the_first(backend: Any) -> None:
     attrs = {"kernel": (2, 2), "strides": (1, 1)}
     case = case_of(COMMANDS["max_pool_gradient"], Example(("f32[1,1,2,2]", "f32[1,1,3,3]"), attrs))
@@ -86,13 +86,13 @@ def test_kernels_allocate_nothing_and_take_scratch_for_a_slice(name: str, layout
         attrs["shape"] = tuple(int(extent) for extent in x[4:-1].split(","))
     case = case_of(COMMANDS[name], Example(inputs, attrs))
     assert not [size for size in allocated(case) if size > 4096]
-    kernel = Torch().kernel(case.graph.nodes[0], {})
+    kernel = TorchBackend().kernel(case.graph.nodes[0], {})
     assert kernel is not None
     most = 0 if name.startswith("avg") else 4 * 32 * 48 * 48 * (8 if name == "max_pool" else 12)
     if (name, layout) == ("max_pool", "nchw"):
         most = (1 << 20) // (96 * 96 * 4) * 96 * 48 * 4  # of a megabyte of images, the maxima along one axis
     assert kernel.scratch == most
-    found, expected = (computed(case.graph, case.arrays, backend) for backend in (Torch(), Reference()))
+    found, expected = (computed(case.graph, case.arrays, backend) for backend in (TorchBackend(), ReferenceBackend()))
     (output,) = case.graph.outputs
     np.testing.assert_allclose(found[output.name], expected[output.name], rtol=1e-5, atol=1e-5)
 
@@ -103,7 +103,9 @@ def test_halves(name: str, dtype: str) -> None:
     for example in EXAMPLES[name]:
         case = case_of(COMMANDS[name], Example(tuple(dtype + text[3:] for text in example.inputs), example.attrs))
         (output,) = case.graph.outputs
-        both = [computed(case.graph, case.arrays, backend)[output.name] for backend in (Torch(), Reference())]
+        both = [
+            computed(case.graph, case.arrays, backend)[output.name] for backend in (TorchBackend(), ReferenceBackend())
+        ]
         np.testing.assert_allclose(*(found.astype(np.float64) for found in both), rtol=0.02, atol=0.02)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.backends.torch.random import CHUNK
 from sublet.runtime.kernel import Backend
 from tests.nn.against import refused
@@ -18,7 +18,7 @@ from tests.nn.examples import Array, Example, case_of
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")
-BACKENDS: list[Backend] = [Reference(), Torch()]
+BACKENDS: list[Backend] = [ReferenceBackend(), TorchBackend()]
 SIZE = 3 * CHUNK + 5
 
 
@@ -102,10 +102,10 @@ def test_what_is_dropped_is_zero_whatever_it_was() -> None:
 def test_nothing_is_allocated_but_the_generator(name: str, inputs: tuple[str, ...], attrs: dict[str, Any]) -> None:
     case = case_of(COMMANDS[name], Example(inputs, attrs))
     (node,) = case.graph.nodes
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     assert kernel.scratch <= 5 * CHUNK
-    places = computed(case.graph, case.arrays, Torch())
+    places = computed(case.graph, case.arrays, TorchBackend())
     given = [places[value.name] for value in node.uses]
     scratch = np.zeros(kernel.scratch, np.uint8) if kernel.scratch else None
     call = kernel.bind(given, [places[v.name] for v in node.defs], scratch)

@@ -12,8 +12,8 @@ import pytest
 
 import sublet
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Array, Example, case_of
 from tests.nn.test_registry import computed, differentiated
@@ -54,7 +54,7 @@ def gradient_of(name: str, x: Array, backend: Any, **attrs: Any) -> Array:
     return computed(graph, {**arrays, "x0": x, f"seed.{y.name}": ones}, backend)[grad.name]
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=lambda backend: backend.name)
 def test_the_gradient_of_a_product_with_zeros(backend: Any) -> None:
     x = np.array([[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, 3.0, 0.0]])
     found = gradient_of("prod", x, backend, axes=(1,))
@@ -96,7 +96,7 @@ def _close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max(initial=1))
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=lambda backend: backend.name)
 def test_equal_extremes_share_the_gradient(backend: Any) -> None:
     x = np.array([[1.0, 5.0, 5.0], [7.0, 1.0, 1.0]])
     assert gradient_of("max", x, backend, axes=(1,)).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
@@ -107,10 +107,10 @@ def test_equal_extremes_share_the_gradient(backend: Any) -> None:
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, inf])
 def test_the_gradient_of_the_norm_of_nothing_is_zero(p: float) -> None:
-    assert gradient_of("norm", np.zeros((2, 3)), Torch(), axes=(1,), p=p).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert gradient_of("norm", np.zeros((2, 3)), TorchBackend(), axes=(1,), p=p).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=lambda backend: backend.name)
 def test_the_first_of_equal_extremes_is_the_one(backend: Any) -> None:
     for name in ("argmax", "argmin"):
         case = case_of(COMMANDS[name], Example(("f64[40,30]",), {"axis": 0}))
@@ -125,7 +125,7 @@ def test_a_running_sum_from_the_end_allocates_nothing(inplace: bool) -> None:
     (node,) = case_of(COMMANDS["cumsum"], Example(("f32[256,512]",), {"axis": 1, "reverse": 1})).graph.nodes
     x = np.ones((256, 512), np.float32)
     y = x if inplace else np.zeros_like(x)
-    kernel = Torch().kernel(node, {})
+    kernel = TorchBackend().kernel(node, {})
     assert kernel is not None
     call = kernel.bind([x], [y], None)
     tracemalloc.start()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.base.extras import installed
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
@@ -19,13 +19,13 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
 from sublet.ops.op import Share
 from sublet.ops.verify import verify
-from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.passes.autodiff import backward, is_differentiable
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.examples import EXAMPLES, Array, Case, case_of, told
 
-BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]
+BACKENDS: list[Backend] = [ReferenceBackend(), *([TorchBackend()] if is_installed("torch") else [])]
 TOLERANCE = {DType.F64: 1e-10, DType.F32: 2e-5, DType.F16: 2e-2, DType.BF16: 1e-1}
 
 
@@ -173,15 +173,15 @@ def differentiated(case: Case, seed: int = 1) -> tuple[Graph, dict[str, Array], 
     """
     random = np.random.default_rng(seed)
     (node,) = case.graph.nodes[-1:]
-    emit = Emitter.of(case.graph)
+    emit = Emitter.from_graph(case.graph)
     seeds, inputs, arrays = {}, list(case.graph.inputs), dict(case.arrays)
     for output in dict.fromkeys(node.defs):
-        if differentiable(output):
+        if is_differentiable(output):
             weight = Value(f"seed.{output.name}", output.spec)
             arrays[weight.name] = random.uniform(0.5, 1.5, _shape(output)).astype(_dtype(output))
             seeds[output] = weight
             inputs.append(weight)
-    wrt = [value for value in case.graph.inputs if differentiable(value)]
+    wrt = [value for value in case.graph.inputs if is_differentiable(value)]
     grads = backward(emit, case.graph.nodes, seeds, wrt)
     pairs = [(value, grad) for value, grad in zip(wrt, grads, strict=True) if grad is not None]
     outputs = (*case.graph.outputs, *(grad for _, grad in pairs))
@@ -212,14 +212,14 @@ def test_gradients_and_theirs_are_the_finite_differences(name: str) -> None:
 
 def second_gradient_is_the_difference_of_the_first(first: Graph, arrays: dict[str, Array], grads: list[Value]) -> None:
     arrays = dict(arrays)
-    emit = Emitter.of(first)
+    emit = Emitter.from_graph(first)
     random = np.random.default_rng(2)
     seeds = {}
     for grad in dict.fromkeys(grads):
         weight = Value(f"second.{grad.name}", grad.spec)
         arrays[weight.name] = random.uniform(0.5, 1.5, _shape(grad)).astype(_dtype(grad))
         seeds[grad] = weight
-    wrt = [value for value in first.inputs if differentiable(value)]
+    wrt = [value for value in first.inputs if is_differentiable(value)]
     seconds = backward(emit, first.nodes, seeds, wrt)
     pairs = [(value, second) for value, second in zip(wrt, seconds, strict=True) if second is not None]
     inputs = (*first.inputs, *seeds.values())
@@ -263,5 +263,5 @@ def test_every_gradient_is_written_with_commands_that_have_one_where_it_matters(
         for example in examples:
             graph, *_ = differentiated(case_of(COMMANDS[name], example))
             for node in graph.nodes:
-                floats = any(differentiable(v) for v in node.uses) and any(differentiable(v) for v in node.defs)
+                floats = any(is_differentiable(v) for v in node.uses) and any(is_differentiable(v) for v in node.defs)
                 assert not floats or lookup(node.op).gradient is not None, f"nn.{name} leads to {node.op}"

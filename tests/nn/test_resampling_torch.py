@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.resampling import nearest
-from sublet.runtime.backends.torch.backend import Torch
+from sublet.ops.nn.resampling import nearest_sources
+from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed
@@ -34,14 +34,14 @@ def test_nearest_is_exact_where_floating_point_is_not() -> None:
     """41 * (2 / 82) is below 1 in f32: ATen is not asked, so that no result depends on the backend."""
     x = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
     assert F.interpolate(x, (82, 1))[0, 0, 41, 0] == 0
-    assert nearest(2, 82)[41] == 1
+    assert nearest_sources(2, 82)[41] == 1
     case = case_of(COMMANDS["upsample"], Example(("f32[1,1,2,3]",), {"size": (82, 3)}))
-    assert Torch().kernel(case.graph.nodes[0], {}) is None
+    assert TorchBackend().kernel(case.graph.nodes[0], {}) is None
     (y,) = case.graph.outputs
-    found = computed(case.graph, case.arrays, Torch())[y.name]
+    found = computed(case.graph, case.arrays, TorchBackend())[y.name]
     np.testing.assert_array_equal(found, case.arrays["x0"].repeat(41, 2))
     even = case_of(COMMANDS["upsample"], Example(("f32[1,1,2,3]",), {"size": (4, 6)}))
-    assert Torch().kernel(even.graph.nodes[0], {}) is not None
+    assert TorchBackend().kernel(even.graph.nodes[0], {}) is not None
 
 
 @pytest.mark.parametrize(

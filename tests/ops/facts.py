@@ -22,9 +22,9 @@ from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
-from sublet.runtime.backends.by_name import BACKENDS
 from sublet.runtime.backends.onnx_nodes import captured_names
-from sublet.runtime.dtypes import pack, packed
+from sublet.runtime.backends.registry import BACKENDS
+from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array
 from tests.layouts import alike, layouts, legal, planned, prepared, run
 
@@ -90,7 +90,7 @@ def case_of(name: str, proto: onnx.ModelProto, feeds: Sequence[Array]) -> Case |
 
 def bits(value: Value, content: Array) -> Array:
     assert isinstance(value.spec, TensorSpec)
-    return pack(content, value.spec) if packed(value.spec) else np.asarray(content)
+    return pack(content, value.spec) if is_packed(value.spec) else np.asarray(content)
 
 
 def same(source: Value, result: Value) -> Node:

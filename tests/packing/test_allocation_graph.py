@@ -23,8 +23,8 @@ from sublet.packing import (
     read_problem,
 )
 from sublet.packing.allocation_graph import AllocationGraph, Chain
+from sublet.packing.reuse_order import LifetimeReuseOrder
 from sublet.packing.strategies import STRATEGIES
-from sublet.packing.succession import LifetimeSuccession
 
 HERE = Path(__file__).parent / "problems"
 SHARED = Path(__file__).parents[3] / "shared" / "problems"
@@ -147,12 +147,12 @@ def test_an_edge_between_buffers_is_taken_before_one_with_a_dummy_end() -> None:
     """m may follow p, which nothing follows (2 hops), or come between y and x (5 and 4 hops): it does the latter."""
     buffers = (Buffer("y", 8, 0, 1), Buffer("p", 8, 0, 4), Buffer("x", 8, 8, 9), Buffer("m", 8, 5, 6))
     y, p, x, m = (Chain((position,), 8, 1) for position in range(4))
-    graph = AllocationGraph([8, 8, 8, 8], LifetimeSuccession(Problem(buffers)))
+    graph = AllocationGraph([8, 8, 8, 8], LifetimeReuseOrder(Problem(buffers)))
     graph.insert(y, None)
     graph.insert(x, graph.find_edge(x))
     graph.insert(p, None)
     graph.insert(m, graph.find_edge(m))
-    assert graph.place == {0: (0, 0), 2: (0, 0), 1: (1, 0), 3: (0, 0)}
+    assert graph.placed_at == {0: (0, 0), 2: (0, 0), 1: (1, 0), 3: (0, 0)}
 
 
 def test_offsets_in_a_group_are_aligned() -> None:

@@ -19,8 +19,8 @@ from sublet.packing import (
     lower_bound,
     pack,
 )
-from sublet.packing.by_id import rearranged
-from sublet.packing.plain import MOST_BUFFERS, plain
+from sublet.packing.canonical_order import select_buffers
+from sublet.packing.normalize import MOST_BUFFERS, normalize
 from sublet.packing.strategies import WITHOUT_PINS, can_pack
 from tests.packing.random_problems import conflict_pairs, problems
 
@@ -95,7 +95,7 @@ def tied_problems(draw: st.DrawFn) -> Problem:
 def test_every_strategy_keeps_to_the_problem_and_bounds_are_sound(problem: Problem) -> None:
     best = smallest_by_trying(problem)
     try:
-        form = plain(problem)
+        form = normalize(problem)
         report = pack(problem)
     except ProblemError:
         assert best is None
@@ -141,7 +141,7 @@ def test_shuffled_rows_get_the_same_offsets(problem: Problem, random: object) ->
     at = [order.index(position) for position in range(len(order))]
     pairs = tuple((at[first], at[second]) for first, second in problem.may_overlap)
     ties = tuple(Companion(at[c.first], at[c.second], c.distance) for c in problem.companions)
-    shuffled = replace(rearranged(problem, order), companions=ties, may_overlap=pairs)
+    shuffled = replace(select_buffers(problem, order), companions=ties, may_overlap=pairs)
     try:
         before = pack(problem).packing.offsets
     except ProblemError:
@@ -161,14 +161,14 @@ def test_a_group_keeps_its_distance_and_its_alignments() -> None:
     problem = Problem((replace(a, alignment=4), replace(b, alignment=8), c), companions=(Companion(0, 1, 4),))
     offsets = pack(problem).packing.offsets
     assert (offsets[0] % 8, offsets[1] - offsets[0]) == (4, 4), "b at multiples of 8, a just below"
-    assert plain(problem).shifts == (4, 8, 0)
+    assert normalize(problem).shifts == (4, 8, 0)
 
 
 def test_an_alias_within_a_buffer_costs_nothing_and_the_bound_knows() -> None:
     whole, part, other = Buffer("whole", 8, 0, 4), Buffer("part", 4, 1, 3), Buffer("other", 3, 2, 5)
     problem = Problem((whole, part, other), companions=(Companion(0, 1, 4),), may_overlap=((0, 1),))
     report = pack(problem)
-    assert plain(problem).exact
+    assert normalize(problem).exact
     assert (report.packing.arena_bytes, report.bound.bytes) == (11, 11)
     assert report.packing.offsets[1] == report.packing.offsets[0] + 4
     assert set(report.bound.members) in ({0, 2}, {0, 1, 2} - {1})

@@ -112,7 +112,7 @@ def test_a_large_packing_is_repacked_where_it_is_highest() -> None:
 
 INTERRUPTED = """
 import os, runpy, signal, threading
-import sublet.packing.auto as auto
+import sublet.packing.portfolio as auto
 search = auto.search
 def searching(*details):
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -17,7 +17,7 @@ from sublet import layers, nn
 from sublet.analysis.options import Options
 from sublet.nn.control import Loop
 from sublet.nn.tensor import Tensor
-from sublet.runtime.comparing import compare
+from sublet.runtime.differential import compare
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 SHAPE = (2, 3)

@@ -16,7 +16,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import gradients
-from sublet.runtime.comparing import compare
+from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable
 
 Arrays = Mapping[str, Any]

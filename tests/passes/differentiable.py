@@ -48,7 +48,7 @@ class _Writer:
             ]
             return emit("nn.sin", emit("nn.concat", *parts, axis=0))
         if kind == 5:
-            low, high = emit.several("nn.split", a, axis=0, sizes=(2, 2))
+            low, high = emit.all_outputs("nn.split", a, axis=0, sizes=(2, 2))
             return emit("nn.concat", emit("nn.mul", high, low), emit("nn.sin", low), axis=0)
         if kind == 6 and stacks and index is not None:
             return emit("nn.mul", a, emit("nn.select", self.rng.choice(stacks), index))
@@ -75,7 +75,7 @@ class _Writer:
         results = [self.fresh("branch", VECTOR) for _ in range(self.rng.randint(1, 2))]
         arms = []
         for _ in range(3):
-            inner, own = emit.inside(), list(pool)
+            inner, own = emit.for_subgraph(), list(pool)
             self.level(inner, own, list(stacks), index, depth - 1, self.rng.randint(0, 3))
             arms.append(Graph("arm", (), tuple(inner.nodes), tuple(self.rng.choice(own[-4:]) for _ in results)))
         fallbacks = [self.rng.choice(pool) for _ in results]
@@ -85,7 +85,7 @@ class _Writer:
     def loop(
         self, emit: Emitter, pool: list[Value], stacks: list[Value], index: Value | None, depth: int
     ) -> list[Value]:
-        rng, inner = self.rng, emit.inside()
+        rng, inner = self.rng, emit.for_subgraph()
         counter = self.fresh("k", COUNT)
         carried = [self.fresh("p", VECTOR) for _ in range(rng.randint(1, 3))]
         inits = [rng.choice(pool) for _ in carried]
@@ -140,7 +140,7 @@ def program(seed: int, size: int = 4, depth: int = 2) -> tuple[Graph, dict[str, 
         Value("n", COUNT),
         Value("m", COUNT),
     )
-    emit = Emitter.of(Graph("random", inputs, (), ()))
+    emit = Emitter.from_graph(Graph("random", inputs, (), ()))
     pool = list(inputs[:2])
     writer = _Writer(rng, emit, list(inputs[3:]))
     writer.level(emit, pool, [inputs[2]], None, depth, size)

@@ -17,13 +17,13 @@ def training_step(widths: tuple[int, ...], batch: int = 8, *, updates: bool = Tr
     """A network of dense layers with tanh between them, its loss, its gradients, and then SGD of every weight."""
     x = Value("x", TensorSpec(F32, (batch, widths[0])))
     weights = [Value(f"w{i}", TensorSpec(F32, pair)) for i, pair in enumerate(pairwise(widths))]
-    emit = Emitter.of(Graph("step", (x,), (), (), tuple(weights)))
+    emit = Emitter.from_graph(Graph("step", (x,), (), (), tuple(weights)))
     h = x
     for weight in weights:
         h = emit("nn.tanh", emit("nn.matmul", h, weight))
     loss = emit("nn.mean", emit("nn.square", h))
     grads = backward(emit, list(emit.nodes), {loss: emit.constant(1.0, loss)}, weights)
-    rate = emit.filled(0.1, TensorSpec(F32))
+    rate = emit.full(0.1, TensorSpec(F32))
     stepped = []
     for weight, grad in zip(weights, grads, strict=True):
         assert grad is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sublet.ir.graph import Graph
-from sublet.passes.order import data_flow
+from sublet.passes.reordering import data_flow
 
 
 def all_orders(graph: Graph) -> Iterator[list[int]]:

@@ -81,7 +81,7 @@ class _Writer:
         inputs = [Value(f"x{i}", TensorSpec(rng.choice((f32, f64)), rng.choice(SHAPES))) for i in range(3)]
         inputs.append(Value("i", INDEX))
         weights = [Value(f"w{i}", TensorSpec(f64, rng.choice(SHAPES))) for i in range(2)]
-        emit = Emitter.of(Graph("program", tuple(inputs), (), (), tuple(weights)))
+        emit = Emitter.from_graph(Graph("program", tuple(inputs), (), (), tuple(weights)))
         scope = [*inputs, *weights]
         while self.budget > 0:
             self.step(emit, scope, 0)
@@ -105,7 +105,7 @@ class _Writer:
 
     def like(self, scope: list[Value], spec: TensorSpec, emit: Emitter) -> Value:
         there = [v for v in self.floats(scope) if v.spec == spec]
-        return self.rng.choice(there) if there and self.rng.random() < 0.8 else emit.filled(self.number(), spec)
+        return self.rng.choice(there) if there and self.rng.random() < 0.8 else emit.full(self.number(), spec)
 
     def number(self) -> float:
         return self.rng.choice((0.0, 0.0, 1.0, 1.0, 2.0, -0.5))
@@ -148,7 +148,7 @@ class _Writer:
         return emit("nn.mul", emit(op, x), emit(op, x))
 
     def inner(self, emit: Emitter, scope: list[Value], depth: int) -> tuple[Emitter, list[Value]]:
-        inside, below = emit.inside(), list(scope)
+        inside, below = emit.for_subgraph(), list(scope)
         for _ in range(self.rng.randint(0, 4)):
             self.step(inside, below, depth + 1)
         return inside, below
@@ -161,9 +161,9 @@ class _Writer:
             arm_outputs = tuple(self.like(below, spec, inside) for spec in models)
             arms.append(Graph(emit.names.fresh("arm"), (), tuple(inside.nodes), arm_outputs))
         given = next(v for v in scope if v.name == "i")
-        limits = [emit.literals.of((n,), INDEX) for n in (-1, 1)]
+        limits = [emit.literals.constant_of((n,), INDEX) for n in (-1, 1)]
         chosen = emit("nn.minimum", emit("nn.maximum", given, limits[0]), limits[1])
-        index = chosen if self.rng.random() < 0.7 else emit.literals.of((self.rng.choice((-1, 0, 1)),), INDEX)
+        index = chosen if self.rng.random() < 0.7 else emit.literals.constant_of((self.rng.choice((-1, 0, 1)),), INDEX)
         fallbacks = tuple(self.like(scope, spec, emit) for spec in models)
         outputs = tuple(Value(emit.names.fresh("chosen"), spec) for spec in models)
         name = emit.names.fresh("branch")
@@ -176,8 +176,8 @@ class _Writer:
         fresh = emit.names.fresh
         counter = Value(fresh("count"), COUNT)
         parameters = tuple(Value(fresh("state"), init.spec) for init in inits)
-        inside = emit.inside()
-        limit = emit.literals.of((rng.choice((0, 2, 3)),), COUNT)
+        inside = emit.for_subgraph()
+        limit = emit.literals.constant_of((rng.choice((0, 2, 3)),), COUNT)
         before = list(scope)
         for _ in range(rng.randint(0, 1)):
             self.step(inside, before, 2)

@@ -8,9 +8,9 @@ import pytest
 import sublet
 from sublet import parse
 from sublet.base.numpy_types import NUMPY
-from sublet.passes.algebra import EXACT
-from sublet.passes.algebra import without_needless_work as run
-from sublet.passes.pipeline import simplify
+from sublet.passes.algebraic_simplification import LOSSLESS_CASTS
+from sublet.passes.algebraic_simplification import without_identities as run
+from sublet.passes.pass_pipeline import simplify
 from tests.passes.text import becomes, stays
 
 
@@ -101,7 +101,7 @@ def test_after_transfers_one_node_is_left_in_128_bytes() -> None:
     assert found["d"] == np.float32(1.2) + np.float32(8)
 
 
-@pytest.mark.parametrize("source", EXACT)
+@pytest.mark.parametrize("source", LOSSLESS_CASTS)
 def test_exact_types_hold_every_number(source: sublet.DType) -> None:
     kind = NUMPY[source]
     if source.bits <= 16:
@@ -111,5 +111,5 @@ def test_exact_types_hold_every_number(source: sublet.DType) -> None:
     else:
         limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
         numbers = np.array([limits.max, limits.min, 1, 0], kind)
-    for target in EXACT[source]:
+    for target in LOSSLESS_CASTS[source]:
         assert np.array_equal(numbers.astype(NUMPY[target]).astype(kind), numbers), target

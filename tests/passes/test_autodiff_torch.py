@@ -10,8 +10,8 @@ import pytest
 from sublet.ir.graph import Graph, While
 from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients
-from sublet.passes.order import ordered
-from sublet.passes.pipeline import simplify
+from sublet.passes.pass_pipeline import simplify
+from sublet.passes.reordering import with_lower_peak
 from sublet.planning.pipeline import plan_memory
 from tests.passes.differences import run, value_of
 
@@ -73,7 +73,7 @@ def by_torch(given: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 def differentiated() -> Graph:
     graph = simplify(LSTM)
     of = [value_of(graph, name) for name in ("hs", "h", "c")]
-    return ordered(simplify(gradients(graph, of, [value_of(graph, name) for name in NAMES])[0]))
+    return with_lower_peak(simplify(gradients(graph, of, [value_of(graph, name) for name in NAMES])[0]))
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -95,6 +95,6 @@ def test_the_tape_of_an_lstm_is_what_its_backward_needs() -> None:
     """Four gates, the cell and its hyperbolic tangent; the hidden state is read from what is stacked anyway."""
     graph = differentiated()
     loop = next(node for node in graph.nodes if isinstance(node, While))
-    stacked = [value for value in loop.stacked if value is not None]
+    stacked = [value for value in loop.stacked_outputs if value is not None]
     assert [str(value.spec) for value in stacked] == ["f64[7,3,16]"] * 7
     assert plan_memory(graph).arena_bytes > 0

@@ -9,8 +9,8 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.passes.chains import SMALLEST, with_chains
-from sublet.passes.pipeline import simplify
+from sublet.passes.elementwise_fusion import MIN_CHAIN_BYTES, with_chains
+from sublet.passes.pass_pipeline import simplify
 from tests.passes.text import becomes, stays
 
 run = partial(with_chains, smallest=1)
@@ -61,8 +61,8 @@ def test_only_large_tensors_in_the_pipeline() -> None:
           %a: f32[{count}] = nn.exp(%x) %b: f32[{count}] = nn.neg(%a) return %b }}"""
         return [node.op for node in simplify(parse(text)).nodes]
 
-    assert changed(SMALLEST // 4) == ["nn.chain"]
-    assert changed(SMALLEST // 4 - 1) == ["nn.exp", "nn.neg"]
+    assert changed(MIN_CHAIN_BYTES // 4) == ["nn.chain"]
+    assert changed(MIN_CHAIN_BYTES // 4 - 1) == ["nn.exp", "nn.neg"]
 
 
 LARGE = """

@@ -15,7 +15,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients
-from sublet.passes.autodiff.schedules import checked, chunks_of
+from sublet.passes.autodiff.checkpoint_schedules import check_checkpoints, chunks_of
 from tests.passes.checkpointed import check_seed
 from tests.passes.differences import value_of
 
@@ -34,14 +34,14 @@ def recurrent(rounds: int, checkpoint: Any = None, budget: int | str | None = No
 def rows_of(graph: Graph) -> int:
     """The rows that all loops stack, those inside others counted once."""
     loops = [node for node in graph.walk() if isinstance(node, While)]
-    stacks = [value for loop in loops for value in loop.stacked if value is not None]
+    stacks = [value for loop in loops for value in loop.stacked_outputs if value is not None]
     return sum(value.spec.shape[0] for value in stacks if isinstance(value.spec, TensorSpec))
 
 
 @pytest.mark.parametrize("way", ["sqrt", "tree", 1, 3, 7, 5000])
 def test_chunks_go_through_every_round(way: int | str) -> None:
     for rounds in (*range(1, 70), 777, 1000, 4095, 4096):
-        assert sum(chunk.rounds for chunk in chunks_of(way, rounds, 8, 24)) == rounds
+        assert sum(chunk.iterations for chunk in chunks_of(way, rounds, 8, 24)) == rounds
 
 
 @pytest.mark.parametrize("rounds", [*range(9, 400, 7), 1000, 4095, 4096, 100_000])
@@ -80,7 +80,7 @@ def test_a_budget_below_all_ways_names_the_least() -> None:
 def test_what_is_no_way_is_refused() -> None:
     for wrong in ("root", 0, True, -1, 2.5):
         with pytest.raises(SpecError, match="checkpoint"):
-            checked(wrong)  # type: ignore[arg-type]
+            check_checkpoints(wrong)  # type: ignore[arg-type]
 
 
 def test_the_tape_is_a_minimum_cut() -> None:

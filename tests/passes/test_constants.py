@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sublet
 from sublet import parse
-from sublet.passes.constants import with_late_constants as run
-from sublet.plan.schedule import serial
+from sublet.passes.sink_constants import with_late_constants as run
+from sublet.plan.schedule import serial_schedule
 from tests.passes.text import becomes, stays
 
 ZEROS = '= nn.fill() {shape = [2], dtype = "f32", value = 0.0}'
@@ -134,6 +134,8 @@ def test_late_zeros_need_less_memory() -> None:
           return %d
         }
         """)
-    before = sublet.plan_memory(graph, schedule=serial(graph))  # in its own order they are filled in late anyway
+    before = sublet.plan_memory(
+        graph, schedule=serial_schedule(graph)
+    )  # in its own order they are filled in late anyway
     after = sublet.plan_memory(run(graph))
     assert after.lower_bound_bytes <= before.lower_bound_bytes - 64 * 64 * 4

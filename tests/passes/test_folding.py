@@ -6,8 +6,8 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.passes.folding import folded as run
-from sublet.passes.pipeline import simplify
+from sublet.passes.constant_folding import with_folded_constants as run
+from sublet.passes.pass_pipeline import simplify
 from tests.passes.programs import same
 from tests.passes.text import becomes, stays
 

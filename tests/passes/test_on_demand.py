@@ -6,8 +6,8 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.ir.text import parse
-from sublet.passes.on_demand import computed_from_constants, on_demand
-from sublet.plan.schedule import serial
+from sublet.passes.sink_invariant import input_independent_nodes, with_late_invariants
+from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests.passes.programs import program
 
@@ -26,12 +26,12 @@ graph @g(%x: f32[64]) {
 
 
 def names(text: str) -> list[str]:
-    return [node.name for node in on_demand(parse(text)).nodes]
+    return [node.name for node in with_late_invariants(parse(text)).nodes]
 
 
 def test_chains_of_constants_run_right_before_their_first_reader() -> None:
     assert names(CHAIN) == ["fv", "a", "b", "fw", "tw", "c"]
-    early = plan_memory(parse(CHAIN), schedule=serial(parse(CHAIN)))
+    early = plan_memory(parse(CHAIN), schedule=serial_schedule(parse(CHAIN)))
     assert (early.arena_bytes, plan_memory(parse(CHAIN)).arena_bytes) == (768, 512)
 
 
@@ -53,15 +53,15 @@ def test_a_chain_that_is_large_inside_stays_where_it_is_small_to_keep() -> None:
 def test_a_weight_that_runs_change_is_no_constant() -> None:
     text = CHAIN.replace("  return %c", "  update %s = %n\n  return %c")
     text = text.replace("  %a:", "  %n: f32[] = onnx.Neg(%s) @n\n  %a:")
-    assert computed_from_constants(parse(text)) == frozenset()
+    assert input_independent_nodes(parse(text)) == frozenset()
 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_every_program_keeps_its_nodes_and_is_proven(seed: int) -> None:
     graph = program(seed, 25)
-    moved = on_demand(graph)
+    moved = with_late_invariants(graph)
     assert sorted(node.name for node in moved.walk()) == sorted(node.name for node in graph.walk())
-    assert on_demand(moved) == moved
+    assert with_late_invariants(moved) == moved
     given = plan_memory(graph)
     assert {value.name for value in graph.values()} >= {place.value for place in given.placements}
     assert plan_memory(graph, Options(order="less")).arena_bytes <= given.arena_bytes

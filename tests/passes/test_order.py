@@ -13,10 +13,10 @@ from sublet.ir.graph import Node
 from sublet.ops.verify import verify
 from sublet.passes.greedy_orders import ORDERS
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.order import data_flow, ordered
-from sublet.passes.ordering.search import orders_of_less
-from sublet.plan.schedule import serial
-from sublet.runtime.cuts import CUT
+from sublet.passes.ordering.order_search import candidate_orders
+from sublet.passes.reordering import data_flow, with_lower_peak
+from sublet.plan.schedule import serial_schedule
+from sublet.runtime.suspension import SUSPEND
 from tests.passes.networks import training_step
 from tests.passes.programs import program, same
 from tests.passes.text import becomes, stays
@@ -24,7 +24,7 @@ from tests.passes.text import becomes, stays
 
 def test_a_gradient_is_consumed_when_it_is_complete() -> None:
     graph = training_step((64,) * 9)
-    changed = ordered(graph)
+    changed = with_lower_peak(graph)
     before, after = sublet.plan_memory(graph), sublet.plan_memory(changed)
     assert after.lower_bound_bytes < before.lower_bound_bytes / 3
     same(graph, changed, tolerance=1e-6)
@@ -34,7 +34,7 @@ def test_a_gradient_is_consumed_when_it_is_complete() -> None:
 
 
 def test_what_updates_a_weight_waits_for_all_that_read_it() -> None:
-    changed = ordered(training_step((64,) * 9))
+    changed = with_lower_peak(training_step((64,) * 9))
     position = {node.name: i for i, node in enumerate(changed.nodes)}
     maker = {value: node for node in changed.nodes for value in node.defs}
     for target, source in changed.updates:
@@ -55,7 +55,7 @@ def test_an_exchange_of_two_weights_is_no_deadlock() -> None:
           return %c
         }
         """)
-    changed = ordered(graph)
+    changed = with_lower_peak(graph)
     verify(changed)
     same(graph, changed)
 
@@ -63,7 +63,7 @@ def test_an_exchange_of_two_weights_is_no_deadlock() -> None:
 def test_branches_of_a_tree_one_after_another() -> None:
     """Each branch widens its operand for a moment; it should be narrow again before the next one is begun."""
     becomes(
-        ordered,
+        with_lower_peak,
         """
         graph @g(%x: f32[8]) {
           %a: f32[64,8] = nn.broadcast_to(%x) {shape = [64, 8]}
@@ -89,7 +89,7 @@ def test_branches_of_a_tree_one_after_another() -> None:
 
 def test_an_order_that_is_good_stays() -> None:
     stays(
-        ordered,
+        with_lower_peak,
         """
         graph @g(%x: f32[8]) {
           %a: f32[8] = nn.exp(%x)
@@ -118,9 +118,9 @@ def test_no_node_moves_over_a_barrier(seed: int) -> None:
     """A node that reads and gives nothing is where a run stops: who looks then finds what was done before it."""
     graph = training_step((8, 64, 16, 64, 4))
     at = random.Random(seed).randrange(1, len(graph.nodes))
-    barrier = Node("barrier", CUT, (), ())
+    barrier = Node("barrier", SUSPEND, (), ())
     cut = replace(graph, nodes=(*graph.nodes[:at], barrier, *graph.nodes[at:]))
-    for found in (ordered(cut), *orders_of_less(cut)):
+    for found in (with_lower_peak(cut), *candidate_orders(cut)):
         names = [node.name for node in found.nodes]
         assert {*names[: names.index("barrier")]} == {node.name for node in graph.nodes[:at]}
 
@@ -134,6 +134,6 @@ def test_the_estimate_is_the_planner_s_peak_where_nothing_is_moved() -> None:
             continue
         sources = [source for _, source in graph.updates]
         estimate, _ = blocks_of(graph, graph.nodes, (*graph.outputs, *sources), {}).peak(range(len(graph.nodes)))
-        found = sublet.plan_memory(graph, Options(alignment=1), schedule=serial(graph)).peak
+        found = sublet.plan_memory(graph, Options(alignment=1), schedule=serial_schedule(graph)).peak
         exact += found is not None and found.nbytes == estimate
     assert exact

@@ -12,11 +12,11 @@ from sublet import Options, parse
 from sublet.base.errors import CapacityError, PlanError
 from sublet.ir.model import as_model
 from sublet.ops.verify import verify
-from sublet.packing import Region
-from sublet.passes.order import ordered
-from sublet.passes.ordering.search import account_in_order, least_live, live_bytes
-from sublet.planning.least_order import least_order
-from sublet.planning.pipeline import schedules
+from sublet.packing import MemoryRegion
+from sublet.passes.ordering.order_search import atom_model_in_order, peak_live_bytes, search_order
+from sublet.passes.reordering import with_lower_peak
+from sublet.planning.order_bound import bound_all_orders
+from sublet.planning.pipeline import candidate_schedules
 from tests.fuzz_orders import compare
 from tests.passes.networks import training_step
 from tests.passes.orders import in_random_order
@@ -33,7 +33,7 @@ def test_the_cut_at_a_node_is_the_least_over_all_orders() -> None:
     """At every node, not only at the peak."""
     for seed in range(4):
         graph = random_graph(seed, 6)
-        problem = account_in_order(graph).problem()
+        problem = atom_model_in_order(graph).compiled_problem()
         rng = random.Random(seed)
         least = [problem.least_during(i) for i in range(len(graph.nodes))]
         lowest = [1 << 60] * len(least)
@@ -50,26 +50,26 @@ def test_a_greedy_order_is_made_better() -> None:
     better = 0
     for seed in range(4):
         graph = random_graph(seed, 30)
-        greedy = live_bytes(ordered(graph))
-        found, known = least_live(graph)
+        greedy = peak_live_bytes(with_lower_peak(graph))
+        found, known = search_order(graph)
         verify(found)
-        assert known.bound <= known.live_bytes == live_bytes(found) <= greedy
+        assert known.bound <= known.live_bytes == peak_live_bytes(found) <= greedy
         better += known.live_bytes < greedy
     assert better >= 1
 
 
 def test_no_effort_keeps_an_order_and_a_bound() -> None:
     graph = random_graph(3, 200)
-    for known in (least_live(graph, effort=0)[1], least_live(graph, stop=lambda: True)[1]):
-        assert known.live_bytes <= live_bytes(graph)
-        assert not known.exact
+    for known in (search_order(graph, effort=0)[1], search_order(graph, stop=lambda: True)[1]):
+        assert known.live_bytes <= peak_live_bytes(graph)
+        assert not known.is_optimal
 
 
 def test_loops_and_updates_keep_what_they_compute() -> None:
     for graph in (*(program(seed, 20) for seed in (1, 2)), training_step((8,) * 3)):
-        found, known = least_live(graph)
+        found, known = search_order(graph)
         verify(found)
-        assert known.proven == account_in_order(graph).proves
+        assert known.proven == atom_model_in_order(graph).is_bound
         same(graph, found, runs=2, tolerance=1e-6)
 
 
@@ -97,29 +97,29 @@ def test_equal_operands_of_a_concatenation_are_copies_that_may_be_the_same_bytes
       return %y
     }
     """)
-    assert not least_live(graph)[1].proven
+    assert not search_order(graph)[1].proven
 
 
 def test_a_plan_is_called_optimal_only_where_no_order_needs_less() -> None:
     model = as_model(parse(TWO_BRANCHES))
     options = Options(alignment=4, order="less")
     made = sublet.plan_memory(model, options)
-    said = least_order(model, options, made)
-    assert said.optimal
+    said = bound_all_orders(model, options, made)
+    assert said.is_optimal
     assert said.nbytes == made.arena_bytes == 32 + 64 * 32 + 4
-    given = least_order(model, options, sublet.plan_memory(model, Options(alignment=4)))
+    given = bound_all_orders(model, options, sublet.plan_memory(model, Options(alignment=4)))
     assert given.nbytes == said.nbytes
-    assert not given.optimal
-    elsewhere = least_order(model, Options(order="less", io="bound"), made)
+    assert not given.is_optimal
+    elsewhere = bound_all_orders(model, Options(order="less", io="bound"), made)
     assert elsewhere.nbytes is None
-    assert not elsewhere.optimal
+    assert not elsewhere.is_optimal
 
 
 @pytest.mark.parametrize(("seed", "size", "failing"), [(423, 14, 1), (7, 25, 0)])
 def test_an_order_that_cannot_be_planned_leaves_the_others(seed: int, size: int, failing: int) -> None:
     """Of two orders one moves bytes, which is forbidden."""
     graph, options = program(seed, size), Options(forbid_copies=True, order="less")
-    orders = schedules(graph, options)
+    orders = candidate_schedules(graph, options)
     assert len(orders) == 2
     with pytest.raises(PlanError, match="copies are forbidden"):
         sublet.plan_memory(graph, options, schedule=orders[failing])
@@ -134,6 +134,6 @@ def test_where_no_order_can_be_planned_the_given_one_says_why() -> None:
     words = []
     for order in ("given", "less"):
         with pytest.raises(CapacityError) as told:
-            sublet.plan_memory(model, Options(regions=(Region("only", 1024),), order=order))
+            sublet.plan_memory(model, Options(regions=(MemoryRegion("only", 1024),), order=order))
         words.append(str(told.value))
     assert words[0] == words[1]

@@ -12,13 +12,13 @@ import pytest
 import sublet
 from benchmarks.models.builder import Builder
 from sublet import Options, parse
-from sublet.api.sources import planned_model, source_of
+from sublet.api.sources import model_of_plan, read_source
 from sublet.base.errors import PlanError
 from sublet.checker import judge
 from sublet.ops.verify import verify
-from sublet.passes.patching.patched import front_to, patched
-from sublet.planning.budget.costs import products
-from sublet.planning.budget.patches import in_patches, with_patches
+from sublet.passes.patching.patch_based import front_up_to, with_patched_front
+from sublet.planning.budget.cost_model import count_products
+from sublet.planning.budget.patches import choose_patches, with_patches
 from sublet.runtime.poison import run_poisoned
 from tests.passes.programs import same
 
@@ -52,8 +52,8 @@ def convolutions(seed: int) -> tuple[onnx.ModelProto, str]:
 def test_patches_compute_what_the_whole_computes(seed: int) -> None:
     """As near as sums in another order are, in poisoned memory too."""
     proto, last = convolutions(seed)
-    model, rng = source_of(proto), random.Random(seed)
-    front = front_to(model.graph, last)
+    model, rng = read_source(proto), random.Random(seed)
+    front = front_up_to(model.graph, last)
     assert not isinstance(front, str)
     assert isinstance(front.result.spec, sublet.TensorSpec)
     height, width = front.result.spec.shape[2:]
@@ -87,7 +87,7 @@ NN = """
 def test_the_nn_dialect_has_patches_too() -> None:
     graph = parse(NN)
     for text in ("2x2@c", "5x1@b"):
-        changed = patched(graph, text)
+        changed = with_patched_front(graph, text)
         verify(changed)
         same(graph, changed, runs=1, tolerance=1e-6)
 
@@ -105,13 +105,13 @@ def test_the_nn_dialect_has_patches_too() -> None:
 )
 def test_patches_that_cannot_be_are_refused(text: str, why: str) -> None:
     with pytest.raises(PlanError, match=why):
-        patched(parse(NN), text)
+        with_patched_front(parse(NN), text)
 
 
 def test_what_is_read_behind_the_front_is_no_inner_map() -> None:
     graph = parse(NN.replace("return %c, %d", "return %c, %d, %b"))
     with pytest.raises(PlanError, match="read behind the front"):
-        patched(graph, "2x2@c")
+        with_patched_front(graph, "2x2@c")
 
 
 def test_a_plan_in_patches_is_checked_from_the_file(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_a_plan_in_patches_is_checked_from_the_file(tmp_path: Path) -> None:
     x = b.op("Relu", b.conv(b.input("image", (1, 3, 32, 32)), 24, 3))
     x = b.conv(b.op("Relu", b.conv(x, 24, 3, 2, group=24)), 8, 3, 2)
     onnx.save(b.model(probabilities=b.classifier(x, 4)), tmp_path / "m.onnx")
-    model = source_of(tmp_path / "m.onnx")
-    found = in_patches(model, Options(), "auto")
-    assert found.text
+    model = read_source(tmp_path / "m.onnx")
+    found = choose_patches(model, Options(), "auto")
+    assert found.patches
     made = sublet.plan_memory(found.model)
-    assert made.arena_bytes == found.after < 0.7 * found.before
-    assert sum(map(products, found.model.graph.nodes)) <= 1.15 * sum(map(products, model.graph.nodes))
-    again = planned_model(tmp_path / "m.onnx", made)
+    assert made.arena_bytes == found.bytes_after < 0.7 * found.bytes_before
+    assert sum(map(count_products, found.model.graph.nodes)) <= 1.15 * sum(map(count_products, model.graph.nodes))
+    again = model_of_plan(tmp_path / "m.onnx", made)
     assert again.graph == found.model.graph
     assert not judge(again.graph, made.schedule, made).findings
-    executable = sublet.compile(tmp_path / "m.onnx", patches=found.text, optimize="none")
-    assert executable.plan.recipe.changed == f"patches {found.text}"
-    assert executable.plan.arena_bytes <= found.after + 4096
+    executable = sublet.compile(tmp_path / "m.onnx", patches=found.patches, optimize="none")
+    assert executable.plan.recipe.changed == f"patches {found.patches}"
+    assert executable.plan.arena_bytes <= found.bytes_after + 4096

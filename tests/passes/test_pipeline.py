@@ -14,7 +14,7 @@ import sublet
 from sublet import parse
 from sublet.base.errors import GraphError, SubletError
 from sublet.ir.graph import Graph
-from sublet.passes.pipeline import PASSES, Pass, run_passes, simplify
+from sublet.passes.pass_pipeline import PASSES, Pass, run_passes, simplify
 from tests.passes.programs import same
 
 GRAPH = "graph @g(%x: f32[2]) { %a: f32[2] = nn.exp(%x) %b: f32[2] = nn.neg(%a) return %b }"
@@ -49,7 +49,7 @@ def test_passes_do_not_depend_on_hashing() -> None:
     """The same passes in processes of other hash seeds write the same text."""
     script = (
         "from tests.passes.programs import program; from sublet import to_text; "
-        "from sublet.passes.pipeline import simplify; "
+        "from sublet.passes.pass_pipeline import simplify; "
         "print(''.join(to_text(simplify(program(seed, 40))) for seed in range(6)))"
     )
     found = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet.ops.verify import verify
-from sublet.passes.chains import with_chains
-from sublet.passes.pipeline import PASSES, run_passes, simplify
+from sublet.passes.elementwise_fusion import with_chains
+from sublet.passes.pass_pipeline import PASSES, run_passes, simplify
 from tests.passes.programs import nodes_of, program, same
 
 

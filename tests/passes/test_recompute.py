@@ -12,18 +12,18 @@ import pytest
 import sublet
 from sublet import nn
 from sublet.base.errors import PlanError
+from sublet.ir.dataflow import results
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.ir.walk import results
 from sublet.ops.verify import verify
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.pipeline import simplify
-from sublet.passes.recompute.clones import read_by_somebody, recomputed
-from sublet.passes.recompute.least_time import least_extra_seconds
-from sublet.passes.recompute.level import Clones, Level, level_of
-from sublet.passes.recompute.offload import candidates, offloaded, with_offloads
-from sublet.passes.recompute.search import Search, core_of
-from sublet.passes.recompute.timeline import timeline
+from sublet.passes.pass_pipeline import simplify
+from sublet.passes.recompute.offload import offload_candidates, offloaded_values, with_offloads
+from sublet.passes.recompute.remat_problem import Clones, RematProblem, remat_problem_of
+from sublet.passes.recompute.remat_search import RematSearch, compiled_problem
+from sublet.passes.recompute.remat_timeline import remat_timeline
+from sublet.passes.recompute.rematerialize import effective_pairs, with_rematerialization
+from sublet.passes.recompute.time_bound import least_extra_seconds
 from tests.fuzz_budget import drawn
 
 LATE = """
@@ -44,7 +44,7 @@ def read_by(graph: Graph, name: str) -> list[str]:
 
 
 def test_whoever_reads_later_reads_the_clone() -> None:
-    graph = recomputed(parse(LATE), [("y", "t"), ("v", "t")])
+    graph = with_rematerialization(parse(LATE), [("y", "t"), ("v", "t")])
     verify(graph)
     assert [node.name for node in graph.nodes] == ["y", "z", "s", "y.again", "v.again", "t", "u"]
     assert read_by(graph, "z") == ["y"]
@@ -54,17 +54,17 @@ def test_whoever_reads_later_reads_the_clone() -> None:
 
 
 def test_no_pass_merges_a_clone() -> None:
-    graph = recomputed(parse(LATE), [("y", "u")])
+    graph = with_rematerialization(parse(LATE), [("y", "u")])
     assert [node.name for node in simplify(graph).nodes if node.again] == ["y.again"]
 
 
 def test_a_node_whose_first_reader_reads_a_clone_has_moved() -> None:
-    graph = recomputed(parse(LATE), [("v", "t")])
+    graph = with_rematerialization(parse(LATE), [("v", "t")])
     assert [node.name for node in graph.nodes] == ["y", "z", "s", "v.again", "t", "u"]
 
 
 def test_a_value_that_is_brought_back_is_read_from_there_on() -> None:
-    graph = recomputed(parse(LATE), [("y.offload", "t"), ("v", "t")])
+    graph = with_rematerialization(parse(LATE), [("y.offload", "t"), ("v", "t")])
     verify(graph)
     assert [node.name for node in graph.nodes] == ["y", "y.offload", "z", "s", "y.again", "v.again", "t", "u"]
     assert [node.op for node in graph.nodes if "y" in node.name][1:3] == ["nn.offload", "nn.reload"]
@@ -73,13 +73,13 @@ def test_a_value_that_is_brought_back_is_read_from_there_on() -> None:
     assert parse(to_text(graph)) == graph
     assert [node.name for node in simplify(graph).nodes if node.again] == ["y.again", "v.again"]
     with pytest.raises(PlanError, match="no such nodes"):
-        recomputed(parse(LATE), [("x.offload", "t")])  # an input, which no node computes
+        with_rematerialization(parse(LATE), [("x.offload", "t")])  # an input, which no node computes
 
 
 def test_a_node_that_is_called_like_an_offload_is_itself() -> None:
     graph = parse(LATE.replace("%s", "%y.offload"))
-    assert "y" not in candidates(graph, 0)
-    clone = next(node for node in recomputed(graph, [("y.offload", "u")]).nodes if node.again)
+    assert "y" not in offload_candidates(graph, 0)
+    clone = next(node for node in with_rematerialization(graph, [("y.offload", "u")]).nodes if node.again)
     assert clone.op == "nn.mul"
 
 
@@ -94,15 +94,15 @@ def test_a_node_that_is_called_like_an_offload_is_itself() -> None:
 )
 def test_a_pair_that_a_graph_cannot_have_is_refused(pair: tuple[str, str], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        recomputed(parse(LATE), [pair])
+        with_rematerialization(parse(LATE), [pair])
 
 
 def test_what_is_told_of_recomputation_is_what_is_done() -> None:
     """A pair told twice, or a pair that changes nothing, would be counted in the words of a plan."""
     graph = parse(LATE)
     with pytest.raises(PlanError, match="told twice"):
-        recomputed(graph, [("y", "u"), ("y", "u")])
-    assert read_by_somebody(graph, [("y", "u"), ("z", "u"), ("y", "u")]) == [("y", "u")]
+        with_rematerialization(graph, [("y", "u"), ("y", "u")])
+    assert effective_pairs(graph, [("y", "u"), ("z", "u"), ("y", "u")]) == [("y", "u")]
 
 
 def test_nothing_is_computed_again_behind_an_update_of_what_it_reads() -> None:
@@ -117,9 +117,9 @@ def test_nothing_is_computed_again_behind_an_update_of_what_it_reads() -> None:
       return %t
     }
     """)
-    assert recomputed(graph, [("y", "new")])
+    assert with_rematerialization(graph, [("y", "new")])
     with pytest.raises(PlanError, match="updated by then"):
-        recomputed(graph, [("y", "t")])
+        with_rematerialization(graph, [("y", "t")])
 
 
 def test_a_clone_of_a_normalisation_does_not_read_the_running_statistics() -> None:
@@ -127,7 +127,7 @@ def test_a_clone_of_a_normalisation_does_not_read_the_running_statistics() -> No
     graph = next(each for each in drawn_graphs if "nn.batch_norm" in {node.op for node in each.nodes})
     node = next(node for node in graph.nodes if node.op == "nn.batch_norm")
     reader = next(n for n in reversed(graph.nodes) if node.outputs[0] in n.uses or node.outputs[3] in n.uses)
-    changed = recomputed(graph, [(node.name, reader.name)])
+    changed = with_rematerialization(graph, [(node.name, reader.name)])
     verify(changed)
     (clone,) = (node for node in changed.nodes if node.again)
     scale = clone.inputs[1]
@@ -144,19 +144,19 @@ def test_the_search_counts_what_the_graph_with_clones_needs(seed: int, away: boo
     Views are not followed to their readers one by one: what only they keep is counted a little longer.
     """
     rng, step = drawn(seed)
-    graph = with_offloads(step.graph, candidates(step.graph, 0)) if away else step.graph
-    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
-    core = core_of(level)
+    graph = with_offloads(step.graph, offload_candidates(step.graph, 0)) if away else step.graph
+    level = remat_problem_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
+    core = compiled_problem(level)
     for count in (0, 1, 4, 16):
         able = [j for j, last in enumerate(level.latest) if last > j and level.renewed[j]]
         chosen = [rng.choice(able) for _ in range(count if able else 0)]
         clones = frozenset((j, r) for j in chosen if (r := rng.randint(j + 1, level.latest[j])) not in level.away)
-        told = timeline(level, clones)
-        changed = recomputed(step.graph, read_by_somebody(step.graph, level.again(clones)))
+        told = remat_timeline(level, clones)
+        changed = with_rematerialization(step.graph, effective_pairs(step.graph, level.named_pairs(clones)))
         extra = dict(zip((node.name for node in graph.nodes), level.blocks.extra, strict=True))
         counted = blocks_of(changed, changed.nodes, results(changed), extra)
-        for value in offloaded(changed):
-            counted.nbytes[counted.of[value]] = 0
+        for value in offloaded_values(changed):
+            counted.nbytes[counted.block_of[value]] = 0
         peak = max(counted.curve(range(len(changed.nodes))), default=0)
         assert told.peak >= peak if any(level.views) else told.peak == peak
         assert core.figures(sorted(clones)) == (told.peak, round(told.seconds * 1e9))
@@ -166,9 +166,9 @@ def test_a_larger_budget_never_takes_longer() -> None:
     graph = drawn(1)[1].graph
     rng = random.Random(0)
     seconds = {node.name: rng.choice((1e-6, 5e-6, 2e-5)) for node in graph.nodes}
-    search = Search(level_of(graph, seconds, io_bound=False, weights_bound=True), effort=200)
-    plain = search.found[0].peak
-    found = [search.within(plain * percent // 100) for percent in (60, 70, 80, 90, 100)]
+    search = RematSearch(remat_problem_of(graph, seconds, io_bound=False, weights_bound=True), effort=200)
+    plain = search.solutions[0].peak
+    found = [search.solve(plain * percent // 100) for percent in (60, 70, 80, 90, 100)]
     met = [each.seconds for each in found if each is not None]
     assert len(met) >= 2
     assert met == sorted(met, reverse=True)
@@ -191,11 +191,11 @@ graph @closed(%x: f32[64], %s: f32[64]) {
 
 def test_a_clone_stands_before_an_update_of_what_it_reads_where_the_reader_comes_later() -> None:
     graph = parse(CLOSED)
-    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=True, weights_bound=True)
+    level = remat_problem_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=True, weights_bound=True)
     y, update, z = (level.names.index(name) for name in ("y", "s_new", "z"))
     assert level.latest[y] == update < z
-    search = Search(level)
-    found = search.within(search.found[0].peak - 1)
+    search = RematSearch(level)
+    found = search.solve(search.solutions[0].peak - 1)
     assert found is not None
     assert found.clones == {(y, update)}
 
@@ -205,11 +205,11 @@ def test_nothing_that_is_found_takes_less_time_than_the_bound(seed: int) -> None
     """Where every node runs where it stands, which the bound is about."""
     rng, step = drawn(seed)
     seconds = {node.name: rng.choice((1e-6, 5e-6, 2e-5)) for node in step.graph.nodes}
-    level = level_of(step.graph, seconds, io_bound=False, weights_bound=True)
-    search = Search(level, effort=100)
-    plain = search.found[0]
+    level = remat_problem_of(step.graph, seconds, io_bound=False, weights_bound=True)
+    search = RematSearch(level, effort=100)
+    plain = search.solutions[0]
     for percent in (90, 70, 50):
-        found = search.within(plain.peak * percent // 100)
+        found = search.solve(plain.peak * percent // 100)
         if found is None:
             continue
         if stand(level, found.clones):
@@ -274,11 +274,11 @@ def test_no_set_of_clones_takes_less_time_than_the_bound(
     rng = random.Random(seed)
     graph = drawn_graph(rng)
     seconds = {node.name: rng.choice((1e-6, 2e-6, 5e-6)) for node in graph.nodes}
-    level = level_of(graph, seconds, io_bound=rng.random() < 0.5, weights_bound=True)
+    level = remat_problem_of(graph, seconds, io_bound=rng.random() < 0.5, weights_bound=True)
     able = [(j, min(last, len(level.names) - 1)) for j, last in enumerate(level.latest) if level.renewed[j]]
     pairs = [(j, r) for j, last in able for r in range(j + 1, last + 1)]
     every = [frozenset(chosen) for count in range(5) for chosen in combinations(pairs, count)]
-    core = core_of(level)
+    core = compiled_problem(level)
     least: dict[int, float] = {}
     for clones in every:
         peak, nanoseconds = core.figures(sorted(clones))
@@ -311,8 +311,10 @@ def test_what_a_node_alone_reads_is_computed_again_with_it(late: str, returned: 
         g.output("z", z)
     graph = g.model().graph
     took = {"nn.relu": 1.0, "nn.tanh": 2.0}
-    level = level_of(graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True)
-    bound = least_extra_seconds(level, timeline(level, frozenset()).peak - 256)
+    level = remat_problem_of(
+        graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True
+    )
+    bound = least_extra_seconds(level, remat_timeline(level, frozenset()).peak - 256)
     assert bound == pytest.approx(seconds)
 
 
@@ -326,20 +328,22 @@ def test_a_smaller_value_is_kept_or_computed_again(less: int, seconds: float) ->
     g.output("d", joined * joined + wide)
     graph = g.model().graph
     took = {"nn.concat": 1.0, "nn.tanh": 4.0}
-    level = level_of(graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True)
-    bound = least_extra_seconds(level, timeline(level, frozenset()).peak - less)
+    level = remat_problem_of(
+        graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True
+    )
+    bound = least_extra_seconds(level, remat_timeline(level, frozenset()).peak - less)
     assert bound == pytest.approx(seconds)
 
 
-def stand(level: Level, clones: Clones) -> bool:
+def stand(level: RematProblem, clones: Clones) -> bool:
     """Whether every node runs where it stands."""
-    ran = timeline(level, clones)
+    ran = remat_timeline(level, clones)
     return {j for j, r in zip(ran.nodes, ran.slots, strict=True) if j == r} == {*range(len(level.names))}
 
 
 def test_an_interrupt_keeps_what_was_found() -> None:
     graph = drawn(1)[1].graph
-    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
+    level = remat_problem_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
     asked = 0
 
     def stopped() -> bool:
@@ -349,9 +353,9 @@ def test_an_interrupt_keeps_what_was_found() -> None:
             raise KeyboardInterrupt
         return False
 
-    search = Search(level, effort=10**9, stopped=stopped)
-    budget = search.found[0].peak * 19 // 20
-    first = search.within(budget)
+    search = RematSearch(level, effort=10**9, should_stop=stopped)
+    budget = search.solutions[0].peak * 19 // 20
+    first = search.solve(budget)
     assert search.interrupted
-    assert search.over()
-    assert search.within(budget) == first
+    assert search.is_over()
+    assert search.solve(budget) == first

@@ -15,11 +15,20 @@ from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.gradients import operand
+from sublet.ops.nn.gradient_rules import operand
 from sublet.ops.verify import verify
-from sublet.passes.splitting.gathered import gatherable
-from sublet.passes.splitting.pieces import splitted
-from sublet.passes.splitting.ways import BATCH, BY_BATCH, BY_RESULT, EARLY, MOMENTUM, ONTO, RESULT, way
+from sublet.passes.splitting.momentum_accumulation import accumulable_terms
+from sublet.passes.splitting.split_nodes import split_nodes
+from sublet.passes.splitting.split_rules import (
+    BATCH,
+    BY_BATCH,
+    BY_RESULT,
+    EARLY,
+    MOMENTUM,
+    ONTO,
+    RESULT,
+    split_rule_for,
+)
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz_budget import check_pieces, runs_alike
 from tests.nn.examples import EXAMPLES, case_of
@@ -37,9 +46,9 @@ def test_pieces_give_what_the_command_gives(kind: str, name: str) -> None:
         graph = case.graph
         (node,) = graph.nodes
         for count in (2, 3):
-            if way(node, kind, count) is None:
+            if split_rule_for(node, kind, count) is None:
                 continue
-            made = splitted(graph, ((node.name, kind, count),)).graph
+            made = split_nodes(graph, ((node.name, kind, count),)).graph
             verify(made)
             cut += len(made.nodes) > 1
             given = {value: case.arrays[value.name] for value in graph.inputs}
@@ -79,13 +88,13 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
         (((product, MOMENTUM, 1),), "no update whose momentum"),
     ):
         with pytest.raises(PlanError, match=words):
-            splitted(graph, splits)
+            split_nodes(graph, splits)
 
 
 def test_a_whole_is_called_as_no_other_node_is() -> None:
     """Found by the fuzz: a node may be called as a value is that another one gives."""
     text = "graph @g(%x: f32[4]) {\n %y: f32[4] = nn.relu(%x) @first\n %z: f32[4] = nn.tanh(%y) @y\n return %y, %z\n}"
-    graph = splitted(sublet.parse(text), (("first", BATCH, 2),)).graph
+    graph = split_nodes(sublet.parse(text), (("first", BATCH, 2),)).graph
     verify(graph)
     assert len(graph.nodes) == 5
 
@@ -102,7 +111,7 @@ def test_an_early_update_has_its_gradient_added_up_as_its_terms_come() -> None:
     sums = [node for node in given.nodes if node.op == "nn.gemm"]
     others = [node for node in given.nodes if node not in (*sums, *updates)]
     late = replace(given, nodes=(*others, *sums, *updates))
-    made = splitted(late, tuple((node.name, EARLY, 1) for node in updates)).graph
+    made = split_nodes(late, tuple((node.name, EARLY, 1) for node in updates)).graph
     verify(made)
     assert {node.name for node in made.nodes} == {node.name for node in given.nodes}
     written = [node.op for node in made.nodes]
@@ -123,8 +132,8 @@ def recurrent(optimizer: sublet.SGD | sublet.Adam, dtype: str = "f32") -> Graph:
 
 def test_a_momentum_takes_up_its_gradient() -> None:
     given = recurrent(sublet.SGD(0.1, momentum=0.9))
-    assert {len(terms) for terms in gatherable(given).values()} == {5}
-    made = splitted(given, tuple((name, MOMENTUM, 1) for name in gatherable(given))).graph
+    assert {len(terms) for terms in accumulable_terms(given).values()} == {5}
+    made = split_nodes(given, tuple((name, MOMENTUM, 1) for name in accumulable_terms(given))).graph
     rng = np.random.default_rng(0)
     initial = {value.name: rng.normal(size=spec_of(value).shape).astype("f4") for value, _ in given.updates}
     step = Step(given, initial, {"h": rng.normal(size=(2, 8)).astype("f4")})
@@ -149,18 +158,20 @@ def test_a_momentum_takes_up_its_gradient() -> None:
 )
 def test_a_momentum_of_more_than_the_gradient_takes_up_none(optimizer: sublet.SGD | sublet.Adam) -> None:
     given = recurrent(optimizer)
-    assert not gatherable(given)
+    assert not accumulable_terms(given)
     with pytest.raises(PlanError, match="no update whose momentum"):
-        splitted(given, ((given.nodes[-1].name, MOMENTUM, 1),))
+        split_nodes(given, ((given.nodes[-1].name, MOMENTUM, 1),))
 
 
 def test_what_somebody_else_reads_is_no_term_of_a_momentum() -> None:
     given = recurrent(sublet.SGD(0.1, momentum=0.9))
-    assert not gatherable(recurrent(sublet.SGD(0.1, momentum=0.9), "bf16")), "rounded to a short type term by term"
-    for name, terms in gatherable(given).items():
+    assert not accumulable_terms(recurrent(sublet.SGD(0.1, momentum=0.9), "bf16")), (
+        "rounded to a short type term by term"
+    )
+    for name, terms in accumulable_terms(given).items():
         update = next(node for node in given.nodes if node.name == name)
         for value in (terms[1].defs[0], terms[-1].defs[0], operand(update, 3)):
-            assert name not in gatherable(replace(given, outputs=(*given.outputs, value)))
+            assert name not in accumulable_terms(replace(given, outputs=(*given.outputs, value)))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sublet.base.dlpack import Shared
+from sublet.base.dlpack import SharedArray
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType
 
@@ -107,7 +107,7 @@ def _old_dlpack(dtype: DType, made: np.ndarray) -> tuple[Any, int]:
 
 def _shared(dtype: DType, made: np.ndarray) -> tuple[Any, int]:
     mine = made.copy()
-    return OnlyDlpack(Shared(mine)), mine.ctypes.data
+    return OnlyDlpack(SharedArray(mine)), mine.ctypes.data
 
 
 def _numpy(dtype: DType, made: np.ndarray) -> tuple[Any, int]:

@@ -46,7 +46,7 @@ def test_a_run_holds_what_was_assumed(op: str, backend: str) -> None:
     free = sublet.compile(model(op), backend=backend, optimize="none")
     assert free.plan.gap is None
     right = sublet.compile(model(op), backend=backend, assume={"a": RIGHT[op]})
-    assert (right.plan.outside, [name for name, _ in right.plan.assumed]) == ((), ["a"])
+    assert (right.plan.outside, [name for name, _ in right.plan.assumed_types]) == ((), ["a"])
     assert np.array_equal(right(given(op))["y"], free(given(op))["y"])
     wrong = sublet.compile(model(op), backend=backend, assume={"a": WRONG[op]})
     with pytest.raises(RunError):
@@ -59,7 +59,7 @@ def test_a_plan_remembers_what_was_assumed(tmp_path: Path) -> None:
     read = sublet.read_model(path, assume={"a": "[2,4]"})
     sublet.save(sublet.plan_memory(read), tmp_path / "plan.json")
     plan = sublet.load(tmp_path / "plan.json")
-    assert plan.assumed == (("a", "i64[2,4]"),)
+    assert plan.assumed_types == (("a", "i64[2,4]"),)
     assert np.array_equal(sublet.compile(path, plan=plan, backend="onnxruntime")(x=X)["y"], np.nonzero(X))
 
 

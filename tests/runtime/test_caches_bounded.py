@@ -24,43 +24,43 @@ import pytest
 import sublet
 from sublet import nn
 from sublet.base import cache
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import Unplannable
-from sublet.dynamic import eager, programs
-from sublet.dynamic.remembered import TRACES
-from sublet.dynamic.storage import KEPT_BYTES, MOST_VIEWS
-from sublet.dynamic.traces import Moment
+from sublet.dynamic import control_flow_commands, eager_executor
+from sublet.dynamic.call_trie import TrieNode
+from sublet.dynamic.jit_function import CALLS_PER_PLAN
+from sublet.dynamic.tensor_storage import KEPT_BYTES, MAX_VIEWS_PER_BLOCK
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten import call
-from sublet.runtime import tuning, varying
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.kernel import Cell
+from sublet.ops.aten import operator_call
+from sublet.runtime import lazy_binding, tuning
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.kernel import UnplannedCell
 
 FEW, MANY = range(1, 51), range(51, 1051)
 SOURCE = Path(sublet.__file__).parent
 
 BY_NAME = {
-    "frontends/paddle/operators/facts.py": ("_facts", "_file", "_otherwise"),
-    "frontends/tflite/inplace.py": ("_rows", "facts"),
-    "ops/aten/collectives.py": ("collective",),
-    "ops/aten/dialect.py": ("_found", "aten", "facts", "other_version"),
-    "ops/aten/joined.py": ("joined",),
+    "frontends/paddle/operators/facts.py": ("_facts_file", "_other_facts", "_plain_facts"),
+    "frontends/tflite/inplace.py": ("_measured_kinds", "kernel_facts"),
+    "ops/aten/collectives.py": ("collective_op",),
+    "ops/aten/dialect.py": ("_facts_file", "aten_op", "facts_by_name", "version_mismatch"),
+    "ops/aten/fused_ops.py": ("fused_op",),
     "ops/aten/registry.py": ("_enumerations", "operators"),
     "plan/file.py": ("_fields_of",),
-    "runtime/poison.py": ("_shared", "before"),
+    "runtime/poison.py": ("_possible_aliases", "live_before"),
     "runtime/workspace.py": ("_libc",),
 }
 """Functions cached without a limit: by names of operators, without arguments, or for one run."""
 
 CONTAINERS = {
-    "api/torch/reporting.py": ("_compiled",),  # a record for each plan that is kept
+    "api/torch/compile_report.py": ("_records",),  # a record for each plan that is kept
     "base/dlpack.py": ("_lent",),  # while somebody holds the bytes
     "base/forks.py": ("_LOCKS", "_RENEWED"),  # weak
-    "nn/lines.py": ("_THEIRS",),  # by file of the user's
+    "nn/source_location.py": ("_IS_USER_FILE",),  # by file of the user's
     "ops/custom.py": ("_ops",),  # by name of an operator
     "ops/op.py": ("_dialects",),
-    "runtime/backends/commands.py": ("_commands",),
-    "runtime/turns.py": ("_TURNS",),  # weak
+    "runtime/backends/custom_commands.py": ("_commands",),
+    "runtime/run_locks.py": ("_ALL_LOCKS",),  # weak
 }
 """Containers of modules that are filled while the process runs, and what bounds each."""
 
@@ -120,18 +120,24 @@ def test_a_dynamic_graph_keeps_few_commands_numbers_and_blocks() -> None:
 
     assert grown(use) <= KEPT_BYTES
     made = d._eager
-    assert len(made._used) <= eager.MOST_COMMANDS
-    assert max(len(made._numbers), len(made._beside), len(made._literals)) <= eager.MOST_NUMBERS
+    assert len(made._used) <= eager_executor.MAX_CACHED_COMMANDS
+    assert max(len(made._numbers), len(made._beside), len(made._literals)) <= eager_executor.MAX_CACHED_NUMBERS
     assert d.free_bytes <= KEPT_BYTES
-    assert all(len(each.views) <= MOST_VIEWS for blocks in made.pool.free.values() for each in blocks)
+    assert all(len(each.views) <= MAX_VIEWS_PER_BLOCK for blocks in made.pool.free.values() for each in blocks)
 
 
 def test_a_dynamic_graph_keeps_few_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.Program, "_planned", lambda self: Stub(views=self.written.node.defs[0]))
     monkeypatch.setattr(
-        programs.Program,
+        control_flow_commands.ControlFlowCommand,
+        "_build_executable",
+        lambda self: Stub(views=self.written.node.defs[0]),
+    )
+    monkeypatch.setattr(
+        control_flow_commands.ControlFlowCommand,
         "run",
-        lambda self, inputs, pool: setattr(self, "_executable", self._planned()) or list(map(pool.take, self.outputs)),
+        lambda self, inputs, pool: (
+            setattr(self, "_executable", self._build_executable()) or list(map(pool.take, self.outputs))
+        ),
     )
     d = sublet.DynamicGraph()
 
@@ -140,9 +146,9 @@ def test_a_dynamic_graph_keeps_few_loops(monkeypatch: pytest.MonkeyPatch) -> Non
             loop.next(h=nn.tanh(loop["h"]))
 
     few, many = held(use)
-    assert 0 < few <= many <= eager.MOST_PROGRAMS
-    assert len(d._eager._programs) <= eager.MOST_PROGRAMS
-    assert len(d._eager._used) <= eager.MOST_COMMANDS
+    assert 0 < few <= many <= eager_executor.MAX_CACHED_PROGRAMS
+    assert len(d._eager._programs) <= eager_executor.MAX_CACHED_PROGRAMS
+    assert len(d._eager._used) <= eager_executor.MAX_CACHED_COMMANDS
 
 
 def test_a_remembered_function_keeps_few_calls_and_plans() -> None:
@@ -159,14 +165,14 @@ def test_a_remembered_function_keeps_few_calls_and_plans() -> None:
     del x
     plans = d._plans
     assert plans.made > plans.most == len(plans._used)
-    assert len(plans._ends) == len(loss.root.children) == plans.most * TRACES
-    moments = [each for each in gc.get_objects() if type(each) is Moment]
+    assert len(plans._ends) == len(loss.root.children) == plans.most * CALLS_PER_PLAN
+    moments = [each for each in gc.get_objects() if type(each) is TrieNode]
     ours = [each for each in moments if each.path()[:1] and each.path()[0] in loss.root.children]
     assert len(ours) <= len(plans._ends) * max(len(end.path()) for end in plans._ends)
     assert sum(each.plan is not None for each in ours) <= plans.most
 
 
-@pytest.mark.skipif(not installed("onnxruntime"), reason="ONNX Runtime is not installed")
+@pytest.mark.skipif(not is_installed("onnxruntime"), reason="ONNX Runtime is not installed")
 def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     from sublet.runtime.backends.onnxruntime import backend
 
@@ -175,9 +181,9 @@ def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPa
     x, y = (Value(name, Unplannable("known when it runs")) for name in "xy")
     node = Node("y", "onnx.com.microsoft.Gelu", (x,), (y,), {})
     kernel = backend.OnnxRuntime({"": 17, "com.microsoft": 1}).kernel(node, {})
-    given = Cell("x")
+    given = UnplannedCell("x")
     assert kernel is not None
-    run = kernel.bind([given], [Cell("y")], None)
+    run = kernel.bind([given], [UnplannedCell("y")], None)
 
     def use(n: int) -> None:
         given.content = np.ones(n, np.float32)
@@ -187,7 +193,7 @@ def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPa
     assert few == many == backend.MOST_SESSIONS
 
 
-@pytest.mark.skipif(not installed("onnxruntime"), reason="ONNX Runtime is not installed")
+@pytest.mark.skipif(not is_installed("onnxruntime"), reason="ONNX Runtime is not installed")
 def test_the_onnxruntime_backend_keeps_few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     from sublet.runtime.backends.onnxruntime import backend
 
@@ -204,7 +210,7 @@ def test_the_onnxruntime_backend_keeps_few_kinds(monkeypatch: pytest.MonkeyPatch
     assert len(made._kinds) == 64
 
 
-@pytest.mark.skipif(not installed("onnx"), reason="onnx is not installed")
+@pytest.mark.skipif(not is_installed("onnx"), reason="onnx is not installed")
 def test_a_prepared_onnx_model_keeps_few_executables(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx import TensorProto, helper
 
@@ -215,45 +221,46 @@ def test_a_prepared_onnx_model_keeps_few_executables(monkeypatch: pytest.MonkeyP
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", values[:1], values[1:])
     rep = onnx_backend.SubletRep(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "auto", None)
     few, many = held(lambda n: rep.executable({"x": np.zeros(n, np.float32)}))
-    assert few == many == onnx_backend.KEPT
+    assert few == many == onnx_backend.MAX_EXECUTABLES
 
 
-@pytest.mark.skipif(not installed("torch"), reason="PyTorch is not installed")
+@pytest.mark.skipif(not is_installed("torch"), reason="PyTorch is not installed")
 def test_a_training_step_of_a_module_keeps_few_plans() -> None:
     import torch
 
     from sublet.api.torch.optimizers import cohorts_of
-    from sublet.api.torch.step_tracing import Arguments
-    from sublet.api.torch.training import MOST_STEPS
+    from sublet.api.torch.step_tracing import StepArguments
+    from sublet.api.torch.training import MAX_PLANNED_STEPS
 
     module = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     step = sublet.torch.train_step(module, torch.nn.functional.mse_loss, optimizer)
-    nothing = SimpleNamespace(updated=(), finders={})
-    step._planned = lambda *_: Stub(step=nothing, bind_weights=lambda: None)  # type: ignore[assignment, method-assign]
+    nothing = SimpleNamespace(updated=(), lookups={})
+    step._plan_step = lambda *_: Stub(step=nothing, bind_weights=lambda: None)  # type: ignore[assignment, method-assign]
 
     def use(n: int) -> None:
-        step._bound(Arguments(torch.zeros(n, 2), (torch.zeros(n, 1),), {}), *cohorts_of(optimizer, step._rule))
+        step._bound_step(StepArguments(torch.zeros(n, 2), (torch.zeros(n, 1),), {}), *cohorts_of(optimizer, step._rule))
 
     few, many = held(use)
-    assert few == many == len(step._steps) == MOST_STEPS
+    assert few == many == len(step._steps) == MAX_PLANNED_STEPS
 
 
-@pytest.mark.skipif(not installed("torch"), reason="PyTorch is not installed")
+@pytest.mark.skipif(not is_installed("torch"), reason="PyTorch is not installed")
 def test_a_graph_of_torch_compile_keeps_few_plans_and_reports() -> None:
-    from sublet.api.torch import reporting
+
+    from sublet.api.torch import compile_report
 
     backend = import_module("sublet.api.torch.backend")
 
-    pair = backend.Pair(backend.PLANNED, None)
-    pair._made = lambda args: (Stub(), reporting.Compiled("forward", args[0]))  # type: ignore[assignment, method-assign]
-    before = len(reporting.report())
-    few, many = held(lambda n: pair._planned([n]))
-    assert few == many == len(pair._pools) == backend.MOST_SHAPES
-    told = reporting.report()[before:]
-    assert [each.nodes for each in told] == list(MANY)[-backend.MOST_SHAPES :]
+    pair = backend.CompiledRegion(backend.DEFAULT_OPTIONS, None)
+    pair._make_plan = lambda args: (Stub(), compile_report.Compiled("forward", args[0]))  # type: ignore[assignment, method-assign]
+    before = len(compile_report.report())
+    few, many = held(lambda n: pair._plan_for([n]))
+    assert few == many == len(pair._plans) == backend.MAX_PLANS
+    told = compile_report.report()[before:]
+    assert [each.nodes for each in told] == list(MANY)[-backend.MAX_PLANS :]
     for each in told:
-        reporting.forget(each)
+        compile_report.remove_record(each)
 
 
 def test_calls_of_operators_are_decoded_once_but_not_kept_for_ever() -> None:
@@ -261,19 +268,21 @@ def test_calls_of_operators_are_decoded_once_but_not_kept_for_ever() -> None:
 
     def use(n: int) -> None:
         for k in range(20):  # as many operators a graph
-            call._decoded(text.format(n * 20 + k))
+            operator_call._decode_text(text.format(n * 20 + k))
 
-    call._decoded.cache_clear()
+    operator_call._decode_text.cache_clear()
     assert grown(use) <= 32 << 20
-    assert call._decoded.cache_info().currsize == call.MOST_CALLS
-    call._decoded.cache_clear()
+    assert operator_call._decode_text.cache_info().currsize == operator_call.MAX_CACHED_CALLS
+    operator_call._decode_text.cache_clear()
 
 
 def test_what_autotune_measured_is_kept_in_few_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "MOST_ENTRIES", 20)
-    monkeypatch.setattr(tuning, "timed", lambda node, backends, constants: {each.name: 1.0 for each in backends})
-    tuner = tuning.Tuner([Reference(), Reference(name="other")], {})
+    monkeypatch.setattr(
+        tuning, "time_backends", lambda node, backends, constants: {each.name: 1.0 for each in backends}
+    )
+    tuner = tuning.Tuner([ReferenceBackend(), ReferenceBackend(name="other")], {})
 
     def use(n: int) -> None:
         graph = sublet.parse(f"graph @g(%x: f32[{n}]) {{ %y: f32[{n}] = nn.tanh(%x) return %y }}")
@@ -290,18 +299,18 @@ def test_what_autotune_measured_is_kept_in_few_folders(tmp_path: Path, monkeypat
 
 
 def test_actions_bound_by_round_are_few() -> None:
-    memory: Any = SimpleNamespace(pointed={}, current={"loop": 0})
+    memory: Any = SimpleNamespace(pointed={}, current_iterations={"loop": 0})
     strides: Any = {"v": (SimpleNamespace(loop="loop"),)}
-    action = varying.Varying(memory, (), {}, (), strides, Stub)  # type: ignore[arg-type]
-    action.bound = lambda rounds=None: partial(Stub.close, Stub())  # type: ignore[assignment, method-assign]
+    action = lazy_binding.LazyBinding(memory, (), {}, (), strides, Stub)  # type: ignore[arg-type]
+    action.bind_now = lambda rounds=None: partial(Stub.close, Stub())  # type: ignore[assignment, method-assign]
 
     def use(n: int) -> None:
-        memory.current["loop"] = n
+        memory.current_iterations["loop"] = n
         action()
 
     few, many = held(use)
     assert few == len(FEW)
-    assert many == len(action._bound) == varying.KEPT
+    assert many == len(action._bound) == lazy_binding.MAX_BOUND_ACTIONS
 
 
 @once

@@ -17,7 +17,7 @@ from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import serial_schedule
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)
@@ -66,8 +66,8 @@ def test_the_checker_refuses_scratch_over_what_lives(over: str, rule: str) -> No
         }"""
     )
     plan = sublet.plan_memory(graph)
-    assert sublet.check(graph, serial(graph), plan) == ()
-    found = sublet.check(graph, serial(graph), moved(plan, "s", over))
+    assert sublet.check(graph, serial_schedule(graph), plan) == ()
+    found = sublet.check(graph, serial_schedule(graph), moved(plan, "s", over))
     assert found
     assert rule == "overwritten-value" or rule in {finding.rule for finding in found}
 

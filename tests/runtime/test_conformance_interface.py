@@ -14,7 +14,7 @@ from onnx.backend.test import BackendTest
 
 import sublet.api.onnx_backend as backend
 from sublet.analysis.options import Options
-from sublet.api.onnx_backend import KEPT
+from sublet.api.onnx_backend import MAX_EXECUTABLES
 from sublet.base.errors import ModelError, RunError, SubletError
 
 F32 = TensorProto.FLOAT
@@ -56,7 +56,7 @@ def test_one_name_may_stand_for_two_extents() -> None:
 
 def test_executables_are_kept_by_shape_but_not_for_ever() -> None:
     rep = backend.prepare(adding(["n"], ["n"]), **REFERENCE)
-    feeds = [{"x": np.ones(n, np.float32), "y": np.ones(n, np.float32)} for n in range(1, KEPT + 2)]
+    feeds = [{"x": np.ones(n, np.float32), "y": np.ones(n, np.float32)} for n in range(1, MAX_EXECUTABLES + 2)]
     first = rep.executable(feeds[0])
     assert rep.executable(feeds[0]) is first
     for feed in feeds:

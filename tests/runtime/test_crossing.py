@@ -18,7 +18,7 @@ import sublet
 from sublet import Executable, Graph, Options, compile
 from sublet.base import dlpack
 from sublet.base.arrays import array_of, torch_over
-from sublet.base.dlpack import Shared
+from sublet.base.dlpack import SharedArray
 from sublet.base.errors import RunError, SpecError
 from sublet.base.tensor import DType
 from tests.runtime.givers import DTYPES, GIVERS, OnlyDlpack, content
@@ -153,7 +153,7 @@ class Flagged:
         self.array, self.changed = array, changed
 
     def __dlpack__(self, **asked: Any) -> Any:
-        capsule = Shared(self.array).__dlpack__(**asked)
+        capsule = SharedArray(self.array).__dlpack__(**asked)
         (given,) = (lent for lent in dlpack._lent.values() if lent.array is self.array)
         for name, other in self.changed.items():
             setattr(given.managed if hasattr(given.managed, name) else given.managed.tensor, name, other)
@@ -162,7 +162,7 @@ class Flagged:
 
 @pytest.mark.parametrize(
     "memory",
-    [X[::-1], X.T.copy().T, X[:, ::-1], torch.from_numpy(X.T.copy()).T, OnlyDlpack(Shared(X[::-1]))],
+    [X[::-1], X.T.copy().T, X[:, ::-1], torch.from_numpy(X.T.copy()).T, OnlyDlpack(SharedArray(X[::-1]))],
     ids=["backwards", "columns", "backwards columns", "torch columns", "backwards by DLPack"],
 )
 def test_strides_are_followed_where_it_is_copied_and_refused_where_it_is_used(memory: Any) -> None:
@@ -181,7 +181,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "memory",
-    [read_only(X), X.tobytes(), memoryview(read_only(X)), OnlyDlpack(Shared(read_only(X)))],
+    [read_only(X), X.tobytes(), memoryview(read_only(X)), OnlyDlpack(SharedArray(read_only(X)))],
     ids=["numpy", "bytes", "memoryview", "DLPack"],
 )
 def test_read_only_memory_is_read_where_it_is_and_never_written(memory: Any) -> None:
@@ -248,7 +248,7 @@ def test_memory_of_others_lives_as_long_as_it_is_used_and_no_longer() -> None:
     gone = weakref.ref(mine)
     gc.collect()
     before = len(dlpack._lent)
-    found = array_of(OnlyDlpack(Shared(mine)), "it")[8:]
+    found = array_of(OnlyDlpack(SharedArray(mine)), "it")[8:]
     right = mine[8:].tolist()
     del mine
     gc.collect()
@@ -257,7 +257,7 @@ def test_memory_of_others_lives_as_long_as_it_is_used_and_no_longer() -> None:
     del found
     gc.collect()
     assert gone() is None
-    capsule = Shared(content(F32, (64,))).__dlpack__(max_version=(1, 0))  # which nobody takes
+    capsule = SharedArray(content(F32, (64,))).__dlpack__(max_version=(1, 0))  # which nobody takes
     del capsule
     assert len(dlpack._lent) <= before
 
@@ -267,24 +267,24 @@ def test_what_is_given_crosses_back_where_it_is(dtype: DType) -> None:
     array = content(dtype, SHAPE)
     for step, tensor in (
         (1, torch_over(array)),
-        (1, torch.from_dlpack(Shared(array))),
-        (2, torch.from_dlpack(Shared(array[::2]))),
+        (1, torch.from_dlpack(SharedArray(array))),
+        (2, torch.from_dlpack(SharedArray(array[::2]))),
     ):
         assert tensor.data_ptr() == array.ctypes.data
         back = array_of(tensor, "it")
         assert back.dtype == array.dtype
         assert back.tobytes() == array[::step].tobytes()
-    assert array_of(OnlyDlpack(Shared(array[::-1])), "it").tobytes() == array[::-1].tobytes()
+    assert array_of(OnlyDlpack(SharedArray(array[::-1])), "it").tobytes() == array[::-1].tobytes()
 
 
 def test_what_dlpack_has_no_words_for_is_refused() -> None:
     with pytest.raises(BufferError, match="read-only"):
-        Shared(read_only(X)).__dlpack__()
+        SharedArray(read_only(X)).__dlpack__()
     with pytest.raises(BufferError, match="CPU"):
-        Shared(X).__dlpack__(dl_device=(2, 0))
+        SharedArray(X).__dlpack__(dl_device=(2, 0))
     uneven = np.zeros(4, [("a", "u1"), ("b", "<f4")])["b"]
     with pytest.raises(BufferError, match="distances"):
-        Shared(uneven).__dlpack__(max_version=(1, 0))
+        SharedArray(uneven).__dlpack__(max_version=(1, 0))
     refused(lambda: torch_over(content(DType.I4, SHAPE)), "PyTorch has no tensor of int4")
 
 

@@ -13,7 +13,7 @@ from sublet.analysis.options import Options
 from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
 from sublet.runtime.executable import Executable
-from sublet.runtime.left import Span, left_by
+from sublet.runtime.failed_state import PointRange, state_after_failure
 from tests.exchanges import exchanging
 from tests.runtime.networks import PythonBackend
 from tests.runtime.test_generated import Mixing
@@ -152,8 +152,10 @@ def test_a_run_that_fails_exchanges_nothing(graph: Graph, error: type[BaseExcept
 
 def test_what_is_interrupted_while_memory_changes_hands_is_uncertain() -> None:
     executable = sublet.compile(SWAP, backend="reference", weights=weights(SWAP))
-    count = len(executable.moments)
-    left = left_by(executable.graph, executable.plan, executable.moments, Span(count, count + 1))
+    count = len(executable.point_accesses)
+    left = state_after_failure(
+        executable.graph, executable.plan, executable.point_accesses, PointRange(count, count + 1)
+    )
     assert [value.name for value in left.uncertain] == ["w", "v"]
 
 

@@ -17,10 +17,10 @@ import pytest
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import RunError
-from sublet.frontends.model import read_model
+from sublet.frontends.model_formats import read_model
 from sublet.ir.graph import Node
 from sublet.ir.text import parse
-from sublet.packing import Region
+from sublet.packing import MemoryRegion
 from sublet.runtime import workspace
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -60,7 +60,7 @@ def test_streams_compute_the_same_whatever_the_delays(streams: int) -> None:
     assert {step.stream for step in several.plan.schedule.steps} == set(range(streams))
     (right,) = one(x=x).values()
     for seed in range(4):
-        (found,) = several.watched({"x": x}, delays(seed)).values()
+        (found,) = several.run_watched({"x": x}, delays(seed)).values()
         assert np.array_equal(found, right)
     (found,) = several(x=x).values()
     assert np.array_equal(found, right)
@@ -75,7 +75,7 @@ def test_streams_of_googlenet_compute_the_same_whatever_the_delays() -> None:
         executable = compile(read_model(GOOGLENET), backend="onnxruntime", options=Options(streams=streams))
         (name,) = executable.inputs
         for seed in range(2):
-            (found,) = executable.watched({name: x}, delays(seed)).values()
+            (found,) = executable.run_watched({name: x}, delays(seed)).values()
             right = found if right is None else right
             assert np.array_equal(found, right)
         executable.close()
@@ -101,7 +101,7 @@ def test_streams_overlap() -> None:
     executable.close()
 
 
-REGIONS = (Region("sram", 600, 1), Region("dram", 1 << 20, 10))
+REGIONS = (MemoryRegion("sram", 600, 1), MemoryRegion("dram", 1 << 20, 10))
 
 
 def test_plans_with_memory_regions_run() -> None:
@@ -119,7 +119,7 @@ def test_plans_with_memory_regions_run() -> None:
     with pytest.raises(RunError, match="there are 'x', 'y', 'sram', 'dram'"):
         executable.bind("arena", sram)
     profile = Profile(executable)
-    executable.watched({"x": x}, profile.watch)
+    executable.run_watched({"x": x}, profile.watch)
     counters = [event["args"] for event in profile.trace()["traceEvents"] if event["ph"] == "C"]
     assert max(counter["sram"] for counter in counters) <= 600
     assert max(counter["dram"] for counter in counters) > 0
@@ -149,7 +149,7 @@ class CarelessKernel:
 
 
 @pytest.mark.parametrize("regions", [(), REGIONS])
-def test_poison_tells_who_writes_beside_its_output(regions: tuple[Region, ...]) -> None:
+def test_poison_tells_who_writes_beside_its_output(regions: tuple[MemoryRegion, ...]) -> None:
     backend = Careless()
     executable = compile(WIDE, backend=backend, options=Options(regions=regions))
     x = np.ones(64, np.float32)
@@ -246,7 +246,7 @@ def test_what_threads_take_is_measured() -> None:
         return x + np.ones(take, np.uint8).min() - 1
 
     executable = compile(WIDE, backend=with_functions(B=greedy), options=Options(streams=2))
-    executable.watched({"x": np.ones(64, np.float32)}, delays(1))
+    executable.run_watched({"x": np.ones(64, np.float32)}, delays(1))
     for _ in range(2):
         executable.measured(x=np.ones(64, np.float32))
         found = executable.memory.allocated.peak_bytes

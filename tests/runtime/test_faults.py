@@ -287,7 +287,7 @@ def test_packed_weights_can_be_bound() -> None:
     assert executable(x=one)["a"].tolist() == [0, -1, -2, 5]
     executable.bind("w", bytes([0x21, 0x43]))
     assert executable(x=one)["a"].tolist() == [0, -1, -2, -3]
-    assert executable.watched({"x": one}, lambda _, action: action)["a"].tolist() == [0, -1, -2, -3]
+    assert executable.run_watched({"x": one}, lambda _, action: action)["a"].tolist() == [0, -1, -2, -3]
 
 
 def test_plans_of_another_graph_and_wrong_plans_are_refused() -> None:

@@ -15,8 +15,8 @@ from sublet.api.compiling import compile
 from sublet.base.errors import RunError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.runtime.comparing import compare
-from sublet.runtime.kernel import Array, Call, Cell, Operand
+from sublet.runtime.differential import compare
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
 from tests.generate import program
 from tests.interpreter import OUTSIDE_BYTES, kernel
 
@@ -48,7 +48,7 @@ class MixingKernel:
             read = [_bytes(operand) for operand in inputs if operand is not None]
             results = kernel(self.node, read, self.salt[0])
             for output, result in zip(outputs, results, strict=True):
-                if isinstance(output, Cell):
+                if isinstance(output, UnplannedCell):
                     output.content = np.frombuffer(result, np.uint8)
                 elif output is not None and output.flags.writeable:  # else a view of a weight, there already
                     output[...] = np.frombuffer(result, output.dtype).reshape(output.shape)
@@ -57,7 +57,7 @@ class MixingKernel:
 
 
 def _bytes(operand: Operand) -> bytes:
-    if isinstance(operand, Cell):
+    if isinstance(operand, UnplannedCell):
         return np.asarray(operand.content).tobytes()[:OUTSIDE_BYTES]
     return operand.tobytes()
 

@@ -13,10 +13,10 @@ import sublet
 from sublet.analysis.options import Options
 from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.runtime.calls import InTurn
+from sublet.runtime.calls import CallSequence
 from sublet.runtime.executable import Executable
+from sublet.runtime.failed_state import StateAfterFailure, state_after_failure
 from sublet.runtime.kernel import Array, Call, Operand
-from sublet.runtime.left import Left, left_by
 from tests.runtime.networks import PythonBackend, PythonKernel
 from tests.test_updates import STEP, updating
 
@@ -127,7 +127,7 @@ def test_what_is_said_of_a_failed_run_is_true(graph: Graph, options: Options, er
         with pytest.raises((KernelError, error)) as caught:
             executable(feeds)
         left = what_it_left(executable)
-        assert caught.value.__notes__ == [left.words]
+        assert caught.value.__notes__ == [left.sentence]
         assert sorted(v.name for v in (*left.as_before, *left.updated, *left.uncertain)) == sorted(executable.updated)
         for values, expected in ((left.as_before, before), (left.updated, after)):
             for value in values:
@@ -137,12 +137,12 @@ def test_what_is_said_of_a_failed_run_is_true(graph: Graph, options: Options, er
         goes_on(executable, left, feeds)
 
 
-def what_it_left(executable: Executable) -> Left:
+def what_it_left(executable: Executable) -> StateAfterFailure:
     assert executable._program is not None
-    return left_by(executable.graph, executable.plan, executable.moments, executable._program.failed)
+    return state_after_failure(executable.graph, executable.plan, executable.point_accesses, executable._program.failed)
 
 
-def goes_on(executable: Executable, left: Left, feeds: Mapping[str, Any]) -> None:
+def goes_on(executable: Executable, left: StateAfterFailure, feeds: Mapping[str, Any]) -> None:
     """What is uncertain can be read, and a run asks for it to be set first."""
     for value in left.uncertain:
         held = executable.state(value.name)
@@ -150,7 +150,9 @@ def goes_on(executable: Executable, left: Left, feeds: Mapping[str, Any]) -> Non
             executable(feeds)
         executable.set_state(value.name, held)
     executable(feeds)
-    assert set(what_it_left(executable).updated) == set(executable.graph.updated), "interrupted once it has ended"
+    assert set(what_it_left(executable).updated) == set(executable.graph.updated_values), (
+        "interrupted once it has ended"
+    )
 
 
 def test_a_bad_label_leaves_the_weights_as_they_were() -> None:
@@ -176,7 +178,7 @@ def test_where_an_earlier_run_failed_is_forgotten() -> None:
         if fails.pop():
             raise Stop
 
-    together = InTurn([lambda: None, fail_once])
+    together = CallSequence([lambda: None, fail_once])
     with pytest.raises(Stop):
         together()
     assert together.reached == 1

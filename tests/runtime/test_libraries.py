@@ -94,9 +94,9 @@ class Failing:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         if self.at == "bind":
             raise OSError("no such library")
-        return self if self.at == "joined" else lambda: 1 // 0
+        return self if self.at == "merge_following" else lambda: 1 // 0
 
-    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+    def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
         raise ArithmeticError("too many")
 
     def __call__(self) -> None:
@@ -108,7 +108,11 @@ class Failing:
     [
         ("kernel", RunError, "node Relu_0, onnx.Relu: the backend failing fails to choose a kernel: KeyError"),
         ("bind", KernelError, "node Relu_0, onnx.Relu: cannot be bound by failing: OSError: no such library"),
-        ("joined", KernelError, "node Relu_0, onnx.Relu, and those after it: cannot be opened as one: ArithmeticError"),
+        (
+            "merge_following",
+            KernelError,
+            "node Relu_0, onnx.Relu, and those after it: cannot be opened as one: ArithmeticError",
+        ),
         ("run", KernelError, "node Relu_0, onnx.Relu: ZeroDivisionError"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.runtime.comparing import compare, equal_bits
+from sublet.runtime.differential import compare, equal_bits
 from sublet.runtime.executable import Executable
 from tests.frontends.models import parsed
 from tests.runtime.loop_models import (

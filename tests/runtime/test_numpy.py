@@ -13,7 +13,7 @@ from sublet import compile, parse, run_poisoned
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph
-from sublet.runtime.comparing import equal_bits
+from sublet.runtime.differential import equal_bits
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -3.5, 65504.0]
 

@@ -25,7 +25,7 @@ def events(trace: dict[str, Any], phase: str) -> list[dict[str, Any]]:
 def test_every_point_of_a_chain_has_an_event() -> None:
     executable = compile(CHAIN, backend=PythonBackend(), weights={"w": np.ones(16, np.float32)})
     profile = Profile(executable)
-    executable.watched({"x": np.ones(16, np.float32)}, profile.watch)
+    executable.run_watched({"x": np.ones(16, np.float32)}, profile.watch)
     trace = profile.trace()
     complete = events(trace, "X")
     assert [event["name"] for event in complete] == ["start", "first", "second", "third", "end"]
@@ -49,16 +49,16 @@ def test_a_loop_is_counted_in_full_and_recorded_up_to_the_limit(tmp_path: Path) 
     executable = compile(LOOP, backend="reference")
     profile = Profile(executable, max_events=20)
     inputs = {"h0": np.zeros(3, np.float32), "xs": np.ones((9, 3), np.float32), "limit": np.array(7)}
-    executable.watched(inputs, profile.watch)
+    executable.run_watched(inputs, profile.watch)
     runs = {str(cost.point): cost.runs for cost in profile.slowest()}
     assert runs["q"] == 7
     assert runs["check loop"] == 8
-    assert profile.dropped == sum(runs.values()) - 20
+    assert profile.dropped_events == sum(runs.values()) - 20
     path = tmp_path / "trace.json"
     profile.save(path)
     trace = json.loads(path.read_text())
     assert len(events(trace, "X")) == 20
-    assert trace["otherData"]["events_dropped"] == profile.dropped
+    assert trace["otherData"]["events_dropped"] == profile.dropped_events
     seconds = [cost.seconds for cost in profile.slowest()]
     assert seconds == sorted(seconds, reverse=True)
 
@@ -70,7 +70,7 @@ def test_streams_have_lanes_of_their_own() -> None:
 
     executable = compile(WIDE, backend=with_functions(A=slow, B=slow), options=Options(streams=2))
     profile = Profile(executable)
-    executable.watched({"x": np.ones(64, np.float32)}, profile.watch)
+    executable.run_watched({"x": np.ones(64, np.float32)}, profile.watch)
     trace = profile.trace()
     names = {event["tid"]: event["args"]["name"] for event in events(trace, "M")}
     assert sorted(names.values()) == ["stream 0", "stream 1"]
@@ -85,7 +85,7 @@ def test_streams_have_lanes_of_their_own() -> None:
 def test_live_bytes_reach_the_peak_of_a_packed_network() -> None:
     executable = compile(inception(), backend="reference")
     profile = Profile(executable)
-    executable.watched({"x": np.ones((1, 4, 10, 10), np.float32)}, profile.watch)
+    executable.run_watched({"x": np.ones((1, 4, 10, 10), np.float32)}, profile.watch)
     live = [event["args"]["arena"] for event in events(profile.trace(), "C")]
     plan = executable.plan
     assert plan.peak.nbytes - plan.alignment * len(plan.peak.values) < max(live) <= plan.peak.nbytes
@@ -98,7 +98,7 @@ def test_what_was_seen_before_a_failure_is_kept(tmp_path: Path) -> None:
     executable = compile(CHAIN, backend=with_functions(Add=fail), weights={"w": np.ones(16, np.float32)})
     profile = Profile(executable)
     with pytest.raises(KernelError):
-        executable.watched({"x": np.ones(16, np.float32)}, profile.watch)
+        executable.run_watched({"x": np.ones(16, np.float32)}, profile.watch)
     assert [event["name"] for event in events(profile.trace(), "X")] == ["start", "first", "second"]
     with pytest.raises(RunError, match="cannot be written"):
         profile.save(tmp_path / "no" / "such" / "trace.json")

@@ -39,7 +39,7 @@ def rebound(executable: Executable, feeds: dict[str, np.ndarray], rng: random.Ra
         old = executable.bytes_of(value)
         content = feeds[name] if name in feeds else np.zeros(value.spec.shape, NUMPY[value.spec.dtype])
         executable.bind(name, copied(content))
-        if value not in executable.graph.updated and old.flags.writeable:
+        if value not in executable.graph.updated_values and old.flags.writeable:
             old[:] = 0xA5
 
 
@@ -161,7 +161,7 @@ def test_calls_are_told_of_other_memory_as_their_kernels_would_be() -> None:
         right = compile(many_commands())({name: memory[name] for name in one.inputs})
         for name, array in right.items():
             assert np.array_equal(memory[name], array), (turn, name)
-    known = one._programs._found[()].holders._patches
+    known = one._programs._programs[()].holders._patches
     assert "d" in known, "its kernel is one call"
 
 

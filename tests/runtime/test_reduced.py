@@ -15,7 +15,7 @@ from sublet.checker import check
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.comparing import compare
+from sublet.runtime.differential import compare
 from tests import dialect
 from tests.interpreter import results_match
 from tests.passes.differences import run

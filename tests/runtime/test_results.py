@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sublet import Executable, Graph, Options, compile, nn
-from sublet.base.dlpack import Shared
+from sublet.base.dlpack import SharedArray
 from sublet.base.errors import RunError
-from sublet.runtime.comparing import compare
+from sublet.runtime.differential import compare
 from tests.runtime.givers import DTYPES, TORCH, content
 from tests.runtime.test_crossing import looking
 
@@ -45,7 +45,7 @@ def test_outputs_are_given_as_tensors_of_pytorch(dtype: Any) -> None:
 def test_outputs_are_given_to_any_library_with_dlpack() -> None:
     one = network()
     view = one.outputs_as("dlpack").views(x=X)["y"]
-    assert isinstance(view, Shared)
+    assert isinstance(view, SharedArray)
     assert np.from_dlpack(view).ctypes.data == one.bytes_of(one.outputs["y"]).ctypes.data
     assert np.asarray(view).tolist() == np.maximum(X, 0).tolist()
     assert repr(view) == "<Shared f32[3, 4]>"

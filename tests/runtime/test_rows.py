@@ -17,10 +17,10 @@ from sublet.frontends.onnx.model import from_proto
 from sublet.plan import MemoryPlan, Stride
 from sublet.plan.file import load, save
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.comparing import compare, equal_bits
+from sublet.runtime.differential import compare, equal_bits
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
-from sublet.runtime.varying import KEPT
+from sublet.runtime.lazy_binding import MAX_BOUND_ACTIONS
 from tests.frontends.models import parsed
 from tests.runtime.loop_models import feeds_for
 
@@ -177,7 +177,7 @@ def test_what_a_row_is_made_of_lies_there_too(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_more_rounds_than_are_kept(backend: str) -> None:
-    planned = checked(scan(rounds=KEPT + 20), backend)
+    planned = checked(scan(rounds=MAX_BOUND_ACTIONS + 20), backend)
     assert planned.copied_bytes == 0
 
 
@@ -252,7 +252,7 @@ def test_where_a_slice_lies_in_each_round() -> None:
     seen: list[bytes] = []
 
     def watch(index: int, action: Call) -> Call:
-        if planned.moments[index].kind != "next":
+        if planned.point_accesses[index].kind != "next":
             return action
 
         def look() -> None:
@@ -261,7 +261,7 @@ def test_where_a_slice_lies_in_each_round() -> None:
 
         return look
 
-    planned.watched(feeds, watch)
+    planned.run_watched(feeds, watch)
     assert seen == [row.tobytes() for row in feeds["xs"][::-1]]
 
 

@@ -119,7 +119,7 @@ def test_compare_sees_a_state_that_differs() -> None:
 def test_runs_that_are_watched_or_measured() -> None:
     """Watching leaves the state as it was; measuring runs twice and counts as one run."""
     executable, feeds = built(SUBTRACT), {"x": X, "flag": NO}
-    executable.watched(feeds, Profile(executable).watch)
+    executable.run_watched(feeds, Profile(executable).watch)
     sublet.run_poisoned(executable, feeds)
     assert np.array_equal(executable.state("w"), W)
     executable.measured(feeds)

@@ -105,7 +105,7 @@ def test_who_meets_in_memory_shares_a_lock_and_nobody_else() -> None:
         for run, memory in zip((first, second, third), given, strict=True):
             run.bind("arena", memory)
             run(x=x)
-        return len({id(run._turn.shared()) for run in (first, second, third)})
+        return len({id(run._locks.shared_lock()) for run in (first, second, third)})
 
     assert locks(one, one, one) == 1
     assert locks(one, one, other) == 2
@@ -123,7 +123,7 @@ def test_who_joins_two_groups_joins_them() -> None:
     runs[2].bind("arena", memory[step // 2 // 64 * 64 :])
     for run in runs:
         run(x=x)
-    assert len({id(run._turn.shared()) for run in runs}) == 1
+    assert len({id(run._locks.shared_lock()) for run in runs}) == 1
 
 
 def test_who_lends_weights_that_it_updates_shares_a_lock() -> None:
@@ -133,7 +133,7 @@ def test_who_lends_weights_that_it_updates_shares_a_lock() -> None:
     reader = sublet.compile(g, weights=lender.weights)
     lender(x=np.ones(4, np.float32))
     assert reader()["y"].tolist() == [2.0] * 4
-    assert reader._turn.shared() is lender._turn.shared()
+    assert reader._locks.shared_lock() is lender._locks.shared_lock()
 
 
 def test_readers_of_the_same_weights_do_not_wait() -> None:
@@ -141,7 +141,7 @@ def test_readers_of_the_same_weights_do_not_wait() -> None:
     g = sublet.Graph("reader")
     g.output("y", g.parameter("w0", (8, 8)) * 2)
     second = sublet.compile(g, weights=first.weights)
-    assert second._turn.shared() is not first._turn.shared()
+    assert second._locks.shared_lock() is not first._locks.shared_lock()
 
 
 def test_a_run_inside_of_a_run_in_the_same_bytes_is_told() -> None:

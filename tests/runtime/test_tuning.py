@@ -20,7 +20,7 @@ import sublet
 from benchmarks.run_table import left_behind
 from sublet.ir.graph import Node
 from sublet.runtime.kernel import Array
-from sublet.runtime.tuning import CACHE, CHOICE, Tuner, timed
+from sublet.runtime.tuning import CACHE, CHOICE, Tuner, time_backends
 from tests.runtime.networks import ARITHMETIC, CHAIN, PythonBackend
 
 W = np.full(16, 3, np.float32)
@@ -62,7 +62,7 @@ def pair(scratch: int = 0) -> list[Slow]:
 def tuned(backends: list[Slow], **how: Any) -> dict[str, str]:
     executable = sublet.compile(CHAIN, backend=backends, weights={"w": W}, autotune=True, **how)
     assert np.array_equal(executable(x=X)["c"], X * W + X - X * W)
-    return {name: chosen.backend for name, chosen in executable._chosen().items() if chosen}
+    return {name: chosen.backend for name, chosen in executable._chosen_kernels().items() if chosen}
 
 
 def test_the_fastest_is_taken_and_remembered(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_kernel_that_cannot_run_on_made_up_operands_is_no_candidate() -> None:
     graph = sublet.parse("graph @net(%x: f32[16]) { %a: f32[16] = onnx.A(%x) return %a }")
     node = graph.nodes[0]
     backends = [PythonBackend({"onnx.A": fail}, name="fails"), PythonBackend({"onnx.A": np.copy}, name="works")]
-    assert timed(node, backends, {}).keys() == {"works"}
+    assert time_backends(node, backends, {}).keys() == {"works"}
 
 
 def test_real_backends(folder: Path) -> None:

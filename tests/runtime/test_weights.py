@@ -213,13 +213,13 @@ def test_an_interrupt_waits_until_all_are_loaded(tmp_path: Path, monkeypatch: py
     sublet.save_weights(path, step)
     again, give = training(), None
     contents = again.weights._contents
-    give = contents.give
+    give = contents.set_content
 
     def interrupted(*given: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         give(*given)
 
-    contents.give = interrupted  # type: ignore[method-assign]
+    contents.set_content = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sublet.load_weights(path, again)
     for name in step.weights:

@@ -26,13 +26,13 @@ from sublet.ops.nn.command import spec_of
 from sublet.ops.verify import verify
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
-from sublet.passes.pipeline import simplify
+from sublet.passes.pass_pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.planning.unfollowed import followed
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.comparing import compare
+from sublet.planning.checker_fallback import is_without_fallback
+from sublet.runtime.backends.reference import ReferenceBackend
+from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernels import choose_kernels
+from sublet.runtime.kernel_choice import choose_kernels
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
 from tests.plans import told_anew
@@ -69,7 +69,7 @@ class Step:
         return Executable(
             graph,
             plan,
-            lambda constants: choose_kernels(graph, [Reference()], constants),
+            lambda constants: choose_kernels(graph, [ReferenceBackend()], constants),
             contents,
             outputs=self.outputs,
         )
@@ -84,7 +84,7 @@ def training_step(rng: random.Random, seed: int) -> Step:
     targets = [value for value in graph.outputs if rng.random() < 0.7] or list(graph.outputs)
     given = replace(graph, inputs=kept, weights=(*trained, *graph.weights))
     made, grads = gradients(given, targets, trained)
-    emit = Emitter.of(made)
+    emit = Emitter.from_graph(made)
     stepped = [updated(rng, emit, *pair) for pair in zip(trained, grads, strict=True)]
     made = replace(
         made,
@@ -104,8 +104,8 @@ def training_step(rng: random.Random, seed: int) -> Step:
 def updated(rng: random.Random, emit: Emitter, weight: Value, gradient: Value) -> Value:
     """The weight after the step: by the command of an optimiser, or by commands."""
     if rng.random() < 0.5:
-        return emit("nn.sgd", weight, gradient, emit.filled(RATE, TensorSpec(DType.F32)))
-    return emit("nn.sub", weight, emit("nn.mul", gradient, emit.filled(RATE, spec_of(weight))))
+        return emit("nn.sgd", weight, gradient, emit.full(RATE, TensorSpec(DType.F32)))
+    return emit("nn.sub", weight, emit("nn.mul", gradient, emit.full(RATE, spec_of(weight))))
 
 
 def written_program(rng: random.Random, seed: int) -> Step:
@@ -151,7 +151,7 @@ def check_step(seed: int, plans: int = 3) -> Iterator[tuple[str, bool]]:
             planned = step.compiled(chosen)
         except Exception as error:
             raise AssertionError(f"{where}: {error}") from error
-        assert followed(planned.plan), f"{where}: the checker could not follow"
+        assert is_without_fallback(planned.plan), f"{where}: the checker could not follow"
         if not runs_right(step, unplanned, planned):
             raise AssertionError(f"{where}: the planned run is wrong")
         if number == 0:

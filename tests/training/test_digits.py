@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 import sublet
 from benchmarks import digits
 from benchmarks.train_steps import eager_step_of
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 
 
-@pytest.mark.skipif(not installed("sklearn"), reason="needs scikit-learn")
+@pytest.mark.skipif(not is_installed("sklearn"), reason="needs scikit-learn")
 def test_a_small_resnet_learns_as_pytorchs_does() -> None:
     """An epoch in f64, where rounding does not drive the two apart; `make train-digits` goes on to 98 %."""
     data, step = digits.digits(np.float64), digits.training(64, "f64")

@@ -6,9 +6,9 @@ from bisect import insort
 from dataclasses import replace
 from random import Random
 
-from sublet.plan import ARENA, RUN, MemoryPlan, Outside, Peak, Placement, Point, Region, Storage
-from sublet.plan.schedule import Schedule, Step
-from sublet.viz.rectangles import rectangles
+from sublet.plan import ARENA, RUN, MemoryPlan, Peak, Placement, PlanPoint, Region, Storage, UnplannedValue
+from sublet.plan.schedule import Schedule, ScheduleStep
+from sublet.viz.view_model import picture_of_plan
 
 OPS = ("Conv", "Relu", "MatMul", "Add", "Softmax", "Resize", "Concat", "Mul")
 
@@ -21,7 +21,7 @@ def plan_of(
     peak: Peak | None = None,
     graph: str = "net",
     storages: tuple[Storage, ...] = (),
-    outside: tuple[Outside, ...] = (),
+    outside: tuple[UnplannedValue, ...] = (),
 ) -> MemoryPlan:
     """A plan of these placements; the arena ends where the highest of them ends."""
     own = [place for place in placements if place.region.storage == ARENA]
@@ -30,7 +30,7 @@ def plan_of(
     return MemoryPlan(
         graph=graph,
         fingerprint="0" * 64,
-        schedule=Schedule(tuple(Step(name) for name in points)),
+        schedule=Schedule(tuple(ScheduleStep(name) for name in points)),
         alignment=64,
         strategy="first_fit_size",
         arena_bytes=arena,
@@ -43,7 +43,7 @@ def plan_of(
         placements=tuple(placements),
         outside=outside,
         peak=peak or Peak(0, arena, ()),
-        points=tuple(Point(RUN, name) for name in points),
+        points=tuple(PlanPoint(RUN, name) for name in points),
     )
 
 
@@ -135,7 +135,7 @@ def _first_fit(busy: list[tuple[int, int, int]], nbytes: int) -> int:
 
 def with_peak(plan: MemoryPlan) -> MemoryPlan:
     """The same plan with the peak of its own live bytes, which is its lower bound too."""
-    curve = rectangles(plan).curve
+    curve = picture_of_plan(plan).curve
     point, nbytes = max(curve, key=lambda step: (step[1], -step[0]))
     values = tuple(place.value for place in plan.placements if place.begin <= point < place.end)
     return replace(plan, peak=Peak(point, nbytes, values), lower_bound_bytes=nbytes)

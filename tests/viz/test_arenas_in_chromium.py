@@ -12,11 +12,11 @@ import pytest
 from sublet.analysis.options import Options
 from sublet.base.bytesize import human
 from sublet.ir.text import parse
-from sublet.plan import Described
-from sublet.plan.advised import Advice, Advised
+from sublet.plan import NodeDescription
+from sublet.plan.advice import Advice, Advised
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.compared import compared
-from sublet.viz.rectangles import rectangles
+from sublet.viz.comparison import compare_pictures
+from sublet.viz.view_model import picture_of_plan
 from tests.test_plan_regions import NET, REGIONS
 from tests.viz.chromium import PROGRAM, Chromium
 from tests.viz.loops import delay_plan
@@ -51,7 +51,7 @@ def drag_over_the_curve(browser: Chromium, begin: float, end: float) -> None:
 
 def test_regions_have_addresses_of_their_own_and_no_common_gap(browser: Chromium, tmp_path: Path) -> None:
     plan = plan_memory(parse(NET), Options(regions=REGIONS))
-    page = Page(browser, rectangles(plan), tmp_path)
+    page = Page(browser, picture_of_plan(plan), tmp_path)
     places = {place.value: place.region for place in plan.placements}
     for name in ("a", "b"):
         region = places[name]
@@ -67,7 +67,9 @@ def test_regions_have_addresses_of_their_own_and_no_common_gap(browser: Chromium
 def test_two_plans_on_one_axis(browser: Chromium, tmp_path: Path) -> None:
     first = plan_memory(parse(NET))
     second = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
-    page = Page(browser, compared(rectangles(first), rectangles(second), ("a.json", "b.json")), tmp_path)
+    page = Page(
+        browser, compare_pictures(picture_of_plan(first), picture_of_plan(second), ("a.json", "b.json")), tmp_path
+    )
     cells = told(page)
     assert cells["Arena of a.json"].startswith(human(first.arena_bytes))
     assert cells["Arena of b.json"].startswith(human(second.arena_bytes))
@@ -76,7 +78,7 @@ def test_two_plans_on_one_axis(browser: Chromium, tmp_path: Path) -> None:
     lines = page.text("#panel").splitlines()
     assert lines[0] == "At the peak of a.json"
     for plan, name in ((first, "a.json"), (second, "b.json")):
-        curve = rectangles(plan).curve
+        curve = picture_of_plan(plan).curve
         live = next(level for point, level in reversed(curve) if point <= first.peak.point)
         assert lines[lines.index(f"Live in {name}") + 1].startswith(human(live))
     assert not browser.complaints()
@@ -85,20 +87,24 @@ def test_two_plans_on_one_axis(browser: Chromium, tmp_path: Path) -> None:
 def test_sums_of_a_span_are_told_of_each_of_two_plans(browser: Chromium, tmp_path: Path) -> None:
     first = plan_memory(parse(NET))
     second = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
-    page = Page(browser, compared(rectangles(first), rectangles(second), ("a.json", "b.json")), tmp_path)
+    page = Page(
+        browser, compare_pictures(picture_of_plan(first), picture_of_plan(second), ("a.json", "b.json")), tmp_path
+    )
     drag_over_the_curve(browser, 90, 900)
     lines = page.text("#panel").splitlines()
     for name, plan in (("a.json", first), ("b.json", second)):
         own = lines[lines.index(name) :]
-        most = max(level for _, level in rectangles(plan).curve)
+        most = max(level for _, level in picture_of_plan(plan).curve)
         assert own[own.index("Live at most") + 1].startswith(human(most))
         assert own[own.index("Made here") + 1].startswith(f"{len(plan.in_arenas)} tensors")
 
 
 def test_a_value_of_two_plans_does_not_take_turns_with_itself(browser: Chromium, tmp_path: Path) -> None:
     loop = delay_plan()
-    alone = Page(browser, rectangles(loop), tmp_path).click("s")
-    both = Page(browser, compared(rectangles(loop), rectangles(loop), ("a", "b")), tmp_path).click("s")
+    alone = Page(browser, picture_of_plan(loop), tmp_path).click("s")
+    both = Page(browser, compare_pictures(picture_of_plan(loop), picture_of_plan(loop), ("a", "b")), tmp_path).click(
+        "s"
+    )
     turns = [line for line in alone if line.startswith("Its places take turns")]
     assert turns == [line for line in both if line.startswith("Its places take turns")]
     assert len(turns) == 1
@@ -107,8 +113,8 @@ def test_a_value_of_two_plans_does_not_take_turns_with_itself(browser: Chromium,
 def test_two_plans_that_are_not_proven_fit_a_phone(browser: Chromium, tmp_path: Path) -> None:
     browser.resize(390, 844)
     try:
-        one = rectangles(plan_memory(parse(NET)), "not checked against its model")
-        page = Page(browser, compared(one, one, ("a" * 60 + ".json", "b.json")), tmp_path)
+        one = picture_of_plan(plan_memory(parse(NET)), "not checked against its model")
+        page = Page(browser, compare_pictures(one, one, ("a" * 60 + ".json", "b.json")), tmp_path)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.text("#claimed") == "neither checked against its model"
         assert browser.evaluate("document.getElementById('claimed').getBoundingClientRect().right") <= 390
@@ -119,13 +125,15 @@ def test_two_plans_that_are_not_proven_fit_a_phone(browser: Chromium, tmp_path: 
 
 def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
-    nodes = tuple(Described(name, f"onnx.{name.title()}", "") for name in map(str, plan.points))
-    page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
+    nodes = tuple(NodeDescription(name, f"onnx.{name.title()}", "") for name in map(str, plan.points))
+    page = Page(browser, picture_of_plan(replace(plan, nodes=nodes)), tmp_path)
     drag_over_the_curve(browser, page.at("y")[0] + 4, page.at("late")[0] - 4)  # in the points 3 and 5
     lines = page.text("#panel").splitlines()
     assert lines[0] == "In this span"
     facts = dict(pairwise(lines))
-    live = [sum(b.nbytes for b in rectangles(plan).blocks if any(x <= t < y for x, y in b.live)) for t in range(3, 6)]
+    live = [
+        sum(b.nbytes for b in picture_of_plan(plan).blocks if any(x <= t < y for x, y in b.live)) for t in range(3, 6)
+    ]
     assert facts["Points"] == "3"
     assert facts["Live at most"].startswith(human(max(live)))
     assert facts["Made here"].startswith("4 tensors")  # z, a, late and twice
@@ -135,9 +143,9 @@ def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) 
 def test_nodes_can_be_coloured_by_op_and_by_scope(browser: Chromium, tmp_path: Path) -> None:
     plan = network_plan(40)
     nodes = tuple(
-        Described(name, f"onnx.{name.rpartition('/')[2].partition('_')[0]}", "") for name in map(str, plan.points)
+        NodeDescription(name, f"onnx.{name.rpartition('/')[2].partition('_')[0]}", "") for name in map(str, plan.points)
     )
-    page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
+    page = Page(browser, picture_of_plan(replace(plan, nodes=nodes)), tmp_path)
     modes = browser.evaluate("Array.from(document.getElementById('mode').options, (o) => o.text)")
     assert {"by op", "by scope"} <= set(modes)
     for mode, word in (("by op", "MatMul"), ("by scope", "layer")):
@@ -152,25 +160,25 @@ def test_nodes_can_be_coloured_by_op_and_by_scope(browser: Chromium, tmp_path: P
 
 def test_a_budget_is_drawn(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
-    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes // 2), tmp_path)
+    page = Page(browser, replace(picture_of_plan(plan), budget=plan.arena_bytes // 2), tmp_path)
     assert "budget" in page.text("#legend")
     assert "Budget" not in told(page)
 
 
 def test_a_budget_above_the_arena_is_in_the_picture_or_a_figure(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
-    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes * 3 // 2), tmp_path)
+    page = Page(browser, replace(picture_of_plan(plan), budget=plan.arena_bytes * 3 // 2), tmp_path)
     assert "budget" in page.text("#legend")
     assert "Budget" not in told(page)
     assert browser.evaluate("window.sublet.view().a1") > plan.arena_bytes * 3 // 2
-    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes * 3), tmp_path)
+    page = Page(browser, replace(picture_of_plan(plan), budget=plan.arena_bytes * 3), tmp_path)
     assert "budget" not in page.text("#legend")
     assert told(page)["Budget"] == f"{human(plan.arena_bytes * 3)} far above the arena"
 
 
 def test_a_budget_of_several_arenas_is_a_figure_and_no_line(browser: Chromium, tmp_path: Path) -> None:
     plan = plan_memory(parse(NET), Options(regions=REGIONS))
-    page = Page(browser, replace(rectangles(plan), budget=1 << 20), tmp_path)
+    page = Page(browser, replace(picture_of_plan(plan), budget=1 << 20), tmp_path)
     assert "budget" not in page.text("#legend")
     assert told(page)["Budget"] == "1 MiB for all arenas"
 
@@ -178,7 +186,7 @@ def test_a_budget_of_several_arenas_is_a_figure_and_no_line(browser: Chromium, t
 def test_a_phone_folds_the_figures(browser: Chromium, tmp_path: Path) -> None:
     browser.resize(390, 844)
     try:
-        page = Page(browser, rectangles(small_plan()), tmp_path)
+        page = Page(browser, picture_of_plan(small_plan()), tmp_path)
         assert not page.browser.evaluate("document.getElementById('sums').open")
         arena = human(small_plan().arena_bytes)
         assert page.text("#sums summary") == f"Arena {arena}: figures and legend"
@@ -194,7 +202,7 @@ def test_advice_is_listed_beside_the_map(browser: Chromium, tmp_path: Path) -> N
         Advice("what-if", "the largest tensor in f16", "half the precision", 2048, 1024),
         Advice("option", "inputs outside", "--io bound", 5120, -2048),
     )
-    picture = replace(rectangles(small_plan()), advice=Advised(advice, ("halves: no such axis",), "interrupted"))
+    picture = replace(picture_of_plan(small_plan()), advice=Advised(advice, ("halves: no such axis",), "interrupted"))
     page = Page(browser, picture, tmp_path)
     first, second = page.text("#advice").split("the largest tensor in f16")
     assert "1 KiB" in first

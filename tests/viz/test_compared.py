@@ -13,20 +13,20 @@ from sublet.analysis.options import Options
 from sublet.base.bytesize import human
 from sublet.base.errors import ProblemError
 from sublet.ir.text import parse
-from sublet.packing import Packing, Problem, Region
-from sublet.plan import RUN, Described, Point
+from sublet.packing import MemoryRegion, Packing, Problem
+from sublet.plan import RUN, NodeDescription, PlanPoint
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.compared import compared
-from sublet.viz.groups import groups, scopes
+from sublet.viz.comparison import compare_pictures
+from sublet.viz.node_groups import group_nodes, scopes_of
 from sublet.viz.png import write_png
-from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
 from sublet.viz.terminal import memory_map
+from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
 from tests.test_plan_regions import NET
 from tests.viz.loops import delay_plan
 
 FIRST = plan_memory(parse(NET))
 SECOND = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
-REGIONS = (Region("fast", 192, 1), Region("slow", 512, 10))
+REGIONS = (MemoryRegion("fast", 192, 1), MemoryRegion("slow", 512, 10))
 
 
 def in_arena(picture: Picture, name: str) -> list[tuple[str, int, int]]:
@@ -38,7 +38,7 @@ def in_arena(picture: Picture, name: str) -> list[tuple[str, int, int]]:
 
 
 def test_each_plan_keeps_its_own_addresses_at_one_scale() -> None:
-    picture = compared(rectangles(FIRST), rectangles(SECOND), ("a.json", "b.json"))
+    picture = compare_pictures(picture_of_plan(FIRST), picture_of_plan(SECOND), ("a.json", "b.json"))
     assert [(arena.name, arena.nbytes) for arena in picture.arenas] == [
         ("a.json", FIRST.arena_bytes),
         ("b.json", SECOND.arena_bytes),
@@ -46,12 +46,18 @@ def test_each_plan_keeps_its_own_addresses_at_one_scale() -> None:
     for plan, name in ((FIRST, "a.json"), (SECOND, "b.json")):
         expected = sorted((p.value, p.region.offset, p.region.nbytes) for p in plan.in_arenas)
         assert in_arena(picture, name) == expected
-    assert len(picture.rectangles) == len(rectangles(FIRST).rectangles) + len(rectangles(SECOND).rectangles)
-    assert picture.curve == rectangles(FIRST).curve
+    assert len(picture.rectangles) == len(picture_of_plan(FIRST).rectangles) + len(picture_of_plan(SECOND).rectangles)
+    assert picture.curve == picture_of_plan(FIRST).curve
     assert picture.label == "a.json"
     (beside,) = picture.others
-    assert (beside.label, beside.arena_bytes, beside.curve) == ("b.json", SECOND.arena_bytes, rectangles(SECOND).curve)
-    assert {place.value for place in picture.placements[beside.first :]} == {p.value for p in SECOND.in_arenas}
+    assert (beside.label, beside.arena_bytes, beside.curve) == (
+        "b.json",
+        SECOND.arena_bytes,
+        picture_of_plan(SECOND).curve,
+    )
+    assert {place.value for place in picture.placements[beside.first_placement :]} == {
+        p.value for p in SECOND.in_arenas
+    }
     assert len({place.buffer for place in picture.placements}) == len(picture.blocks)
     for piece in picture.rectangles:
         place = picture.placements[piece.placement]
@@ -59,23 +65,23 @@ def test_each_plan_keeps_its_own_addresses_at_one_scale() -> None:
 
 
 def test_plans_with_regions_and_other_orders_can_be_compared() -> None:
-    regions = rectangles(plan_memory(parse(NET), Options(regions=REGIONS)))
-    other = rectangles(replace(FIRST, points=(*FIRST.points[:-1], Point(RUN, "later"), Point("end"))))
-    picture = compared(regions, other, ("r", "o"))
+    regions = picture_of_plan(plan_memory(parse(NET), Options(regions=REGIONS)))
+    other = picture_of_plan(replace(FIRST, points=(*FIRST.points[:-1], PlanPoint(RUN, "later"), PlanPoint("end"))))
+    picture = compare_pictures(regions, other, ("r", "o"))
     assert [arena.name for arena in picture.arenas] == ["r fast", "r slow", "o"]
     assert all(low.end < high.begin for low, high in zip(picture.arenas, picture.arenas[1:], strict=False))
     assert picture.points[-2:] == (f"{FIRST.points[-1]} | later", "end")
 
 
 def test_what_is_told_of_one_plan_is_not_told_of_both() -> None:
-    loop = rectangles(delay_plan())
-    picture = compared(loop, rectangles(FIRST), ("loop", "net"))
+    loop = picture_of_plan(delay_plan())
+    picture = compare_pictures(loop, picture_of_plan(FIRST), ("loop", "net"))
     assert (picture.bands, picture.pointers) == ((), ())
     assert loop.bands
     assert loop.pointers
-    same = compared(loop, loop, ("a", "b"))
+    same = compare_pictures(loop, loop, ("a", "b"))
     assert (same.bands, same.pointers) == (loop.bands, loop.pointers)
-    told = compared(replace(loop, assumed="x is f32[1]"), replace(loop, assumed="y is f32[2]"), ("a", "b"))
+    told = compare_pictures(replace(loop, assumed="x is f32[1]"), replace(loop, assumed="y is f32[2]"), ("a", "b"))
     assert told.assumed == "a: x is f32[1]; b: y is f32[2]"
 
 
@@ -84,12 +90,12 @@ def test_what_is_told_of_one_plan_is_not_told_of_both() -> None:
     [("", "", ""), ("old", "", "a: old"), ("", "old", "b: old"), ("old", "old", "neither checked against its model")],
 )
 def test_which_of_two_plans_is_not_proven_is_told(first: str, second: str, expected: str) -> None:
-    picture = compared(rectangles(FIRST, first), rectangles(SECOND, second), ("a", "b"))
+    picture = compare_pictures(picture_of_plan(FIRST, first), picture_of_plan(SECOND, second), ("a", "b"))
     assert picture.claimed == expected
 
 
 def test_characters_and_pictures_tell_the_arenas_of_both(tmp_path: Path) -> None:
-    picture = compared(rectangles(FIRST), rectangles(SECOND), ("a.json", "a long name.json"))
+    picture = compare_pictures(picture_of_plan(FIRST), picture_of_plan(SECOND), ("a.json", "a long name.json"))
     sizes = f"arena {human(FIRST.arena_bytes)} of a.json, {human(SECOND.arena_bytes)} of a long name.json"
     console = Console(file=StringIO(), width=100, no_color=True)
     console.print(memory_map(picture, width=100))
@@ -107,13 +113,13 @@ def test_characters_and_pictures_tell_the_arenas_of_both(tmp_path: Path) -> None
 
 
 def test_a_packing_has_no_points_to_compare() -> None:
-    packing = packing_rectangles(Problem(()), Packing((), 0, "none"))
+    packing = picture_of_packing(Problem(()), Packing((), 0, "none"))
     with pytest.raises(ProblemError, match="only plans can be compared"):
-        compared(rectangles(FIRST), packing, ("a", "b"))
+        compare_pictures(picture_of_plan(FIRST), packing, ("a", "b"))
 
 
-def described(*names: str) -> list[Described]:
-    return [Described(name, "onnx.Relu", "") for name in names]
+def described(*names: str) -> list[NodeDescription]:
+    return [NodeDescription(name, "onnx.Relu", "") for name in names]
 
 
 @pytest.mark.parametrize(
@@ -131,16 +137,16 @@ def described(*names: str) -> list[Described]:
     ],
 )
 def test_scopes_are_as_deep_as_can_be_told_apart(names: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    assert scopes(described(*names)) == expected
+    assert scopes_of(described(*names)) == expected
 
 
 def test_the_module_that_an_exporter_noted_is_the_scope() -> None:
-    nodes = [Described(f"node_{i}", "onnx.Conv", f"in layer{i}.conv, model.py:{i}") for i in range(4)]
-    assert scopes(nodes) == tuple(f"layer{i}/conv" for i in range(4))
+    nodes = [NodeDescription(f"node_{i}", "onnx.Conv", f"in layer{i}.conv, model.py:{i}") for i in range(4)]
+    assert scopes_of(nodes) == tuple(f"layer{i}/conv" for i in range(4))
 
 
 def test_points_and_placements_know_their_ops() -> None:
-    points = (Point("start"), Point(RUN, "a", (("outer", 1), ("inner", 2))), Point("exit", "a"))
-    found = groups(points, [Described("a", "onnx.com.microsoft.Gelu", "x.py:3")], ("a", ""))
+    points = (PlanPoint("start"), PlanPoint(RUN, "a", (("outer", 1), ("inner", 2))), PlanPoint("exit", "a"))
+    found = group_nodes(points, [NodeDescription("a", "onnx.com.microsoft.Gelu", "x.py:3")], ("a", ""))
     assert found.point_ops == ("", "Gelu", "")
     assert (found.ops, found.sources) == (("Gelu", ""), ("x.py:3", ""))

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from sublet.analysis.options import Options
 from sublet.ir.text import parse
-from sublet.plan import Jump, Point, Rolled
+from sublet.plan import PlanPoint, RolledLoop, VersionTransition
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.loops import bands, rounds_of, turns
-from sublet.viz.rectangles import rectangles
-from sublet.viz.report import as_json
-from sublet.viz.summary import summary
+from sublet.viz.loop_bands import describe_versions, iterations_of_version, loop_bands
+from sublet.viz.report import plan_json
+from sublet.viz.summary import render_summary
+from sublet.viz.view_model import picture_of_plan
 from tests.viz.loops import DELAY, delay_plan
 from tests.viz.synthetic import small_plan
 
@@ -28,7 +28,7 @@ def printed(plan: object) -> str:
 
 def test_a_band_for_each_copy_of_a_body() -> None:
     plan = delay_plan()
-    found = bands(plan)
+    found = loop_bands(plan)
     assert [band.label for band in found] == [
         "turn: round 0",
         "turn: round 1",
@@ -42,17 +42,17 @@ def test_a_band_for_each_copy_of_a_body() -> None:
         (False, True),
     ]
     for copy, band in enumerate(found):
-        ends = Point("round", "turn", (("turn", copy),)), Point("next", "turn", (("turn", copy),))
+        ends = PlanPoint("round", "turn", (("turn", copy),)), PlanPoint("next", "turn", (("turn", copy),))
         assert (plan.points[band.begin], plan.points[band.end - 1]) == ends
-    assert [plan.points[band.exit] for band in found] == [Point("exit", "turn")] * 4
+    assert [plan.points[band.exit] for band in found] == [PlanPoint("exit", "turn")] * 4
     assert len({band.exit for band in found}) == 4
 
 
 def test_a_loop_that_is_not_unrolled_is_one_band() -> None:
     plan = plan_memory(parse(DELAY), Options(share=False))
-    [band] = bands(plan)
+    [band] = loop_bands(plan)
     assert (band.label, band.kept, band.exit) == ("turn: every round", True, -1)
-    assert plan.points[band.begin] == Point("round", "turn")
+    assert plan.points[band.begin] == PlanPoint("round", "turn")
 
 
 def test_nodes_that_are_called_like_points_draw_no_loop() -> None:
@@ -65,7 +65,7 @@ def test_nodes_that_are_called_like_points_draw_no_loop() -> None:
     }
     """)
     )
-    assert bands(plan) == ()
+    assert loop_bands(plan) == ()
 
 
 def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
@@ -84,7 +84,7 @@ def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
       }}
       return %f, %g
     }}"""
-    found = bands(plan_memory(parse(text)))
+    found = loop_bands(plan_memory(parse(text)))
     outer = [band for band in found if band.loop == "outer"]
     assert [band.depth for band in outer] == [0] * len(outer)
     within = [band for band in found if band.loop == "inner"]
@@ -105,24 +105,32 @@ def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
     ],
 )
 def test_the_rounds_of_a_copy_in_words(first: int, ring: int, copy: int, told: str) -> None:
-    record = Rolled("x", (), first, ring)
-    assert rounds_of(record, copy) == told
+    record = RolledLoop("x", (), first, ring)
+    assert iterations_of_version(record, copy) == told
 
 
 def test_where_the_run_decides_copies_are_states() -> None:
-    record = Rolled("x", (), 0, 3, (Jump(0, (("y", 1),), 2),))
-    assert rounds_of(record, 2) == "state 3 of 3"
-    assert turns(record) == "loop x: its values take turns; 3 states, and each round decides which comes next"
+    record = RolledLoop("x", (), 0, 3, (VersionTransition(0, (("y", 1),), 2),))
+    assert iterations_of_version(record, 2) == "state 3 of 3"
+    assert (
+        describe_versions(record) == "loop x: its values take turns; 3 states, and each round decides which comes next"
+    )
 
 
 def test_turns_in_words() -> None:
-    assert turns(Rolled("x", (), 1, 2)) == "loop x: its values take turns; 1 round, then a ring of 2"
-    assert turns(Rolled("x", (), 2, 1)) == "loop x: its values take turns; 2 rounds, then every round alike"
-    assert turns(Rolled("x", (("y", 1),), 0, 3)) == "loop x in copy 1 of y: its values take turns in a ring of 3"
+    assert describe_versions(RolledLoop("x", (), 1, 2)) == "loop x: its values take turns; 1 round, then a ring of 2"
+    assert (
+        describe_versions(RolledLoop("x", (), 2, 1))
+        == "loop x: its values take turns; 2 rounds, then every round alike"
+    )
+    assert (
+        describe_versions(RolledLoop("x", (("y", 1),), 0, 3))
+        == "loop x in copy 1 of y: its values take turns in a ring of 3"
+    )
 
 
 def test_the_picture_tells_when_a_value_is_where_and_what_pointers_stand_for() -> None:
-    picture = rectangles(delay_plan())
+    picture = picture_of_plan(delay_plan())
     found = zip(picture.placements, picture.rounds, strict=True)
     told = {place.region.offset: rounds for place, rounds in found if place.value == "s"}
     assert sorted(told.values()) == [
@@ -145,13 +153,13 @@ def test_a_value_is_alive_while_a_pointer_stands_for_it() -> None:
 
 
 def test_the_summary_tells_turns_pointers_and_what_is_moved() -> None:
-    told = printed(summary(delay_plan()))
+    told = printed(render_summary(delay_plan()))
     assert "loop turn: its values take turns; 2 rounds, then a ring of 2" in told
     assert "4 values are pointers and have no bytes" in told
     assert "next turn: 4 KiB, s to all: a row is copied: below 262,144 bytes a copy costs less" in told
     without = parse(DELAY.replace("; %s axis 0", ";").replace(", %all: f32[8,1024]", "").replace("%f, %all", "%f"))
-    assert "0 bytes moved by loops and branches" in printed(summary(plan_memory(without)))
-    assert "moved" not in printed(summary(small_plan()))
+    assert "0 bytes moved by loops and branches" in printed(render_summary(plan_memory(without)))
+    assert "moved" not in printed(render_summary(small_plan()))
 
 
 def test_without_reuse_each_value_counts_once() -> None:
@@ -161,7 +169,7 @@ def test_without_reuse_each_value_counts_once() -> None:
 
 
 def test_json_lists_loops_pointers_and_moves() -> None:
-    content = as_json(delay_plan(), None, None)
+    content = plan_json(delay_plan(), None, None)
     [loop] = content["loops"]
     assert (loop["loop"], loop["within"], loop["first"], loop["ring"]) == ("turn", [], 2, 2)
     assert content["pointers"]["g"] == ["y", "s"]
@@ -172,5 +180,5 @@ def test_json_lists_loops_pointers_and_moves() -> None:
 
 
 def test_hostile_points_only_mislead_the_picture() -> None:
-    plan = replace(delay_plan(), points=(Point("round", "turn", (("turn", 0),)),) * len(delay_plan().points))
-    assert bands(plan) == ()
+    plan = replace(delay_plan(), points=(PlanPoint("round", "turn", (("turn", 0),)),) * len(delay_plan().points))
+    assert loop_bands(plan) == ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.viz.rectangles import rectangles
+from sublet.viz.view_model import picture_of_plan
 from tests.viz.chromium import PROGRAM, Chromium
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import small_plan
@@ -26,7 +26,7 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(browser: Chromium, tmp_path: Path) -> Page:
-    return Page(browser, rectangles(delay_plan()), tmp_path)
+    return Page(browser, picture_of_plan(delay_plan()), tmp_path)
 
 
 def pressed(page: Page, title: str) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_band_tells_its_rounds(page: Page) -> None:
 
 
 def test_without_loops_there_is_nothing_to_fold(browser: Chromium, tmp_path: Path) -> None:
-    page = Page(browser, rectangles(small_plan()), tmp_path)
+    page = Page(browser, picture_of_plan(small_plan()), tmp_path)
     assert browser.evaluate(f"{BUTTON}.hidden") is True
     page.browser.key("f")
     assert browser.evaluate("sublet.rectangles") == 8

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from sublet.base.errors import SubletError
-from sublet.plan import RUN, Point
+from sublet.plan import RUN, PlanPoint
 from sublet.viz.columns import Columns
-from sublet.viz.page import html, write_html
-from sublet.viz.rectangles import rectangles
+from sublet.viz.page import render_page, write_html
+from sublet.viz.view_model import picture_of_plan
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan
 
@@ -32,7 +32,7 @@ def unpacked(page: str) -> tuple[dict[str, Any], bytes]:
 
 
 def test_the_page_holds_every_name_and_number() -> None:
-    model, columns = unpacked(html(rectangles(small_plan())))
+    model, columns = unpacked(render_page(picture_of_plan(small_plan())))
     assert model["words"][:7] == ["start", "conv1", "flatten", "pool", "relu", "gemm", "softmax"]
     assert model["words"][7:14] == ["image", "x", "y", "z", "a", "late", "twice"]
     kind, position, count = model["placements"]["offset"]
@@ -42,7 +42,7 @@ def test_the_page_holds_every_name_and_number() -> None:
 
 
 def test_the_page_holds_bands_rounds_and_pointers() -> None:
-    model, columns = unpacked(html(rectangles(delay_plan())))
+    model, columns = unpacked(render_page(picture_of_plan(delay_plan())))
     assert [band[0] for band in model["bands"]][:2] == ["turn: round 0", "turn: round 1"]
     assert [name for name, _, _ in model["pointers"]] == ["f", "g", "p", "q"]
     kind, position, count = model["placements"]["rounds"]
@@ -52,14 +52,14 @@ def test_the_page_holds_bands_rounds_and_pointers() -> None:
 
 
 def test_the_page_asks_for_nothing() -> None:
-    page = html(rectangles(network_plan(50)))
+    page = render_page(picture_of_plan(network_plan(50)))
     assert "@@" not in page
     assert not re.search(r"https?:|//\w+\.|\bsrc\s*=|<link|@import|url\(|fetch\(|XMLHttpRequest", page)
     assert "default-src 'none'" in page
 
 
 def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page() -> None:
-    page = html(rectangles(small_plan()))
+    page = render_page(picture_of_plan(small_plan()))
     [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     for text in (script, style):
@@ -69,28 +69,28 @@ def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page() -> Non
 
 def test_no_name_gets_into_the_markup() -> None:
     hostile = "</script><script>alert(1)</script>"
-    plan = replace(small_plan(), graph=hostile, points=(Point(RUN, hostile),) * 7)
-    page = html(rectangles(plan))
+    plan = replace(small_plan(), graph=hostile, points=(PlanPoint(RUN, hostile),) * 7)
+    page = render_page(picture_of_plan(plan))
     assert "alert" not in page
     assert page.count("<script") == 2
     assert unpacked(page)[0]["title"] == hostile
 
 
 def test_half_characters_do_not_stop_the_page() -> None:
-    page = html(rectangles(replace(small_plan(), graph="bad \ud800 name")))
+    page = render_page(picture_of_plan(replace(small_plan(), graph="bad \ud800 name")))
     assert page.encode("utf-8")
 
 
 def test_the_same_plan_gives_the_same_page() -> None:
-    assert html(rectangles(network_plan(80))) == html(rectangles(network_plan(80)))
+    assert render_page(picture_of_plan(network_plan(80))) == render_page(picture_of_plan(network_plan(80)))
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SubletError, match="cannot be written"):
-        write_html(rectangles(small_plan()), tmp_path / "missing" / "plan.html")
+        write_html(picture_of_plan(small_plan()), tmp_path / "missing" / "plan.html")
     (tmp_path / "plan.html").mkdir()
     with pytest.raises(SubletError, match="cannot be written"):
-        write_html(rectangles(small_plan()), tmp_path / "plan.html")
+        write_html(picture_of_plan(small_plan()), tmp_path / "plan.html")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
 
 
@@ -102,5 +102,5 @@ def test_columns_are_as_narrow_as_their_numbers_and_aligned(largest: int, kind: 
     columns = Columns()
     assert columns.add([1]) == ("u8", 0, 1)
     assert columns.add([0, largest]) == (kind, 8, 2)
-    content = zlib.decompress(b64decode(columns.deflated({})))
+    content = zlib.decompress(b64decode(columns.to_base64({})))
     assert len(content) == 8 + 8 + 8 + (8 if width < 8 else 16)

@@ -13,11 +13,11 @@ from sublet import SGD, Graph, nn, train_step
 from sublet.base.bytesize import human
 from sublet.ir.recipe import Recipe
 from sublet.packing.problem import Buffer, Packing, Problem
-from sublet.plan import ARENA, MemoryPlan, Outside, Placement, Region
-from sublet.planning.budget.within import Budgets
+from sublet.plan import ARENA, MemoryPlan, Placement, Region, UnplannedValue
+from sublet.planning.budget.search import BudgetSearch
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
-from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
+from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
 from tests.viz.chromium import PROGRAM, Chromium
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 
@@ -73,7 +73,7 @@ class Page:
 
 @pytest.fixture
 def small(browser: Chromium, tmp_path: Path) -> Page:
-    return Page(browser, rectangles(small_plan()), tmp_path)
+    return Page(browser, picture_of_plan(small_plan()), tmp_path)
 
 
 def after(lines: list[str], heading: str) -> list[str]:
@@ -108,9 +108,9 @@ def test_the_header_tells_the_figures(small: Page) -> None:
 
 
 def test_the_headline_claims_nothing_of_what_is_not_counted(browser: Chromium, tmp_path: Path) -> None:
-    outside = tuple(Outside(f"n{i}", "i64[1,?]", "depends on <b>data</b>") for i in range(5))
+    outside = tuple(UnplannedValue(f"n{i}", "i64[1,?]", "depends on <b>data</b>") for i in range(5))
     plan = replace(small_plan(), outside=outside, recipe=Recipe(assumed=(("x", "f32[1,4,16,16]"),)))
-    page = Page(browser, rectangles(plan), tmp_path)
+    page = Page(browser, picture_of_plan(plan), tmp_path)
     header = " ".join(page.text("header").split())
     assert "7 of 12 tensors planned; 5 outside, not counted: n0 i64[1,?], n1 i64[1,?], n2 i64[1,?] and 2 more" in header
     assert "Assumed: x is f32[1,4,16,16]" in header
@@ -298,7 +298,7 @@ def test_hostile_names_are_only_text(browser: Chromium, tmp_path: Path) -> None:
         replace(place, value=name, producer=name, shares=name and place.shares and hostile[1], spec=name)
         for name, place in zip(hostile, plan.placements, strict=False)
     ]
-    page = Page(browser, rectangles(plan_of(placements, tuple(hostile), graph=hostile[0])), tmp_path)
+    page = Page(browser, picture_of_plan(plan_of(placements, tuple(hostile), graph=hostile[0])), tmp_path)
     for name in (hostile[0], hostile[2], hostile[4]):
         assert name in page.hover(name)
         assert page.click(name)[0] == name
@@ -311,7 +311,7 @@ def test_hostile_names_are_only_text(browser: Chromium, tmp_path: Path) -> None:
 def test_bytes_beyond_what_a_double_holds_are_told_exactly(browser: Chromium, tmp_path: Path) -> None:
     size = (1 << 60) + 1
     problem = Problem((Buffer("huge", size, -5, 5), Buffer("gap", 64, -5, 9, gaps=((0, 4),))), name="big")
-    picture = packing_rectangles(problem, Packing((0, size), size + 64, "by_hand"))
+    picture = picture_of_packing(problem, Packing((0, size), size + 64, "by_hand"))
     page = Page(browser, picture, tmp_path)
     tip = page.hover("huge")
     assert f"{size:,} B" in tip
@@ -334,7 +334,7 @@ def one_byte_plan() -> MemoryPlan:
 
 @pytest.mark.parametrize("plan", [empty_plan(), one_byte_plan(), network_plan(1)], ids=["empty", "one-byte", "one"])
 def test_the_smallest_plans_are_pages_too(browser: Chromium, tmp_path: Path, plan: MemoryPlan) -> None:
-    page = Page(browser, rectangles(plan), tmp_path)
+    page = Page(browser, picture_of_plan(plan), tmp_path)
     browser.key(".")
     browser.key("+")
     browser.mouse("Moved", 500, 400)
@@ -348,7 +348,7 @@ def test_a_click_on_a_point_of_a_frontier_shows_its_plan(browser: Chromium, tmp_
     write_html(pictures[0], tmp_path / "curve.html", pictures[1:], curve)
     browser.events.clear()
     browser.open(tmp_path / "curve.html")
-    for k, (spot, picture) in enumerate(zip(curve.spots, pictures, strict=True)):
+    for k, (spot, picture) in enumerate(zip(curve.points, pictures, strict=True)):
         if k:  # the page comes anew, with the plan that the fragment of its address names
             mark = f"document.querySelector('#frontier a[href=\"#point-{k}\"] .mark')"
             browser.evaluate(f"sublet.ready = false; {mark}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
@@ -360,20 +360,20 @@ def test_a_click_on_a_point_of_a_frontier_shows_its_plan(browser: Chromium, tmp_
     assert browser.complaints() == []
 
 
-def chain() -> Budgets:
+def chain() -> BudgetSearch:
     """Of a step that needs less in several ways."""
     g = Graph("chain")
     h = g.input("x", (32, 64))
     for i in range(6):
         h = nn.gelu(h @ g.parameter(f"w{i}", (64, 64), initial=0.1))
-    return Budgets(train_step(nn.square(h).mean(), g.parameters, SGD(0.1)))
+    return BudgetSearch(train_step(nn.square(h).mean(), g.parameters, SGD(0.1)))
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_the_canvas_has_the_pixels_of_the_screen(browser: Chromium, tmp_path: Path, scale: float) -> None:
     browser.resize(1000, 700, scale)
     try:
-        page = Page(browser, rectangles(small_plan()), tmp_path)
+        page = Page(browser, picture_of_plan(small_plan()), tmp_path)
         width = browser.evaluate("document.getElementById('stage').getBoundingClientRect().width")
         assert browser.evaluate("document.getElementById('base').width") == round(width * scale)
         assert page.pixel(*page.at("late")) == [0x99, 0xDD, 0xFF]
@@ -403,7 +403,7 @@ def test_the_page_writes_bytes_as_python_does(browser: Chromium, tmp_path: Path)
     for i, size in enumerate(sizes):
         placements.append(Placement(f"t{i}_", "", Region(ARENA, offset, size), ((i, i + 1),), i))
         offset += size
-    page = Page(browser, rectangles(plan_of(placements, tuple(f"p{i}" for i in range(len(sizes))))), tmp_path)
+    page = Page(browser, picture_of_plan(plan_of(placements, tuple(f"p{i}" for i in range(len(sizes))))), tmp_path)
     for i, size in enumerate(sizes):
         browser.key(".")
         told = " ".join(page.text("#panel").split())
@@ -414,7 +414,7 @@ def test_the_page_writes_bytes_as_python_does(browser: Chromium, tmp_path: Path)
 def test_tens_of_thousands_of_rectangles(
     browser: Chromium, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = rectangles(network_plan(15_000))
+    picture = picture_of_plan(network_plan(15_000))
     page = Page(browser, picture, tmp_path)
     assert browser.evaluate("sublet.rectangles") == len(picture.rectangles) > 20_000
     paint = browser.evaluate("sublet.firstPaintMs")

@@ -9,8 +9,14 @@ import pytest
 from sublet.base.errors import ProblemError
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, Placement, Region
-from sublet.plan.schedule import Schedule, Step
-from sublet.viz.rectangles import live_columns, packing_rectangles, point_name, rectangles, reserved
+from sublet.plan.schedule import Schedule, ScheduleStep
+from sublet.viz.view_model import (
+    live_bytes_by_column,
+    partly_used_buffers,
+    picture_of_packing,
+    picture_of_plan,
+    point_label,
+)
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 
 
@@ -19,7 +25,7 @@ def place(value: str, offset: int, nbytes: int, live: tuple[tuple[int, int], ...
 
 
 def test_a_rectangle_for_each_live_range_of_each_value_in_the_arena() -> None:
-    picture = rectangles(small_plan())
+    picture = picture_of_plan(small_plan())
     drawn = [(picture.placements[piece.placement].value, piece.begin, piece.end) for piece in picture.rectangles]
     assert drawn == [
         ("image", 0, 2),
@@ -31,16 +37,16 @@ def test_a_rectangle_for_each_live_range_of_each_value_in_the_arena() -> None:
         ("late", 5, 7),
         ("twice", 5, 6),
     ]
-    assert (picture.begin, picture.end, picture.height) == (0, 7, 6144)
+    assert (picture.begin, picture.end, picture.top_address) == (0, 7, 6144)
 
 
 def test_what_is_bound_outside_is_summed_by_kind() -> None:
-    assert rectangles(small_plan()).bound == (("weight", 256),)
+    assert picture_of_plan(small_plan()).bound == (("weight", 256),)
 
 
 def test_the_live_curve_counts_the_values_of_a_buffer_once() -> None:
     kib = 1024
-    assert rectangles(small_plan()).curve == (
+    assert picture_of_plan(small_plan()).curve == (
         (0, 2 * kib),
         (1, 6 * kib),
         (2, 3 * kib),
@@ -55,28 +61,28 @@ PARTS = [place("left", 0, 64, ((0, 2),), 0), place("right", 64, 64, ((1, 2),), 0
 
 
 def test_of_a_buffer_of_parts_the_bytes_count_that_are_needed() -> None:
-    picture = rectangles(plan_of(PARTS, ("l", "r")))
+    picture = picture_of_plan(plan_of(PARTS, ("l", "r")))
     assert picture.curve == ((0, 65), (1, 129), (2, 0))
-    assert not reserved(picture)
+    assert not partly_used_buffers(picture)
 
 
 def test_in_several_streams_a_buffer_of_parts_is_held_whole_and_the_rest_is_reserved() -> None:
-    steps = Schedule((Step("l"), Step("r", 1)))
-    picture = rectangles(replace(plan_of(PARTS, ("l", "r")), schedule=steps))
+    steps = Schedule((ScheduleStep("l"), ScheduleStep("r", 1)))
+    picture = picture_of_plan(replace(plan_of(PARTS, ("l", "r")), schedule=steps))
     assert picture.curve == ((0, 129), (2, 0))
-    [(position, block)] = reserved(picture)
+    [(position, block)] = partly_used_buffers(picture)
     assert (position, block.offset, block.nbytes, block.live) == (0, 0, 128, ((0, 2),))
 
 
 def test_values_that_name_no_buffer_are_not_counted_as_one() -> None:
     loose = [place("a", 0, 8, ((0, 1),), -1), place("b", 8, 8, ((0, 1),), -1), place("c", 16, 8, ((0, 1),), 0)]
-    picture = rectangles(plan_of(loose, ("p",)))
+    picture = picture_of_plan(plan_of(loose, ("p",)))
     assert picture.curve == ((0, 24), (1, 0))
     assert len({value.buffer for value in picture.placements}) == 3
 
 
 def test_empty_tensors_and_empty_ranges_are_no_rectangles() -> None:
-    picture = rectangles(plan_of([place("none", 0, 0, ((0, 1),), 0), place("never", 0, 8, ((1, 1),), 1)], ("p",)))
+    picture = picture_of_plan(plan_of([place("none", 0, 0, ((0, 1),), 0), place("never", 0, 8, ((1, 1),), 1)], ("p",)))
     assert picture.rectangles == ()
     assert picture.blocks == ()
     assert picture.curve == ()
@@ -84,19 +90,21 @@ def test_empty_tensors_and_empty_ranges_are_no_rectangles() -> None:
 
 
 def test_a_plan_of_nothing_has_a_picture() -> None:
-    picture = rectangles(plan_of([], ()))
-    assert (picture.end - picture.begin, picture.height, picture.gap) == (1, 1, 0.0)
+    picture = picture_of_plan(plan_of([], ()))
+    assert (picture.end - picture.begin, picture.top_address, picture.gap) == (1, 1, 0.0)
 
 
 def test_the_larger_of_two_that_begin_together_is_drawn_first() -> None:
-    picture = rectangles(plan_of([place("part", 0, 8, ((0, 2),), 0), place("whole", 0, 16, ((0, 2),), 0)], ("p", "q")))
+    picture = picture_of_plan(
+        plan_of([place("part", 0, 8, ((0, 2),), 0), place("whole", 0, 16, ((0, 2),), 0)], ("p", "q"))
+    )
     assert [picture.placements[piece.placement].value for piece in picture.rectangles] == ["whole", "part"]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_curve_is_the_sum_at_every_point_of_a_generated_plan(seed: int) -> None:
     plan = network_plan(120, seed)
-    picture = rectangles(plan)
+    picture = picture_of_plan(plan)
     level = dict(picture.curve)
     live = 0
     for point in range(len(plan.points)):
@@ -107,32 +115,32 @@ def test_the_curve_is_the_sum_at_every_point_of_a_generated_plan(seed: int) -> N
 
 def test_a_packing_with_a_gap_is_drawn_in_two_pieces() -> None:
     problem = Problem((Buffer("a", 64, -2, 8, gaps=((1, 5),)), Buffer("b", 32, 1, 5)), name="two")
-    picture = packing_rectangles(problem, Packing((0, 16), 64, "by_hand"))
+    picture = picture_of_packing(problem, Packing((0, 16), 64, "by_hand"))
     pieces = [(piece.begin, piece.end, piece.offset, piece.nbytes) for piece in picture.rectangles]
     assert pieces == [(-2, 1, 0, 64), (1, 5, 16, 32), (5, 8, 0, 64)]
     assert (picture.begin, picture.end, picture.lower_bound_bytes, picture.gap) == (-2, 8, 64, 0.0)
     assert (picture.peak.point, picture.peak.nbytes, picture.peak.values) == (-2, 64, ("a",))
-    assert point_name(picture, -2) == "t = -2"
+    assert point_label(picture, -2) == "t = -2"
 
 
 def test_a_given_lower_bound_is_drawn() -> None:
     problem = Problem((Buffer("a", 50, 0, 1),))
-    picture = packing_rectangles(problem, Packing((0,), 100, "by_hand"), 80, "antichain")
+    picture = picture_of_packing(problem, Packing((0,), 100, "by_hand"), 80, "antichain")
     assert (picture.lower_bound_bytes, picture.lower_bound_source, picture.gap) == (80, "antichain", 0.25)
 
 
 def test_an_empty_problem_has_a_picture() -> None:
-    assert packing_rectangles(Problem(()), Packing((), 0, "none")).rectangles == ()
+    assert picture_of_packing(Problem(()), Packing((), 0, "none")).rectangles == ()
 
 
 def test_a_packing_of_another_problem_is_refused() -> None:
     with pytest.raises(ProblemError, match="2 offsets for the 1 buffers"):
-        packing_rectangles(Problem((Buffer("a", 1, 0, 1),)), Packing((0, 0), 1, "s"))
+        picture_of_packing(Problem((Buffer("a", 1, 0, 1),)), Packing((0, 0), 1, "s"))
 
 
 def test_columns_of_time_show_their_highest_level() -> None:
-    picture = rectangles(small_plan())
+    picture = picture_of_plan(small_plan())
     kib = 1024
-    assert live_columns(picture, 7) == [level * kib for level in (2, 6, 3, 4, 4, 6, 2)]
-    assert live_columns(picture, 2) == [6 * kib, 6 * kib]
-    assert live_columns(picture, 14)[::2] == live_columns(picture, 7)
+    assert live_bytes_by_column(picture, 7) == [level * kib for level in (2, 6, 3, 4, 4, 6, 2)]
+    assert live_bytes_by_column(picture, 2) == [6 * kib, 6 * kib]
+    assert live_bytes_by_column(picture, 14)[::2] == live_bytes_by_column(picture, 7)

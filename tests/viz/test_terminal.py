@@ -12,10 +12,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from sublet.plan import RUN, Point
-from sublet.viz.grid import FREE, grid
-from sublet.viz.rectangles import Picture, rectangles
+from sublet.plan import RUN, PlanPoint
+from sublet.viz.grid import FREE, fill_grid
 from sublet.viz.terminal import memory_map
+from sublet.viz.view_model import Picture, picture_of_plan
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 
 Colours = Literal["standard", "256", "truecolor"]
@@ -53,19 +53,19 @@ def stripped(text: str) -> str:
 
 
 def test_without_colours_buffers_are_letters() -> None:
-    text = printed(rectangles(small_plan()), 52, 14)
+    text = printed(picture_of_plan(small_plan()), 52, 14)
     assert stripped(text) == PLAIN
 
 
 def test_a_terminal_that_knows_only_ascii_gets_only_ascii() -> None:
-    text = printed(rectangles(small_plan()), 52, 14, encoding="ascii")
+    text = printed(picture_of_plan(small_plan()), 52, 14, encoding="ascii")
     assert stripped(text) == PLAIN.translate(ASCII)
 
 
 @pytest.mark.parametrize("colours", [None, "standard", "256", "truecolor"])
 def test_the_map_keeps_within_the_terminal(colours: Colours | None) -> None:
     for plan in (small_plan(), network_plan(300), plan_of([], ())):
-        picture = rectangles(plan)
+        picture = picture_of_plan(plan)
         for width, height in ((80, 24), (40, 12), (12, 3), (200, 60)):
             lines = re.sub(r"\x1b\[[0-9;]*m", "", printed(picture, width, height, colours)).splitlines()
             assert max(cell_len(line) for line in lines) <= max(width, 18)
@@ -73,11 +73,11 @@ def test_the_map_keeps_within_the_terminal(colours: Colours | None) -> None:
 
 
 def test_a_pipe_gets_no_colour_codes() -> None:
-    assert "\x1b" not in printed(rectangles(network_plan(100)), 80, 24)
+    assert "\x1b" not in printed(picture_of_plan(network_plan(100)), 80, 24)
 
 
 def test_colours_draw_two_cells_a_character() -> None:
-    text = printed(rectangles(small_plan()), 80, 23, "truecolor")
+    text = printed(picture_of_plan(small_plan()), 80, 23, "truecolor")
     assert "\x1b[38;2;238;136;102" in text  # x, the second buffer
     assert "▀" in text or "▄" in text
     plain = Text.from_ansi(text).plain
@@ -88,11 +88,11 @@ def test_colours_draw_two_cells_a_character() -> None:
 
 def test_the_peak_is_marked_in_its_column_above_the_map_and_in_the_sparkline() -> None:
     plan = network_plan(300)
-    picture = rectangles(plan)
+    picture = picture_of_plan(plan)
     lines = printed(picture, 110, 30, "truecolor").splitlines()
     column = 10 + (2 * plan.peak.point + 1) * 100 // 600
     assert Text.from_ansi(lines[0]).plain[column] == "▼"
-    assert plan.at_peak.node in lines[0]
+    assert plan.peak_point.node in lines[0]
     spark = Text.from_ansi(lines[-2])
     [marked] = [span for span in spark.spans if span.style and "#f0508c" in str(span.style)]
     assert (marked.start, marked.end) == (column, column + 1)
@@ -101,11 +101,11 @@ def test_the_peak_is_marked_in_its_column_above_the_map_and_in_the_sparkline() -
 def test_a_peak_at_the_end_is_told_left_of_its_mark() -> None:
     plan = small_plan()
     late = replace(plan, peak=replace(plan.peak, point=6))
-    assert "peak 6 KiB at softmax ▼" in printed(rectangles(late), 80, 24)
+    assert "peak 6 KiB at softmax ▼" in printed(picture_of_plan(late), 80, 24)
 
 
 def test_a_cell_shows_the_block_that_fills_most_of_it() -> None:
-    cells = grid(rectangles(small_plan()), 7, 6)
+    cells = fill_grid(picture_of_plan(small_plan()), 7, 6)
     a, x, c, d, e = range(5)
     assert cells == [
         [FREE, c, FREE, FREE, FREE, c, FREE],
@@ -119,9 +119,9 @@ def test_a_cell_shows_the_block_that_fills_most_of_it() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     plan = small_plan()
-    points = (Point(RUN, "\x1b[2J"), Point(RUN, "evil\rname\n\x07"), *plan.points[2:])
+    points = (PlanPoint(RUN, "\x1b[2J"), PlanPoint(RUN, "evil\rname\n\x07"), *plan.points[2:])
     placements = tuple(replace(place, value=f"{place.value}\x1b[31m") for place in plan.placements)
-    text = printed(rectangles(replace(plan, points=points, placements=placements)), 80, 24)
+    text = printed(picture_of_plan(replace(plan, points=points, placements=placements)), 80, 24)
     assert "\x1b" not in text
     assert "\r" not in text
     assert len(text.splitlines()) == 24

@@ -18,12 +18,12 @@ import numpy as np
 
 from sublet.base.ranges import merge
 
-Pieces = tuple[tuple[int, int], ...]
+LiveRange = tuple[tuple[int, int], ...]
 V = TypeVar("V", bound=Hashable)
 V_co = TypeVar("V_co", bound=Hashable, covariant=True)
 
 
-class Moment(Protocol[V_co]):
+class LivenessPoint(Protocol[V_co]):
     """A point as liveness needs it: all `uses` are read, then all `defs` are written, then all `kills` end."""
 
     @property
@@ -33,17 +33,17 @@ class Moment(Protocol[V_co]):
     def defs(self) -> tuple[V_co, ...]: ...
 
     @property
-    def forgotten(self) -> tuple[V_co, ...]: ...
+    def kills(self) -> tuple[V_co, ...]: ...
 
 
-class Timeline(Protocol[V_co]):
+class LivenessGraph(Protocol[V_co]):
     """Points and their successors, for programs with variables of any hashable type."""
 
     @property
-    def points(self) -> Sequence[Moment[V_co]]: ...
+    def points(self) -> Sequence[LivenessPoint[V_co]]: ...
 
     @property
-    def followers(self) -> Sequence[tuple[int, ...]]: ...
+    def successors(self) -> Sequence[tuple[int, ...]]: ...
 
 
 @dataclass(frozen=True)
@@ -54,50 +54,50 @@ class LiveRanges(Generic[V]):
     point u is live in [2d + 1, 2u + 1); a value never read is live in [2d + 1, 2d + 2).
     """
 
-    halves: dict[V, Pieces]
+    slot_ranges: dict[V, LiveRange]
 
-    def points(self, value: V) -> Pieces:
+    def point_ranges(self, value: V) -> LiveRange:
         """Return the half-open ranges of points at which the bytes are needed, reads and writes included."""
-        return whole_points(self.halves.get(value, ()))
+        return to_point_ranges(self.slot_ranges.get(value, ()))
 
 
-def whole_points(halves: Pieces) -> Pieces:
+def to_point_ranges(halves: LiveRange) -> LiveRange:
     """Return ranges of slots as merged ranges of all points touched."""
     return merge((begin // 2, (end + 1) // 2) for begin, end in halves)
 
 
-def liveness(flow: Timeline[V]) -> LiveRanges[V]:
+def compute_live_ranges(flow: LivenessGraph[V]) -> LiveRanges[V]:
     """Return the live range of every value that some point uses or defines."""
     blocks = _basic_blocks(flow)
     values: dict[V, int] = {}
     for point in flow.points:
-        for value in (*point.defs, *point.forgotten, *point.uses):
+        for value in (*point.defs, *point.kills, *point.uses):
             values.setdefault(value, len(values))
-    live_out = _solve(flow, blocks, values)
+    live_out = _solve_live_out(flow, blocks, values)
     names = list(values)
     pieces: dict[V, list[tuple[int, int]]] = {value: [] for value in values}
     for (begin, end), mask in zip(blocks, live_out, strict=True):
-        _scan(flow, begin, end, [names[i] for i in _bits(mask)], pieces)
+        _scan_block(flow, begin, end, [names[i] for i in _set_bits(mask)], pieces)
     return LiveRanges({value: merge(ranges) for value, ranges in pieces.items()})
 
 
-def live_sets(flow: Timeline[V]) -> tuple[tuple[frozenset[V], frozenset[V]], ...]:
+def live_in_out(flow: LivenessGraph[V]) -> tuple[tuple[frozenset[V], frozenset[V]], ...]:
     """Return the sets (live-in, live-out) of every point."""
     into: list[set[V]] = [set() for _ in flow.points]
-    for value, pieces in liveness(flow).halves.items():
+    for value, pieces in compute_live_ranges(flow).slot_ranges.items():
         for begin, end in pieces:
             for point in range((begin + 1) // 2, (end + 1) // 2):
                 into[point].add(value)
     return tuple(
         (frozenset(live), frozenset().union(*(into[follower] for follower in followers)))
-        for live, followers in zip(into, flow.followers, strict=True)
+        for live, followers in zip(into, flow.successors, strict=True)
     )
 
 
-def _basic_blocks(flow: Timeline[V]) -> list[tuple[int, int]]:
+def _basic_blocks(flow: LivenessGraph[V]) -> list[tuple[int, int]]:
     """Return the basic blocks: maximal runs [begin, end) of points always executed one after another."""
     leaders = {0}
-    for i, followers in enumerate(flow.followers):
+    for i, followers in enumerate(flow.successors):
         if followers != (i + 1,):
             leaders.update(followers)
             leaders.add(i + 1)
@@ -105,19 +105,19 @@ def _basic_blocks(flow: Timeline[V]) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(flow.points)], strict=True))
 
 
-def _solve(flow: Timeline[V], blocks: list[tuple[int, int]], values: dict[V, int]) -> list[int]:
+def _solve_live_out(flow: LivenessGraph[V], blocks: list[tuple[int, int]], values: dict[V, int]) -> list[int]:
     """Return the set of values live at the end of each block, as bit sets."""
     use, define = [], []
     for begin, end in blocks:
         used = defined = 0
         for point in reversed(flow.points[begin:end]):
-            defs = _mask((*point.defs, *point.forgotten), values)
-            used = used & ~defs | _mask(point.uses, values)
+            defs = _bit_set((*point.defs, *point.kills), values)
+            used = used & ~defs | _bit_set(point.uses, values)
             defined |= defs
         use.append(used)
         define.append(defined)
     block_at = {begin: i for i, (begin, _) in enumerate(blocks)}
-    followers = [[block_at[f] for f in flow.followers[end - 1]] for _, end in blocks]
+    followers = [[block_at[f] for f in flow.successors[end - 1]] for _, end in blocks]
     live_in = [0] * len(blocks)
     live_out = [0] * len(blocks)
     changed = True
@@ -133,14 +133,16 @@ def _solve(flow: Timeline[V], blocks: list[tuple[int, int]], values: dict[V, int
     return live_out
 
 
-def _scan(flow: Timeline[V], begin: int, end: int, live_out: list[V], pieces: dict[V, list[tuple[int, int]]]) -> None:
+def _scan_block(
+    flow: LivenessGraph[V], begin: int, end: int, live_out: list[V], pieces: dict[V, list[tuple[int, int]]]
+) -> None:
     """Add the live ranges inside a block to `pieces`, scanning the block backwards."""
     ends = dict.fromkeys(live_out, 2 * end)
     for t in reversed(range(begin, end)):
         point = flow.points[t]
         for value in point.defs:
             pieces[value].append((2 * t + 1, ends.pop(value, 2 * t + 2)))
-        for value in point.forgotten:
+        for value in point.kills:
             last = ends.pop(value, 0)
             if last > 2 * t + 2:
                 pieces[value].append((2 * t + 2, last))
@@ -150,7 +152,7 @@ def _scan(flow: Timeline[V], begin: int, end: int, live_out: list[V], pieces: di
         pieces[value].append((2 * begin, last))
 
 
-def _mask(values: tuple[V, ...], index: dict[V, int]) -> int:
+def _bit_set(values: tuple[V, ...], index: dict[V, int]) -> int:
     """Return the bit set of `values`."""
     mask = 0
     for value in values:
@@ -158,7 +160,7 @@ def _mask(values: tuple[V, ...], index: dict[V, int]) -> int:
     return mask
 
 
-def _bits(mask: int) -> list[int]:
+def _set_bits(mask: int) -> list[int]:
     """Return the positions of the set bits, ascending."""
     packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
     positions: list[int] = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()

@@ -7,11 +7,11 @@ from typing import Literal
 
 from sublet.base.errors import ProblemError
 from sublet.ir.recipe import GIVEN, LEAST, LESS
-from sublet.packing import Region as MemoryRegion
+from sublet.packing import MemoryRegion as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
 
-Where = Literal["arena", "bound"]
-SMALLEST = 256 << 10
+StorageChoice = Literal["arena", "bound"]
+MIN_VIEW_BYTES = 256 << 10
 """Bytes of a slice or row. A smaller one is copied: a copy costs less than passing a new address every iteration."""
 
 Order = Literal["given", "less", "least"]
@@ -51,8 +51,8 @@ class Options:
 
     strategy: str = "auto"
     alignment: int = 64
-    io: Where = "arena"
-    weights: Where = "bound"
+    io: StorageChoice = "arena"
+    weights: StorageChoice = "bound"
     streams: int = 1
     timeout: float | None = None
     share: bool = True
@@ -75,8 +75,8 @@ class Options:
             raise ProblemError(f"there must be at least one stream, not {self.streams}")
 
     @property
-    def smallest(self) -> int:
+    def min_view_bytes(self) -> int:
         """The least bytes of a slice or row placed as a view of the whole."""
         if self.in_place_from is not None:
             return self.in_place_from
-        return 0 if self.forbid_copies else SMALLEST
+        return 0 if self.forbid_copies else MIN_VIEW_BYTES

@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublet.analysis.content import contents
-from sublet.analysis.flow import Flow, Point
-from sublet.analysis.groups import Group, Member, add
-from sublet.analysis.liveness import LiveRanges, Pieces
-from sublet.analysis.merging import Copy, Merger, Permitted
-from sublet.analysis.options import SMALLEST
-from sublet.analysis.order import Concurrency
-from sublet.analysis.scopes import Facts
-from sublet.analysis.windows import Window, obstacle
+from sublet.analysis.byte_provenance import compute_provenance
+from sublet.analysis.coalesced_buffer import CoalescedBuffer, Member, add_live_bytes
+from sublet.analysis.coalescing import AllowedOverwrites, Coalescer, NodeCopy
+from sublet.analysis.concurrency import Concurrency
+from sublet.analysis.control_flow import ControlFlowGraph, FlowPoint
+from sublet.analysis.liveness import LiveRange, LiveRanges
+from sublet.analysis.loop_views import LoopView, why_not_view
+from sublet.analysis.options import MIN_VIEW_BYTES
+from sublet.analysis.program_facts import SharingFacts
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
 from sublet.plan import Edge
@@ -46,19 +46,19 @@ class SharedBuffer:
 
     members: tuple[Member, ...]
     nbytes: int
-    live: Pieces
-    home: str = ""
-    window: Window | None = None
+    live: LiveRange
+    bound_storage: str = ""
+    loop_view: LoopView | None = None
 
     @property
-    def packed(self) -> bool:
+    def needs_arena(self) -> bool:
         """True if the buffer needs bytes in the arena."""
-        return not self.home and self.window is None
+        return not self.bound_storage and self.loop_view is None
 
 
-def share(
+def share_buffers(
     graph: Graph,
-    flow: Flow,
+    flow: ControlFlowGraph,
     ranges: LiveRanges[Value],
     *,
     alignment: int = 1,
@@ -66,7 +66,7 @@ def share(
     merging: bool = True,
     blocks: bool = True,
     placed: Mapping[Value, int] | None = None,
-    smallest: int = SMALLEST,
+    smallest: int = MIN_VIEW_BYTES,
 ) -> tuple[SharedBuffer, ...]:
     """Coalesce the values of a program into buffers and return the buffers, in order of definition.
 
@@ -76,39 +76,41 @@ def share(
     `placed` (bytes). Slices and rows below `smallest` bytes are not placed as views. Offsets of views and operands must
     be multiples of `alignment` bytes. Values of zero bytes and unplannable values get no buffer.
     """
-    merger = _start(graph, flow, ranges, alignment, homes or {})
-    merger.blocks, merger.placed = blocks, placed or {}
+    merger = _initial_coalescer(graph, flow, ranges, alignment, homes or {})
+    merger.rectangular, merger.fixed_offsets = blocks, placed or {}
     for alias, source in flow.unrolling.aliases:
-        merger.join(alias, source)
+        merger.coalesce_alias(alias, source)
     if not merging:
-        return _finish(merger)
-    _lay_windows(merger, flow, alignment, smallest)
+        return _to_shared_buffers(merger)
+    _place_loop_views(merger, flow, alignment, smallest)
     nodes = [(point.node, point.facts) for point in flow.points if point.node and point.facts]
     for node, facts in nodes:
-        for view, base, offset in _pairs(node, facts.views):
-            merger.merge("view", view, base, offset)
-    _lay_parts(merger, nodes)
+        for view, base, offset in _present_shares(node, facts.views):
+            merger.try_coalesce("view", view, base, offset)
+    _place_concat_operands(merger, nodes)
     for point in flow.points:
         if point.kind == "update":
-            _carry(merger, point)
+            _coalesce_moves(merger, point)
     for point in flow.points:
-        _take_over(merger, point)
+        _coalesce_inplace(merger, point)
     for point in flow.points:
-        _carry(merger, point)
-    for first, later in flow.unrolling.alike:
-        merger.merge("carry", first, later, 0)
-    _lay_parts(merger, nodes)
-    return _finish(merger)
+        _coalesce_moves(merger, point)
+    for first, later in flow.unrolling.prologue_pairs:
+        merger.try_coalesce("carry", first, later, 0)
+    _place_concat_operands(merger, nodes)
+    return _to_shared_buffers(merger)
 
 
-def _lay_parts(merger: Merger, nodes: list[tuple[Node, Facts]]) -> None:
+def _place_concat_operands(merger: Coalescer, nodes: list[tuple[Node, SharingFacts]]) -> None:
     """Merge the operands of concatenations into the results."""
     for node, facts in nodes:
-        for whole, part, offset in _pairs(node, facts.parts):
-            merger.merge("part", part, whole, offset)
+        for whole, part, offset in _present_shares(node, facts.parts):
+            merger.try_coalesce("part", part, whole, offset)
 
 
-def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
+def find_copying_moves(
+    flow: ControlFlowGraph, buffers: tuple[SharedBuffer, ...]
+) -> list[tuple[FlowPoint, Value, Value]]:
     """Return the control-flow moves between different places: (point, source, destination)."""
     places = {member.value: (i, member.offset) for i, buffer in enumerate(buffers) for member in buffer.members}
     return [
@@ -119,68 +121,76 @@ def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, 
     ]
 
 
-def _start(
-    graph: Graph, flow: Flow, ranges: LiveRanges[Value], alignment: int, homes: Mapping[Value, tuple[str, bool]]
-) -> Merger:
+def _initial_coalescer(
+    graph: Graph,
+    flow: ControlFlowGraph,
+    ranges: LiveRanges[Value],
+    alignment: int,
+    homes: Mapping[Value, tuple[str, bool]],
+) -> Coalescer:
     """Return a coalescer with every value in a separate buffer."""
     curve = np.zeros(len(flow.points), dtype=np.int64)
-    groups: dict[Value, Group] = {}
+    groups: dict[Value, CoalescedBuffer] = {}
     filled = {*graph.inputs, *graph.weights}
-    for value in flow.unrolling.instances:
+    for value in flow.unrolling.versions:
         if value.nbytes:
             home, writable = homes.get(value, ("", True))
-            live = ranges.points(value)
-            groups[value] = Group({}, value, 0, value.nbytes, live, home, writable, value in filled, first=value)
-            groups[value].put(Member(value, 0), ranges.halves.get(value, ()))
-            add(curve, groups[value], 1, 0)
-    return Merger(
+            live = ranges.point_ranges(value)
+            groups[value] = CoalescedBuffer(
+                {}, value, 0, value.nbytes, live, home, writable, value in filled, owner=value
+            )
+            groups[value].add_member(Member(value, 0), ranges.slot_ranges.get(value, ()))
+            add_live_bytes(curve, groups[value], 1, 0)
+    return Coalescer(
         alignment=alignment,
         ranges=ranges,
         concurrency=Concurrency(flow),
-        contents=contents(flow),
-        groups=groups,
-        offsets=dict.fromkeys(groups, 0),
-        curve=curve,
-        permitted=permitted(flow),
-        made_by_copies=_copies(flow),
-        ways=flow.unrolling.ways,
-        pointed=frozenset(flow.unrolling.pointed),
-        rewritten=_rewritten(flow),
-        updates={pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves},
+        provenance=compute_provenance(flow),
+        buffer_of=groups,
+        offset_of=dict.fromkeys(groups, 0),
+        live_bytes=curve,
+        allowed_overwrites=allowed_overwrites(flow),
+        node_copies=_node_copies_of(flow),
+        exit_edges=flow.unrolling.exit_edges,
+        renamed_sources=frozenset(flow.unrolling.renamed_sources),
+        multiple_definitions=_multiple_definitions(flow),
+        update_points={
+            pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves
+        },
     )
 
 
-def _lay_windows(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
+def _place_loop_views(merger: Coalescer, flow: ControlFlowGraph, alignment: int, smallest: int) -> None:
     """Place slices and rows as views of their wholes, unless control flow assigns their bytes to a value.
 
     Exception: a row may be the update of a renamed parameter, and also the final value of the loop. In several streams
     a node may read the final value while another node overwrites the whole; a row assigned on an exit edge is then
     copied.
     """
-    edges = ("next", "exit") if flow.serial else ("next",)
+    edges = ("next", "exit") if flow.is_serial else ("next",)
     handed: dict[Value, set[tuple[Value, Edge]]] = {}
     moved = [(source, Edge("")) for point in flow.points for source, _ in point.moves]
     for source, edge in (
         *moved,
-        *((source, edge) for source, passed in flow.unrolling.pointed.items() for edge in passed),
+        *((source, edge) for source, passed in flow.unrolling.renamed_sources.items() for edge in passed),
     ):
-        for segment in merger.contents.get(source, ()):
-            handed.setdefault(segment.token, set()).add((source, edge))
+        for segment in merger.provenance.get(source, ()):
+            handed.setdefault(segment.origin, set()).add((source, edge))
     aliases: dict[Value, list[Value]] = {}
     for alias, source in flow.unrolling.aliases:
         aliases.setdefault(source, []).append(alias)
-    replaced = {(source, 2 * point + 1) for point, source, _ in merger.permitted}
-    for window in flow.unrolling.windows:
-        if obstacle(window.value, window.whole, window.axis, alignment, smallest):
+    replaced = {(source, 2 * point + 1) for point, source, _ in merger.allowed_overwrites}
+    for window in flow.unrolling.loop_views:
+        if why_not_view(window.value, window.whole, window.axis, alignment, smallest):
             continue
-        tokens = {segment.token for segment in merger.contents[window.value]}
+        tokens = {segment.origin for segment in merger.provenance[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}
-        if not on or (window.kind == "row" and _stays_a_row(window, on, edges, aliases, merger.ranges, replaced)):
-            merger.lay_window(window)
+        if not on or (window.kind == "row" and _may_carry_row(window, on, edges, aliases, merger.ranges, replaced)):
+            merger.place_loop_view(window)
 
 
-def _stays_a_row(
-    window: Window,
+def _may_carry_row(
+    window: LoopView,
     on: set[tuple[Value, Edge]],
     edges: Collection[str],
     aliases: Mapping[Value, list[Value]],
@@ -193,13 +203,13 @@ def _stays_a_row(
     of the row, `edges` the permitted kinds of edges. A last use of the row must not coincide with an overwrite of the
     whole: `replaced` holds the (value, slot) pairs of permitted overwrites.
     """
-    row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
+    row, loop, whole = window.value, window.loop.name, ranges.slot_ranges[window.whole]
     standing = aliases.get(row, [])
     known = all(
         edge.kind in edges and edge.node == loop and (value == row if edge.kind == "next" else value in standing)
         for value, edge in on
     )
-    lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]
+    lives = [piece for alias in standing for piece in ranges.slot_ranges.get(alias, ())]
     return known and all(
         any(
             first <= begin and (end < last or (end == last and (window.whole, end) not in replaced))
@@ -209,7 +219,7 @@ def _stays_a_row(
     )
 
 
-def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:
+def _present_shares(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:
     """Yield (output, input, offset in bytes) for every entry of `shares` with both values present."""
     for share in shares:
         output, source = node.outputs[share.output], node.inputs[share.input]
@@ -217,25 +227,25 @@ def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value
             yield output, source, share.offset
 
 
-def permitted(flow: Flow) -> Permitted:
+def allowed_overwrites(flow: ControlFlowGraph) -> AllowedOverwrites:
     """Return the points where a value may overwrite another at the last use: (point, value read, value written).
 
     Ops and moves permit an overwrite. The definition of a renamed value writes no bytes, hence may coincide with the
     last use of any value read at the same point.
     """
-    return frozenset(_permitted(flow))
+    return frozenset(_generate_overwrites(flow))
 
 
-def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
+def _generate_overwrites(flow: ControlFlowGraph) -> Iterator[tuple[int, Value, Value]]:
     """Yield the entries of `allowed_overwrites`: definitions of renamed values, moves, in-place outputs."""
     aliases = {alias for alias, _ in flow.unrolling.aliases}
     for t, point in enumerate(flow.points):
         yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
         yield from ((t, source, destination) for source, destination in point.moves)
-        yield from ((t, source, output) for output, source in _inplace(point))
+        yield from ((t, source, output) for output, source in _inplace_pairs(point))
 
 
-def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
+def _multiple_definitions(flow: ControlFlowGraph) -> dict[Value, tuple[int, ...]]:
     """Return the defining points of every value with several definitions."""
     points: dict[Value, list[int]] = {}
     for t, point in enumerate(flow.points):
@@ -244,25 +254,25 @@ def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
     return {value: tuple(defining) for value, defining in points.items() if len(defining) > 1}
 
 
-def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
+def _node_copies_of(flow: ControlFlowGraph) -> dict[tuple[Value, Value], tuple[NodeCopy, ...]]:
     """Map (operand, output) of every view or concatenation to the copies made into the output, by offset."""
-    by_pair: dict[tuple[Value, Value], tuple[Copy, ...]] = {}
+    by_pair: dict[tuple[Value, Value], tuple[NodeCopy, ...]] = {}
     for point in flow.points:
         node, facts = point.node, point.facts
         if node is None or facts is None or not (facts.views or facts.parts):
             continue
-        copies: dict[Value, list[Copy]] = {}
-        for output, base, offset in _pairs(node, facts.views):
-            copies.setdefault(output, []).append(Copy(base, -offset, 0, output.nbytes))
-        for output, part, offset in _pairs(node, facts.parts):
-            copies.setdefault(output, []).append(Copy(part, offset, offset, offset + part.nbytes))
+        copies: dict[Value, list[NodeCopy]] = {}
+        for output, base, offset in _present_shares(node, facts.views):
+            copies.setdefault(output, []).append(NodeCopy(base, -offset, 0, output.nbytes))
+        for output, part, offset in _present_shares(node, facts.parts):
+            copies.setdefault(output, []).append(NodeCopy(part, offset, offset, offset + part.nbytes))
         for output, of_output in copies.items():
             by_offset = tuple(sorted(of_output, key=lambda copy: copy.begin))
             by_pair.update(dict.fromkeys(((operand, output) for operand in node.uses), by_offset))
     return by_pair
 
 
-def _inplace(point: Point) -> list[tuple[Value, Value]]:
+def _inplace_pairs(point: FlowPoint) -> list[tuple[Value, Value]]:
     """Return the (output, input) pairs of a node where the output may overwrite the input.
 
     An input passed at several positions must permit the overwrite at all positions. An operand bound to any of several
@@ -273,38 +283,38 @@ def _inplace(point: Point) -> list[tuple[Value, Value]]:
     choices = dict(point.choices)
     pairs = [
         (output, to)
-        for output, source, _ in _pairs(point.node, point.facts.inplace)
+        for output, source, _ in _present_shares(point.node, point.facts.inplace)
         for to in choices.get(source, (source,))
     ]
     given = [to for source in point.node.inputs if source is not None for to in choices.get(source, (source,))]
     return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == given.count(pair[1])]
 
 
-def _take_over(merger: Merger, point: Point) -> None:
+def _coalesce_inplace(merger: Coalescer, point: FlowPoint) -> None:
     """Merge each output of a node into the first possible input to overwrite."""
     done: set[Value] = set()
-    for output, source in _inplace(point):
-        if output not in done and merger.merge("inplace", output, source, 0):
+    for output, source in _inplace_pairs(point):
+        if output not in done and merger.try_coalesce("inplace", output, source, 0):
             done.add(output)
 
 
-def _carry(merger: Merger, point: Point) -> None:
+def _coalesce_moves(merger: Coalescer, point: FlowPoint) -> None:
     """Merge source and destination of every control-flow move at a point, which makes the move free."""
     for source, destination in point.moves:
         born_here = point.kind in ("next", "yield", "update")
         child, parent = (source, destination) if born_here else (destination, source)
         if child is not parent:
-            merger.merge("carry", child, parent, 0)
+            merger.try_coalesce("carry", child, parent, 0)
 
 
-def _finish(merger: Merger) -> tuple[SharedBuffer, ...]:
+def _to_shared_buffers(merger: Coalescer) -> tuple[SharedBuffer, ...]:
     """Return the coalesced buffers as `SharedBuffer` records, in order of definition."""
     buffers: list[SharedBuffer] = []
     seen: set[int] = set()
-    for group in merger.groups.values():
+    for group in merger.buffer_of.values():
         if id(group) in seen:
             continue
         seen.add(id(group))
-        members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.in_order())
-        buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.home, group.window))
+        members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.members_in_order())
+        buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.bound_storage, group.loop_view))
     return tuple(buffers)

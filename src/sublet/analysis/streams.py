@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from sublet.base.errors import ProblemError
+from sublet.ir.dataflow import producer_positions, required_values
 from sublet.ir.graph import Graph, Node, While
-from sublet.ir.walk import makers, needs
-from sublet.plan.schedule import Schedule, Step
+from sublet.plan.schedule import Schedule, ScheduleStep
 
 MAX_NODES = 32_768
 """Nodes of a program with several streams. The happens-before relation takes a bit for each pair of nodes: 128 MiB."""
 
 
-def streamed(graph: Graph, streams: int, check: int = 0) -> Schedule:
+def assign_streams(graph: Graph, streams: int, check: int = 0) -> Schedule:
     """Return the graph's order spread over at most `streams` streams, sub-graphs included.
 
     A node follows the latest needed node still last on a stream, else goes to the stream idle for longest. The node
@@ -26,7 +26,7 @@ def streamed(graph: Graph, streams: int, check: int = 0) -> Schedule:
             f"graph {graph.name}: {count} nodes are more than the {MAX_NODES} that can be planned in several "
             "streams; plan it with one (--streams 1)"
         )
-    return _streamed(graph, streams, check)
+    return _assign_level(graph, streams, check)
 
 
 def _count_nodes(graph: Graph) -> int:
@@ -34,11 +34,11 @@ def _count_nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(_count_nodes(sub) for node in graph.nodes for sub in node.subgraphs)
 
 
-def _streamed(graph: Graph, streams: int, check: int) -> Schedule:
+def _assign_level(graph: Graph, streams: int, check: int) -> Schedule:
     """Return the schedule of a graph and, recursively, of the sub-graphs."""
     useful = max(1, min(streams, len(graph.nodes)))
     last: OrderedDict[int, str] = OrderedDict.fromkeys(range(useful), "")  # last node by stream, longest idle first
-    steps: list[Step] = []
+    steps: list[ScheduleStep] = []
     stream_of: dict[str, int] = {}
     for node, first in dependencies(graph, check):
         ends = [name for name in reversed(first) if last[stream_of[name]] == name]
@@ -47,26 +47,26 @@ def _streamed(graph: Graph, streams: int, check: int) -> Schedule:
         stream_of[node.name] = stream
         last[stream] = node.name
         last.move_to_end(stream)
-        steps.append(Step(node.name, stream, waits))
+        steps.append(ScheduleStep(node.name, stream, waits))
     bodies = {
-        node.name: tuple(_streamed(sub, streams, _evaluation_nodes(node)) for sub in node.subgraphs)
+        node.name: tuple(_assign_level(sub, streams, _count_condition_nodes(node)) for sub in node.subgraphs)
         for node in graph.nodes
         if node.subgraphs
     }
     return Schedule(tuple(steps), bodies)
 
 
-def _evaluation_nodes(node: Node) -> int:
+def _count_condition_nodes(node: Node) -> int:
     """Return the number of nodes computing the condition of a loop; 0 for a node without condition."""
     return node.check if isinstance(node, While) else 0
 
 
 def dependencies(graph: Graph, check: int) -> list[tuple[Node, list[str]]]:
     """Return every node with the names of the needed nodes of the same graph, in graph order."""
-    made = makers(graph.nodes)
+    made = producer_positions(graph.nodes)
     needed = []
     for i, node in enumerate(graph.nodes):
-        first = {made[value] for value in needs(node) if value in made}
+        first = {made[value] for value in required_values(node) if value in made}
         if i >= check:
             first.update(range(check))
         needed.append((node, [graph.nodes[j].name for j in sorted(first)]))

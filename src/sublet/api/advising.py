@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.sources import source_of
+from sublet.api.sources import read_source
 from sublet.base.errors import ProblemError
-from sublet.base.extras import installed
-from sublet.frontends.model import is_onnx
-from sublet.frontends.onnx.optimized import ALL, LEVELS
-from sublet.frontends.trips import Trips
+from sublet.base.optional_imports import is_installed
+from sublet.frontends.model_formats import is_onnx
+from sublet.frontends.onnx.runtime_optimizer import ALL, LEVELS
+from sublet.frontends.trip_counts import Trips
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
-from sublet.plan.advised import Advised
-from sublet.planning.advice.ideas import ideas
-from sublet.planning.advice.tried import SECONDS, Trying, tried
+from sublet.plan.advice import Advised
+from sublet.planning.advice.candidates import list_candidates
+from sublet.planning.advice.evaluate import MAX_SECONDS, OnCandidate, evaluate_candidates
 from sublet.planning.pipeline import plan_memory
 
 
@@ -30,7 +30,7 @@ def advise(
     dims: Mapping[str, int] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
-    seconds: float = SECONDS,
+    seconds: float = MAX_SECONDS,
 ) -> Advised:
     """Return advice to lower the arena of a model: a list of changes, each measured by planning the changed graph.
 
@@ -48,7 +48,7 @@ def advise(
     the errors of `plan_memory` if the unchanged model cannot be planned.
     """
     options = options or Options()
-    source = source_of(model, dims, max_trips=max_trips, optimize=optimize)
+    source = read_source(model, dims, max_trips=max_trips, optimize=optimize)
     return advise_on(model, source, options, plan_memory(source, options), seconds=seconds)
 
 
@@ -58,8 +58,8 @@ def advise_on(
     options: Options,
     plan: MemoryPlan,
     *,
-    seconds: float = SECONDS,
-    trying: Trying | None = None,
+    seconds: float = MAX_SECONDS,
+    trying: OnCandidate | None = None,
 ) -> Advised:
     """Return advice on `plan`, a plan of `source`; `source` is the model read from `model`.
 
@@ -71,11 +71,11 @@ def advise_on(
     if options.regions:
         raise ProblemError("advice is about one arena: leave the memory regions out")
     file = is_onnx(Path(model)) if isinstance(model, str | Path) else hasattr(model, "opset_import")
-    levels = tuple(LEVELS) if file and installed(ALL) and not source.recipe.assumed else ()
+    levels = tuple(LEVELS) if file and is_installed(ALL) and not source.recipe.assumed else ()
     reread = partial(_reread, model, source) if levels else None
-    return tried(plan, ideas(source, options, plan, reread, levels), seconds, trying)
+    return evaluate_candidates(plan, list_candidates(source, options, plan, reread, levels), seconds, trying)
 
 
 def _reread(model: Any, source: Model, level: str) -> Model:
     """Read the model again at another level of ONNX Runtime's optimiser."""
-    return source_of(model, source.dims, max_trips=source.max_trips, optimize=level)
+    return read_source(model, source.dims, max_trips=source.max_trips, optimize=level)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.api.sources import first_of, level, source_of
+from sublet.api.sources import first_backend_name, read_source, resolve_optimize
 from sublet.base.errors import PlanError, RunError
+from sublet.base.escape import known_names, printable
 from sublet.base.numpy_types import NUMPY
-from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
-from sublet.frontends.trips import Trips
+from sublet.frontends.trip_counts import Trips
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
@@ -25,17 +25,17 @@ from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
-from sublet.runtime.copying import byte_copies
+from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.caller_arrays import aligned_or_copy, content_for
 from sublet.runtime.executable import Executable, MakeKernels
-from sublet.runtime.given import content_for, in_place
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
+from sublet.runtime.kernel_choice import Kernels, choose_kernels, scratch_of
+from sublet.runtime.node_copies import byte_copies
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
-from sublet.runtime.weights import Weights
-from sublet.runtime.workspace import bytes_in_use, growth
+from sublet.runtime.weights import ExecutableWeights
+from sublet.runtime.workspace import bytes_in_use, growth_since
 
-WIDE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line. Convolutions are up to 15 % slower over weights not aligned to a cache line."""
 
 
@@ -59,12 +59,12 @@ def with_plan(
     without content, PlanError for a plan of another model, and PlanViolation for a plan refused by the checker.
     """
     dims, max_trips = dict(plan.dims), dict(plan.max_trips)
-    ready = equipped(model, dims=dims, max_trips=max_trips, backend=backend, weights=weights, plan=plan)
-    return ready.bound(ready.proven(plan), arena)
+    ready = model_with_kernels(model, dims=dims, max_trips=max_trips, backend=backend, weights=weights, plan=plan)
+    return ready.to_executable(ready.validated_plan(plan), arena)
 
 
 @dataclass(frozen=True)
-class Equipped:
+class ModelWithKernels:
     """A model with a kernel for every node, and with the scratch memory of the kernels as part of the graph.
 
     model           the graph for planning, with scratch memory
@@ -79,18 +79,18 @@ class Equipped:
     source: Model
     kernels: MakeKernels
     contents: Mapping[Value, Any]
-    kept: int | None
-    lender: Weights | None = None
+    retained_bytes: int | None
+    weights_owner: ExecutableWeights | None = None
 
-    def proven(self, plan: MemoryPlan) -> MemoryPlan:
+    def validated_plan(self, plan: MemoryPlan) -> MemoryPlan:
         """Return the plan after the checker has accepted it.
 
         Raises PlanError for a plan of another graph or other kernels, PlanViolation for a wrong plan.
         """
-        _require_right(plan, self.model.graph, self.model.recipe.scratch, self.source)
+        _require_plan_fits(plan, self.model.graph, self.model.recipe.scratch, self.source)
         return plan
 
-    def bound(self, plan: MemoryPlan, arena: Any = None) -> Executable:
+    def to_executable(self, plan: MemoryPlan, arena: Any = None) -> Executable:
         """Return an executable in the memory of a checked plan. `arena` is memory for the arena."""
         source = self.source
         executable = Executable(
@@ -100,19 +100,19 @@ class Equipped:
             self.contents,
             source.inputs,
             source.outputs,
-            self.kept,
+            self.retained_bytes,
             source.remark,
             source.constants,
         )
-        for name in executable.updated if self.lender is not None else ():
-            if self.lender is not None and name in self.lender and name in executable.weights:
-                executable.bind(name, self.lender.lent(name))
+        for name in executable.updated if self.weights_owner is not None else ():
+            if self.weights_owner is not None and name in self.weights_owner and name in executable.weights:
+                executable.bind(name, self.weights_owner.lend_weight(name))
         if arena is not None:
             executable.bind("arena", arena)
         return executable
 
 
-def equipped(
+def model_with_kernels(
     model: Any,
     *,
     dims: Mapping[str, int] | None = None,
@@ -125,7 +125,7 @@ def equipped(
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
     changed: str = "",
-) -> Equipped:
+) -> ModelWithKernels:
     """Read a model as `compile` does, and choose its kernels.
 
     dims, max_trips, backend, optimize, assume   as for `compile`
@@ -137,34 +137,42 @@ def equipped(
 
     Raises ModelError, RunError and PlanError as `compile` does.
     """
-    names = names_of(backend)
-    source = to_run(
+    names = backend_names(backend)
+    source = model_to_run(
         model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan, changed=changed
     )
-    if isinstance(weights, dict) and weights.keys() - _names(source) and _names(source) - weights.keys():
-        unchanged = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=AS_IS, assume=assume)
-        _require_known(weights, _names(source) | _names(unchanged))  # passes may remove weights: their names stay known
-    graph, assumed = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
+    if (
+        isinstance(weights, dict)
+        and weights.keys() - _assignable_weight_names(source)
+        and _assignable_weight_names(source) - weights.keys()
+    ):
+        unchanged = model_to_run(model, dims, max_trips=max_trips, backend=backend, optimize=AS_IS, assume=assume)
+        _require_known(
+            weights, _assignable_weight_names(source) | _assignable_weight_names(unchanged)
+        )  # passes may remove weights: their names stay known
+    graph, assumed = source.graph, dict((*source.recipe.conditions, *(plan.assumed_types if plan else ())))
     backends = backends_of(names, source)
-    contents = _weights(source, weights or {})
-    lender = weights if isinstance(weights, Weights) else None
+    contents = _weight_contents(source, weights or {})
+    lender = weights if isinstance(weights, ExecutableWeights) else None
     changing = frozenset(v for v in graph.weights if lender is not None and v.name in lender)
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec) and v not in changing}
-    preferred = _fastest(source, names, arrays, workspace) if autotune else {}
+    preferred = _fastest_backends(source, names, arrays, workspace) if autotune else {}
     for node in graph.walk():
         if not node.subgraphs:
             byte_copies(node)  # fills lazy operator tables, which must not count as backend memory
     in_use = bytes_in_use()
     choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=assumed)
     chosen = choose(arrays)
-    kept = growth(in_use)
+    kept = growth_since(in_use)
     scratch = scratch_of(chosen)
     recipe = replace(source.recipe, scratch=scratch)
     with_memory = replace(source, graph=with_scratch(graph, dict(scratch)), recipe=recipe)
-    return Equipped(with_memory, source, _chosen_once(chosen, arrays, choose, changing), contents, kept, lender)
+    return ModelWithKernels(
+        with_memory, source, _reuse_first_choice(chosen, arrays, choose, changing), contents, kept, lender
+    )
 
 
-def to_run(
+def model_to_run(
     model: Any,
     dims: Mapping[str, int] | None = None,
     *,
@@ -180,15 +188,17 @@ def to_run(
     With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
     values. A plan determines the optimiser level, the changes, the splits and the rematerialized nodes.
     """
-    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
+    wanted = resolve_optimize(
+        AS_IS if assume and optimize == AUTO else optimize, first_backend_name(backend_names(backend)), plan
+    )
     changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else (changed, assume)
     split, again = (plan.recipe.split, plan.recipe.again) if plan else ((), ())
-    return source_of(
+    return read_source(
         model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume, split=split, again=again
     )
 
 
-def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
+def _require_plan_fits(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
     """Raise PlanError for a plan of another graph or other kernels, PlanViolation for a wrong plan."""
     if plan.recipe.scratch != asked:
         had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
@@ -204,7 +214,7 @@ def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, in
     require_valid(graph, plan.schedule, plan)
 
 
-def _chosen_once(
+def _reuse_first_choice(
     chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels, changing: Collection[Value]
 ) -> MakeKernels:
     """Return a function with the chosen kernels for the first call, and a new choice for every later call.
@@ -215,21 +225,21 @@ def _chosen_once(
     left = [chosen]
 
     def kernels(constants: Mapping[Value, Array]) -> Kernels:
-        there = all(_address(constants[value]) == _address(given) for value, given in arrays.items())
+        there = all(_address_of(constants[value]) == _address_of(given) for value, given in arrays.items())
         shown = {value: content for value, content in constants.items() if value not in changing}
         return left.pop() if left and there else choose(shown)
 
     return kernels
 
 
-def _fastest(
+def _fastest_backends(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
     """Return the name of the fastest backend by node. The backends used for timing are dropped, with their sessions."""
     return Tuner(backends_of(names, source), source.opsets, workspace).choices(source.graph, constants)
 
 
-def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
+def _weight_contents(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     """Return the content of every weight. Raises RunError for weights without content.
 
     In order of preference: the content passed by the caller, the content in the model, the literal of the value.
@@ -238,10 +248,10 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     missing: list[str] = []
     for value in model.graph.weights:
         if value.name in given:
-            content = given.lent(value.name) if isinstance(given, Weights) else given[value.name]
+            content = given.lend_weight(value.name) if isinstance(given, ExecutableWeights) else given[value.name]
             contents[value] = content_for(value, content, f"weight {value.name}")
         elif value.name in model.weights:
-            contents[value] = _aligned(model.weights[value.name].array())
+            contents[value] = _align_to_cache_line(model.weights[value.name].array())
         elif value.literal is not None and isinstance(value.spec, TensorSpec):
             contents[value] = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
         else:
@@ -251,7 +261,7 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     return contents
 
 
-def _names(model: Model) -> set[str]:
+def _assignable_weight_names(model: Model) -> set[str]:
     """Return the names of the weights assignable by the caller."""
     return {v.name for v in model.graph.weights if v.literal is None and v.name not in model.constants}
 
@@ -272,16 +282,16 @@ def _require_known(given: Collection[str], known: set[str]) -> None:
     raise RunError(f"weights: there is no weight {printable(unknown[0])!r}{more}: {hint}")
 
 
-def _address(content: Any) -> int | None:
+def _address_of(content: Any) -> int | None:
     """Return the address of an array; None for other content."""
     return content.ctypes.data if isinstance(content, np.ndarray) else None
 
 
-def _aligned(array: Any) -> Any:
+def _align_to_cache_line(array: Any) -> Any:
     """Return the array, copied to a multiple of the cache line if at least one line long.
 
     No vector load of a kernel then crosses a line.
     """
-    if not isinstance(array, np.ndarray) or array.nbytes < WIDE or array.dtype.hasobject:
+    if not isinstance(array, np.ndarray) or array.nbytes < CACHE_LINE_BYTES or array.dtype.hasobject:
         return array
-    return in_place(array, WIDE).view(array.dtype).reshape(array.shape)
+    return aligned_or_copy(array, CACHE_LINE_BYTES).view(array.dtype).reshape(array.shape)

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.binding import Equipped, equipped, to_run
-from sublet.api.measuring import measured
-from sublet.api.sources import Optimize, change
+from sublet.api.binding import ModelWithKernels, model_to_run, model_with_kernels
+from sublet.api.measuring import measure_node_seconds
+from sublet.api.sources import Optimize, resolve_changed
 from sublet.base.errors import CapacityError
-from sublet.frontends.trips import Trips
+from sublet.frontends.trip_counts import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.packing import slow_region
 from sublet.plan import MemoryPlan
-from sublet.planning.budget.answers import Outcome, most
-from sublet.planning.budget.costs import MODELLED
-from sublet.planning.budget.patches import in_patches
-from sublet.planning.budget.within import Budgets, Ways
+from sublet.planning.budget.cost_model import MODELLED_COSTS
+from sublet.planning.budget.patches import choose_patches
+from sublet.planning.budget.result import SearchOutcome, parse_budget
+from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.placing import Progress
-from sublet.runtime.backends.by_name import AUTO
+from sublet.planning.plan_request import Progress
+from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.tuning import WORKSPACE_BYTES
@@ -87,32 +87,34 @@ def compile(
     PlanError for a plan of another model; PlanViolation for a plan refused by the checker.
     """
     read: dict[str, Any] = {"dims": dims, "max_trips": max_trips, "optimize": optimize, "assume": assume}
-    changed = change(model, simplify, plan)
+    changed = resolve_changed(model, simplify, plan)
     if patches is not None and plan is None:
-        source = to_run(model, backend=backend, changed=changed, **read)
-        model = in_patches(source, options or Options(), patches).model
+        source = model_to_run(model, backend=backend, changed=changed, **read)
+        model = choose_patches(source, options or Options(), patches).model
         read = {}
     kernels: dict[str, Any] = {"backend": backend, "autotune": autotune, "workspace": workspace}
-    ready = equipped(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
+    ready = model_with_kernels(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
     if plan is not None:
-        if budget is not None and plan.arena_bytes > most(budget):
+        if budget is not None and plan.arena_bytes > parse_budget(budget):
             raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")
-        return ready.bound(ready.proven(plan), arena)
+        return ready.to_executable(ready.validated_plan(plan), arena)
     if budget is None:
-        return ready.bound(plan_memory(ready.model, options, progress=progress), arena)
-    ready, within_budget = _within(ready, most(budget), options or Options(), backend, weights or {}, autotune, measure)
-    return ready.bound(within_budget, arena)
+        return ready.to_executable(plan_memory(ready.model, options, progress=progress), arena)
+    ready, within_budget = _plan_within_budget(
+        ready, parse_budget(budget), options or Options(), backend, weights or {}, autotune, measure
+    )
+    return ready.to_executable(within_budget, arena)
 
 
-def _within(
-    ready: Equipped,
+def _plan_within_budget(
+    ready: ModelWithKernels,
     budget: int,
     options: Options,
     backend: str | Backend | Sequence[str | Backend],
     weights: Mapping[str, Array],
     autotune: bool,
     measure: bool,
-) -> tuple[Equipped, MemoryPlan]:
+) -> tuple[ModelWithKernels, MemoryPlan]:
     """Return the model with kernels, and a plan within the budget; rematerialize values if necessary.
 
     Raises CapacityError if no plan within `budget` bytes was found.
@@ -124,19 +126,19 @@ def _within(
         plain = plan_memory(ready.model, options)
         if plain.arena_bytes <= budget:
             return ready, plain
-    models: dict[tuple[object, object], Equipped] = {((), ()): ready}
+    models: dict[tuple[object, object], ModelWithKernels] = {((), ()): ready}
 
-    def choose_kernels_once(model: Model) -> Equipped:
+    def choose_kernels_once(model: Model) -> ModelWithKernels:
         key = model.recipe.split, model.recipe.again
         if key not in models:
-            models[key] = equipped(model, backend=backend, weights=weights, autotune=autotune)
+            models[key] = model_with_kernels(model, backend=backend, weights=weights, autotune=autotune)
         return models[key]
 
-    ways = Ways(ready.source, lambda model: choose_kernels_once(model).model)
+    ways = ModelPreparation(ready.source, lambda model: choose_kernels_once(model).model)
 
-    seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
-    answer = Budgets(ready.model, options, seconds, costs, ways, planned=plain).within(budget)
-    if answer.outcome is not Outcome.FITS:
+    seconds, costs = measure_node_seconds(ready.model, backend) if measure else (None, MODELLED_COSTS)
+    answer = BudgetSearch(ready.model, options, seconds, costs, ways, known_plan=plain).best_within(budget)
+    if answer.outcome is not SearchOutcome.FITS:
         raise CapacityError(answer.words)
-    ready = choose_kernels_once(answer.point.model)
-    return ready, plan_memory(ready.model, options) if slow else answer.point.plan
+    ready = choose_kernels_once(answer.program.model)
+    return ready, plan_memory(ready.model, options) if slow else answer.program.plan

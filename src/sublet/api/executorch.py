@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.frontends.executorch.algorithm import Algorithm, Memory, Planned
-from sublet.frontends.executorch.modules import exir
-from sublet.packing.auto import AUTO
+from sublet.frontends.executorch.graph_modules import exir_module
+from sublet.packing.portfolio import AUTO
 
 __all__ = ["Algorithm", "Memory", "Planned", "algorithm", "planning_pass"]
 
@@ -38,7 +38,9 @@ def planning_pass(
 
     Raises MissingExtraError if ExecuTorch is not installed.
     """
-    suite = exir("memory_planning").MemoryPlanningAlgorithmSuite([algorithm(strategy, effort=effort, timeout=timeout)])
+    suite = exir_module("memory_planning").MemoryPlanningAlgorithmSuite(
+        [algorithm(strategy, effort=effort, timeout=timeout)]
+    )
     # ExecuTorch's check at log level DEBUG extends the live range of every value read in a branch to the branch's end.
     options = {"allow_lifetime_and_storage_overlap": True, **options}
-    return exir("passes.memory_planning_pass").MemoryPlanningPass(memory_planning_algo=suite, **options)
+    return exir_module("passes.memory_planning_pass").MemoryPlanningPass(memory_planning_algo=suite, **options)

@@ -11,16 +11,16 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from sublet.base.errors import PlanError
-from sublet.foreign.onnx_export import with_plan
+from sublet.foreign.onnx_export import embed_plan
 from sublet.plan import MemoryPlan
-from sublet.plan.export import FORMS, Exporter, Told
+from sublet.plan.export import FORMS, ExportContext, Exporter
 
 ENTRY_POINTS = "sublet.exporters"
 
-EXPORTERS: Mapping[str, Exporter] = MappingProxyType({**FORMS, "onnx": with_plan})
+EXPORTERS: Mapping[str, Exporter] = MappingProxyType({**FORMS, "onnx": embed_plan})
 
 
-def exported(plan: MemoryPlan, form: str, told: Told | None = None) -> Mapping[str, str | bytes]:
+def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) -> Mapping[str, str | bytes]:
     """Return the files of a plan in the export form `form`: the content by file name.
 
     Raises PlanError for an unknown form.
@@ -32,4 +32,4 @@ def exported(plan: MemoryPlan, form: str, told: Told | None = None) -> Mapping[s
     if exporter is None:
         foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
         raise PlanError(f"there is no form {form!r} to export to; known: {', '.join(sorted({*EXPORTERS, *foreign}))}")
-    return exporter(plan, told or Told())
+    return exporter(plan, told or ExportContext())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sublet.api.binding import equipped
+from sublet.api.binding import model_with_kernels
 from sublet.base.errors import PlanError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.ranges import holds
@@ -14,12 +14,12 @@ from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.scratch import without_scratch
-from sublet.passes.splitting.fewer import with_fewer_rows
-from sublet.plan import ARENA, MemoryPlan, Placement, Storage, bound_to
+from sublet.passes.splitting.smaller_batch import with_fewer_rows
+from sublet.plan import ARENA, MemoryPlan, Placement, Storage, bound_storage_name
 from sublet.plan.file import fingerprint
-from sublet.plan.slots import peak, slots
-from sublet.planning.assemble import sums
-from sublet.runtime.backends.by_name import AUTO
+from sublet.plan.intervals import find_peak, planned_buffers
+from sublet.planning.assemble_plan import byte_totals
+from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 
@@ -42,7 +42,9 @@ def fewer_rows(
     more scratch memory than reserved for all rows.
     """
     graph = with_fewer_rows(without_scratch(executable.graph), rows)
-    held = {value.name: _Held(executable, value) for value in graph.weights if isinstance(value.spec, TensorSpec)}
+    held = {
+        value.name: _WeightInPlace(executable, value) for value in graph.weights if isinstance(value.spec, TensorSpec)
+    }
     model = Model(
         graph,
         weights=held,
@@ -50,17 +52,17 @@ def fewer_rows(
         outputs=tuple(executable.outputs),
         constants=frozenset(value.name for value in graph.weights if value.name not in executable.weights),
     )
-    ready = equipped(model, backend=backend, weights=executable.weights)
-    plan = _shorter(executable.plan, ready.model.graph)
+    ready = model_with_kernels(model, backend=backend, weights=executable.weights)
+    plan = _plan_for_fewer_rows(executable.plan, ready.model.graph)
     require_valid(ready.model.graph, plan.schedule, plan)
-    smaller = ready.bound(plan)
+    smaller = ready.to_executable(plan)
     for arena in plan.arenas:
         smaller.bind(arena.name, executable._memory.raw(arena.name))
     return smaller
 
 
 @dataclass(frozen=True)
-class _Held:
+class _WeightInPlace:
     """The content of a weight of an executable, without a copy."""
 
     executable: Executable
@@ -73,39 +75,41 @@ class _Held:
         return self.executable.bytes_of(self.value).view(NUMPY[spec.dtype]).reshape(spec.shape)
 
 
-def _shorter(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
+def _plan_for_fewer_rows(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
     """Return the plan for the values of `graph`, each at its offset in `plan`.
 
     Raises PlanError if a value of `graph` has no place in the plan, as scratch memory of another kernel.
     """
     values = {value.name: value for value in graph.values()}
-    placements = tuple(_placed(place, values[place.value]) for place in plan.placements if place.value in values)
+    placements = tuple(
+        _shorten_placement(place, values[place.value]) for place in plan.placements if place.value in values
+    )
     if len({place.value for place in placements}) < sum(value.plannable for value in values.values()):
         raise PlanError("kernels ask for scratch memory that they did not ask for with all rows: compile for so many")
     arenas = {storage.name for storage in plan.arenas}
-    bound = {bound_to(name): value.nbytes for name, value in values.items()}
-    storages = tuple(_storage(each, placements, bound) for each in plan.storages)
+    bound = {bound_storage_name(name): value.nbytes for name, value in values.items()}
+    storages = tuple(_shorten_storage(each, placements, bound) for each in plan.storages)
     shorter = replace(
         plan,
         fingerprint=fingerprint(graph, plan.schedule),
         arena_bytes=sum(storage.nbytes for storage in storages if storage.kind == ARENA),
         storages=storages,
         placements=placements,
-        **sums(placements, arenas),
+        **byte_totals(placements, arenas),
     )
-    highest = peak(shorter)
-    proof = tuple(block.buffer for block in slots(shorter) if holds(block.live, highest.point))
+    highest = find_peak(shorter)
+    proof = tuple(block.buffer for block in planned_buffers(shorter) if holds(block.live, highest.point))
     return replace(shorter, peak=highest, lower_bound_bytes=highest.nbytes, bound="peak", proof=proof)
 
 
-def _placed(place: Placement, value: Value) -> Placement:
+def _shorten_placement(place: Placement, value: Value) -> Placement:
     """Return the placement of a shortened value. Raises PlanError for a value with more bytes than in the plan."""
     if value.nbytes > place.region.nbytes:
         raise PlanError(f"%{value.name} needs {value.nbytes:,} bytes, more than with all rows: compile for so many")
     return replace(place, spec=str(value.spec), region=replace(place.region, nbytes=value.nbytes))
 
 
-def _storage(storage: Storage, placements: Sequence[Placement], bound: Mapping[str, int]) -> Storage:
+def _shorten_storage(storage: Storage, placements: Sequence[Placement], bound: Mapping[str, int]) -> Storage:
     """Return a storage as large as its content.
 
     An arena ends with the last value; bound memory has the size of the bound value.

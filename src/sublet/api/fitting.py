@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sublet.base.errors import RunError
-from sublet.base.interrupts import awaited
+from sublet.base.interrupts import record_first_interrupt
 from sublet.base.tensor import TensorSpec
-from sublet.plan import bound_to
+from sublet.plan import bound_storage_name
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array
@@ -33,7 +33,7 @@ Step = Executable | Callable[..., Any]
 SLOTS = 2
 """Number of input buffers: one is filled while the other is computed from."""
 
-LINE = 64
+INPUT_ALIGNMENT = 64
 """Alignment of the memory of an input in bytes: a cache line."""
 
 
@@ -76,23 +76,23 @@ def fit(
     if epochs > 1 and isinstance(batches, Iterator):
         raise RunError("batches can be gone through only once: give a list, or a function of the epoch")
     history = History()
-    with awaited() as interrupts, _shown(progress) as display:
+    with record_first_interrupt() as interrupts, _progress_display(progress) as display:
         for epoch in range(epochs):
             epoch_batches = batches(epoch) if callable(batches) else batches
             total = len(epoch_batches) if isinstance(epoch_batches, Sized) else None
             task = display.add_task(f"epoch {epoch + 1}/{epochs}", total=total, means="")
-            means = _Means()
+            means = _OutputMeans()
             for batch in epoch_batches:
-                means.add(_outputs(step, batch))
+                means.add(_scalar_outputs(step, batch))
                 display.update(task, advance=1, means=str(means))
                 if interrupts:
                     break
-            metrics = means.found
+            metrics = means.averages
             if validate is not None and not interrupts:
                 metrics |= {
                     f"{name}" if name not in metrics else f"validation {name}": v for name, v in validate().items()
                 }
-                display.update(task, means=_told(metrics))
+                display.update(task, means=_format_means(metrics))
             history.epochs.append(metrics)
             if interrupts:
                 history.interrupted = True
@@ -106,12 +106,12 @@ def evaluate(net: Step, batches: Iterable[Batch]) -> dict[str, float]:
     `net` is an executable or a function, and `batches` are mappings from input names to arrays, as for `fit`. Raises
     RunError if there are no batches.
     """
-    means = _Means()
+    means = _OutputMeans()
     for batch in batches:
-        means.add(_outputs(net, batch))
+        means.add(_scalar_outputs(net, batch))
     if not means.count:
         raise RunError("there are no batches to evaluate")
-    return means.found
+    return means.averages
 
 
 def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batches: int) -> Iterator[Batch]:
@@ -128,16 +128,16 @@ def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batc
     storages = {storage.name for storage in net.plan.storages}
     slots: list[dict[str, Array]] = [{} for _ in range(SLOTS)]
     for name, value in net.inputs.items():
-        if value in net.graph.updated:
+        if value in net.graph.updated_values:
             continue
-        if not isinstance(value.spec, TensorSpec) or bound_to(value.name) not in storages:
+        if not isinstance(value.spec, TensorSpec) or bound_storage_name(value.name) not in storages:
             raise RunError(f"the input {name!r} has no memory that could be bound: plan with io='bound'")
         for slot in slots:
-            slot[name] = array_over(aligned_bytes(value.nbytes, LINE), value.spec)
-    return _filled(net, slots, fill, batches)
+            slot[name] = array_over(aligned_bytes(value.nbytes, INPUT_ALIGNMENT), value.spec)
+    return _fill_batches(net, slots, fill, batches)
 
 
-def _filled(net: Executable, slots: list[dict[str, Array]], fill: Any, batches: int) -> Iterator[Batch]:
+def _fill_batches(net: Executable, slots: list[dict[str, Array]], fill: Any, batches: int) -> Iterator[Batch]:
     """Yield an empty batch after binding each filled slot; fill the next slot meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(fill, slots[0], 0) if batches else None
@@ -151,7 +151,7 @@ def _filled(net: Executable, slots: list[dict[str, Array]], fill: Any, batches: 
             yield {}
 
 
-def _outputs(step: Step, batch: Batch) -> dict[str, float]:
+def _scalar_outputs(step: Step, batch: Batch) -> dict[str, float]:
     """Return the scalar outputs of a step by name."""
     result = step(batch) if isinstance(step, Executable) else step(**batch)
     outputs = result if isinstance(result, Mapping) else {"loss": result}
@@ -159,7 +159,7 @@ def _outputs(step: Step, batch: Batch) -> dict[str, float]:
     return {name: float(one.reshape(())) for name, one in arrays.items() if one.size == 1 and one.dtype.kind != "O"}
 
 
-class _Means:
+class _OutputMeans:
     """The means of outputs over batches."""
 
     def __init__(self) -> None:
@@ -173,20 +173,20 @@ class _Means:
             self._sums[name] = self._sums.get(name, 0.0) + number
 
     @property
-    def found(self) -> dict[str, float]:
+    def averages(self) -> dict[str, float]:
         """The means so far, by name."""
         return {name: total / self.count for name, total in self._sums.items()}
 
     def __str__(self) -> str:
-        return _told(self.found)
+        return _format_means(self.averages)
 
 
-def _told(found: Mapping[str, float]) -> str:
+def _format_means(found: Mapping[str, float]) -> str:
     """Return the means as text, with four significant digits."""
     return ", ".join(f"{name} {number:.4g}" for name, number in found.items())
 
 
-def _shown(progress: bool | None) -> Progress:
+def _progress_display(progress: bool | None) -> Progress:
     """Return the progress display, one bar for each epoch; disabled by default unless standard error is a terminal."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

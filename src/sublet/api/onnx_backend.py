@@ -19,11 +19,11 @@ import numpy as np
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import RunError
-from sublet.base.extras import require
-from sublet.frontends.onnx.file import all_nodes, domain_of
+from sublet.base.optional_imports import require
 from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.model_file import all_nodes, domain_of
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
-from sublet.runtime.backends.by_name import AUTO
+from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.executable import Executable
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ else:
     base = require("onnx.backend.base", extra="onnx")
     Backend, BackendRep, namedtupledict = base.Backend, base.BackendRep, base.namedtupledict
 
-Key = tuple[tuple[str, tuple[int, ...]], ...]
+ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """The shapes of the inputs with open dimensions, by name: the key of an executable."""
 
-KEPT = 8
+MAX_EXECUTABLES = 8
 """Maximum number of executables of a prepared model, one for each set of input shapes; beyond, the least recently
 used is closed."""
 
@@ -56,10 +56,12 @@ class SubletRep(BackendRep):
         self.outputs = tuple(value.name for value in model.graph.output)
         self._result = namedtupledict("Outputs", self.outputs)
         self._model, self._backend, self._options = model, backend, options
-        self._closed = {value.name for value in model.graph.input if value.name not in defaults and _closed(value)}
-        self._executables: dict[Key, Executable] = {}
+        self._fixed_inputs = {
+            value.name for value in model.graph.input if value.name not in defaults and _has_fixed_shape(value)
+        }
+        self._executables: dict[ShapeKey, Executable] = {}
         self._lock = Lock()
-        if self._closed.issuperset(self.required):
+        if self._fixed_inputs.issuperset(self.required):
             self.executable({})
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -93,22 +95,22 @@ class SubletRep(BackendRep):
 
         Beyond MAX_EXECUTABLES the least recently used executable is closed.
         """
-        decisive = [name for name in self.inputs if name in feeds and name not in self._closed]
-        key = tuple((name, _shape(name, feeds[name])) for name in decisive)
+        decisive = [name for name in self.inputs if name in feeds and name not in self._fixed_inputs]
+        key = tuple((name, _shape_of(name, feeds[name])) for name in decisive)
         with self._lock:
             executable = self._executables.pop(key, None) or self._compile(key)
             self._executables[key] = executable  # the most recently used is the last
-            if len(self._executables) > KEPT:
+            if len(self._executables) > MAX_EXECUTABLES:
                 self._executables.pop(next(iter(self._executables))).close()
         return executable
 
-    def _compile(self, shapes: Key) -> Executable:
+    def _compile(self, shapes: ShapeKey) -> Executable:
         """Compile the model for input shapes."""
         model = from_proto(self._model, shapes=dict(shapes))
         return compile(model, backend=self._backend, options=self._options)
 
 
-def _shape(name: str, content: Any) -> tuple[int, ...]:
+def _shape_of(name: str, content: Any) -> tuple[int, ...]:
     """Return the shape of an input. Raises RunError for a ragged nested list."""
     try:
         return np.shape(content)
@@ -116,7 +118,7 @@ def _shape(name: str, content: Any) -> tuple[int, ...]:
         raise RunError(f"input {name!r} is no array: {error}") from None
 
 
-def _closed(value: onnx.ValueInfoProto) -> bool:
+def _has_fixed_shape(value: onnx.ValueInfoProto) -> bool:
     """True if the file fixes the shape of an input, or if the input is not a tensor."""
     tensor_type = read_type(value.type)
     if not isinstance(tensor_type, TensorType):

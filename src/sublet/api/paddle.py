@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
 from sublet.frontends.paddle.running.verify import Training, verify
-from sublet.frontends.paddle.transpile import OWN, Asked, Report
+from sublet.frontends.paddle.transpile import OWN_POLICY, TranspileReport, TranspileRequest
 from sublet.frontends.paddle.transpile import transpile as rewritten
 
 __all__ = ["Training", "transpile", "verify"]
@@ -32,7 +32,7 @@ def transpile(
     level: int | None = None,
     skip_grads: bool = True,
     *,
-    policy: str = OWN,
+    policy: str = OWN_POLICY,
     arena: bool = False,
     lasting: bool = False,
     keep: Names = (),
@@ -63,18 +63,18 @@ def transpile(
     if level is not None:
         policy = f"level{level}"
     trips = {"": max_trips} if isinstance(max_trips, int) else dict(max_trips or {})
-    kept = dict.fromkeys((*_names(skip_opt_set), *_names(keep)))
+    kept = dict.fromkeys((*_variable_names(skip_opt_set), *_variable_names(keep)))
     transpiled = rewritten(
-        decode(_bytes(program), "the program"),
-        Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena, lasting),
+        decode_program(_serialize(program), "the program"),
+        TranspileRequest(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena, lasting),
     )
     if print_log:
-        sys.stderr.write(f"{_told(transpiled.report)}\n")
-    raw = encode(transpiled.program)
+        sys.stderr.write(f"{_describe_report(transpiled.report)}\n")
+    raw = encode_program(transpiled.program)
     return raw if isinstance(program, bytes) else type(program).parse_from_string(raw)
 
 
-def _bytes(program: Any) -> bytes:
+def _serialize(program: Any) -> bytes:
     """Return the serialised program. Raises ModelError for an object without Paddle's methods of serialisation."""
     if isinstance(program, bytes):
         return program
@@ -87,14 +87,14 @@ def _bytes(program: Any) -> bytes:
     return bytes(desc.serialize_to_string())
 
 
-def _names(names: Names) -> tuple[str, ...]:
+def _variable_names(names: Names) -> tuple[str, ...]:
     """Return the names of variables."""
     return tuple(name if isinstance(name, str) else str(name.name) for name in names)
 
 
-def _told(report: Report) -> str:
+def _describe_report(report: TranspileReport) -> str:
     """Return one line with the predicted peaks in bytes before and after, and the proof."""
-    judged = report.proven and (report.arena is None or report.arena.proven)
+    judged = report.is_proven and (report.arena is None or report.arena.is_proven)
     proven = "proven to compute the same" if judged else "NOT proven to compute the same"
     if report.before is None or report.after is None:
         return f"{report.policy}: {proven}; bytes are not known: {report.unknown_bytes}"

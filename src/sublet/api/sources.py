@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sublet.base.errors import PlanError, RunError
-from sublet.base.extras import installed
-from sublet.frontends.model import bounded, read_model
+from sublet.base.optional_imports import is_installed
+from sublet.frontends.model_formats import bound_trip_counts, read_model
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import ALL, depends_on, optimized
-from sublet.frontends.trips import Trips
+from sublet.frontends.onnx.runtime_optimizer import ALL, load_optimized_proto, rewriting_environment
+from sublet.frontends.trip_counts import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS, GIVEN, PATCHES, Recipe
+from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe
 from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.passes.on_demand import on_demand
-from sublet.passes.recompute.clones import Again, recomputed
-from sublet.passes.splitting.pieces import Splits, with_splits
+from sublet.passes.recompute.rematerialize import Rematerializations, with_rematerialization
+from sublet.passes.sink_invariant import with_late_invariants
+from sublet.passes.splitting.split_nodes import Splits, with_splits
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.plan.schedule import is_serial, serial
-from sublet.runtime.backends.by_name import AUTO
+from sublet.plan.schedule import is_serial, serial_schedule
+from sublet.runtime.backends.registry import AUTO
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """The rewriting of an ONNX model before planning: a level of ONNX Runtime's optimiser, or none."""
@@ -33,24 +33,24 @@ Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-b
 SIMPLIFIED = "simplify"
 
 
-def simplified(model: Model) -> Model:
+def simplify_model(model: Model) -> Model:
     """Return the simplified model: dead code removed, commands fused, nodes in their original order."""
     recipe = replace(model.recipe, changed=SIMPLIFIED)
-    graph = import_module("sublet.passes.pipeline").simplify(model.graph, order=False)
+    graph = import_module("sublet.passes.pass_pipeline").simplify(model.graph, order=False)
     return replace(model, graph=graph, recipe=recipe)
 
 
 PASSES: Mapping[str, Callable[[Model], Model]] = {
     "": lambda model: model,
-    SIMPLIFIED: simplified,
+    SIMPLIFIED: simplify_model,
     "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
 }
 """The passes a recipe may name. "less_memory" needs the planner, imported only on use."""
 
 
-def divided(changed: str) -> tuple[str, str]:
+def parse_changed(changed: str) -> tuple[str, str]:
     """Split the `changed` entry of a recipe into the name of the pass and the patches."""
-    first, _, patches = changed.partition(PATCHES)
+    first, _, patches = changed.partition(PATCHES_PREFIX)
     return first.removesuffix(", "), patches
 
 
@@ -58,7 +58,7 @@ TEXT_OPSETS = {"": 21, "com.microsoft": 1}
 """The versions of operator sets for "onnx.X" in a graph without an ONNX file."""
 
 
-def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
+def resolve_optimize(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
     """Return the level of the optimiser requested by `optimize`; `first` is the name of the preferred backend.
 
     With a plan, return the level of the plan. The result is never "auto". Raises RunError for an unknown level,
@@ -68,17 +68,17 @@ def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
         raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
     if plan is not None and optimize not in (AUTO, plan.recipe.optimize):
         raise PlanError(
-            f"optimize={optimize!r} does not go with this plan: it is for the graph {plan.recipe.words}. Drop it, or "
-            "plan again"
+            f"optimize={optimize!r} does not go with this plan: it is for the graph {plan.recipe.description}. "
+            "Drop it, or plan again"
         )
     if plan is not None:
         return plan.recipe.optimize
     if optimize == AUTO:
-        return ALL if first == ALL and installed(ALL) else AS_IS
+        return ALL if first == ALL and is_installed(ALL) else AS_IS
     return optimize
 
 
-def change(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:
+def resolve_changed(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:
     """Return the changes to make to the nodes, in the words of a recipe.
 
     A graph written in Python is simplified by default. With a plan, return the changes recorded in the plan. Raises
@@ -86,16 +86,16 @@ def change(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) ->
     """
     if plan is None:
         return SIMPLIFIED if (isinstance(model, WrittenGraph) if simplify is None else simplify) else ""
-    planned = divided(plan.recipe.changed)[0]
+    planned = parse_changed(plan.recipe.changed)[0]
     if simplify is not None and simplify != (planned == SIMPLIFIED):
         raise PlanError(
-            f"simplify={simplify} does not go with this plan: it is for the graph {plan.recipe.words}. Drop it, or "
-            "plan again"
+            f"simplify={simplify} does not go with this plan: it is for the graph {plan.recipe.description}. "
+            "Drop it, or plan again"
         )
     return plan.recipe.changed
 
 
-def source_of(
+def read_source(
     model: Any,
     dims: Mapping[str, int] | None = None,
     *,
@@ -104,7 +104,7 @@ def source_of(
     changed: str = "",
     assume: Mapping[str, str] | None = None,
     split: Splits = (),
-    again: Again = (),
+    again: Rematerializations = (),
 ) -> Model:
     """Return the model of a path, an ONNX ModelProto, a graph or a `Model`, changed as requested.
 
@@ -119,8 +119,8 @@ def source_of(
     Raises ModelError for an unreadable model, RunError for an argument that is not a model, PlanError for unknown
     changes.
     """
-    source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
-    first, patches = divided(changed)
+    source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}), max_trips)
+    first, patches = parse_changed(changed)
     if first not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
     made_by_caller = isinstance(model, Model | WrittenGraph | Graph)
@@ -132,17 +132,17 @@ def source_of(
         source = with_splits(source, split)
     if again and source.recipe.again != tuple(again):
         recipe = replace(source.recipe, again=tuple(again))
-        source = replace(source, graph=recomputed(source.graph, again), recipe=recipe)
+        source = replace(source, graph=with_rematerialization(source.graph, again), recipe=recipe)
     return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
 
 
-def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
+def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
     """Return the model in a file with the graph of a plan, reproduced by the plan's recipe.
 
     Raises PlanError if the reproduced graph, its dimensions, trip counts, declared types or order differ from the plan.
     """
     recipe = plan.recipe
-    made = source_of(
+    made = read_source(
         path,
         dict(plan.dims),
         max_trips=dict(plan.max_trips),
@@ -154,38 +154,43 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
     )
     made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))
     if fingerprint(made.graph, plan.schedule) != plan.fingerprint:
-        raise PlanError(f"this is not a plan of {path}: {why_another(made.recipe, recipe)}Plan the model again.")
+        raise PlanError(f"this is not a plan of {path}: {why_graph_differs(made.recipe, recipe)}Plan the model again.")
     if made.recipe.optimize != recipe.optimize or (recipe.optimize == AS_IS and recipe.by):
-        raise PlanError(f"the plan says that it is for the graph {recipe.words}; it is for that {made.recipe.words}.")
+        raise PlanError(
+            f"the plan says that it is for the graph {recipe.description}; it is for that {made.recipe.description}."
+        )
     if made.recipe.declared != recipe.declared:
         raise PlanError(
             f"the plan holds on other declared types than those that {path} alone tells. Plan the model again."
         )
     if (dict(made.dims), dict(made.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
         raise PlanError(f"the plan was made for other dimensions or rounds than {path} has. Plan the model again.")
-    own = serial(on_demand(made.graph))
+    own = serial_schedule(with_late_invariants(made.graph))
     if recipe.order == GIVEN and is_serial(plan.schedule) and plan.schedule != own:
         raise PlanError(f"this plan of {path} says that it is in the model's own order, and is in another one")
     return made
 
 
-def why_another(made: Recipe, planned: Recipe) -> str:
+def why_graph_differs(made: Recipe, planned: Recipe) -> str:
     """Return the likely reason for a graph different from the planned one, as a sentence with a trailing space."""
     if planned.optimize == AS_IS:
         return "the graph, or its order, is another one. "
     if made.optimize == AS_IS:
         return "ONNX Runtime's optimiser rewrote the model then, and refuses it here. "
     if made.by != planned.by:
-        return f"the plan is for the graph that {planned.by} made of it; here {depends_on()} makes another one. "
-    return f"the graph {planned.words} is another one. "
+        return (
+            f"the plan is for the graph that {planned.by} made of it; "
+            f"here {rewriting_environment()} makes another one. "
+        )
+    return f"the graph {planned.description} is another one. "
 
 
-def first_of(backends: Sequence[Any]) -> str:
+def first_backend_name(backends: Sequence[Any]) -> str:
     """Return the name of the preferred backend."""
     return next((entry if isinstance(entry, str) else str(entry.name) for entry in backends), "")
 
 
-def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
     """Read a path, ModelProto or graph as a `Model`; return a `Model` unchanged. Raises RunError otherwise."""
     read_with_these = isinstance(model, Model) and dict(model.recipe.assumed) == assume
     if assume and not read_with_these and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
@@ -200,5 +205,5 @@ def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Ma
         return read_model(model, dims, optimize=optimize, assume=assume)
     if hasattr(model, "graph") and hasattr(model, "opset_import"):
         plain = optimize == AS_IS
-        return from_proto(model, dims, assume=assume) if plain else optimized(model, dims, level=optimize)
+        return from_proto(model, dims, assume=assume) if plain else load_optimized_proto(model, dims, level=optimize)
     raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from sublet.base.bytesize import human
-from sublet.base.printable import printable
+from sublet.base.escape import printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import TensorSpec
 from sublet.plan import Placement
 from sublet.runtime.executable import Executable
 
-BACKWARD = "grad/"
+GRADIENT_SCOPE = "grad/"
 
 
 @dataclass(frozen=True)
@@ -74,30 +74,30 @@ def summary(executable: Executable) -> Summary:
     arenas = {storage.name for storage in plan.arenas}
     placed: dict[str, list[Placement]] = {}
     for placement in plan.placements:
-        in_arena = placed.setdefault(_layer(placement.value), [])
+        in_arena = placed.setdefault(_layer_name(placement.value), [])
         if placement.region.storage in arenas:
             in_arena.append(placement)
     weights: dict[str, tuple[int, int]] = {}
     for value in executable.graph.weights:
         if value.name in executable.weights:
-            elements, nbytes = weights.get(_layer(value.name), (0, 0))
+            elements, nbytes = weights.get(_layer_name(value.name), (0, 0))
             size = value.spec.size if isinstance(value.spec, TensorSpec) else 0
-            weights[_layer(value.name)] = elements + size, nbytes + value.nbytes
+            weights[_layer_name(value.name)] = elements + size, nbytes + value.nbytes
     layers = []
     for name in dict.fromkeys([*placed, *weights]):
         of_layer = placed.get(name, [])
         at_peak = [one for one in of_layer if holds(one.live, plan.peak.point)]
         elements, nbytes = weights.get(name, (0, 0))
-        layers.append(Layer(name, elements, nbytes, _covered(of_layer), _covered(at_peak)))
+        layers.append(Layer(name, elements, nbytes, _union_bytes(of_layer), _union_bytes(at_peak)))
     return Summary(plan.graph, tuple(layers), plan.arena_bytes)
 
 
-def _layer(value: str) -> str:
+def _layer_name(value: str) -> str:
     """Return the scope of a value's name; the prefix of gradients is ignored."""
-    return value.removeprefix(BACKWARD).rpartition("/")[0]
+    return value.removeprefix(GRADIENT_SCOPE).rpartition("/")[0]
 
 
-def _covered(placements: Iterable[Placement]) -> int:
+def _union_bytes(placements: Iterable[Placement]) -> int:
     """Return the bytes of the union of the placements' regions."""
     covered, storage, end = 0, "", 0
     for region in sorted((one.region for one in placements), key=lambda one: (one.storage, one.offset)):

@@ -10,15 +10,15 @@ from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.arrays import array_of, torch_over
 from sublet.base.errors import RunError, SpecError
-from sublet.base.extras import require
 from sublet.base.forks import fork_lock
+from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.ops.emitter import Emitter
-from sublet.passes.autodiff import differentiable, gradients
-from sublet.passes.pipeline import simplify
+from sublet.passes.autodiff import gradients, is_differentiable
+from sublet.passes.pass_pipeline import simplify
 from sublet.runtime.executable import Executable
 
 
@@ -36,7 +36,7 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
     torch = require("torch", extra="torch")
     model = graph.model()
     if model.graph.updates:
-        names = ", ".join(value.name for value in model.graph.updated[:5])
+        names = ", ".join(value.name for value in model.graph.updated_values[:5])
         raise SpecError(f"the graph updates {names}: PyTorch would not know; leave states and random numbers out")
     trained = [tensor.value for tensor in graph.parameters]
     passes = _Passes(model, trained, how)
@@ -65,12 +65,12 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
             super().__init__()
             self.passes = passes
             for value in trained:
-                content = torch_over(passes.content(value)).clone()
-                self.register_parameter(_attribute(value.name), torch.nn.Parameter(content))
+                content = torch_over(passes.initial_content(value)).clone()
+                self.register_parameter(_attribute_name(value.name), torch.nn.Parameter(content))
 
         def forward(self, *given: Any, **named: Any) -> Any:
-            tensors = _ordered(model.inputs, given, named)
-            outputs = GraphFunction.apply(*tensors, *(getattr(self, _attribute(value.name)) for value in trained))
+            tensors = _inputs_in_order(model.inputs, given, named)
+            outputs = GraphFunction.apply(*tensors, *(getattr(self, _attribute_name(value.name)) for value in trained))
             return outputs if len(outputs) > 1 else outputs[0]
 
         def extra_repr(self) -> str:
@@ -79,12 +79,12 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
     return SubletModule()
 
 
-def _attribute(name: str) -> str:
+def _attribute_name(name: str) -> str:
     """Return a parameter name allowed by PyTorch: without dots."""
     return name.replace(".", "_")
 
 
-def _ordered(names: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+def _inputs_in_order(names: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
     """Return the inputs in the order of `names`. Raises RunError unless every input is passed exactly once."""
     by_name = {**dict(zip(names, given, strict=False)), **named}
     if len(given) > len(names) or len(by_name) != len(given) + len(named) or set(by_name) != set(names):
@@ -104,27 +104,27 @@ class _Passes:
         graph = model.graph
         fixed = tuple(value for value in graph.weights if value not in trained)
         whole = replace(graph, inputs=(*graph.inputs, *trained), weights=fixed)
-        wanted = [value for value in whole.inputs if differentiable(value)]
-        outputs = [value for value in graph.outputs if differentiable(value)]
+        wanted = [value for value in whole.inputs if is_differentiable(value)]
+        outputs = [value for value in graph.outputs if is_differentiable(value)]
         self.differentiated = [value in wanted for value in whole.inputs]
         self.seeded = [value in outputs for value in graph.outputs]
         seeds = [Value(f"seed.{number}", value.spec) for number, value in enumerate(outputs)]
         joint, by_input = gradients(replace(whole, inputs=(*whole.inputs, *seeds)), outputs, wanted, seeds)
-        self.forward = _Pass(whole, model, how)
-        self.backward = _Pass(replace(joint, outputs=by_input), model, how)
+        self.forward = _BoundPass(whole, model, how)
+        self.backward = _BoundPass(replace(joint, outputs=by_input), model, how)
 
-    def content(self, value: Value) -> Any:
+    def initial_content(self, value: Value) -> Any:
         """Return the initial content of a parameter. Raises RunError for a parameter without initial content."""
         if value.name not in self._model.weights:
             raise RunError(f"the parameter {value.name!r} has no content: give it an initial one")
         return self._model.weights[value.name].array()
 
 
-class _Pass:
+class _BoundPass:
     """An executable with inputs bound to tensors, and outputs held by the caller."""
 
     def __init__(self, graph: Graph, model: Model, how: dict[str, Any]) -> None:
-        graph = simplify(_with_own_outputs(graph))
+        graph = simplify(_with_distinct_outputs(graph))
         self._inputs = [f"in.{number}" for number in range(len(graph.inputs))]
         self._outputs = [f"out.{number}" for number in range(len(graph.outputs))]
         self._specs = [value.spec for value in graph.inputs]
@@ -145,9 +145,9 @@ class _Pass:
             return tuple(views.hold(name) for name in self._outputs)
 
 
-def _with_own_outputs(graph: Graph) -> Graph:
+def _with_distinct_outputs(graph: Graph) -> Graph:
     """Return the graph with distinct computed outputs: repeated outputs, inputs and weights are copied."""
-    emit = Emitter.of(graph)
+    emit = Emitter.from_graph(graph)
     taken = {*graph.inputs, *graph.weights}
     outputs: list[Value] = []
     for value in graph.outputs:

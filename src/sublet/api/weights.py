@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sublet.base.arrays import array_of
 from sublet.base.errors import ModelError
-from sublet.base.printable import known_names, printable
+from sublet.base.escape import known_names, printable
 from sublet.base.safetensors import Tensors, write_tensors
 from sublet.runtime.kernel import Array
 
@@ -18,7 +18,7 @@ Names = Mapping[str, str] | Callable[[str], str]
 
 
 @runtime_checkable
-class Weighted(Protocol):
+class HasWeights(Protocol):
     """An object with weights: an executable or a dynamic graph."""
 
     @property
@@ -26,7 +26,7 @@ class Weighted(Protocol):
         """The weights by name."""
 
 
-class Several(Protocol):
+class WeightStore(Protocol):
     """Weights to be read and set together."""
 
     def reading(self) -> AbstractContextManager[Mapping[str, Array]]:
@@ -35,11 +35,11 @@ class Several(Protocol):
     def take(self, contents: Mapping[str, Any]) -> None:
         """Set several contents: all or none."""
 
-    def later(self, contents: Mapping[str, Any]) -> None:
+    def set_initial_contents(self, contents: Mapping[str, Any]) -> None:
         """Set the initial content of weights created later."""
 
 
-def save_weights(path: str | Path, of: Weighted | Mapping[str, Any], *, names: Names | None = None) -> None:
+def save_weights(path: str | Path, of: HasWeights | Mapping[str, Any], *, names: Names | None = None) -> None:
     """Write all weights of an executable, a dynamic graph or a mapping to a safetensors file.
 
     The file contains every parameter and state, including the state and the step of the optimiser, and the random key.
@@ -48,16 +48,16 @@ def save_weights(path: str | Path, of: Weighted | Mapping[str, Any], *, names: N
 
     Raises ModelError for two weights with one name in the file, and for a file that cannot be written.
     """
-    if isinstance(of, Weighted):
+    if isinstance(of, HasWeights):
         with of.weights.reading() as arrays:
-            _save(path, arrays, names)
+            _write_file(path, arrays, names)
     else:
-        _save(path, {name: array_of(given, printable(name)) for name, given in of.items()}, names)
+        _write_file(path, {name: array_of(given, printable(name)) for name, given in of.items()}, names)
 
 
-def _save(path: str | Path, arrays: Mapping[str, Array], names: Names | None) -> None:
+def _write_file(path: str | Path, arrays: Mapping[str, Array], names: Names | None) -> None:
     """Write arrays under their names in the file. Raises ModelError for two arrays with one name."""
-    names_in_file = {name: _name(names, name) for name in arrays}
+    names_in_file = {name: _name_in_file(names, name) for name in arrays}
     taken_names = list(names_in_file.values())
     if len(set(taken_names)) < len(taken_names):
         twice = next(name for name in taken_names if taken_names.count(name) > 1)
@@ -73,11 +73,11 @@ def open_weights(path: str | Path, *, names: Names | None = None) -> Mapping[str
 
     Raises ModelError for a file with a wrong header.
     """
-    return _Renamed(Tensors(path), names)
+    return _RenamedTensors(Tensors(path), names)
 
 
 def load_weights(
-    path: str | Path, into: Weighted, *, names: Names | None = None, strict: bool = True
+    path: str | Path, into: HasWeights, *, names: Names | None = None, strict: bool = True
 ) -> tuple[str, ...]:
     """Load weights from a safetensors file into an executable or a dynamic graph; return the loaded names.
 
@@ -99,28 +99,28 @@ def load_weights(
         )
     loaded = tuple(name for name in weights if name in file)
     weights.take({name: file[name] for name in loaded})
-    weights.later(file)
+    weights.set_initial_contents(file)
     return loaded
 
 
-def _name(names: Names | None, name: str) -> str:
+def _name_in_file(names: Names | None, name: str) -> str:
     """Return the name of a weight in the file."""
     if names is None:
         return name
     return names(name) if callable(names) else names.get(name, name)
 
 
-class _Renamed(Mapping[str, Array]):
+class _RenamedTensors(Mapping[str, Array]):
     """The tensors of a file under the names of the weights; tensors without a weight keep their names."""
 
     def __init__(self, file: Tensors, names: Names | None) -> None:
         self._file, self._names = file, names
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _name(self._names, name) in self._file
+        return isinstance(name, str) and _name_in_file(self._names, name) in self._file
 
     def __getitem__(self, name: str) -> Array:
-        return self._file[_name(self._names, name)]
+        return self._file[_name_in_file(self._names, name)]
 
     def __iter__(self) -> Iterator[str]:
         ours = {} if self._names is None or callable(self._names) else {v: k for k, v in self._names.items()}

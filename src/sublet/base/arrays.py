@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.base.dlpack import taken
+from sublet.base.dlpack import array_from_dlpack
 from sublet.base.errors import RunError
-from sublet.base.extras import imported, require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import imported_module, require
 from sublet.base.tensor import DType
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ NAMES = {
 }
 """PyTorch's names of the types that NumPy lacks and ml_dtypes provides."""
 
-STAND_INS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
+CARRIER_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
 """By item size in bytes, the types that carry these elements between NumPy and PyTorch."""
 
 
@@ -56,7 +56,7 @@ def array_of(given: Any, what: str) -> Array:
     return array
 
 
-def gives_memory(given: Any) -> bool:
+def has_memory(given: Any) -> bool:
     """True if `array_of` accepts the object; numbers and lists have no memory to share."""
     if isinstance(given, np.ndarray | np.generic) or hasattr(given, "__dlpack__"):
         return True
@@ -88,11 +88,11 @@ def _array_of(given: Any) -> Array:
         return given
     if isinstance(given, np.generic):
         return np.asarray(given)
-    torch = imported("torch")
+    torch = imported_module("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         return _of_torch(given, torch)
     if hasattr(given, "__dlpack__"):
-        return taken(given)
+        return array_from_dlpack(given)
     if hasattr(given, "__array_interface__"):
         return np.asarray(given)
     if hasattr(given, "__cuda_array_interface__"):
@@ -109,14 +109,14 @@ def _of_torch(tensor: Any, torch: Any) -> Array:
     if tensor.is_conj() or tensor.is_neg():
         raise BufferError("it stands for another number than it holds: take .resolve_conj().resolve_neg()")
     tensor = tensor.detach()
-    kind = _STRANGE.get(str(tensor.dtype))
+    kind = _NUMPY_BY_TORCH_NAME.get(str(tensor.dtype))
     if kind is None:
         return np.asarray(tensor.numpy())
     plain = torch.uint8 if kind.itemsize == 1 else torch.int16
     return np.asarray(tensor.view(plain).numpy()).view(kind)
 
 
-_STRANGE = {f"torch.{name}": NUMPY[dtype] for dtype, name in NAMES.items()}
+_NUMPY_BY_TORCH_NAME = {f"torch.{name}": NUMPY[dtype] for dtype, name in NAMES.items()}
 _NAME_OF = {NUMPY[dtype]: name for dtype, name in NAMES.items()}
 
 
@@ -125,9 +125,9 @@ def torch_over(array: Array) -> Any:
 
     Raises RunError for types unknown to PyTorch.
     """
-    torch = imported("torch") or require("torch", extra="torch")
+    torch = imported_module("torch") or require("torch", extra="torch")
     name = _NAME_OF.get(array.dtype)
-    plain = array if name is None else array.view(STAND_INS[array.itemsize])
+    plain = array if name is None else array.view(CARRIER_TYPES[array.itemsize])
     try:
         tensor = torch.from_numpy(plain) if plain.flags.writeable else _quietly(torch.from_numpy, plain)
     except (TypeError, ValueError) as error:

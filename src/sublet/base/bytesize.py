@@ -32,7 +32,7 @@ def human(nbytes: int) -> str:
     for power, unit in enumerate(_BINARY_UNITS, start=1):
         whole = nbytes >> 10 * power
         digits = 2 if whole < 10 else 1 if whole < 100 else 0
-        scaled = _rounded(nbytes * 10**digits, 1 << 10 * power)
+        scaled = _divide_rounding_half_up(nbytes * 10**digits, 1 << 10 * power)
         if scaled < 1024 * 10**digits or unit == _BINARY_UNITS[-1]:
             return f"{_decimal(scaled, digits)} {unit}"
     raise AssertionError("the last unit takes everything")
@@ -45,7 +45,7 @@ def percent(part: float) -> str:
     return "<0.01 %" if part < 1e-4 else f"{100 * part:.2f} %"
 
 
-def _rounded(numerator: int, denominator: int) -> int:
+def _divide_rounding_half_up(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
@@ -63,13 +63,17 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
-        raise SubletError(f"{_shown(text)} is not a number of bytes: write for instance 1048576, 256KiB or 1.5MB")
+        raise SubletError(
+            f"{_quoted_excerpt(text)} is not a number of bytes: write for instance 1048576, 256KiB or 1.5MB"
+        )
     number, unit = match.groups()
     factor = _BY_LOWER_CASE.get(unit.lower())
     if factor is None:
-        raise SubletError(f"{_shown(text)} has the unknown unit {unit!r}: use one of {', '.join(filter(None, _UNITS))}")
+        raise SubletError(
+            f"{_quoted_excerpt(text)} has the unknown unit {unit!r}: use one of {', '.join(filter(None, _UNITS))}"
+        )
     return int(Fraction(number.replace("_", "")) * factor)
 
 
-def _shown(text: str) -> str:
+def _quoted_excerpt(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -32,7 +32,7 @@ def limit_bytes() -> int:
     return int(text) if text.isascii() and text.isdigit() else LIMIT_BYTES
 
 
-def entry(name: str, key: str) -> Path | None:
+def find_entry(name: str, key: str) -> Path | None:
     """Return the folder of `key` in the cache called `name`, and mark the folder as used now; None if absent."""
     folder = cache_root() / name / key
     try:
@@ -62,7 +62,7 @@ def add_entry(name: str, key: str, fill: Callable[[Path], None]) -> Path | None:
             try:
                 fresh.rename(root / key)
             except OSError:  # the entry exists already
-                return entry(name, key)
+                return find_entry(name, key)
         _evict(root, limit, keep=key)
     except OSError:
         return None

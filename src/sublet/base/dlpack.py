@@ -100,7 +100,7 @@ _dying_is_valid = _PROTOTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("P
 _dying_pointer = _PROTOTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 
 
-class Taken:
+class BorrowedMemory:
     """Memory lent by another library; released when the last array over the memory is gone."""
 
     def __init__(self, managed: _Managed | _Versioned, interface: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Taken:
             _DELETER(self._managed.deleter)(ctypes.addressof(self._managed))
 
 
-def taken(giver: Any) -> Array:
+def array_from_dlpack(giver: Any) -> Array:
     """Return an array over the memory of an object with `__dlpack__`; packed sub-byte elements come as bytes.
 
     Raises BufferError for memory, types and layouts inaccessible to the processor, and passes on all exceptions of the
@@ -131,14 +131,14 @@ def taken(giver: Any) -> Array:
     layout: type[_Managed] | type[_Versioned] = _Versioned if name == VERSIONED else _Managed
     managed = layout.from_address(_pointer(capsule, name))
     _rename(capsule, USED[name])
-    holder = Taken(managed, {})
+    holder = BorrowedMemory(managed, {})
     if isinstance(managed, _Versioned) and managed.major != VERSION[0]:
         raise BufferError(f"it speaks version {managed.major} of DLPack; version {VERSION[0]} is understood")
     flags = managed.flags if isinstance(managed, _Versioned) else 0
     return _array(holder, managed.tensor, flags)
 
 
-def _array(holder: Taken, tensor: _Tensor, flags: int) -> Array:
+def _array(holder: BorrowedMemory, tensor: _Tensor, flags: int) -> Array:
     if tensor.device_type not in READABLE:
         raise BufferError("its memory is that of a device: copy it to the CPU first")
     dtype = CODES.get((tensor.code, tensor.bits))
@@ -169,7 +169,7 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-class _Given:
+class _LentArray:
     """An array lent to another library, with the DLPack structures kept alive until the library's release."""
 
     def __init__(self, array: Array, dtype: DType, versioned: bool) -> None:
@@ -180,7 +180,7 @@ class _Given:
         code, bits = CODE_OF[dtype]
         tensor = _Tensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, self.extents, self.steps, 0)
         self.managed: _Managed | _Versioned
-        deleter = ctypes.cast(_give_back, ctypes.c_void_p)
+        deleter = ctypes.cast(_release_callback, ctypes.c_void_p)
         if versioned:
             flags = (0 if array.flags.writeable else READ_ONLY) | (PADDED if bits < 8 else 0)
             self.managed = _Versioned(*VERSION, None, deleter, flags, tensor)
@@ -188,25 +188,25 @@ class _Given:
             self.managed = _Managed(tensor, None, deleter)
 
 
-_lent: dict[int, _Given] = {}
+_lent: dict[int, _LentArray] = {}
 """The arrays lent to other libraries, by address of the DLPack structure."""
 
 
-def _back(address: int) -> None:
+def _release_lent(address: int) -> None:
     _lent.pop(address, None)
 
 
-def _unused(capsule: int) -> None:
+def _release_unused_capsule(capsule: int) -> None:
     """Release the array of a capsule that no library consumed."""
     for name in USED:
         if _dying_is_valid(capsule, name):
-            _back(_dying_pointer(capsule, name))
+            _release_lent(_dying_pointer(capsule, name))
 
 
-_give_back, _dropped = _DELETER(_back), _DESTRUCTOR(_unused)
+_release_callback, _capsule_destructor = _DELETER(_release_lent), _DESTRUCTOR(_release_unused_capsule)
 
 
-class Shared:
+class SharedArray:
     """An array exported without a copy to any library with DLPack, as by `from_dlpack`, or to NumPy by `np.asarray`."""
 
     def __init__(self, array: Array) -> None:
@@ -252,9 +252,9 @@ class Shared:
             raise BufferError("its elements lie at distances that are no multiples of their size: copy it first")
         if not versioned and self.dtype.bits < 8:
             raise BufferError("only the versioned DLPack can tell that each element takes a byte")
-        given = _Given(array, self.dtype, versioned)
+        given = _LentArray(array, self.dtype, versioned)
         if copy and isinstance(given.managed, _Versioned):
             given.managed.flags |= COPIED
         address = ctypes.addressof(given.managed)
         _lent[address] = given
-        return _new(address, VERSIONED if versioned else PLAIN, _dropped)
+        return _new(address, VERSIONED if versioned else PLAIN, _capsule_destructor)

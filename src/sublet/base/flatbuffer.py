@@ -26,33 +26,33 @@ class Wire:
     data: bytes
     where: str
     advice: str
-    left: int = field(init=False)
+    budget_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left = READ_PER_BYTE * len(self.data) + FIXED
+        self.budget_bytes = READ_PER_BYTE * len(self.data) + FIXED
 
-    def broken(self, at: int, what: str) -> ModelError:
+    def format_error(self, at: int, what: str) -> ModelError:
         """Return the error for wrong bytes at address `at`."""
         return ModelError(f"{self.where}: at byte {at}: {what} ({self.advice})")
 
     def number(self, kind: str, at: int, what: str) -> int:
         """Return one little-endian number. Raises ModelError at the end of the file."""
         width = struct.calcsize(f"<{kind}")
-        self.span(at, width, what)
+        self.account_for(at, width, what)
         return int(struct.unpack_from(f"<{kind}", self.data, at)[0])
 
-    def span(self, at: int, nbytes: int, what: str) -> None:
+    def account_for(self, at: int, nbytes: int, what: str) -> None:
         """Account for a read of `nbytes` bytes. Raises ModelError beyond the file, or beyond the total bound."""
         if at < 0 or at + nbytes > len(self.data):
-            raise self.broken(at, f"{what} has {nbytes} bytes, of which {max(0, len(self.data) - at)} are there")
-        self.left -= nbytes
-        if self.left < 0:
-            raise self.broken(at, "the file says the same bytes again and again")
+            raise self.format_error(at, f"{what} has {nbytes} bytes, of which {max(0, len(self.data) - at)} are there")
+        self.budget_bytes -= nbytes
+        if self.budget_bytes < 0:
+            raise self.format_error(at, "the file says the same bytes again and again")
 
     def root(self, identifier: bytes) -> Table:
         """Return the root table. Raises ModelError for a file of another kind."""
         if self.data[4:8] != identifier:
-            raise self.broken(4, f"{identifier.decode()!r} should stand here, which marks such a file")
+            raise self.format_error(4, f"{identifier.decode()!r} should stand here, which marks such a file")
         return Table(self, self.number("I", 0, "the offset of the first table"))
 
 
@@ -72,17 +72,17 @@ class Table:
         nbytes = wire.number("H", self._fields, "the fields of a table")
         self._end = self.at + wire.number("H", self._fields + 2, "the fields of a table")
         if nbytes < 4 or nbytes % 2:
-            raise wire.broken(self._fields, f"the fields of a table cannot take {nbytes} bytes")
-        wire.span(self._fields, nbytes, "the fields of a table")
-        wire.span(self.at, max(0, self._end - self.at), "a table")
+            raise wire.format_error(self._fields, f"the fields of a table cannot take {nbytes} bytes")
+        wire.account_for(self._fields, nbytes, "the fields of a table")
+        wire.account_for(self.at, max(0, self._end - self.at), "a table")
         self._count = (nbytes - 4) // 2
 
     @property
     def fields(self) -> tuple[int, ...]:
         """The numbers of the present fields."""
-        return tuple(number for number in range(self._count) if self.place(number, 1) is not None)
+        return tuple(number for number in range(self._count) if self.field_address(number, 1) is not None)
 
-    def place(self, number: int, width: int) -> int | None:
+    def field_address(self, number: int, width: int) -> int | None:
         """Return the address of a field of `width` bytes; None for an absent field."""
         if number >= self._count:
             return None
@@ -90,38 +90,38 @@ class Table:
         if offset == 0:
             return None
         if offset < 4 or self.at + offset + width > self._end:
-            raise self.wire.broken(self.at, f"field {number} stands outside of its table")
+            raise self.wire.format_error(self.at, f"field {number} stands outside of its table")
         return self.at + int(offset)
 
     def integer(self, number: int, kind: str, default: int = 0) -> int:
         """Return a number in a field."""
-        at = self.place(number, struct.calcsize(f"<{kind}"))
+        at = self.field_address(number, struct.calcsize(f"<{kind}"))
         return default if at is None else int(struct.unpack_from(f"<{kind}", self.wire.data, at)[0])
 
-    def target(self, number: int) -> int | None:
+    def offset_target(self, number: int) -> int | None:
         """Return the address referenced by the offset in a field; None for an absent field."""
-        at = self.place(number, 4)
+        at = self.field_address(number, 4)
         return None if at is None else at + int(struct.unpack_from("<I", self.wire.data, at)[0])
 
     def table(self, number: int) -> Table | None:
         """Return the table referenced by a field."""
-        at = self.target(number)
+        at = self.offset_target(number)
         return None if at is None else Table(self.wire, at)
 
-    def block(self, number: int, width: int) -> tuple[int, int]:
+    def vector_extent(self, number: int, width: int) -> tuple[int, int]:
         """Return the address of the elements of a vector, and the number of elements."""
-        at = self.target(number)
+        at = self.offset_target(number)
         if at is None:
             return 0, 0
         count = self.wire.number("I", at, "the length of a vector")
-        self.wire.span(at + 4, count * width, f"field {number}, a vector,")
+        self.wire.account_for(at + 4, count * width, f"field {number}, a vector,")
         return at + 4, count
 
     def raw(self, number: int) -> memoryview | None:
         """Return the bytes of a vector; None for an absent field."""
-        if self.place(number, 4) is None:
+        if self.field_address(number, 4) is None:
             return None
-        at, count = self.block(number, 1)
+        at, count = self.vector_extent(number, 1)
         return memoryview(self.wire.data)[at : at + count]
 
     def text(self, number: int) -> str:
@@ -130,16 +130,16 @@ class Table:
 
     def integers(self, number: int, kind: str) -> tuple[int, ...]:
         """Return a vector of numbers."""
-        at, count = self.block(number, struct.calcsize(f"<{kind}"))
+        at, count = self.vector_extent(number, struct.calcsize(f"<{kind}"))
         return struct.unpack_from(f"<{count}{kind}", self.wire.data, at) if count else ()
 
     def reals(self, number: int) -> tuple[float, ...]:
         """Return a vector of floats."""
-        at, count = self.block(number, 4)
+        at, count = self.vector_extent(number, 4)
         return struct.unpack_from(f"<{count}f", self.wire.data, at) if count else ()
 
     def tables(self, number: int) -> Iterator[Table]:
         """Yield the tables of a vector."""
-        at, count = self.block(number, 4)
+        at, count = self.vector_extent(number, 4)
         for place in range(at, at + 4 * count, 4):
             yield Table(self.wire, place + int(struct.unpack_from("<I", self.wire.data, place)[0]))

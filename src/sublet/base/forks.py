@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from sublet.base.extras import imported
+from sublet.base.optional_imports import imported_module
 
 
 class Renewable(Protocol):
@@ -37,7 +37,7 @@ def renew_in_children(renewable: Renewable) -> None:
     _RENEWED.add(renewable)
 
 
-def freed(lock: Any) -> bool:
+def free_lock_in_child(lock: Any) -> bool:
     """Release a re-entrant lock held by a thread of the parent; True if a thread of the parent held the lock."""
     if lock.acquire(blocking=False):
         lock.release()
@@ -52,7 +52,7 @@ def _renew() -> None:
     renewables = list(_RENEWED)
     for renewable in renewables:
         renewable.renew_in_child()
-    torch = imported("torch") if renewables else None
+    torch = imported_module("torch") if renewables else None
     if torch is not None and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # OpenMP waits for ever for threads that a fork left behind
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def uninterrupted() -> Iterator[list[Any]]:
+def defer_interrupts() -> Iterator[list[Any]]:
     """Defer interrupts (SIGINT) until the block ends; yield the list of interrupts received until now.
 
     When the block ends the previous handler runs once for the first interrupt. Outside of the main thread the context
@@ -32,7 +32,7 @@ def uninterrupted() -> Iterator[list[Any]]:
 
 
 @contextmanager
-def awaited() -> Iterator[list[Any]]:
+def record_first_interrupt() -> Iterator[list[Any]]:
     """Record the first interrupt, for an orderly end of the block; raise KeyboardInterrupt at the second interrupt.
 
     Yields the list of interrupts received until now. Outside of the main thread the context manager does nothing.

@@ -29,7 +29,7 @@ def holds(pieces: Iterable[tuple[int, int]], number: int) -> bool:
     return any(begin <= number < end for begin, end in pieces)
 
 
-def divided(extent: int, parts: int) -> Ranges:
+def split_evenly(extent: int, parts: int) -> Ranges:
     """Split the numbers from 0 to `extent` into `parts` ranges with lengths that differ by at most 1."""
     return tuple((extent * i // parts, extent * (i + 1) // parts) for i in range(parts))
 

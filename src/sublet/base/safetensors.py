@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
+from sublet.base.escape import printable
 from sublet.base.files import write_parts
 from sublet.base.json_text import parse_json
 from sublet.base.numpy_types import NUMPY
-from sublet.base.printable import printable
 from sublet.base.tensor import DType
 
 Array = NDArray[Any]
@@ -67,14 +67,14 @@ class Tensors(Mapping[str, Array]):
     def __init__(self, path: str | Path) -> None:
         """Map the file. Raises ModelError for an unreadable file, or a header inconsistent with the file's length."""
         self.path = path
-        self._map = _mapped(path)
+        self._map = _map_file(path)
         try:
             size = int.from_bytes(self._map[:LENGTH], "little")
             self._begin = LENGTH + size
             header = _header(self._map, size)
-            self._entries = {name: _Entry(name, record) for name, record in header.items() if name != METADATA}
+            self._entries = {name: _TensorRecord(name, record) for name, record in header.items() if name != METADATA}
             _require_cover(self._entries.values(), len(self._map) - self._begin)
-        except _Wrong as error:
+        except _HeaderError as error:
             raise ModelError(f"{path}: no valid safetensors file: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -92,35 +92,39 @@ class Tensors(Mapping[str, Array]):
         return flat.view(entry.dtype).reshape(entry.shape)
 
 
-class _Wrong(Exception):
+class _HeaderError(Exception):
     """An error in a header."""
 
 
-class _Entry:
+class _TensorRecord:
     """The header's record of one tensor."""
 
     def __init__(self, name: str, told: Any) -> None:
         self.name = printable(name)
         if not isinstance(told, dict) or told.keys() != {"dtype", "shape", "data_offsets"}:
-            raise _Wrong(f"tensor {self.name!r} must have dtype, shape and data_offsets, and nothing else")
+            raise _HeaderError(f"tensor {self.name!r} must have dtype, shape and data_offsets, and nothing else")
         dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
         if not isinstance(dtype, str) or dtype not in TYPES:
-            raise _Wrong(f"tensor {self.name!r} has the type {printable(str(dtype))[:40]!r}, which is not known here")
+            raise _HeaderError(
+                f"tensor {self.name!r} has the type {printable(str(dtype))[:40]!r}, which is not known here"
+            )
         if not _naturals(shape) or len(shape) > MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
-            raise _Wrong(f"tensor {self.name!r}: shape and data_offsets must be lists of integers from 0 on")
+            raise _HeaderError(f"tensor {self.name!r}: shape and data_offsets must be lists of integers from 0 on")
         self.dtype, self.shape, (self.begin, self.end) = TYPES[dtype], tuple(shape), offsets
         needed = self.dtype.itemsize
         for extent in shape:
             needed *= extent
         if self.end - self.begin != needed:
-            raise _Wrong(f"tensor {self.name!r} takes {needed:,} bytes, and is told {self.begin:,} to {self.end:,}")
+            raise _HeaderError(
+                f"tensor {self.name!r} takes {needed:,} bytes, and is told {self.begin:,} to {self.end:,}"
+            )
 
 
 def _naturals(given: Any) -> bool:
     return isinstance(given, list) and all(type(item) is int and 0 <= item < 2**63 for item in given)
 
 
-def _mapped(path: str | Path) -> mmap.mmap:
+def _map_file(path: str | Path) -> mmap.mmap:
     try:
         with Path(path).open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -130,12 +134,12 @@ def _mapped(path: str | Path) -> mmap.mmap:
 
 def _header(content: mmap.mmap, size: int) -> dict[str, Any]:
     if len(content) < LENGTH or size > len(content) - LENGTH:
-        raise _Wrong(f"it has {len(content):,} bytes, too few for the header it tells of")
+        raise _HeaderError(f"it has {len(content):,} bytes, too few for the header it tells of")
     if size > MAX_HEADER:
-        raise _Wrong(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
-    header = parse_json(content[LENGTH : LENGTH + size], "its header", _Wrong)
+        raise _HeaderError(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
+    header = parse_json(content[LENGTH : LENGTH + size], "its header", _HeaderError)
     if not isinstance(header, dict):
-        raise _Wrong("its header is no object of JSON")
+        raise _HeaderError("its header is no object of JSON")
     return header
 
 
@@ -145,10 +149,10 @@ def _require_cover(entries: Any, nbytes: int) -> None:
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != end:
             what = "overlaps another" if entry.begin < end else f"leaves bytes from {end:,} on to nobody"
-            raise _Wrong(f"tensor {entry.name!r} begins at {entry.begin:,}: it {what}")
+            raise _HeaderError(f"tensor {entry.name!r} begins at {entry.begin:,}: it {what}")
         end = entry.end
     if end != nbytes:
-        raise _Wrong(f"its tensors take {end:,} bytes, and it has {nbytes:,} for them")
+        raise _HeaderError(f"its tensors take {end:,} bytes, and it has {nbytes:,} for them")
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Array]) -> None:

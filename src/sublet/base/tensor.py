@@ -111,7 +111,7 @@ Dims = tuple[int | None, ...] | None
 """Known extents, with None for each open extent; None instead of a tuple for an unknown rank."""
 
 
-def shown(dims: Sequence[int | None] | None) -> str:
+def format_dims(dims: Sequence[int | None] | None) -> str:
     """Return extents as text: "[2,?]", or "[...]" when not even the rank is known."""
     return "[...]" if dims is None else f"[{','.join('?' if extent is None else str(extent) for extent in dims)}]"
 
@@ -151,7 +151,7 @@ class Unplannable:
         """The type as text."""
         if not self.element:
             return self.other
-        return f"{self.element}{shown(self.dims)}"
+        return f"{self.element}{format_dims(self.dims)}"
 
     @property
     def dtype(self) -> DType | None:
@@ -159,7 +159,7 @@ class Unplannable:
         return _BY_TEXT.get(self.element)
 
     @property
-    def known(self) -> tuple[DType, Dims] | None:
+    def dtype_and_dims(self) -> tuple[DType, Dims] | None:
         """The element type and extents of a tensor; None for a non-tensor, an unknown type, or a huge extent."""
         if self.dtype is None or any(extent is not None and extent >= MOST_EXTENT for extent in self.dims or ()):
             return None

@@ -22,31 +22,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.base.errors import Finding, PlanViolation
-from sublet.checker.bound import Standing
+from sublet.checker.bound import BoundStatus
 from sublet.checker.claims import LABELS, PROVEN, check_claims
-from sublet.checker.contents import contents, sources
-from sublet.checker.exchange import as_exchanged, check_exchange
-from sublet.checker.layout import lay_out
-from sublet.checker.order import check_form, check_order
+from sublet.checker.contents import byte_sources_of, compute_contents
+from sublet.checker.layout import build_layout
 from sublet.checker.races import check_races
 from sublet.checker.replay import replay
+from sublet.checker.schedule_order import check_form, check_order
+from sublet.checker.storage_swap import check_storage_swaps, redirect_updates
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
 
-__all__ = ["LABELS", "PROVEN", "Judgement", "Standing", "check", "check_bytes", "judge", "require_valid"]
+__all__ = ["LABELS", "PROVEN", "BoundStatus", "CheckResult", "check", "check_bytes", "judge", "require_valid"]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CheckResult:
     """The result of a check: violations, and unproven claims as a map from the field of the plan to the reason."""
 
     findings: tuple[Finding, ...]
     unproven: dict[str, str] = field(default_factory=dict)
-    bound: Standing = field(default_factory=Standing)
+    bound: BoundStatus = field(default_factory=BoundStatus)
 
     @property
-    def claims(self) -> dict[str, str]:
+    def claim_status(self) -> dict[str, str]:
         """The status of each claim: proven, not proven with the reason, or a label; empty if there are violations."""
         if self.findings:
             return {}
@@ -54,13 +54,13 @@ class Judgement:
         return {**proven, **dict.fromkeys(LABELS, "a label")}
 
 
-def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
+def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> CheckResult:
     """Check the bytes of a plan, then the claims; a plan with wrong bytes skips the check of claims."""
     findings = check_bytes(graph, schedule, plan)
     if findings:
-        return Judgement(findings)
-    claims = check_claims(as_exchanged(graph, plan), schedule, plan)
-    return Judgement(tuple(claims.findings), claims.unproven, claims.bound)
+        return CheckResult(findings)
+    claims = check_claims(redirect_updates(graph, plan), schedule, plan)
+    return CheckResult(tuple(claims.findings), claims.unproven, claims.bound)
 
 
 def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
@@ -73,19 +73,19 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
 
     An empty result proves that every read of a scheduled run finds the right bytes.
     """
-    layout, findings = lay_out(graph, plan)
-    malformed = [*check_form(graph, schedule), *check_exchange(graph, plan)]
+    layout, findings = build_layout(graph, plan)
+    malformed = [*check_form(graph, schedule), *check_storage_swaps(graph, plan)]
     if malformed or any(finding.rule == "illegal-graph" for finding in findings):
         return (*findings, *malformed)
-    graph = as_exchanged(graph, plan)
-    origins = {node.name: sources(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
-    known = contents(graph, origins)
+    graph = redirect_updates(graph, plan)
+    origins = {node.name: byte_sources_of(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
+    known = compute_contents(graph, origins)
     findings += check_order(graph, schedule)
     misread, accesses = replay(graph, schedule, layout, known, origins)
     return (*findings, *dict.fromkeys(check_races(graph, schedule, accesses, layout.cells)), *misread)
 
 
-def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
+def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> CheckResult:
     """Return the result of a check without violations. Raises PlanViolation with all violations, if there are any."""
     judged = judge(graph, schedule, plan)
     if judged.findings:

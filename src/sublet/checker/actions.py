@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sublet.checker.cells import step_of
-from sublet.checker.contents import Source, cut
-from sublet.checker.layout import Layout
+from sublet.checker.contents import ByteSource, slice_content
+from sublet.checker.layout import PlanLayout
+from sublet.checker.loop_slices import slice_region
 from sublet.checker.memory import Content
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import UPDATE, Region
@@ -45,18 +45,18 @@ class Action(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Actions:
+class ActionBuilder:
     """A builder of the actions of nodes, from the regions and contents of values."""
 
-    layout: Layout
+    layout: PlanLayout
     contents: Mapping[str, Content]
-    sources: Mapping[str, tuple[tuple[Source, ...], ...]]
+    sources: Mapping[str, tuple[tuple[ByteSource, ...], ...]]
 
-    def content(self, value: Value) -> Content:
+    def content_of(self, value: Value) -> Content:
         """Return the content of a value."""
         return self.contents.get(value.name, ())
 
-    def of_op(self, node: Node) -> Action:
+    def run_op(self, node: Node) -> Action:
         """Return the action of a kernel, or of copied views and parts.
 
         The action neither reads nor writes views and parts already in place.
@@ -65,93 +65,97 @@ class Actions:
         needed: set[int] = set()
         in_place: set[int] = set()
         computes = False
-        for out, pieces in zip(node.written, self.sources[node.name], strict=True):
-            region = None if out is None else self.layout.region(out)
+        for out, pieces in zip(node.outputs_and_scratch, self.sources[node.name], strict=True):
+            region = None if out is None else self.layout.region_of(out)
             if out is None or region is None:
                 continue
             for source in pieces:
                 if source.input is None:
                     computes = True
-                elif self._coincides(node, region, source):
+                elif self._is_in_place(node, region, source):
                     in_place.add(source.input)
                     continue
                 else:
                     needed.add(source.input)
-                writes.append(self._write(out, region, source))
+                writes.append(self._write_of_source(out, region, source))
         untouched = set() if computes else in_place - needed
         reads = [value for i, value in enumerate(node.inputs) if value is not None and i not in untouched]
-        return Action("run", f"node {node.name}", tuple(dict.fromkeys(reads)), tuple(_merged(writes)))
+        return Action("run", f"node {node.name}", tuple(dict.fromkeys(reads)), tuple(_merge_adjacent(writes)))
 
-    def _coincides(self, node: Node, region: Region, source: Source) -> bool:
+    def _is_in_place(self, node: Node, region: Region, source: ByteSource) -> bool:
         """True if the bytes of `source` already lie at their place in the output at `region`."""
         operand = None if source.input is None else node.inputs[source.input]
-        place = None if operand is None else self.layout.region(operand)
+        place = None if operand is None else self.layout.region_of(operand)
         if place is None or place.storage != region.storage:
             return False
         return place.offset + source.start == region.offset + source.at
 
-    def _write(self, out: Value, region: Region, source: Source) -> Write:
+    def _write_of_source(self, out: Value, region: Region, source: ByteSource) -> Write:
         """Return the write of the part of an output described by `source`."""
         part = Region(region.storage, region.offset + source.at, source.length)
-        return Write(part, cut(self.content(out), source.at, source.length), value=out.name)
+        return Write(part, slice_content(self.content_of(out), source.at, source.length), value=out.name)
 
-    def index(self, node: CaseOf) -> Action:
+    def read_index(self, node: CaseOf) -> Action:
         """Return the action of a branch reading its index."""
         return Action("branch", f"case {node.name}, index", (node.index,))
 
     def end_of_arm(self, node: CaseOf, position: int) -> Action:
         """Return the moves at the end of an arm; for the position behind the last arm, the moves of the fallbacks."""
         if position < len(node.arms):
-            return self.moves(
+            return self.parallel_moves(
                 "yield", f"case {node.name}, end of arm {position}", node.arms[position].outputs, node.outputs
             )
-        return self.moves("yield", f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
+        return self.parallel_moves("yield", f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
 
-    def enter(self, node: While) -> Action:
+    def enter_loop(self, node: While) -> Action:
         """Return the moves from initial values to parameters, with an initial write of the stacked outputs."""
-        enter = self.moves("enter", f"loop {node.name}, entry", node.inits, node.parameters)
-        return Action("enter", enter.where, enter.reads, (*enter.writes, *self._fresh(_stacked(node))))
+        enter = self.parallel_moves("enter", f"loop {node.name}, entry", node.inits, node.parameters)
+        return Action("enter", enter.where, enter.reads, (*enter.writes, *self._whole_writes(_stacked_values(node))))
 
-    def head(self, node: While) -> Action:
+    def begin_iteration(self, node: While) -> Action:
         """Return the action at the start of an iteration: the loop writes the counter."""
-        return Action("round", f"loop {node.name}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1])))
+        return Action(
+            "round", f"loop {node.name}, start of a round", writes=tuple(self._whole_writes(node.body.inputs[:1]))
+        )
 
-    def test(self, node: While) -> Action:
+    def read_condition(self, node: While) -> Action:
         """Return the action reading the condition."""
         return Action("check", f"loop {node.name}, condition", (node.condition,))
 
-    def fetch(self, node: While) -> Action:
+    def fetch_slices(self, node: While) -> Action:
         """Return the action fetching the slice of every sequence."""
         reads = tuple(dict.fromkeys(node.sequences))
         steps = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
-        return Action("fetch", f"loop {node.name}, slices", reads, tuple(self._stepped(node, steps, whole=False)))
+        return Action("fetch", f"loop {node.name}, slices", reads, tuple(self._slice_writes(node, steps, whole=False)))
 
-    def store(self, node: While) -> Action:
+    def store_rows(self, node: While) -> Action:
         """Return the action storing the rows in the stacked outputs."""
-        steps = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
+        steps = zip(node.rows, node.stacked_outputs, node.row_axes, node.row_reversed, strict=True)
         stored = [(row, out, axis, backwards) for row, out, axis, backwards in steps if out is not None]
-        reads = tuple(dict.fromkeys((*(row for row, *_ in stored), *_stacked(node))))
-        return Action("store", f"loop {node.name}, rows", reads, tuple(self._stepped(node, stored, whole=True)))
+        reads = tuple(dict.fromkeys((*(row for row, *_ in stored), *_stacked_values(node))))
+        return Action("store", f"loop {node.name}, rows", reads, tuple(self._slice_writes(node, stored, whole=True)))
 
-    def back(self, node: While) -> Action:
+    def assign_updates(self, node: While) -> Action:
         """Return the moves from updates to the parameters of the next iteration."""
-        return self.moves("next", f"loop {node.name}, end of a round", node.updates, node.parameters)
+        return self.parallel_moves("next", f"loop {node.name}, end of a round", node.updates, node.parameters)
 
-    def leave(self, node: While) -> Action:
+    def exit_loop(self, node: While) -> Action:
         """Return the moves from parameters to final values."""
-        return self.moves("exit", f"loop {node.name}, exit", node.parameters, node.finals)
+        return self.parallel_moves("exit", f"loop {node.name}, exit", node.parameters, node.finals)
 
-    def update(self, graph: Graph) -> Action:
+    def update_state(self, graph: Graph) -> Action:
         """Return the updates at the end of the run: each target takes the content and the token of its source."""
         writes = []
         for target, source in graph.updates:
-            region = self.layout.region(target)
+            region = self.layout.region_of(target)
             if region is not None:
-                touched = self.layout.region(source) != region
-                writes.append(Write(region, self.content(source), touched, target.name))
+                touched = self.layout.region_of(source) != region
+                writes.append(Write(region, self.content_of(source), touched, target.name))
         return Action(UPDATE, "the update at the end", tuple(dict.fromkeys(s for _, s in graph.updates)), tuple(writes))
 
-    def moves(self, kind: str, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
+    def parallel_moves(
+        self, kind: str, where: str, sources: Sequence[Value], targets: Sequence[Value | None]
+    ) -> Action:
         """Return a parallel assignment.
 
         Every target with own bytes gets its own token, even for bytes already in place. A renamed target gets no write.
@@ -159,49 +163,51 @@ class Actions:
         pairs = [(source, to) for source, to in zip(sources, targets, strict=False) if to is not None]
         writes = []
         for source, target in pairs:
-            region = None if target.name in self.layout.pointers else self.layout.region(target)
+            region = None if target.name in self.layout.pointers else self.layout.region_of(target)
             if region is not None:
-                touched = self.layout.region(source) != region
-                writes.append(Write(region, self.content(target), touched, target.name, self.content(source)))
+                touched = self.layout.region_of(source) != region
+                writes.append(Write(region, self.content_of(target), touched, target.name, self.content_of(source)))
         return Action(kind, where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
 
-    def _stepped(self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool) -> Iterator[Write]:
+    def _slice_writes(
+        self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool
+    ) -> Iterator[Write]:
         """Yield the writes of fetched slices, or of stacked outputs.
 
         A slice or row already in place touches no bytes.
         """
         for part, around, axis, backwards in steps:
-            place = self.layout.region(part)
-            there = step_of(node.name, around, self.layout.region(around), axis, backwards)
-            for write in self._fresh([around if whole else part]):
+            place = self.layout.region_of(part)
+            there = slice_region(node.name, around, self.layout.region_of(around), axis, backwards)
+            for write in self._whole_writes([around if whole else part]):
                 yield Write(write.region, write.content, place is None or place != there, write.value)
 
-    def _fresh(self, values: Sequence[Value]) -> Iterator[Write]:
+    def _whole_writes(self, values: Sequence[Value]) -> Iterator[Write]:
         """Yield writes of whole values."""
         for value in values:
-            region = self.layout.region(value)
+            region = self.layout.region_of(value)
             if region is not None:
-                yield Write(region, self.content(value), value=value.name)
+                yield Write(region, self.content_of(value), value=value.name)
 
 
-def _stacked(node: While) -> list[Value]:
+def _stacked_values(node: While) -> list[Value]:
     """Return the present stacked outputs of a loop."""
-    return [value for value in node.stacked if value is not None]
+    return [value for value in node.stacked_outputs if value is not None]
 
 
-def _merged(writes: list[Write]) -> Iterator[Write]:
+def _merge_adjacent(writes: list[Write]) -> Iterator[Write]:
     """Yield writes, with adjacent writes of one value merged."""
     run: list[Write] = []
     for write in writes:
         if run and (run[-1].value != write.value or run[-1].region.end != write.region.offset):
-            yield _joined(run)
+            yield _merge_run(run)
             run = []
         run.append(write)
     if run:
-        yield _joined(run)
+        yield _merge_run(run)
 
 
-def _joined(run: Sequence[Write]) -> Write:
+def _merge_run(run: Sequence[Write]) -> Write:
     """Return adjacent writes of one value as a single write."""
     first, last = run[0].region, run[-1].region
     region = Region(first.storage, first.offset, last.end - first.offset)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 from sublet.base.errors import Finding
-from sublet.checker.blocks import Block
-from sublet.checker.lives import Ranges
-from sublet.checker.walk import Walk
+from sublet.checker.buffers import CheckerBuffer
+from sublet.checker.liveness import Ranges
+from sublet.checker.state_space import StateSpace
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import happens_before, is_serial
 
@@ -29,87 +29,89 @@ MOST_PAIRS = 1 << 22
 """Pairs of proving buffers to compare. Beyond the limit the bound stays unproven."""
 SEARCHED = "a search found it, and what that refuted is not followed here"
 
-Blocks = Mapping[int, Block]
+Blocks = Mapping[int, CheckerBuffer]
 
 
 @dataclass(frozen=True)
-class Standing:
+class BoundStatus:
     """The status of a lower bound: the reason for being unproven, "" if proven, and the bytes proven by live buffers.
 
     `must_live_buffers` are the buffers with the points where some run needs their bytes. `has_exact_live_ranges` is
     True if the plan declares exactly these points: the packing search then solved the exact problem.
     """
 
-    why: str = ""
-    proven: int = 0
+    unproven_reason: str = ""
+    proven_bytes: int = 0
     proof: tuple[int, ...] = ()
-    needed: Blocks = field(default_factory=dict)
-    followed: bool = True
+    must_live_buffers: Blocks = field(default_factory=dict)
+    has_exact_live_ranges: bool = True
 
 
-def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], Standing]:
+def check_bound(plan: MemoryPlan, walk: StateSpace, surely: Blocks, said: Blocks) -> tuple[list[Finding], BoundStatus]:
     """Return the findings about the bound, and the bound's status.
 
     `surely` are the buffers with must-live ranges, `said` the buffers with the live ranges declared by the plan.
     """
-    findings, why = _judged(plan, walk, surely, said)
-    proven, proof = _peak(plan, surely)
-    return findings, Standing(why, proven, proof, surely, all(surely[n].live == said[n].live for n in said))
+    findings, why = _check_proof(plan, walk, surely, said)
+    proven, proof = _bound_at_peak(plan, surely)
+    return findings, BoundStatus(why, proven, proof, surely, all(surely[n].live == said[n].live for n in said))
 
 
-def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
+def _check_proof(plan: MemoryPlan, walk: StateSpace, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
     """Return the findings about the bound, and the reason for an unproven bound, "" for a proven bound."""
-    findings = [*_form(plan, said)]
+    findings = [*_malformed_claims(plan, said)]
     if findings:
         return findings, ""
     claimed, kind = plan.lower_bound_bytes, plan.bound
     if kind == SEARCH:
-        return [], "" if claimed <= _peak(plan, surely)[0] else SEARCHED
+        return [], "" if claimed <= _bound_at_peak(plan, surely)[0] else SEARCHED
     members = frozenset(plan.proof)
-    if is_serial(plan.schedule) and (kind == "peak" or _common(said, members)):
-        return _at_one_point(plan, surely, said, members)
-    together = bytes_of(plan, [said[number].nbytes for number in members])
+    if is_serial(plan.schedule) and (kind == "peak" or _common_points(said, members)):
+        return _check_proof_at_one_point(plan, surely, said, members)
+    together = stacked_bytes(plan, [said[number].nbytes for number in members])
     if claimed > together:
-        return [_false(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
-    if kind == "peak" and members and not _common(said, members):
-        return [_false("says the buffers that prove it are live at one point, and they are not")], ""
-    if len(members) ** 2 > MOST_PAIRS and not _common(surely, members):
+        return [_bound_finding(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
+    if kind == "peak" and members and not _common_points(said, members):
+        return [_bound_finding("says the buffers that prove it are live at one point, and they are not")], ""
+    if len(members) ** 2 > MOST_PAIRS and not _common_points(surely, members):
         return [], f"{len(members)} buffers are too many to compare all pairs"
-    if any(len(said[number].strips) > 1 for number in members):
+    if any(len(said[number].segments) > 1 for number in members):
         return [], "not all bytes of the buffers that prove it are needed as long as any of them are"
-    for number, other in _overlapping(said, members):
-        return [_false(f"is proven by buffers {number} and {other}, which overlap")], ""
-    unordered = _Unordered(walk, surely)
-    if (pair := _apart(surely, members, unordered)) is None:
+    for number, other in _overlapping_neighbours(said, members):
+        return [_bound_finding(f"is proven by buffers {number} and {other}, which overlap")], ""
+    unordered = _ConcurrentAccesses(walk, surely)
+    if (pair := _separable_pair(surely, members, unordered)) is None:
         return [], ""
-    if _apart(said, members, unordered) is not None:
+    if _separable_pair(said, members, unordered) is not None:
         what = f"is proven by buffers {pair[0]} and {pair[1]}, which are never needed at one time"
-        return [_false(what)], ""
+        return [_bound_finding(what)], ""
     return [], f"buffers {pair[0]} and {pair[1]} may overlap in the runs that are possible"
 
 
-def _at_one_point(plan: MemoryPlan, surely: Blocks, said: Blocks, members: frozenset[int]) -> tuple[list[Finding], str]:
+def _check_proof_at_one_point(
+    plan: MemoryPlan, surely: Blocks, said: Blocks, members: frozenset[int]
+) -> tuple[list[Finding], str]:
     """Return the same for a program in one stream: the buffers' needs at one point must reach the bound."""
-    claimed, together = plan.lower_bound_bytes, _together(plan, said, members)
+    claimed, together = plan.lower_bound_bytes, _max_common_bytes(plan, said, members)
     if members and not together:
-        return [_false("says the buffers that prove it are live at one point, and they are not")], ""
+        return [_bound_finding("says the buffers that prove it are live at one point, and they are not")], ""
     if claimed > together:
-        return [_false(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
-    if claimed > _together(plan, surely, members):
+        return [_bound_finding(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
+    if claimed > _max_common_bytes(plan, surely, members):
         return [], "the buffers that prove it may never need so much at one point in the runs that are possible"
     return [], ""
 
 
-def _together(plan: MemoryPlan, known: Blocks, members: frozenset[int]) -> int:
+def _max_common_bytes(plan: MemoryPlan, known: Blocks, members: frozenset[int]) -> int:
     """Return the most bytes needed by buffers at a point where all of them are live; 0 without a common point."""
-    common, points = _common(known, members), set[int]()
-    for strip in (strip for number in members for strip in known[number].strips):
+    common, points = _common_points(known, members), set[int]()
+    for strip in (strip for number in members for strip in known[number].segments):
         points.update(begin for begin, _ in strip.live if common >> begin & 1)
-    sizes = ([size for number in members for size in known[number].needed(point)] for point in points)
-    return max((bytes_of(plan, each) for each in sizes), default=0)
+    sizes = ([size for number in members for size in known[number].sizes_needed_at(point)] for point in points)
+    return max((stacked_bytes(plan, each) for each in sizes), default=0)
 
 
-def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
+def stacked_bytes(plan: MemoryPlan, sizes: Collection[int]) -> int:
     """Return the bytes of buffers side by side; the topmost needs no padding.
 
     With several arenas the sizes stay unrounded: each arena has a topmost buffer.
@@ -120,29 +122,29 @@ def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
     return sum(rounded) - max(whole - size for whole, size in zip(rounded, sizes, strict=True))
 
 
-def _form(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
+def _malformed_claims(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
     """Yield findings for malformed claims about the bound."""
     if plan.bound not in KINDS:
-        yield _false(f"was found by {plan.bound!r}, which is none of {', '.join(KINDS)}")
+        yield _bound_finding(f"was found by {plan.bound!r}, which is none of {', '.join(KINDS)}")
     if len(set(plan.proof)) != len(plan.proof):
-        yield _false("is proven by buffers of which one is listed twice")
+        yield _bound_finding("is proven by buffers of which one is listed twice")
     for number in plan.proof:
         if number not in said:
-            yield _false(f"is proven by buffer {number}, which the plan does not have")
+            yield _bound_finding(f"is proven by buffer {number}, which the plan does not have")
     if plan.proof and plan.bound == SEARCH:
-        yield _false("was found by a search, but lists buffers that prove it")
+        yield _bound_finding("was found by a search, but lists buffers that prove it")
     if plan.lower_bound_bytes > plan.arena_bytes:
-        yield _false(f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}")
+        yield _bound_finding(f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}")
     if plan.arena_bytes and not plan.lower_bound_bytes:
-        yield _false("claims that no bytes are needed")
+        yield _bound_finding("claims that no bytes are needed")
 
 
-def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
+def _bound_at_peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
     """Return the largest bound proven by buffers live at one point, and the numbers of the buffers."""
     best: tuple[int, tuple[int, ...]] = (0, ())
     for step in {1, plan.alignment}:
         change: dict[int, int] = {}
-        for strip in (strip for block in surely.values() for strip in block.strips):
+        for strip in (strip for block in surely.values() for strip in block.segments):
             weight = -(-(strip.high - strip.low) // step) * step
             for begin, end in strip.live:
                 change[begin] = change.get(begin, 0) + weight
@@ -153,20 +155,20 @@ def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
             live += change[point]
             if live > most:
                 most, at = live, point
-        needed = {number: sizes for number, block in surely.items() if (sizes := block.needed(at))}
-        best = max(best, (bytes_of(plan, [size for sizes in needed.values() for size in sizes]), tuple(needed)))
+        needed = {number: sizes for number, block in surely.items() if (sizes := block.sizes_needed_at(at))}
+        best = max(best, (stacked_bytes(plan, [size for sizes in needed.values() for size in sizes]), tuple(needed)))
     return best
 
 
-def _common(known: Blocks, members: frozenset[int]) -> int:
+def _common_points(known: Blocks, members: frozenset[int]) -> int:
     """Return the points where all buffers are live, as a bit set."""
     common = -1
     for number in members:
-        common &= _points(known[number].live)
+        common &= _point_mask(known[number].live)
     return common
 
 
-def _points(ranges: Ranges) -> int:
+def _point_mask(ranges: Ranges) -> int:
     """Return the points of ranges as a bit set."""
     mask = 0
     for begin, end in ranges:
@@ -174,7 +176,7 @@ def _points(ranges: Ranges) -> int:
     return mask
 
 
-def _overlapping(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
+def _overlapping_neighbours(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of buffers with overlapping bytes, neighbours in address order only."""
     order = sorted(members, key=lambda number: (said[number].storage, said[number].low))
     for one, other in pairwise(order):
@@ -182,24 +184,24 @@ def _overlapping(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, i
             yield one, other
 
 
-def _apart(known: Blocks, members: frozenset[int], unordered: _Unordered) -> tuple[int, int] | None:
+def _separable_pair(known: Blocks, members: frozenset[int], unordered: _ConcurrentAccesses) -> tuple[int, int] | None:
     """Return two buffers never live at a common point nor accessed concurrently; None without a pair.
 
     Such buffers may overlap.
     """
-    if _common(known, members):
+    if _common_points(known, members):
         return None
-    points = {number: _points(known[number].live) for number in members}
+    points = {number: _point_mask(known[number].live) for number in members}
     for one, other in combinations(sorted(members), 2):
-        if not points[one] & points[other] and not unordered.meet(one, other):
+        if not points[one] & points[other] and not unordered.may_coincide(one, other):
             return one, other
     return None
 
 
-class _Unordered:
+class _ConcurrentAccesses:
     """Concurrent accesses of buffers: accesses by steps without an order, in a program of several streams."""
 
-    def __init__(self, walk: Walk, known: Blocks) -> None:
+    def __init__(self, walk: StateSpace, known: Blocks) -> None:
         self._walk = walk
         self._known = known
         self._orders = [happens_before(level) for level in walk.timeline.levels]
@@ -213,7 +215,7 @@ class _Unordered:
                 for number in (*visit.reads, *visit.writes):
                     self._by_placement[number] = self._by_placement.get(number, 0) | 1 << visit.point
 
-    def meet(self, one: int, other: int) -> bool:
+    def may_coincide(self, one: int, other: int) -> bool:
         """True if an access of buffer `one` may run at the same time as an access of buffer `other`."""
         if self._serial:
             return False
@@ -223,32 +225,32 @@ class _Unordered:
                 for member in self._known[number].members:
                     touched |= self._by_placement.get(member, 0)
                 self._touched[number] = touched
-                self._beside[number] = self._beside_all(touched)
+                self._beside[number] = self._points_concurrent_with(touched)
         return bool(self._touched[one] & self._beside[other])
 
-    def _beside_all(self, touched: int) -> int:
+    def _points_concurrent_with(self, touched: int) -> int:
         """Return the points concurrent with any point in a bit set."""
         mask = 0
         while touched:
             point = (touched & -touched).bit_length() - 1
             touched &= touched - 1
             if point not in self._by_point:
-                self._by_point[point] = self._beside_point(point)
+                self._by_point[point] = self._points_concurrent_with_point(point)
             mask |= self._by_point[point]
         return mask
 
-    def _beside_point(self, point: int) -> int:
+    def _points_concurrent_with_point(self, point: int) -> int:
         """Return the points of steps without an order relative to the enclosing steps of a point, as a bit set."""
         moments, mask = self._walk.timeline.moments, 0
         for other, moment in enumerate(moments):
             for mine, its in zip(moments[point].path, moment.path, strict=False):
                 if mine != its:
-                    if mine[0] == its[0] and not self._ordered(mine[0], mine[1], its[1]):
+                    if mine[0] == its[0] and not self._are_ordered(mine[0], mine[1], its[1]):
                         mask |= 1 << other
                     break
         return mask
 
-    def _ordered(self, level: int, one: int, other: int) -> bool:
+    def _are_ordered(self, level: int, one: int, other: int) -> bool:
         """True if an order exists between two steps of a level."""
         before = self._orders[level]
         return bool(before[one] >> other & 1 or before[other] >> one & 1)
@@ -259,6 +261,6 @@ def _is_serial(before: list[int]) -> bool:
     return all(mask == (1 << i) - 1 for i, mask in enumerate(before))
 
 
-def _false(what: str) -> Finding:
+def _bound_finding(what: str) -> Finding:
     """Return a finding about the lower bound."""
     return Finding("false-bound", "the lower bound", what)

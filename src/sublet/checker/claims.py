@@ -15,14 +15,14 @@ from itertools import pairwise
 
 from sublet.base.errors import Finding
 from sublet.base.tensor import Unplannable
-from sublet.checker.blocks import Block, blocks, check_apart, check_groups
-from sublet.checker.bound import Standing, check_bound
-from sublet.checker.heads import asked, check_heads
-from sublet.checker.kinship import ties
-from sublet.checker.lives import Ranges, conceivable, needed, union, within, written
-from sublet.checker.moves import check_moves, check_targets
-from sublet.checker.timeline import TooLongError, timeline
-from sublet.checker.walk import Places, TooManyStatesError, Walk
+from sublet.checker.bound import BoundStatus, check_bound
+from sublet.checker.buffers import CheckerBuffer, check_buffers, check_live_overlaps, rebuild_buffers
+from sublet.checker.entry_bindings import check_entry_bindings, requested_bindings
+from sublet.checker.liveness import Ranges, is_covered_by, may_live, merge_ranges, must_live, reachable_from_writes
+from sublet.checker.moves import check_moves, check_possible_bindings
+from sublet.checker.sharing_reasons import sharing_reasons
+from sublet.checker.state_space import PlacementIndex, StateSpace, TooManyStatesError
+from sublet.checker.timeline import TooLongError, build_timeline
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Placement, Region
 from sublet.plan.schedule import Schedule
@@ -46,21 +46,21 @@ LABELS = (
 
 
 @dataclass
-class Claims:
+class ClaimCheck:
     """False claims as findings, and unproven claims as a map from the field of the plan to the reason."""
 
     findings: list[Finding] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
-    bound: Standing = field(default_factory=Standing)
+    bound: BoundStatus = field(default_factory=BoundStatus)
 
 
-def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
+def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> ClaimCheck:
     """Check all claims of a plan; the plan must have passed the replay."""
-    claims = Claims([*_names(graph, plan), *_storages(plan), *_sums(graph, plan)])
-    places = Places(plan)
+    claims = ClaimCheck([*_check_names(graph, plan), *_check_storages(plan), *_check_sums(graph, plan)])
+    places = PlacementIndex(plan)
     records = {(record.loop, record.within): record for record in plan.rolled}
     try:
-        points = timeline(graph, schedule, places.pointers, records, len(plan.points))
+        points = build_timeline(graph, schedule, places.pointers, records, len(plan.points))
     except TooLongError:
         claims.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
         return claims
@@ -68,43 +68,43 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
         claims.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
         return claims
     try:
-        walk = Walk(points, places, asked(points, places, plan))
+        walk = StateSpace(points, places, requested_bindings(points, places, plan))
     except TooManyStatesError:
         why = "pointers can be in too many states"
         claims.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))
         return claims
-    claims.findings += _copies(plan, walk)
-    claims.findings += check_targets(graph, plan)
-    claims.findings += check_heads(plan, walk)
+    claims.findings += _check_body_versions(plan, walk)
+    claims.findings += check_possible_bindings(graph, plan)
+    claims.findings += check_entry_bindings(plan, walk)
     claims.findings += check_moves(plan, walk)
-    _check_lives(graph, plan, walk, claims)
+    _check_liveness(graph, plan, walk, claims)
     return claims
 
 
-def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> None:
+def _check_liveness(graph: Graph, plan: MemoryPlan, walk: StateSpace, found: ClaimCheck) -> None:
     """Check live ranges, buffers, the peak, and the lower bound."""
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
-    least, most = needed(walk, lasting), conceivable(walk, lasting)
-    findings = [*_lives(plan, least, most), *_kept_early(plan, walk, least)]
+    least, most = must_live(walk, lasting), may_live(walk, lasting)
+    findings = [*_check_live_ranges(plan, least, most), *_check_first_writes(plan, walk, least)]
     standing: dict[str, set[int]] = {}
     for visit in walk.visits:
         for (kind, name), number in visit.state.items():
             if kind == "pointer":
                 standing.setdefault(name, set()).add(number)
-    findings += check_groups(plan, ties(walk), standing)
+    findings += check_buffers(plan, sharing_reasons(walk), standing)
     if not findings:
-        said = blocks(plan, {i: place.live for i, place in enumerate(plan.placements)})
-        findings += check_apart(plan, said)
-        findings += _peak(plan, said)
-        wrong, found.bound = check_bound(plan, walk, blocks(plan, least), said)
+        said = rebuild_buffers(plan, {i: place.live for i, place in enumerate(plan.placements)})
+        findings += check_live_overlaps(plan, said)
+        findings += _check_peak(plan, said)
+        wrong, found.bound = check_bound(plan, walk, rebuild_buffers(plan, least), said)
         findings += wrong
-        if found.bound.why:
-            found.unproven["lower_bound_bytes"] = found.bound.why
+        if found.bound.unproven_reason:
+            found.unproven["lower_bound_bytes"] = found.bound.unproven_reason
     found.findings += findings
 
 
-def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check names, types, producers and reasons against the graph."""
     if plan.graph != graph.name:
         yield Finding("false-name", "the plan", f"calls the graph {plan.graph!r}, which is {graph.name!r}")
@@ -117,13 +117,15 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     for place in plan.placements:
         producer, value = producers.get(place.value, ""), values[place.value]
         if place.producer != producer:
-            yield _of(place, "false-name", f"is said to be made by {place.producer!r}, not by {producer!r}")
+            yield _claim_finding(place, "false-name", f"is said to be made by {place.producer!r}, not by {producer!r}")
         if place.spec != str(value.spec):
-            yield _of(place, "wrong-spec", f"is placed as {place.spec}, but is {value.spec}")
+            yield _claim_finding(place, "wrong-spec", f"is placed as {place.spec}, but is {value.spec}")
         if len(set(place.copies)) != len(place.copies):
-            yield _of(place, "bad-copies", "lists a copy of the bodies around it twice")
-        if place.how == POINTER and not _is_bare(place, value):
-            yield _of(place, "bad-copies", "stands for other values, and has no region, life or buffer of its own")
+            yield _claim_finding(place, "bad-copies", "lists a copy of the bodies around it twice")
+        if place.how == POINTER and not _has_no_place(place, value):
+            yield _claim_finding(
+                place, "bad-copies", "stands for other values, and has no region, life or buffer of its own"
+            )
     for outside in plan.outside:
         spec = values[outside.value].spec
         if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
@@ -131,10 +133,10 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("false-name", f"value %{outside.value}", what)
     if [(node.name, node.op) for node in plan.nodes] != [(node.name, node.op) for node in graph.walk()]:
         yield Finding("false-name", "the plan", "describes other nodes than the graph has")
-    yield from _whose(graph, plan)
+    yield from _check_bound_flags(graph, plan)
 
 
-def _whose(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_bound_flags(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check that an unplanned input or output is marked as bound if the planned inputs and outputs are bound.
 
     The same applies to weights.
@@ -152,13 +154,13 @@ def _whose(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("outside-untold", f"value %{outside.value}", what)
 
 
-def _is_bare(place: Placement, value: Value) -> bool:
+def _has_no_place(place: Placement, value: Value) -> bool:
     """True if a renamed value has a size and no further placement data."""
     nothing = (place.region, place.live, place.buffer, place.shares, place.copies, place.strides)
     return nothing == (Region("", 0, value.nbytes), (), -1, "", (), ())
 
 
-def _storages(plan: MemoryPlan) -> Iterator[Finding]:
+def _check_storages(plan: MemoryPlan) -> Iterator[Finding]:
     """Check that an arena ends with the last value, and that empty placements lie at offset 0."""
     ends = dict.fromkeys((storage.name for storage in plan.arenas), 0)
     for place in plan.placements:
@@ -166,7 +168,7 @@ def _storages(plan: MemoryPlan) -> Iterator[Finding]:
         if region.storage in ends and region.nbytes and not strided:
             ends[region.storage] = max(ends[region.storage], region.end)
         if place.how != POINTER and not region.nbytes and (region.offset, strided) != (0, False):
-            yield _of(place, "out-of-storage", f"has no bytes, but lies at offset {region.offset}")
+            yield _claim_finding(place, "out-of-storage", f"has no bytes, but lies at offset {region.offset}")
     for storage in plan.arenas:
         if storage.nbytes != ends[storage.name]:
             what = f"has {storage.nbytes} bytes, but nothing in it ends beyond {ends[storage.name]}"
@@ -177,7 +179,7 @@ def _storages(plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("arena-size", f"storage {storage.name}", what)
 
 
-def _sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check the byte sums over all values in arenas, and over the values without own bytes."""
     sizes = {value.name: value.nbytes for value in graph.values()}
     arenas = {storage.name for storage in plan.arenas}
@@ -196,13 +198,13 @@ def _sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("false-sum", "the plan", f"says that {name}_bytes are {claimed}, which are {actual}")
 
 
-def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
+def _check_body_versions(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding]:
     """Check that every value has a placement in exactly the body versions writing the value; check rolled loops."""
     reached = {visit.point for visit in walk.visits}
     written: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
     for point, moment in enumerate(walk.timeline.moments):
         for value in moment.writes if point in reached else ():
-            entry = walk.places.found(value, moment.context)
+            entry = walk.places.find_placement(value, moment.context)
             if entry is not None:
                 written.update([entry] if entry[1] in ((), moment.context) else [])
             elif value.plannable and value.name not in walk.places.pointers:
@@ -213,7 +215,9 @@ def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
         for context in place.copies or ((),):
             is_written = (i, context) in written and (context or not place.copies)
             if place.how != POINTER and not is_written:
-                yield _of(place, "bad-copies", "is placed in a copy of the bodies around it that does not write it")
+                yield _claim_finding(
+                    place, "bad-copies", "is placed in a copy of the bodies around it that does not write it"
+                )
     runs = {(moment.node.name, moment.context[:-1]) for point, moment in enumerate(walk.timeline.moments)
             if point in reached and moment.kind == "round" and moment.node and moment.context}  # fmt: skip
     seen: set[object] = set()
@@ -228,33 +232,41 @@ def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
             yield Finding("bad-copies", f"loop {moment.point.edge}", "has a copy of its body that no round runs")
 
 
-def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:
+def _check_live_ranges(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:
     """Check that live ranges are sorted, cover the must-live points, and stay within the may-live points."""
     for i, place in enumerate(plan.placements):
         if place.how == POINTER:
             continue
         ends = [point for piece in place.live for point in piece]
         if any(one >= other for one, other in pairwise(ends)):
-            yield _of(place, "false-live", f"is live in {place.live}, which are no ranges in order")
-        elif not within(least.get(i, ()), place.live):
-            yield _of(place, "false-live", f"is said to be live in {place.live}, but is needed in {least.get(i, ())}")
-        elif not within(place.live, most.get(i, ())):
+            yield _claim_finding(place, "false-live", f"is live in {place.live}, which are no ranges in order")
+        elif not is_covered_by(least.get(i, ()), place.live):
+            yield _claim_finding(
+                place, "false-live", f"is said to be live in {place.live}, but is needed in {least.get(i, ())}"
+            )
+        elif not is_covered_by(place.live, most.get(i, ())):
             what = f"is said to be live in {place.live}, but can only be in {most.get(i, ())}"
-            yield _of(place, "false-live", what)
+            yield _claim_finding(place, "false-live", what)
 
 
-def _kept_early(plan: MemoryPlan, walk: Walk, least: Mapping[int, Ranges]) -> Iterator[Finding]:
+def _check_first_writes(plan: MemoryPlan, walk: StateSpace, least: Mapping[int, Ranges]) -> Iterator[Finding]:
     """Check that no live range contains points before any possible write."""
     for i, place in enumerate(plan.placements):
         known = least.get(i, ())
-        if place.how != POINTER and place.live != known and not within(place.live, union((*known, *written(walk, i)))):
-            yield _of(place, "false-live", f"is said to be live in {place.live}, where it may not be written yet")
+        if (
+            place.how != POINTER
+            and place.live != known
+            and not is_covered_by(place.live, merge_ranges((*known, *reachable_from_writes(walk, i))))
+        ):
+            yield _claim_finding(
+                place, "false-live", f"is said to be live in {place.live}, where it may not be written yet"
+            )
 
 
-def _peak(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
+def _check_peak(plan: MemoryPlan, known: Mapping[int, CheckerBuffer]) -> Iterator[Finding]:
     """Check the first point with the most live bytes, and the values live there."""
     change = [0] * (len(plan.points) + 1)
-    for strip in (strip for block in known.values() for strip in block.strips):
+    for strip in (strip for block in known.values() for strip in block.segments):
         for begin, end in strip.live:
             change[begin] += strip.high - strip.low
             change[end] -= strip.high - strip.low
@@ -276,6 +288,6 @@ def _peak(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
         yield Finding("false-peak", "the peak", "names other values than are alive there")
 
 
-def _of(place: Placement, rule: str, what: str) -> Finding:
+def _claim_finding(place: Placement, rule: str, what: str) -> Finding:
     """Return a finding about a placement."""
     return Finding(rule, f"value %{place.value}", what)

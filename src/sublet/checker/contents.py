@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sublet.base.errors import SubletError
-from sublet.checker.memory import Content, Piece
+from sublet.checker.memory import Content, TokenRange
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import Op, Share, lookup
 
@@ -21,7 +21,7 @@ MAX_ALL_PIECES = 1 << 20
 """Pieces of all values together; beyond this sum every further value counts as new bytes."""
 
 
-class Source(NamedTuple):
+class ByteSource(NamedTuple):
     """Bytes [at, at + length) of an output are the bytes of input `input` from `start` on.
 
     An input of None means computed by the kernel.
@@ -33,7 +33,7 @@ class Source(NamedTuple):
     start: int = 0
 
 
-def facts(node: Node) -> Op:
+def op_facts(node: Node) -> Op:
     """Return the op record of a node; an unknown op has no facts, the most conservative assumption."""
     try:
         return lookup(node.op)
@@ -41,14 +41,14 @@ def facts(node: Node) -> Op:
         return Op(node.op)
 
 
-def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
+def byte_sources_of(node: Node) -> tuple[tuple[ByteSource, ...], ...]:
     """Return, for each output position of an op's node, the sources of the bytes in order of address.
 
     Scratch memory is the last position.
     """
-    op = facts(node)
+    op = op_facts(node)
     views, parts = _by_output(op.views(node)), _by_output(op.parts(node))
-    written = enumerate(node.written)
+    written = enumerate(node.outputs_and_scratch)
     return tuple(_sources_of(node, out, views.get(i, []), parts.get(i, [])) for i, out in written)
 
 
@@ -60,31 +60,31 @@ def _by_output(shares: Iterable[Share]) -> dict[int, list[Share]]:
     return by_output
 
 
-def _sources_of(node: Node, out: Value | None, views: list[Share], parts: list[Share]) -> tuple[Source, ...]:
+def _sources_of(node: Node, out: Value | None, views: list[Share], parts: list[Share]) -> tuple[ByteSource, ...]:
     """Return the sources of one output: a view, parts, or the kernel."""
     if out is None or out.nbytes == 0:
         return ()
     for share in views:
         operand = _operand(node, share.input)
         if operand and 0 <= share.offset <= operand.nbytes - out.nbytes:
-            return (Source(0, out.nbytes, share.input, share.offset),)
+            return (ByteSource(0, out.nbytes, share.input, share.offset),)
     return _parts_of(node, out, parts)
 
 
-def _parts_of(node: Node, out: Value, parts: list[Share]) -> tuple[Source, ...]:
+def _parts_of(node: Node, out: Value, parts: list[Share]) -> tuple[ByteSource, ...]:
     """Return the parts of an output in order of address; the kernel computes the bytes between parts."""
-    byte_sources: list[Source] = []
+    byte_sources: list[ByteSource] = []
     at = 0
     for share in sorted(parts, key=lambda share: (share.offset, share.input)):
         operand = _operand(node, share.input)
         if not operand or operand.nbytes == 0 or not at <= share.offset <= out.nbytes - operand.nbytes:
             continue
         if at < share.offset:
-            byte_sources.append(Source(at, share.offset - at))
-        byte_sources.append(Source(share.offset, operand.nbytes, share.input))
+            byte_sources.append(ByteSource(at, share.offset - at))
+        byte_sources.append(ByteSource(share.offset, operand.nbytes, share.input))
         at = share.offset + operand.nbytes
     if at < out.nbytes:
-        byte_sources.append(Source(at, out.nbytes - at))
+        byte_sources.append(ByteSource(at, out.nbytes - at))
     return tuple(byte_sources)
 
 
@@ -93,21 +93,23 @@ def _operand(node: Node, position: int) -> Value | None:
     return node.inputs[position] if 0 <= position < len(node.inputs) else None
 
 
-def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...], ...]]) -> dict[str, Content]:
+def compute_contents(
+    graph: Graph, sources_by_node: Mapping[str, tuple[tuple[ByteSource, ...], ...]]
+) -> dict[str, Content]:
     """Return the content of every value of the program, by name.
 
     A content with more than MAX_PIECES pieces counts as new bytes of the value's own token.
     """
-    known = {value.name: whole(value) for value in graph.values()}
+    known = {value.name: own_content(value) for value in graph.values()}
     total = 0
     for node in graph.walk():
         if isinstance(node, While):
             known |= _equal_slices(node, known)
         if isinstance(node, While | CaseOf):
             continue
-        for out, pieces in zip(node.written, sources_by_node[node.name], strict=True):
+        for out, pieces in zip(node.outputs_and_scratch, sources_by_node[node.name], strict=True):
             if out is not None:
-                content = joined(_content(node, out, source, known) for source in pieces)
+                content = concat_contents(_content(node, out, source, known) for source in pieces)
                 total += len(content)
                 if len(content) <= MAX_PIECES and total <= MAX_ALL_PIECES:
                     known[out.name] = content
@@ -126,38 +128,38 @@ def _equal_slices(node: While, known: Mapping[str, Content]) -> dict[str, Conten
     return equal
 
 
-def _content(node: Node, out: Value, source: Source, known: Mapping[str, Content]) -> Content:
+def _content(node: Node, out: Value, source: ByteSource, known: Mapping[str, Content]) -> Content:
     """Return the content of one source of an output."""
     operand = None if source.input is None else node.inputs[source.input]
     if operand is None:
-        return (Piece(out.name, source.at, source.length),)
-    return cut(known.get(operand.name) or whole(operand), source.start, source.length)
+        return (TokenRange(out.name, source.at, source.length),)
+    return slice_content(known.get(operand.name) or own_content(operand), source.start, source.length)
 
 
-def whole(value: Value) -> Content:
+def own_content(value: Value) -> Content:
     """Return the content of all bytes of the value's own token."""
-    return (Piece(value.name, 0, value.nbytes),) if value.nbytes else ()
+    return (TokenRange(value.name, 0, value.nbytes),) if value.nbytes else ()
 
 
-def cut(content: Content, begin: int, length: int) -> Content:
+def slice_content(content: Content, begin: int, length: int) -> Content:
     """Return bytes [begin, begin + length) of a content."""
     pieces = []
     for token, start, size in content:
         low, high = max(begin, 0), min(begin + length, size)
         if low < high:
-            pieces.append(Piece(token, start + low, high - low))
+            pieces.append(TokenRange(token, start + low, high - low))
         begin -= size
     return tuple(pieces)
 
 
-def joined(contents_in_order: Iterable[Content]) -> Content:
+def concat_contents(contents_in_order: Iterable[Content]) -> Content:
     """Return the concatenation of contents; adjacent pieces that continue each other become one piece."""
-    pieces: list[Piece] = []
+    pieces: list[TokenRange] = []
     for content in contents_in_order:
         for piece in content:
             last = pieces[-1] if pieces else None
             if last and last.token == piece.token and last.start + last.length == piece.start:
-                pieces[-1] = Piece(last.token, last.start, last.length + piece.length)
+                pieces[-1] = TokenRange(last.token, last.start, last.length + piece.length)
             else:
                 pieces.append(piece)
     return tuple(pieces)

@@ -14,17 +14,28 @@ from itertools import chain
 
 from sublet.base.errors import Finding
 from sublet.base.tensor import Unplannable
-from sublet.checker.cells import Cells, Strides
-from sublet.checker.heads import Told, told_heads
+from sublet.checker.entry_bindings import EntryBindings, declared_bindings
+from sublet.checker.loop_slices import SliceStorages, StrideResolver
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
+from sublet.plan import (
+    ARENA,
+    OPEN,
+    POINTER,
+    Context,
+    MemoryPlan,
+    Placement,
+    Region,
+    RolledLoop,
+    Storage,
+    bound_storage_name,
+)
 
 READ_ONLY = ("weight", "input")
 """Kinds of storage owned by the caller: the network writes only storages of updated values."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlanLayout:
     """The region of every placed value with bytes, and the storages by name.
 
     A region here always has the size of its value, even if the plan declares another size. A value in
@@ -36,22 +47,22 @@ class Layout:
 
     regions: Mapping[str, Region]
     storages: Mapping[str, Storage]
-    turning: Mapping[str, Mapping[Context, Region]]
+    regions_by_context: Mapping[str, Mapping[Context, Region]]
     pointers: frozenset[str]
-    rolled: Mapping[tuple[str, Context], Rolled]
-    heads: Told
+    rolled: Mapping[tuple[str, Context], RolledLoop]
+    entry_bindings: EntryBindings
     updated: frozenset[str]
-    cells: Cells
+    cells: SliceStorages
     context: Context = ()
-    pointed: Mapping[str, Region] = field(default_factory=dict)
+    pointer_regions: Mapping[str, Region] = field(default_factory=dict)
 
-    def region(self, value: Value) -> Region | None:
+    def region_of(self, value: Value) -> Region | None:
         """Return the region of the value; None for a value without bytes or placement."""
         name = value.name
         if name in self.pointers:
-            return self.pointed.get(name)
-        if name in self.turning:
-            turns, depths = self.turning[name], range(len(self.context) + 1)
+            return self.pointer_regions.get(name)
+        if name in self.regions_by_context:
+            turns, depths = self.regions_by_context[name], range(len(self.context) + 1)
             return next((turns[here] for depth in depths if (here := self.context[:depth]) in turns), None)
         return self.regions.get(name)
 
@@ -59,55 +70,57 @@ class Layout:
         """True if the value is renamed, without own bytes."""
         return value.name in self.pointers
 
-    def moves_about(self, value: Value) -> bool:
+    def has_varying_region(self, value: Value) -> bool:
         """True if the region of the value depends on the body version or on the state."""
-        return value.name in self.pointers or value.name in self.turning
+        return value.name in self.pointers or value.name in self.regions_by_context
 
-    def here(self, context: Context, pointed: Mapping[str, Region]) -> Layout:
+    def in_context(self, context: Context, pointed: Mapping[str, Region]) -> PlanLayout:
         """Return the layout for a context, with the given regions of pointers."""
-        shared = (self.regions, self.storages, self.turning, self.pointers, self.rolled, self.heads)
-        return Layout(*shared, self.updated, self.cells, context, pointed)
+        shared = (self.regions, self.storages, self.regions_by_context, self.pointers, self.rolled, self.entry_bindings)
+        return PlanLayout(*shared, self.updated, self.cells, context, pointed)
 
-    def read_only(self, region: Region) -> bool:
+    def is_read_only(self, region: Region) -> bool:
         """True for bytes in memory of the caller never written by the network."""
-        storage = self.cells.root(region.storage)
+        storage = self.cells.root_storage(region.storage)
         return storage not in self.updated and self.storages[storage].kind in READ_ONLY
 
-    def kind(self, region: Region) -> str:
+    def storage_kind_of(self, region: Region) -> str:
         """Return the kind of the storage of a region."""
-        return self.storages[self.cells.root(region.storage)].kind
+        return self.storages[self.cells.root_storage(region.storage)].kind
 
 
-def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
+def build_layout(graph: Graph, plan: MemoryPlan) -> tuple[PlanLayout, list[Finding]]:
     """Return the layout described by the plan, and the findings of all static checks."""
     values = {value.name: value for value in graph.values()}
     storages = {storage.name: storage for storage in plan.storages}
-    findings = [*_names(graph), *_storages(graph, plan), *_transferred(graph, plan)]
-    findings += [*_claims(graph, plan), *_copies(graph, plan)]
+    findings = [*_check_unique_names(graph), *_check_storages(graph, plan), *_check_transfer_memory(graph, plan)]
+    findings += [*_check_declared_values(graph, plan), *_check_rolled_loops(graph, plan)]
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
     turning: dict[str, dict[Context, Region]] = {}
     pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
-    placed: dict[str, _Contexts] = {}
+    placed: dict[str, _ContextSet] = {}
     by_value: dict[str, list[Placement]] = {}
     for placement in plan.placements:
         by_value.setdefault(placement.value, []).append(placement)
-    strides = Strides(graph, by_value, plan.alignment)
+    strides = StrideResolver(graph, by_value, plan.alignment)
     for placement in plan.placements:
         contexts = placement.copies or ((),)
-        if not placed.setdefault(placement.value, _Contexts()).apart(contexts):
+        if not placed.setdefault(placement.value, _ContextSet()).is_disjoint_from(contexts):
             findings.append(Finding("duplicate-placement", f"value %{placement.value}", "is placed twice"))
             continue
         placed[placement.value].add(contexts)
         value = values.get(placement.value)
-        findings += _placement(placement, value, storages, plan.alignment)
+        findings += _check_placement(placement, value, storages, plan.alignment)
         if value is None or not value.nbytes or placement.region.storage not in storages:
             continue
         plain = Region(placement.region.storage, placement.region.offset, value.nbytes)
-        regions_found = [plain if not placement.strides else strides.region(placement, context) for context in contexts]
+        regions_found = [
+            plain if not placement.strides else strides.slice_region_of(placement, context) for context in contexts
+        ]
         if placement.strides:
-            findings += strides.findings(placement, all(regions_found))
+            findings += strides.stride_findings(placement, all(regions_found))
         turns = [
             (context, region) for context, region in zip(contexts, regions_found, strict=True) if region is not None
         ]
@@ -115,27 +128,27 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
             turning.setdefault(value.name, {}).update(turns)
         else:
             regions.update((value.name, region) for _, region in turns)
-    for name in sorted(storages.keys() & strides.cells.known.keys()):
+    for name in sorted(storages.keys() & strides.cells.by_name.keys()):
         findings.append(Finding("duplicate-storage", f"storage {name}", "has the name of the step of a round"))
     for value in values.values():
         if value.plannable and value.name not in placed:
             fix = "every value that is not outside the plan needs bytes"
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
     rolled = {(record.loop, record.within): record for record in plan.rolled}
-    updated = frozenset(bound_to(value.name) for value in graph.updated)
-    heads, senseless = told_heads(graph, plan)
-    layout = Layout(regions, storages, turning, frozenset(pointers), rolled, heads, updated, strides.cells)
-    return layout, [*findings, *senseless, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
+    updated = frozenset(bound_storage_name(value.name) for value in graph.updated_values)
+    heads, senseless = declared_bindings(graph, plan)
+    layout = PlanLayout(regions, storages, turning, frozenset(pointers), rolled, heads, updated, strides.cells)
+    return layout, [*findings, *senseless, *_check_bound_values(graph, layout), *_check_initial_overlaps(graph, layout)]
 
 
-class _Contexts:
+class _ContextSet:
     """A set of contexts (body versions of enclosing loops), none a prefix of another."""
 
     def __init__(self) -> None:
         self._taken: set[Context] = set()
         self._around: set[Context] = set()  # all prefixes of the contexts in the set
 
-    def apart(self, contexts: Iterable[Context]) -> bool:
+    def is_disjoint_from(self, contexts: Iterable[Context]) -> bool:
         """True if no given context is a prefix or an extension of a context in the set."""
         return not any(
             context in self._around or any(context[:depth] in self._taken for depth in range(len(context)))
@@ -149,7 +162,7 @@ class _Contexts:
             self._around.update(context[:depth] for depth in range(len(context) + 1))
 
 
-def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_rolled_loops(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check that rolled loops and renamed values fit the nodes of the graph."""
     loops = {node.name for node in graph.walk() if isinstance(node, While)}
     for record in plan.rolled:
@@ -170,7 +183,7 @@ def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("bad-copies", f"value %{placement.value}", what)
 
 
-def _names(graph: Graph) -> Iterator[Finding]:
+def _check_unique_names(graph: Graph) -> Iterator[Finding]:
     """Check that names of values and nodes are unique in the program."""
     seen: set[str] = set()
     for value in graph.values():
@@ -184,13 +197,13 @@ def _names(graph: Graph) -> Iterator[Finding]:
         nodes.add(node.name)
 
 
-def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check the names, kinds and sizes of storages."""
     given = {*graph.weights, *graph.inputs}  # a weight or input keeps its storage kind, even if it is an output too
     owners = {
-        "weight": {bound_to(value.name): value for value in graph.weights},
-        "input": {bound_to(value.name): value for value in graph.inputs},
-        "output": {bound_to(value.name): value for value in graph.outputs if value not in given},
+        "weight": {bound_storage_name(value.name): value for value in graph.weights},
+        "input": {bound_storage_name(value.name): value for value in graph.inputs},
+        "output": {bound_storage_name(value.name): value for value in graph.outputs if value not in given},
     }
     seen: set[str] = set()
     for storage in plan.storages:
@@ -213,7 +226,7 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         yield Finding("arena-size", "the plan", what)
 
 
-def _transferred(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_transfer_memory(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check that a memory with a transfer rate holds only offloaded values, read by reloads alone."""
     slow = {storage.name for storage in plan.storages if storage.rate}
     if not slow:
@@ -226,14 +239,14 @@ def _transferred(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("out-of-reach", f"value %{placement.value}", what, "place it where kernels reach it")
 
 
-def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_declared_values(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check the unplanned values and the updated values declared by the plan."""
-    yield from _outside(graph, plan)
-    if plan.updated != tuple(value.name for value in graph.updated):
+    yield from _check_unplanned_values(graph, plan)
+    if plan.updated != tuple(value.name for value in graph.updated_values):
         yield Finding("updates-untold", "the plan", "lists other inputs and weights than the graph updates")
 
 
-def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def _check_unplanned_values(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check that the plan lists every unplannable value once, with the known facts of the value's type."""
     specs = {value.name: value.spec for value in graph.values() if isinstance(value.spec, Unplannable)}
     counts = Counter(outside.value for outside in plan.outside)
@@ -245,7 +258,7 @@ def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     for outside in plan.outside:
         if (spec := specs.get(outside.value)) is None:
             continue
-        dtype, dims = spec.known or ("", None)
+        dtype, dims = spec.dtype_and_dims or ("", None)
         known = (spec.type, str(dtype), tuple(OPEN if extent is None else extent for extent in dims or ()))
         if (outside.type, outside.dtype, outside.dims) != known:
             what = f"is said to be {outside.type} of {outside.dtype or 'no type'}{list(outside.dims)}, but is {spec}"
@@ -254,7 +267,7 @@ def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("outside-untold", f"value %{outside.value}", "is said to be the caller's, and is not")
 
 
-def _placement(
+def _check_placement(
     placement: Placement, value: Value | None, storages: Mapping[str, Storage], alignment: int
 ) -> Iterator[Finding]:
     """Check one placement against its value, its storage and the alignment."""
@@ -276,41 +289,49 @@ def _placement(
     if region.storage not in storages:
         yield Finding("unknown-storage", where, f"lies in storage {region.storage!r}, which the plan does not list")
     elif value.nbytes and not 0 <= region.offset <= storages[region.storage].nbytes - value.nbytes:
-        what = f"lies at {span(region)}, but {region.storage} has {storages[region.storage].nbytes} bytes"
+        what = f"lies at {format_region(region)}, but {region.storage} has {storages[region.storage].nbytes} bytes"
         yield Finding("out-of-storage", where, what)
     if value.nbytes and alignment > 1 and region.offset % alignment:
         what = f"lies at offset {region.offset}, which is no multiple of the alignment {alignment}"
         yield Finding("misaligned", where, what)
 
 
-def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
+def _check_bound_values(graph: Graph, layout: PlanLayout) -> Iterator[Finding]:
     """Check that inputs, weights and outputs bound to a storage lie at the start of the storage."""
     owners = (("weight", graph.weights), ("input", graph.inputs), ("output", dict.fromkeys(graph.outputs)))
     for kind, value in chain.from_iterable(((kind, value) for value in group) for kind, group in owners):
-        region, own = layout.region(value), layout.storages.get(bound_to(value.name))
-        if own is not None and value.nbytes and layout.moves_about(value):
+        region, own = layout.region_of(value), layout.storages.get(bound_storage_name(value.name))
+        if own is not None and value.nbytes and layout.has_varying_region(value):
             yield Finding("bound-storage", f"{kind} {value}", "lies in several places, but the plan binds it to one")
         if region is None:
             continue
-        actual = layout.storages[layout.cells.root(region.storage)]
-        if own is not None and own.kind == kind and (region.storage, region.offset) != (bound_to(value.name), 0):
-            what = f"lies at {span(region)}, but the plan binds it to storage {bound_to(value.name)}"
+        actual = layout.storages[layout.cells.root_storage(region.storage)]
+        if (
+            own is not None
+            and own.kind == kind
+            and (region.storage, region.offset) != (bound_storage_name(value.name), 0)
+        ):
+            what = f"lies at {format_region(region)}, but the plan binds it to storage {bound_storage_name(value.name)}"
             yield Finding("bound-storage", f"{kind} {value}", what)
-        elif kind != "output" and actual.kind != "arena" and (actual.kind, actual.name) != (kind, bound_to(value.name)):
+        elif (
+            kind != "output"
+            and actual.kind != "arena"
+            and (actual.kind, actual.name) != (kind, bound_storage_name(value.name))
+        ):
             what = f"lies in storage {actual.name} of kind {actual.kind}, where the caller does not put it"
             yield Finding("bound-storage", f"{kind} {value}", what)
 
 
-def _initial_overlaps(graph: Graph, layout: Layout) -> Iterator[Finding]:
+def _check_initial_overlaps(graph: Graph, layout: PlanLayout) -> Iterator[Finding]:
     """Check that inputs and weights do not overlap: all of them are live before the first step."""
     values = (*graph.inputs, *graph.weights)
-    named = [(region, value.name) for value in values if (region := layout.region(value))]
-    for one, other in overlapping(named):
-        what = f"overlaps %{other[1]} at {span(other[0])}; both are there before the first step"
-        yield Finding("initial-overlap", f"value %{one[1]} at {span(one[0])}", what, "place them apart")
+    named = [(region, value.name) for value in values if (region := layout.region_of(value))]
+    for one, other in overlapping_pairs(named):
+        what = f"overlaps %{other[1]} at {format_region(other[0])}; both are there before the first step"
+        yield Finding("initial-overlap", f"value %{one[1]} at {format_region(one[0])}", what, "place them apart")
 
 
-def overlapping(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Region, str], tuple[Region, str]]]:
+def overlapping_pairs(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Region, str], tuple[Region, str]]]:
     """Yield all pairs of overlapping named regions, in order of address."""
     active: list[tuple[Region, str]] = []
     for entry in sorted(named, key=lambda entry: (entry[0].storage, entry[0].offset)):
@@ -321,6 +342,6 @@ def overlapping(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Reg
         active.append(entry)
 
 
-def span(region: Region) -> str:
+def format_region(region: Region) -> str:
     """Return a region as text: storage[begin, end)."""
     return f"{region.storage}[{region.offset}, {region.end})"

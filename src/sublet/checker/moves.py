@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sublet.base.errors import Finding
-from sublet.checker.exchange import owners
-from sublet.checker.kinship import is_step, lies_at, steps
-from sublet.checker.walk import Visit, Walk
+from sublet.checker.sharing_reasons import is_at_distance, is_slice_of, slices_and_rows_at
+from sublet.checker.state_space import PointState, StateSpace
+from sublet.checker.storage_swap import next_owners
+from sublet.ir.dataflow import assignments
 from sublet.ir.graph import Graph, Value, While
-from sublet.ir.walk import assignments
 from sublet.plan import POINTER, UPDATE, CopiedMove, Edge, MemoryPlan
 
-Copied = dict[tuple[Edge, str], list[tuple[frozenset[str], int]]]
+CopiesByEdge = dict[tuple[Edge, str], list[tuple[frozenset[str], int]]]
 """(edge, destination): for each copy the names of the source, and the number of bytes."""
 
 
-def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
+def check_moves(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding]:
     """Yield findings unless the plan lists exactly the copies made by some run."""
-    actual: Copied = {}
-    becomes = owners(plan)
+    actual: CopiesByEdge = {}
+    becomes = next_owners(plan)
     for visit in walk.visits:
-        for destination, source, nbytes in copied(walk, visit):
-            edge, name = walk.moment(visit).point.edge, destination.name
+        for destination, source, nbytes in copies_at(walk, visit):
+            edge, name = walk.moment_of(visit).point.edge, destination.name
             copies = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
             if (source, nbytes) not in copies:
                 copies.append((source, nbytes))
@@ -48,34 +48,40 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
                 yield Finding("false-moves", f"edge {edge}", what)
 
 
-def copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], int]]:
+def copies_at(walk: StateSpace, visit: PointState) -> Iterator[tuple[Value, frozenset[str], int]]:
     """Yield the copies at a point state: the destination, the names of the source, and the number of bytes."""
-    moment = walk.moment(visit)
+    moment = walk.moment_of(visit)
     for source, to in moment.moves:
-        one, other = walk.placement(source, visit), walk.placement(to, visit)
-        if other is not None and to.nbytes and (one is None or not lies_at(walk.place(one), walk.place(other), 0)):
-            yield to, _names(walk, source, one), to.nbytes
-    for how, part, whole, axis, backwards in steps(moment.kind, moment.node):
-        one, other = walk.placement(part, visit), walk.placement(whole, visit)
+        one, other = walk.placement_of(source, visit), walk.placement_of(to, visit)
+        if (
+            other is not None
+            and to.nbytes
+            and (one is None or not is_at_distance(walk.placement_by_number(one), walk.placement_by_number(other), 0))
+        ):
+            yield to, _names_of(walk, source, one), to.nbytes
+    for how, part, whole, axis, backwards in slices_and_rows_at(moment.kind, moment.node):
+        one, other = walk.placement_of(part, visit), walk.placement_of(whole, visit)
         if not part.nbytes or not isinstance(moment.node, While):
             continue
-        places = None if one is None or other is None else (walk.place(one), walk.place(other))
-        if places and is_step(*places, whole, moment.node.name, axis, backwards):
+        places = (
+            None if one is None or other is None else (walk.placement_by_number(one), walk.placement_by_number(other))
+        )
+        if places and is_slice_of(*places, whole, moment.node.name, axis, backwards):
             continue
         if how == "slice":
-            yield part, _names(walk, whole, other), part.nbytes
+            yield part, _names_of(walk, whole, other), part.nbytes
         else:
-            yield whole, _names(walk, part, one), part.nbytes
+            yield whole, _names_of(walk, part, one), part.nbytes
 
 
-def _names(walk: Walk, value: Value, placement: int | None) -> frozenset[str]:
+def _names_of(walk: StateSpace, value: Value, placement: int | None) -> frozenset[str]:
     """Return the name of a value, and of the value bound to it."""
-    return frozenset({value.name} if placement is None else {value.name, walk.place(placement).value})
+    return frozenset({value.name} if placement is None else {value.name, walk.placement_by_number(placement).value})
 
 
-def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+def check_possible_bindings(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Yield findings for renamed values with declared bindings other than the sources assigned by control flow."""
-    assigned = _assigned(graph)
+    assigned = _possible_sources(graph)
     pointers = {place.value for place in plan.placements if place.how == POINTER}
     for place in plan.placements:
         seen: dict[str, None] = {}
@@ -91,7 +97,7 @@ def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("false-targets", f"value %{place.value}", what)
 
 
-def _assigned(graph: Graph) -> dict[str, list[str]]:
+def _possible_sources(graph: Graph) -> dict[str, list[str]]:
     """Return the possible sources of each value assigned by control flow."""
     pairs = (pair for node in graph.walk() for pair in assignments(node))
     return {to.name: [source.name for source in sources] for to, sources in pairs}

@@ -16,9 +16,9 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sublet.base.errors import Finding
-from sublet.checker.accesses import Accesses, Touched
-from sublet.checker.cells import Cells
-from sublet.checker.layout import span
+from sublet.checker.accesses import StepAccesses, TouchedRegions
+from sublet.checker.layout import format_region
+from sublet.checker.loop_slices import SliceStorages
 from sublet.ir.graph import Graph
 from sublet.plan import Region
 from sublet.plan.schedule import Schedule, happens_before
@@ -36,14 +36,14 @@ class Access(NamedTuple):
     within: tuple[str, ...]
 
 
-def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cells) -> Iterator[Finding]:
+def check_races(graph: Graph, schedule: Schedule, accesses: StepAccesses, cells: SliceStorages) -> Iterator[Finding]:
     """Yield a finding for every pair of racing steps, in the graph and its sub-graphs, in any body version.
 
     Bytes of a slice storage are also bytes of the enclosing sequence, in some iteration: an access counts for all
     enclosing regions, unless both steps access the same slice storage (in the same iteration), or its latest row.
     """
     if len({step.stream for step in schedule.steps}) > 1:
-        touched = [accesses.of_step.get(step.node, {}) for step in schedule.steps]
+        touched = [accesses.by_step.get(step.node, {}) for step in schedule.steps]
         for context in dict.fromkeys(context for contexts in touched for context in contexts):
             yield from _races(schedule, [contexts.get(context, {}) for contexts in touched], cells)
     for node in graph.nodes:
@@ -51,38 +51,38 @@ def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cel
             yield from check_races(sub, body, accesses, cells)
 
 
-def _races(schedule: Schedule, touched: Sequence[Touched], cells: Cells) -> Iterator[Finding]:
+def _races(schedule: Schedule, touched: Sequence[TouchedRegions], cells: SliceStorages) -> Iterator[Finding]:
     """Yield a finding for every pair of racing steps of a schedule in a context."""
-    accesses = list(_accesses(touched, cells))
+    accesses = list(_accesses_of_steps(touched, cells))
     accesses.sort(key=lambda access: (access.region.storage, access.region.offset, access.step, access.writes))
     reported: set[tuple[int, int]] = set()
-    for one, other in _conflicts(accesses, _ordered(schedule)):
+    for one, other in _conflicts(accesses, _ordered_steps(schedule)):
         pair = (min(one.step, other.step), max(one.step, other.step))
         if pair not in reported and set(one.within).isdisjoint(other.within):
             reported.add(pair)
             yield _race(schedule, one, other)
 
 
-def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
+def _accesses_of_steps(touched: Sequence[TouchedRegions], cells: SliceStorages) -> Iterator[Access]:
     """Yield the accesses of steps: the regions themselves, and all enclosing regions of slices."""
     for step, regions in enumerate(touched):
         for region, writes in regions:
             within: tuple[str, ...] = ()
-            for storage, around in cells.around(region):
+            for storage, around in cells.enclosing_regions(region):
                 yield Access(around, step, writes, within)
-                within = (*within, cells.this_round(storage))
+                within = (*within, cells.current_slice_of(storage))
 
 
 def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
     """Return the finding for two racing accesses."""
     first, second = sorted((one, other), key=lambda access: access.step)
     early, late = (schedule.steps[access.step].node for access in (first, second))
-    does = [f"{'writes' if access.writes else 'reads'} {span(access.region)}" for access in (first, second)]
+    does = [f"{'writes' if access.writes else 'reads'} {format_region(access.region)}" for access in (first, second)]
     what = f"{does[1]}, while node {early} {does[0]}; nothing orders the two"
     return Finding("race", f"node {late}", what, f"wait for {early}, or place the values apart")
 
 
-def _ordered(schedule: Schedule) -> list[int]:
+def _ordered_steps(schedule: Schedule) -> list[int]:
     """Return, for each step, a bit set of the step and all steps ordered before or after the step."""
     position = {step.node: i for i, step in enumerate(schedule.steps)}
     before = happens_before(schedule)
@@ -103,11 +103,11 @@ def _ordered(schedule: Schedule) -> list[int]:
 def _conflicts(accesses: list[Access], ordered: list[int]) -> Iterator[tuple[Access, Access]]:
     """Sweep by address. Yield pairs with common bytes, at least one write, and no order between the steps."""
     ends: list[tuple[int, int]] = []
-    touching, writing = _Steps(), _Steps()
+    touching, writing = _StepMultiset(), _StepMultiset()
     storage = ""
     for i, access in enumerate(accesses):
         if access.region.storage != storage:
-            ends, touching, writing = [], _Steps(), _Steps()
+            ends, touching, writing = [], _StepMultiset(), _StepMultiset()
             storage = access.region.storage
         while ends and ends[0][0] <= access.region.offset:
             ended = accesses[heappop(ends)[1]]
@@ -126,7 +126,7 @@ def _conflicts(accesses: list[Access], ordered: list[int]) -> Iterator[tuple[Acc
             writing.add(access.step)
 
 
-class _Steps:
+class _StepMultiset:
     """A multiset of steps, with the bit set of its members."""
 
     def __init__(self) -> None:

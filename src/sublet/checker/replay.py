@@ -32,20 +32,26 @@ from functools import partial, reduce
 from itertools import chain
 
 from sublet.base.errors import Finding
-from sublet.checker.accesses import Accesses
-from sublet.checker.actions import Action, Actions
-from sublet.checker.contents import Source, whole
-from sublet.checker.heads import elsewhere
-from sublet.checker.jumps import Decisions, Jumps, ambiguous, decisions, unsteady
-from sublet.checker.layout import Layout
-from sublet.checker.memory import Content, Memory
-from sublet.checker.misread import misread
+from sublet.checker.accesses import StepAccesses
+from sublet.checker.actions import Action, ActionBuilder
+from sublet.checker.contents import ByteSource, own_content
+from sublet.checker.entry_bindings import mismatched_entries
+from sublet.checker.findings import misread_finding
+from sublet.checker.layout import PlanLayout
+from sublet.checker.loop_fixpoint import LoopFixpoint
+from sublet.checker.memory import AbstractMemory, Content
 from sublet.checker.overlaps import check_overlaps
-from sublet.checker.rounds import Run
-from sublet.checker.state import Pointer, State
+from sublet.checker.state import AbstractState, Pointer
+from sublet.checker.version_transitions import (
+    Decisions,
+    TakenTransitions,
+    ambiguous_transitions,
+    decisions_in,
+    varying_entries,
+)
+from sublet.ir.dataflow import conditions_of, required_values, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import needs, results, tested
-from sublet.plan import Context, Region, Rolled
+from sublet.plan import Context, Region, RolledLoop
 from sublet.plan.schedule import Schedule, is_serial
 
 MOST_TARGETS = 64
@@ -56,63 +62,70 @@ MOST_COPIES = 1024
 MOST_STEPS = 1 << 17
 """Steps of one replay, or MOST_TARGETS a node if more, in all body versions. Beyond the limit the replay gives up."""
 
-Origins = Mapping[str, tuple[tuple[Source, ...], ...]]
-Build = Callable[[Actions], Action]
+Origins = Mapping[str, tuple[tuple[ByteSource, ...], ...]]
+Build = Callable[[ActionBuilder], Action]
 
 
 def replay(
-    graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
-) -> tuple[list[Finding], Accesses]:
+    graph: Graph, schedule: Schedule, layout: PlanLayout, contents: Mapping[str, Content], origins: Origins
+) -> tuple[list[Finding], StepAccesses]:
     """Interpret the whole program, all branches and any number of iterations; return the findings and all accesses."""
-    run = _Replay(graph, layout, contents, origins, Accesses(unasked=is_serial(schedule)))
-    memory = Memory()
+    run = _PlanReplay(graph, layout, contents, origins, StepAccesses(is_disabled=is_serial(schedule)))
+    memory = AbstractMemory()
     for value in (*graph.inputs, *graph.weights):
-        region = layout.region(value)
+        region = layout.region_of(value)
         if region is not None:
-            memory.write(region.storage, region.offset, whole(value), "the caller")
+            memory.write(region.storage, region.offset, own_content(value), "the caller")
     try:
-        state = run.graph(graph, schedule, State(memory, {}), ())
-    except _TooLong as error:
-        return [*dict.fromkeys(run.found()), error.finding], run.accesses
-    run.update(graph, state)
-    here = layout.here((), {})
+        state = run.run_graph(graph, schedule, AbstractState(memory, {}), ())
+    except _TooManyStates as error:
+        return [*dict.fromkeys(run.all_findings()), error.finding], run.accesses
+    run.perform_updates(graph, state)
+    here = layout.in_context((), {})
     for value in dict.fromkeys(graph.outputs):
-        run.read(value, state, here, f"graph output {value}", "output-lost")
+        run.check_read(value, state, here, f"graph output {value}", "output-lost")
     for value in graph.constants:
-        run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
-    jumps = [finding for record in layout.rolled.values() for finding in ambiguous(record)]
-    return list(dict.fromkeys([*run.found(), *jumps, *run.jumps.idle(layout.rolled)])), run.accesses
+        run.check_read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+    jumps = [finding for record in layout.rolled.values() for finding in ambiguous_transitions(record)]
+    return list(
+        dict.fromkeys([*run.all_findings(), *jumps, *run.jumps.unused_transitions(layout.rolled)])
+    ), run.accesses
 
 
-class _TooLong(Exception):
+class _TooManyStates(Exception):
     """The replay exceeds a limit, and stops."""
 
     def __init__(self, node: Node, what: str) -> None:
         self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing", (node.name,))
 
 
-class _Replay:
+class _PlanReplay:
     """The state of one replay: findings, accesses, and the fixpoints of loops."""
 
     def __init__(
-        self, graph: Graph, layout: Layout, contents: Mapping[str, Content], origins: Origins, accesses: Accesses
+        self,
+        graph: Graph,
+        layout: PlanLayout,
+        contents: Mapping[str, Content],
+        origins: Origins,
+        accesses: StepAccesses,
     ) -> None:
         self.accesses = accesses
         self.layout = layout
         self.contents = contents
         self.origins = origins
-        self.findings: list[Finding | Run] = []
-        self.jumps = Jumps()
-        self._loops: dict[tuple[str, Context], Run] = {}
+        self.findings: list[Finding | LoopFixpoint] = []
+        self.jumps = TakenTransitions()
+        self._loops: dict[tuple[str, Context], LoopFixpoint] = {}
         self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         self._dropped: dict[tuple[str, int], dict[int, set[str]]] = {}
-        self._settled: dict[tuple[str, Context], tuple[Action, list[Finding]]] = {}
+        self._cached_actions: dict[tuple[str, Context], tuple[Action, list[Finding]]] = {}
         self._steps = 0
         self._most = max(MOST_STEPS, MOST_TARGETS * sum(1 for _ in graph.walk()))
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
 
-    def found(self) -> Iterator[Finding]:
+    def all_findings(self) -> Iterator[Finding]:
         """Yield all findings; findings of a loop stand at the loop's start."""
         todo = self.findings[::-1]
         while todo:
@@ -120,18 +133,25 @@ class _Replay:
             if isinstance(one, Finding):
                 yield one
                 continue
-            todo += reversed(list(unsteady(one.node, self._of_body(one.node)[0], one.heads)))
-            todo += elsewhere(one.node, self.layout.heads.get((one.node.name, one.within), ()), one.heads)
-            for wrong in reversed(one.wrong.values()):
+            todo += reversed(list(varying_entries(one.node, self._names_in_body(one.node)[0], one.entries)))
+            todo += mismatched_entries(
+                one.node, self.layout.entry_bindings.get((one.node.name, one.within), ()), one.entries
+            )
+            for wrong in reversed(one.findings.values()):
                 todo += reversed(wrong)
 
-    def graph(self, graph: Graph, schedule: Schedule, state: State, context: Context) -> State:
+    def run_graph(self, graph: Graph, schedule: Schedule, state: AbstractState, context: Context) -> AbstractState:
         """Run all nodes of a graph in the order of its schedule; return the state after the last node."""
-        return self.nodes(graph.nodes, schedule, state, context, results(graph))
+        return self.run_nodes(graph.nodes, schedule, state, context, results(graph))
 
-    def nodes(
-        self, nodes: Sequence[Node], schedule: Schedule, state: State, context: Context, wanted: Iterable[Value] = ()
-    ) -> State:
+    def run_nodes(
+        self,
+        nodes: Sequence[Node],
+        schedule: Schedule,
+        state: AbstractState,
+        context: Context,
+        wanted: Iterable[Value] = (),
+    ) -> AbstractState:
         """Run some nodes of one graph, and return the state after the last node.
 
         The replay drops a pointer after the last read of the pointer and its views; values in `wanted` stay.
@@ -146,26 +166,26 @@ class _Replay:
         droppable = self._dropped[part]
         for i, node in enumerate(steps):
             self.accesses.begin(node.name, context)
-            state = self.step(node, schedule, state, context)
+            state = self.run_node(node, schedule, state, context)
             self.accesses.end()
             state.drop(droppable.get(i, ()))
         return state
 
-    def step(self, node: Node, schedule: Schedule, state: State, context: Context) -> State:
+    def run_node(self, node: Node, schedule: Schedule, state: AbstractState, context: Context) -> AbstractState:
         """Run one node."""
-        self._count(node)
+        self._count_step(node)
         if isinstance(node, While):
-            return self.loop(node, schedule.bodies[node.name][0], state, context)
+            return self.run_loop(node, schedule.bodies[node.name][0], state, context)
         if isinstance(node, CaseOf):
-            return self.case(node, schedule.bodies[node.name], state, context)
-        self.edge(node, state, context, partial(Actions.of_op, node=node))
+            return self.run_branch(node, schedule.bodies[node.name], state, context)
+        self.perform(node, state, context, partial(ActionBuilder.run_op, node=node))
         return state
 
-    def _count(self, node: Node) -> None:
+    def _count_step(self, node: Node) -> None:
         """Count a step. Raises _TooManyStates beyond the limit of steps."""
         self._steps += 1
         if self._steps > self._most:
-            raise _TooLong(node, f"the copies of the bodies around it make more than {self._most} steps")
+            raise _TooManyStates(node, f"the copies of the bodies around it make more than {self._most} steps")
 
     def _last_reads(self, steps: Sequence[Node], wanted: Iterable[Value]) -> dict[int, set[str]]:
         """Return the pointers assigned by `steps`, by the position of the last step that needs the pointer."""
@@ -174,111 +194,120 @@ class _Replay:
             return {}
         last = dict.fromkeys(assigned, 0)
         for i, node in enumerate(steps):
-            last.update(dict.fromkeys(self._tokens([*needs(node), *node.defs]) & assigned, i))
-        kept = self._tokens(wanted)
+            last.update(dict.fromkeys(self._tokens_of([*required_values(node), *node.defs]) & assigned, i))
+        kept = self._tokens_of(wanted)
         droppable: dict[int, set[str]] = {}
         for name in sorted(assigned - kept):
             droppable.setdefault(last[name], set()).add(name)
         return droppable
 
-    def _tokens(self, values: Iterable[Value]) -> set[str]:
+    def _tokens_of(self, values: Iterable[Value]) -> set[str]:
         """Return the tokens in the contents of values."""
         return {piece.token for value in values for piece in self.contents.get(value.name, ())}
 
-    def case(self, node: CaseOf, bodies: Sequence[Schedule], state: State, context: Context) -> State:
+    def run_branch(
+        self, node: CaseOf, bodies: Sequence[Schedule], state: AbstractState, context: Context
+    ) -> AbstractState:
         """Run every arm of a branch from the same state; return the meet of the ends."""
-        self.edge(node, state, context, lambda actions: actions.index(node))
-        ends: list[State] = []
+        self.perform(node, state, context, lambda actions: actions.read_index(node))
+        ends: list[AbstractState] = []
         for position in range(len(node.arms) + bool(node.fallbacks)):
             path, outputs = state.copy(), node.fallbacks
             if position < len(node.arms):
                 outputs = node.arms[position].outputs
-                path = self.graph(node.arms[position], bodies[position], path, context)
-            build, moves = partial(Actions.end_of_arm, node=node, position=position), _pairs(outputs, node.outputs)
-            self.edge(node, path, context, build, moves)
-            path.drop(self._of_body(node)[0])
-            ends.append(self._by_way(node, position, path))
-        return self._met(ends, node) if ends else state
+                path = self.run_graph(node.arms[position], bodies[position], path, context)
+            build, moves = (
+                partial(ActionBuilder.end_of_arm, node=node, position=position),
+                _pairs(outputs, node.outputs),
+            )
+            self.perform(node, path, context, build, moves)
+            path.drop(self._names_in_body(node)[0])
+            ends.append(self._record_exit(node, position, path))
+        return self._meet_of(ends, node) if ends else state
 
-    def loop(self, node: While, body: Schedule, state: State, context: Context) -> State:
+    def run_loop(self, node: While, body: Schedule, state: AbstractState, context: Context) -> AbstractState:
         """Run the body versions of a loop until all entry states are stable; return the state after the loop."""
         record = self.layout.rolled.get((node.name, context))
         if record is not None and record.copies > MOST_COPIES:
-            raise _TooLong(node, f"its body has more than {MOST_COPIES} copies")
-        self.edge(node, state, context, lambda actions: actions.enter(node), _pairs(node.inits, node.parameters))
-        run = self._loops.setdefault((node.name, context), Run(node, context))
+            raise _TooManyStates(node, f"its body has more than {MOST_COPIES} copies")
+        self.perform(
+            node, state, context, lambda actions: actions.enter_loop(node), _pairs(node.inits, node.parameters)
+        )
+        run = self._loops.setdefault((node.name, context), LoopFixpoint(node, context))
         before = self.findings
         before.append(run)
-        todo = [0] if self._arrive(run, 0, state) else []
+        todo = [0] if self._merge_into_entry(run, 0, state) else []
         while todo:
             copy = todo.pop(0)
-            self._count(node)
-            self.findings = run.wrong[copy] = []
+            self._count_step(node)
+            self.findings = run.findings[copy] = []
             inside = context if record is None else (*context, (node.name, copy))
-            left, end = self.round(node, body, run.heads[copy], inside)
-            run.left[copy] = self._by_way(node, copy, left)
-            for following, then in self._after(record, copy, inside, node, end):
-                then.forget_ways(self._of_body(node)[1])
-                if self._arrive(run, following, then) and following not in todo:
+            left, end = self.run_iteration(node, body, run.entries[copy], inside)
+            run.exits[copy] = self._record_exit(node, copy, left)
+            for following, then in self._successor_versions(record, copy, inside, node, end):
+                then.forget_exits(self._names_in_body(node)[1])
+                if self._merge_into_entry(run, following, then) and following not in todo:
                     todo.append(following)
         self.findings = before
-        return self._met([left.copy() for left in run.left.values()], node)
+        return self._meet_of([left.copy() for left in run.exits.values()], node)
 
-    def _after(
-        self, record: Rolled | None, copy: int, inside: Context, node: While, end: State
-    ) -> Sequence[tuple[int, State]]:
+    def _successor_versions(
+        self, record: RolledLoop | None, copy: int, inside: Context, node: While, end: AbstractState
+    ) -> Sequence[tuple[int, AbstractState]]:
         """Return the body versions that may follow `copy`, each with the state for its entry."""
         if record is None:
             return [(0, end)]
         known: Decisions = {}
-        if self.jumps.listed(record, copy):
-            known = decisions(node.body, lambda inner: self._copies(inner, inside))
-        self.findings += self.jumps.missing(record, copy, known)
-        return self.jumps.after(record, copy, end, known)
+        if self.jumps.transitions_from(record, copy):
+            known = decisions_in(node.body, lambda inner: self._version_count(inner, inside))
+        self.findings += self.jumps.coverage_findings(record, copy, known)
+        return self.jumps.successors(record, copy, end, known)
 
-    def _copies(self, node: While, context: Context) -> int:
+    def _version_count(self, node: While, context: Context) -> int:
         """Return the number of body versions of a loop in a context."""
         record = self.layout.rolled.get((node.name, context))
         return 1 if record is None else record.copies
 
-    def _by_way(self, node: Node, way: int, state: State) -> State:
+    def _record_exit(self, node: Node, way: int, state: AbstractState) -> AbstractState:
         """Return the state after an exit, recorded in the path conditions if transitions depend on the node."""
         if node.name in self._deciding:
-            state.by_way((value.name for value in node.defs), node.name, way)
+            state.record_exit((value.name for value in node.defs), node.name, way)
         return state
 
-    def _arrive(self, run: Run, copy: int, state: State) -> bool:
+    def _merge_into_entry(self, run: LoopFixpoint, copy: int, state: AbstractState) -> bool:
         """Merge a state into the entry state of a body version; True if the entry state changed."""
-        if copy not in run.heads:
-            run.heads[copy] = state.copy()
+        if copy not in run.entries:
+            run.entries[copy] = state.copy()
             return True
-        before = run.heads[copy].measure
-        run.heads[copy] = self._met([run.heads[copy], state], run.node)
-        return run.heads[copy].measure != before
+        before = run.entries[copy].coverage_key
+        run.entries[copy] = self._meet_of([run.entries[copy], state], run.node)
+        return run.entries[copy].coverage_key != before
 
-    def round(self, node: While, body: Schedule, head: State, context: Context) -> tuple[State, State]:
+    def run_iteration(
+        self, node: While, body: Schedule, head: AbstractState, context: Context
+    ) -> tuple[AbstractState, AbstractState]:
         """Run one iteration of a body version; return the states after the exit edge and after the back edge."""
-        edge, state = partial(self.edge, node, context=context), head.copy()
-        edge(state, build=lambda actions: actions.head(node))
-        late = (value for after in node.body.nodes[node.check :] for value in needs(after))
+        edge, state = partial(self.perform, node, context=context), head.copy()
+        edge(state, build=lambda actions: actions.begin_iteration(node))
+        late = (value for after in node.body.nodes[node.check :] for value in required_values(after))
         # An iterator: `_last_reads` consumes it in the first iteration only, and its result is cached.
-        later = chain(node.body.outputs, tested(node), late)
-        state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
-        edge(state, build=lambda actions: actions.test(node))
+        later = chain(node.body.outputs, conditions_of(node), late)
+        state = self.run_nodes(node.body.nodes[: node.check], body, state, context, later)
+        edge(state, build=lambda actions: actions.read_condition(node))
         left = state.copy()
-        edge(left, build=lambda actions: actions.leave(node), moves=_pairs(node.parameters, node.finals))
-        left.end(self._of_body(node)[0])
-        edge(state, build=lambda actions: actions.fetch(node))
-        state = self.nodes(node.body.nodes[node.check :], body, state, context, node.body.outputs)
-        edge(state, build=lambda actions: actions.store(node))
+        edge(left, build=lambda actions: actions.exit_loop(node), moves=_pairs(node.parameters, node.finals))
+        left.end_scope(self._names_in_body(node)[0])
+        edge(state, build=lambda actions: actions.fetch_slices(node))
+        state = self.run_nodes(node.body.nodes[node.check :], body, state, context, node.body.outputs)
+        edge(state, build=lambda actions: actions.store_rows(node))
         back = _pairs(node.updates, node.parameters)
-        edge(state, build=lambda actions: actions.back(node), moves=back, ends_round=node)
+        edge(state, build=lambda actions: actions.assign_updates(node), moves=back, ends_round=node)
         return left, state
 
-    def edge(
+    def perform(
         self,
         node: Node,
-        state: State,
+        state: AbstractState,
         context: Context,
         build: Build,
         moves: Sequence[tuple[Value, Value]] = (),
@@ -288,34 +317,36 @@ class _Replay:
 
         If an operand is a pointer with several targets, the replay performs the action for each target.
         """
-        here = self.layout.here(context, state.first())
-        actions = self._actions(node, state, here, build)
-        targets = self._targets(node, moves, state, here, stored=ends_round is not None)
+        here = self.layout.in_context(context, state.first_targets())
+        actions = self._actions_at(node, state, here, build)
+        targets = self._bindings_after(node, moves, state, here, stored=ends_round is not None)
         for value, where in dict.fromkeys((value, action.where) for action in actions for value in action.reads):
-            self.read(value, state, here, where, reader=node)
+            self.check_read(value, state, here, where, reader=node)
         writes = dict.fromkeys((write, action.where) for action in actions for write in action.writes)
         resolved = [(w, state.resolve(w.content), state.resolve(w.source), where) for w, where in writes]
         named: Callable[[Content], Content] | None = None
         state.pointers |= targets
         if ends_round is not None:
-            named = state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
+            named = state.end_scope(
+                self._names_in_body(ends_round)[0], keeping={value.name for value in ends_round.parameters}
+            )
         for write, content, source, where in resolved:
-            for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
+            for spoilt in self.layout.cells.invalidated_regions(write.region) if write.touched else ():
                 state.forget(spoilt, where)
             state.write(write.region, content, where, named(source) if named else source)
 
-    def _actions(self, node: Node | None, state: State, here: Layout, build: Build) -> list[Action]:
+    def _actions_at(self, node: Node | None, state: AbstractState, here: PlanLayout, build: Build) -> list[Action]:
         """Return the distinct actions at a point, one for each index of pointer targets.
 
         The replay records overlaps and accesses of each action separately.
         """
-        actions = [self._action(node, here, build)]
+        actions = [self._action_at(node, here, build)]
         moving = [value.name for value in (*actions[0].reads, *(node.uses if node else ()))]
-        for regions in state.variants(moving):
-            actions.append(self._action(node, self.layout.here(here.context, regions), build))
+        for regions in state.further_targets(moving):
+            actions.append(self._action_at(node, self.layout.in_context(here.context, regions), build))
         return actions
 
-    def _action(self, node: Node | None, here: Layout, build: Build) -> Action:
+    def _action_at(self, node: Node | None, here: PlanLayout, build: Build) -> Action:
         """Return the action at a point, and record its overlap findings and accesses.
 
         The replay caches the action of an op without pointers for each context: every iteration has the same action.
@@ -323,27 +354,27 @@ class _Replay:
         key = None
         if node is not None and not isinstance(node, While | CaseOf):
             key = None if any(map(here.is_pointer, (*node.uses, *node.defs))) else (node.name, here.context)
-        known = self._settled.get(key) if key else None
+        known = self._cached_actions.get(key) if key else None
         if known is None:
-            action = build(Actions(here, self.contents, self.origins))
+            action = build(ActionBuilder(here, self.contents, self.origins))
             known = action, list(check_overlaps(node, action, here))
         if key:
-            self._settled[key] = known
+            self._cached_actions[key] = known
         self.findings += known[1]
         self.accesses.note(known[0], here)
         return known[0]
 
-    def update(self, graph: Graph, state: State) -> None:
+    def perform_updates(self, graph: Graph, state: AbstractState) -> None:
         """Perform the updates of a graph in parallel: every target's region then holds the content of its source."""
-        here = self.layout.here((), state.first())
-        several = self._actions(None, state, here, lambda actions: actions.update(graph))
+        here = self.layout.in_context((), state.first_targets())
+        several = self._actions_at(None, state, here, lambda actions: actions.update_state(graph))
         for value in dict.fromkeys(value for action in several for value in action.reads):
-            self.read(value, state, here, several[0].where)
+            self.check_read(value, state, here, several[0].where)
         for write in dict.fromkeys(write for action in several for write in action.writes):
             state.write(write.region, state.resolve(write.content), several[0].where)
 
-    def _targets(
-        self, node: Node, moves: Sequence[tuple[Value, Value]], state: State, here: Layout, *, stored: bool
+    def _bindings_after(
+        self, node: Node, moves: Sequence[tuple[Value, Value]], state: AbstractState, here: PlanLayout, *, stored: bool
     ) -> dict[str, Pointer]:
         """Return the bindings of pointers after `moves`.
 
@@ -353,19 +384,21 @@ class _Replay:
         for source, to in moves:
             if to.name not in self.layout.pointers:
                 continue
-            cells, pointer, region = here.cells, state.pointers.get(source.name), here.region(source)
-            content = self.contents.get(source.name, whole(source))
+            cells, pointer, region = here.cells, state.pointers.get(source.name), here.region_of(source)
+            content = self.contents.get(source.name, own_content(source))
             inside = [
-                place for place in (pointer.targets if pointer else [region]) if place and place.storage in cells.known
+                place
+                for place in (pointer.targets if pointer else [region])
+                if place and place.storage in cells.by_name
             ]
             if not inside:
                 if pointer is not None or region is not None:
-                    targets[to.name] = pointer or state.at(region or Region("", 0, 0), content)
+                    targets[to.name] = pointer or state.pointer_to(region or Region("", 0, 0), content)
                 continue
-            row = cells.kept(inside[0], node.name) if stored and pointer is None else None
+            row = cells.latest_row_of(inside[0], node.name) if stored and pointer is None else None
             if row is not None and isinstance(node, While) and source in node.rows:
-                targets[to.name] = state.at(inside[0], content, row)
-            elif pointer is not None and not stored and _hands_on(node, source, to):
+                targets[to.name] = state.pointer_to(inside[0], content, row)
+            elif pointer is not None and not stored and _is_final_of_parameter(node, source, to):
                 targets[to.name] = pointer
             else:
                 what = f"lets {to} stand for {source}, which moves from round to round"
@@ -373,15 +406,15 @@ class _Replay:
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two", names))
         return targets
 
-    def _met(self, states: Sequence[State], node: Node) -> State:
+    def _meet_of(self, states: Sequence[AbstractState], node: Node) -> AbstractState:
         """Return the meet of states. Raises _TooManyStates for a pointer with more than MOST_TARGETS regions."""
-        met = reduce(State.met, states)
+        met = reduce(AbstractState.meet, states)
         for name, pointer in met.pointers.items():
             if len(pointer.targets) > MOST_TARGETS:
-                raise _TooLong(node, f"%{name} can stand for more than {MOST_TARGETS} regions")
+                raise _TooManyStates(node, f"%{name} can stand for more than {MOST_TARGETS} regions")
         return met
 
-    def _of_body(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
+    def _names_in_body(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of all values, and of all deciding nodes, in the sub-graphs of a node."""
         if node.name not in self._names:
             values = frozenset(value.name for sub in node.subgraphs for value in sub.values())
@@ -389,25 +422,31 @@ class _Replay:
             self._names[node.name] = values, nodes & self._deciding
         return self._names[node.name]
 
-    def read(
-        self, value: Value, state: State, here: Layout, where: str, rule: str = "", reader: Node | None = None
+    def check_read(
+        self,
+        value: Value,
+        state: AbstractState,
+        here: PlanLayout,
+        where: str,
+        rule: str = "",
+        reader: Node | None = None,
     ) -> None:
         """Check that every byte of the value lies in the value's region, or in each possible region of a pointer."""
         names = (value.name, reader.name) if reader is not None else (value.name,)
-        pointer, region = state.pointers.get(value.name), here.region(value)
+        pointer, region = state.pointers.get(value.name), here.region_of(value)
         if pointer is not None:
-            for place, target in pointer.each:
-                broken = list(target.broken.within(place.storage, place.offset, place.end))
-                self.findings += [misread(value, place, broken, where, rule, names)] if broken else []
+            for place, target in pointer.all_bindings:
+                broken = list(target.invalid_bytes.segments_within(place.storage, place.offset, place.end))
+                self.findings += [misread_finding(value, place, broken, where, rule, names)] if broken else []
         elif value.name not in self.layout.pointers and region is not None:
-            wrong = state.wrong(region, self.contents.get(value.name, whole(value)))
-            self.findings += [misread(value, region, wrong, where, rule, names)] if wrong else []
-        elif value.nbytes and here.moves_about(value):
+            wrong = state.mismatches(region, self.contents.get(value.name, own_content(value)))
+            self.findings += [misread_finding(value, region, wrong, where, rule, names)] if wrong else []
+        elif value.nbytes and here.has_varying_region(value):
             what = f"reads {value}, which has no place in this copy of the loops around"
             self.findings.append(Finding("undefined", where, what, names=names))
 
 
-def _hands_on(node: Node, source: Value, to: Value) -> bool:
+def _is_final_of_parameter(node: Node, source: Value, to: Value) -> bool:
     """True if the move assigns a parameter of a loop to a final value.
 
     The only possible slice in the parameter is then the latest row.

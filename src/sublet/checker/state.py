@@ -17,19 +17,19 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
 
-from sublet.checker.contents import cut, joined
-from sublet.checker.memory import Content, Memory, Piece, Segment, meet
+from sublet.checker.contents import concat_contents, slice_content
+from sublet.checker.memory import AbstractMemory, Content, MemorySegment, TokenRange, meet_memories
 from sublet.plan import Region
 
-Guard = Mapping[str, frozenset[int]]
+ExitConstraints = Mapping[str, frozenset[int]]
 """A path condition: for each loop or branch the possible exits of a run."""
 
-MOST_WAYS = 16
+MOST_BINDINGS = 16
 """Bindings of a pointer to one region, each with its own path condition; `merge_targets` merges more into one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PointsTo:
     """A possible binding of a pointer to a region, with the path condition of the binding.
 
     invalid_bytes   the foreign (not the pointer's own) bytes of the region, in the runs with this binding
@@ -37,71 +37,77 @@ class Target:
     choices         the pointers whose assignments selected this region among several, in order of assignment
     """
 
-    broken: Memory
-    guard: Guard
+    invalid_bytes: AbstractMemory
+    path_condition: ExitConstraints
     choices: tuple[str, ...] = ()
 
-    def covers(self, other: Target) -> bool:
+    def covers(self, other: PointsTo) -> bool:
         """True if merging `other` into this binding loses no information except for invalid bytes.
 
         The same holds if the path conditions differ in one node only: the merged condition is the exact union.
         """
-        own, others = self.guard, other.guard
+        own, others = self.path_condition, other.path_condition
         if self.choices != other.choices[: len(self.choices)] or not own.keys() <= others.keys():
             return False
         beyond = [name for name, ways in own.items() if not others[name] <= ways]
         alike = self.choices == other.choices and own.keys() == others.keys()
         return not beyond or (len(beyond) == 1 and alike and all(own[n] == others[n] for n in own if n != beyond[0]))
 
-    def met(self, other: Target) -> Target:
+    def meet(self, other: PointsTo) -> PointsTo:
         """Return the meet: invalid bytes of either binding, the weaker path condition, the common prefix of choices."""
         if self is other:
             return self
-        guard = {name: ways | other.guard[name] for name, ways in self.guard.items() if name in other.guard}
-        broken = self.broken.copy()
-        for storage, track in other.broken.tracks.items():
+        guard = {
+            name: ways | other.path_condition[name]
+            for name, ways in self.path_condition.items()
+            if name in other.path_condition
+        }
+        broken = self.invalid_bytes.copy()
+        for storage, track in other.invalid_bytes.tracks.items():
             for segment in track:
-                broken.lay(storage, segment.begin, segment.end, [segment])
+                broken.replace_range(storage, segment.begin, segment.end, [segment])
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.choices, other.choices, strict=False))
-        return Target(broken, guard, tuple(choice for choice, _ in same))
+        return PointsTo(broken, guard, tuple(choice for choice, _ in same))
 
-    def by(self, node: str, way: int) -> Target:
+    def with_exit(self, node: str, way: int) -> PointsTo:
         """Return the binding for the runs that left `node` by exit `way`."""
-        return replace(self, guard={**self.guard, node: frozenset([way])})
+        return replace(self, path_condition={**self.path_condition, node: frozenset([way])})
 
-    def may(self, ways: Mapping[str, int]) -> bool:
+    def is_possible(self, ways: Mapping[str, int]) -> bool:
         """True if the path condition allows all exits in `ways`."""
-        return all(way in self.guard.get(name, (way,)) for name, way in ways.items())
+        return all(way in self.path_condition.get(name, (way,)) for name, way in ways.items())
 
-    def without(self, nodes: frozenset[str]) -> Target:
+    def without_conditions(self, nodes: frozenset[str]) -> PointsTo:
         """Return the binding without conditions on the given nodes."""
-        return replace(self, guard={name: ways for name, ways in self.guard.items() if name not in nodes})
+        return replace(
+            self, path_condition={name: ways for name, ways in self.path_condition.items() if name not in nodes}
+        )
 
-    def written(self, place: Region, region: Region, foreign: list[Segment]) -> Target:
+    def after_write(self, place: Region, region: Region, foreign: list[MemorySegment]) -> PointsTo:
         """Return the binding after a write to `region`; segments `foreign` fill the overlap with `place`."""
-        broken = self.broken.copy()
-        broken.lay(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
-        return replace(self, broken=broken)
+        broken = self.invalid_bytes.copy()
+        broken.replace_range(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
+        return replace(self, invalid_bytes=broken)
 
-    def outside(self, body: frozenset[str]) -> Target:
+    def without_choices_in(self, body: frozenset[str]) -> PointsTo:
         """Return the binding without the choices made in a body."""
         return replace(self, choices=tuple(choice for choice in self.choices if choice not in body))
 
-    def chosen(self, name: str) -> Target:
+    def with_choice(self, name: str) -> PointsTo:
         """Return the binding with the pointer `name` added to the choices."""
         return self if name in self.choices else replace(self, choices=(*self.choices, name))
 
 
-def together(targets: Iterable[Target]) -> tuple[Target, ...]:
+def merge_targets(targets: Iterable[PointsTo]) -> tuple[PointsTo, ...]:
     """Return the bindings to one region, with covered bindings merged; a single merged binding beyond MOST_BINDINGS."""
-    merged: list[Target] = []
+    merged: list[PointsTo] = []
     for target in targets:
         i = next((i for i, one in enumerate(merged) if one is target or one.covers(target)), None)
         if i is None:
             merged.append(target)
         else:
-            merged[i] = merged[i].met(target)
-    return tuple(merged) if len(merged) <= MOST_WAYS else (reduce(Target.met, merged),)
+            merged[i] = merged[i].meet(target)
+    return tuple(merged) if len(merged) <= MOST_BINDINGS else (reduce(PointsTo.meet, merged),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +115,16 @@ class Pointer:
     """The abstract value of a pointer: the content, and the possible regions, each with the bindings to the region."""
 
     content: Content
-    targets: Mapping[Region, tuple[Target, ...]]
+    targets: Mapping[Region, tuple[PointsTo, ...]]
 
     @property
-    def each(self) -> Iterator[tuple[Region, Target]]:
+    def all_bindings(self) -> Iterator[tuple[Region, PointsTo]]:
         """Yield every region with every binding to the region."""
         return ((region, target) for region, bindings in self.targets.items() for target in bindings)
 
-    def changed(self, change: Callable[[Target], Target]) -> Pointer:
+    def map_targets(self, change: Callable[[PointsTo], PointsTo]) -> Pointer:
         """Return the pointer with `change` applied to every binding."""
-        targets = {region: together(map(change, bindings)) for region, bindings in self.targets.items()}
+        targets = {region: merge_targets(map(change, bindings)) for region, bindings in self.targets.items()}
         return replace(self, targets=targets)
 
     @property
@@ -127,182 +133,184 @@ class Pointer:
         return sum(piece.length for piece in self.content)
 
     @property
-    def choice(self) -> str:
+    def common_choice(self) -> str:
         """The pointer whose assignment selected the region; "" for a single region, or without a common choice.
 
         Two pointers with the same choice point to the same place.
         """
         if len(self.targets) == 1:
             return ""
-        first, *others = (target for _, target in self.each)
+        first, *others = (target for _, target in self.all_bindings)
         return next((name for name in first.choices if all(name in other.choices for other in others)), "")
 
     @property
-    def measure(self) -> object:
+    def coverage_key(self) -> object:
         """A value that changes when the pointer covers more runs; the fixpoint compares the values."""
         return self.content, {
-            place: [(target.broken.covered_bytes(), target.guard, target.choices) for target in bindings]
+            place: [
+                (target.invalid_bytes.covered_bytes(), target.path_condition, target.choices) for target in bindings
+            ]
             for place, bindings in self.targets.items()
         }
 
-    def met(self, other: Pointer, name: str) -> Pointer:
+    def meet(self, other: Pointer, name: str) -> Pointer:
         """Return the meet of two pointers, for the pointer called `name`."""
         if self is other:
             return self
         targets = dict(self.targets)
         for region, bindings in other.targets.items():
-            targets[region] = together((*targets[region], *bindings)) if region in targets else bindings
-        content = self.content if self.content == other.content else (Piece(name, 0, self.nbytes),)
+            targets[region] = merge_targets((*targets[region], *bindings)) if region in targets else bindings
+        content = self.content if self.content == other.content else (TokenRange(name, 0, self.nbytes),)
         met = Pointer(content, targets)
-        return met if self.choice == other.choice == met.choice != "" else met.chosen(name)
+        return met if self.common_choice == other.common_choice == met.common_choice != "" else met.with_choice(name)
 
-    def chosen(self, name: str) -> Pointer:
+    def with_choice(self, name: str) -> Pointer:
         """Return the pointer with `name` as a choice of all bindings, if there are several regions."""
         if len(self.targets) == 1:
             return self
-        return self.changed(lambda target: target.chosen(name))
+        return self.map_targets(lambda target: target.with_choice(name))
 
-    def when(self, ways: Mapping[str, int]) -> Pointer | None:
+    def restricted_to(self, ways: Mapping[str, int]) -> Pointer | None:
         """Return the pointer restricted to runs with the exits `ways`; None if no binding allows the exits."""
-        if not any(target.guard for _, target in self.each):
+        if not any(target.path_condition for _, target in self.all_bindings):
             return self
         possible = {
-            region: tuple(one for one in bindings if one.may(ways)) for region, bindings in self.targets.items()
+            region: tuple(one for one in bindings if one.is_possible(ways)) for region, bindings in self.targets.items()
         }
         targets = {region: bindings for region, bindings in possible.items() if bindings}
         return Pointer(self.content, targets) if targets else None
 
-    def ended(self, name: str, body: frozenset[str], fresh: dict[Content, Content]) -> Pointer:
+    def after_scope_end(self, name: str, body: frozenset[str], fresh: dict[Content, Content]) -> Pointer:
         """Return the pointer at the end of an iteration, when the tokens in `body` take another meaning.
 
         The pointer's own name replaces content and choices from the body; `fresh` maps old content to new content.
         """
         content = self.content
         if any(piece.token in body for piece in content):
-            content = fresh.setdefault(content, (Piece(name, 0, self.nbytes),))
+            content = fresh.setdefault(content, (TokenRange(name, 0, self.nbytes),))
         ended = self if content is self.content else replace(self, content=content)
-        if any(not body.isdisjoint(target.choices) for _, target in self.each):
-            ended = ended.changed(lambda target: target.outside(body))
-        return ended if ended.choice else ended.chosen(name)
+        if any(not body.isdisjoint(target.choices) for _, target in self.all_bindings):
+            ended = ended.map_targets(lambda target: target.without_choices_in(body))
+        return ended if ended.common_choice else ended.with_choice(name)
 
-    def written(self, region: Region, content: Content, writer: str, source: Content) -> Pointer:
+    def after_write(self, region: Region, content: Content, writer: str, source: Content) -> Pointer:
         """Return the pointer after a write, with the invalidated bytes of its targets.
 
         The write invalidates no bytes if the bytes are the pointer's own under the name before the write (`source`).
         """
-        targets: dict[Region, tuple[Target, ...]] | None = None
+        targets: dict[Region, tuple[PointsTo, ...]] | None = None
         for place, bindings in self.targets.items():
             if place.storage == region.storage and place.offset < region.end and region.offset < place.end:
-                foreign = list(_foreign(place, self.content, region, content, writer))
-                if source and foreign and not any(_foreign(place, self.content, region, source, writer)):
+                foreign = list(_foreign_segments(place, self.content, region, content, writer))
+                if source and foreign and not any(_foreign_segments(place, self.content, region, source, writer)):
                     continue
                 targets = targets if targets is not None else dict(self.targets)
-                targets[place] = tuple(target.written(place, region, foreign) for target in bindings)
+                targets[place] = tuple(target.after_write(place, region, foreign) for target in bindings)
         return self if targets is None else Pointer(self.content, targets)
 
 
 @dataclass
-class State:
+class AbstractState:
     """The abstract state: memory and pointers."""
 
-    memory: Memory
+    memory: AbstractMemory
     pointers: dict[str, Pointer]
 
-    def copy(self) -> State:
+    def copy(self) -> AbstractState:
         """Return an independent copy."""
-        return State(self.memory.copy(), dict(self.pointers))
+        return AbstractState(self.memory.copy(), dict(self.pointers))
 
     @property
-    def measure(self) -> object:
+    def coverage_key(self) -> object:
         """A value that changes when the state covers more runs; the fixpoint compares the values."""
-        return self.memory.known_bytes(), {name: pointer.measure for name, pointer in self.pointers.items()}
+        return self.memory.known_bytes(), {name: pointer.coverage_key for name, pointer in self.pointers.items()}
 
-    def met(self, other: State) -> State:
+    def meet(self, other: AbstractState) -> AbstractState:
         """Return the meet: the facts common to both states."""
         pointers = {
-            name: pointer.met(other.pointers[name], name)
+            name: pointer.meet(other.pointers[name], name)
             for name, pointer in self.pointers.items()
             if name in other.pointers
         }
-        return State(meet(self.memory, other.memory), pointers)
+        return AbstractState(meet_memories(self.memory, other.memory), pointers)
 
-    def when(self, ways: Mapping[str, int]) -> State | None:
+    def restricted_to(self, ways: Mapping[str, int]) -> AbstractState | None:
         """Return the state restricted to runs with the exits `ways`; None if no run takes the exits."""
         pointers: dict[str, Pointer] = {}
         for name, pointer in self.pointers.items():
-            restricted = pointer.when(ways)
+            restricted = pointer.restricted_to(ways)
             if restricted is None:
                 return None
             pointers[name] = restricted
-        return State(self.memory.copy(), pointers)
+        return AbstractState(self.memory.copy(), pointers)
 
-    def by_way(self, names: Iterable[str], node: str, way: int) -> None:
+    def record_exit(self, names: Iterable[str], node: str, way: int) -> None:
         """Add to the path condition of the named pointers that the run left `node` by exit `way`."""
         for name in names:
             pointer = self.pointers.get(name)
             if pointer is not None:
-                self.pointers[name] = pointer.changed(lambda target: target.by(node, way))
+                self.pointers[name] = pointer.map_targets(lambda target: target.with_exit(node, way))
 
-    def first(self) -> Mapping[str, Region]:
+    def first_targets(self) -> Mapping[str, Region]:
         """Return the first region of each pointer."""
-        return _Pointed(self.pointers, 0)
+        return _TargetSelection(self.pointers, 0)
 
-    def variants(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
+    def further_targets(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
         """Yield further regions of pointers, so that every pointer in `names` takes each of its regions once."""
         pointers = [self.pointers[name] for name in names if name in self.pointers]
         for i in range(1, max((len(pointer.targets) for pointer in pointers), default=1)):
-            yield _Pointed(self.pointers, i)
+            yield _TargetSelection(self.pointers, i)
 
     def resolve(self, content: Content) -> Content:
         """Return a content with bytes of pointers replaced by the pointers' current content."""
         if not self.pointers or not any(piece.token in self.pointers for piece in content):
             return content
-        return joined(self._piece(piece) for piece in content)
+        return concat_contents(self._resolve_piece(piece) for piece in content)
 
-    def _piece(self, piece: Piece) -> Content:
+    def _resolve_piece(self, piece: TokenRange) -> Content:
         pointer = self.pointers.get(piece.token)
-        return (piece,) if pointer is None else cut(pointer.content, piece.start, piece.length)
+        return (piece,) if pointer is None else slice_content(pointer.content, piece.start, piece.length)
 
-    def wrong(self, region: Region, content: Content) -> list[Segment]:
+    def mismatches(self, region: Region, content: Content) -> list[MemorySegment]:
         """Return the segments of a region that differ from an unresolved content.
 
         Bytes of a pointer inside the pointer's own target are correct unless invalidated.
         """
-        segments: list[Segment] = []
+        segments: list[MemorySegment] = []
         at = region.offset
         for piece in content:
             pointer = self.pointers.get(piece.token)
             outside_targets = pointer is None
-            for place, target in pointer.each if pointer else ():
+            for place, target in pointer.all_bindings if pointer else ():
                 if place.storage == region.storage and place.offset == at - piece.start:
-                    segments += target.broken.within(region.storage, at, at + piece.length)
+                    segments += target.invalid_bytes.segments_within(region.storage, at, at + piece.length)
                 else:
                     outside_targets = True
             if outside_targets:
-                segments += self.memory.mismatches(region.storage, at, self._piece(piece))
+                segments += self.memory.mismatches(region.storage, at, self._resolve_piece(piece))
             at += piece.length
         return segments
 
-    def at(self, region: Region, content: Content, place: Region | None = None) -> Pointer:
+    def pointer_to(self, region: Region, content: Content, place: Region | None = None) -> Pointer:
         """Return a pointer bound to a content in one region; `place` is the new name of the region, if different."""
-        place, broken = place or region, Memory()
-        for segment in self.wrong(region, content):
-            broken.lay(place.storage, segment.begin, segment.end, [segment])
-        return Pointer(self.resolve(content), {place: (Target(broken, {}),)})
+        place, broken = place or region, AbstractMemory()
+        for segment in self.mismatches(region, content):
+            broken.replace_range(place.storage, segment.begin, segment.end, [segment])
+        return Pointer(self.resolve(content), {place: (PointsTo(broken, {}),)})
 
     def write(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
         """Write resolved bytes to a region; `source` is the former content, under which pointers may know the bytes."""
         self.memory.write(region.storage, region.offset, content, writer)
-        self._touch(region, content, writer, source)
+        self._update_pointers(region, content, writer, source)
 
     def forget(self, region: Region, writer: str) -> None:
         """Make the content of a region unknown."""
         self.memory.forget(region, writer)
-        self._touch(region, (), writer)
+        self._update_pointers(region, (), writer)
 
-    def _touch(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
+    def _update_pointers(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
         for name, pointer in self.pointers.items():
-            after = pointer.written(region, content, writer, source)
+            after = pointer.after_write(region, content, writer, source)
             if after is not pointer:
                 self.pointers[name] = after
 
@@ -311,7 +319,7 @@ class State:
         if names:
             self.pointers = {name: pointer for name, pointer in self.pointers.items() if name not in names}
 
-    def end(self, body: frozenset[str], keeping: Collection[str] = ()) -> Callable[[Content], Content]:
+    def end_scope(self, body: frozenset[str], keeping: Collection[str] = ()) -> Callable[[Content], Content]:
         """End an iteration of a body, or a loop: the tokens of the body denote different bytes from now on.
 
         The state drops all pointers of the body except for those in `keeping`, the parameters of the next iteration.
@@ -320,18 +328,18 @@ class State:
         self.drop([name for name in self.pointers if name in body and name not in keeping])
         fresh: dict[Content, Content] = {}
         for name, pointer in sorted(self.pointers.items()):
-            self.pointers[name] = pointer.ended(name, body, fresh)
-        self.memory = self.memory.renamed(lambda token: None if token in body else token)
+            self.pointers[name] = pointer.after_scope_end(name, body, fresh)
+        self.memory = self.memory.with_renamed_tokens(lambda token: None if token in body else token)
         return lambda content: fresh.get(content, () if any(piece.token in body for piece in content) else content)
 
-    def forget_ways(self, nodes: frozenset[str]) -> None:
+    def forget_exits(self, nodes: frozenset[str]) -> None:
         """Remove the exits of `nodes` from all path conditions."""
         for name, pointer in self.pointers.items():
-            if any(not nodes.isdisjoint(target.guard) for _, target in pointer.each):
-                self.pointers[name] = pointer.changed(lambda target: target.without(nodes))
+            if any(not nodes.isdisjoint(target.path_condition) for _, target in pointer.all_bindings):
+                self.pointers[name] = pointer.map_targets(lambda target: target.without_conditions(nodes))
 
 
-class _Pointed(Mapping[str, Region]):
+class _TargetSelection(Mapping[str, Region]):
     """A map from each pointer to its i-th target, modulo the number of targets."""
 
     def __init__(self, pointers: Mapping[str, Pointer], i: int) -> None:
@@ -350,18 +358,20 @@ class _Pointed(Mapping[str, Region]):
         return len(self._pointers)
 
 
-def _foreign(place: Region, own: Content, region: Region, content: Content, writer: str) -> Iterator[Segment]:
+def _foreign_segments(
+    place: Region, own: Content, region: Region, content: Content, writer: str
+) -> Iterator[MemorySegment]:
     """Yield the segments of a write at `place` that are foreign to the pointer; empty `content` means unknown bytes."""
     if not content:
-        yield Segment(max(place.offset, region.offset), min(place.end, region.end), None, 0, writer)
+        yield MemorySegment(max(place.offset, region.offset), min(place.end, region.end), None, 0, writer)
         return
-    there = Memory()
+    there = AbstractMemory()
     there.write("", place.offset, own, "")
     at = region.offset
     for piece in content:
         begin, end = max(at, place.offset), min(at + piece.length, place.end)
         if begin < end:
-            within = Piece(piece.token, piece.start + begin - at, end - begin)
+            within = TokenRange(piece.token, piece.start + begin - at, end - begin)
             for other in there.mismatches("", begin, (within,)):
-                yield Segment(other.begin, other.end, piece.token, at - piece.start, writer)
+                yield MemorySegment(other.begin, other.end, piece.token, at - piece.start, writer)
         at += piece.length

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import UPDATE, Context, Point, Rolled
+from sublet.plan import UPDATE, Context, PlanPoint, RolledLoop
 from sublet.plan.schedule import Schedule
 
 Pairs = tuple[tuple[Value, Value], ...]
-Records = Mapping[tuple[str, Context], Rolled]
+Records = Mapping[tuple[str, Context], RolledLoop]
 
 
 class TooLongError(Exception):
@@ -22,7 +22,7 @@ class TooLongError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineMoment:
     """The event at one point: first the reads, then the writes.
 
     moves     (source, destination) pairs assigned in parallel to destinations with own bytes
@@ -42,60 +42,62 @@ class Moment:
     path: tuple[tuple[int, int], ...] = ()
 
     @property
-    def point(self) -> Point:
+    def point(self) -> PlanPoint:
         """The event as a point of the plan."""
-        return Point(self.kind, self.node.name if self.node else "", self.context)
+        return PlanPoint(self.kind, self.node.name if self.node else "", self.context)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class IterationEnd:
     """The end of an iteration: the rolled-loop record, the body version, and the first point of each version."""
 
-    record: Rolled | None
+    record: RolledLoop | None
     copy: int
     tops: tuple[int, ...]
 
-    def all(self) -> list[int]:
+    def possible_successors(self) -> list[int]:
         """Return the first points of all body versions that may follow."""
         if self.record is None:
             return list(self.tops)
         jumps = [jump.next for jump in self.record.jumps if jump.copy == self.copy]
-        return [self.tops[copy] for copy in sorted(set(jumps or [self.record.after(self.copy, {})]))]
+        return [self.tops[copy] for copy in sorted(set(jumps or [self.record.next_version(self.copy, {})]))]
 
-    def after(self, ways: Mapping[str, int]) -> int:
+    def successor(self, ways: Mapping[str, int]) -> int:
         """Return the first point of the next body version, after the exits `ways` of loops and branches."""
-        return self.tops[0 if self.record is None else self.record.after(self.copy, ways)]
+        return self.tops[0 if self.record is None else self.record.next_version(self.copy, ways)]
 
 
 @dataclass
-class Timeline:
+class CheckerTimeline:
     """The points in order, the successors of each point, and the ends of iterations.
 
     `levels` are the schedules of the program and of its sub-graphs, once for each body version.
     """
 
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[TimelineMoment] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
-    turns: dict[int, Turn] = field(default_factory=dict)
+    iteration_ends: dict[int, IterationEnd] = field(default_factory=dict)
     levels: list[Schedule] = field(default_factory=list)
 
 
-def timeline(graph: Graph, schedule: Schedule, pointers: frozenset[str], records: Records, most: int) -> Timeline:
+def build_timeline(
+    graph: Graph, schedule: Schedule, pointers: frozenset[str], records: Records, most: int
+) -> CheckerTimeline:
     """Return the points of a program. Raises TooLongError for more than `most` points."""
-    writer = _Writer(pointers, records, most)
+    writer = _TimelineBuilder(pointers, records, most)
     writer.emit("start", None, (), writes=(*graph.inputs, *graph.weights))
-    writer.graph(graph, schedule, ())
+    writer.emit_graph(graph, schedule, ())
     if graph.updates:
-        writer.move(UPDATE, None, (), [source for _, source in graph.updates], graph.updated)
-    writer.emit("end", None, (), (*graph.outputs, *graph.updated))
-    return writer.made
+        writer.emit_move(UPDATE, None, (), [source for _, source in graph.updates], graph.updated_values)
+    writer.emit("end", None, (), (*graph.outputs, *graph.updated_values))
+    return writer.result
 
 
-class _Writer:
+class _TimelineBuilder:
     """A builder of the timeline: emits points in schedule order, and connects successors."""
 
     def __init__(self, pointers: frozenset[str], records: Records, most: int) -> None:
-        self.made = Timeline()
+        self.result = CheckerTimeline()
         self._pointers = pointers
         self._records = records
         self._most = most
@@ -114,18 +116,18 @@ class _Writer:
         way: tuple[str, int] | None = None,
     ) -> int:
         """Append a point after all open points, and return the number of the new point."""
-        number = len(self.made.moments)
+        number = len(self.result.moments)
         if number == self._most:
             raise TooLongError
-        moment = Moment(kind, node, context, tuple(reads), tuple(writes), moves, pointed, way, self._path)
-        self.made.moments.append(moment)
-        self.made.followers.append([])
+        moment = TimelineMoment(kind, node, context, tuple(reads), tuple(writes), moves, pointed, way, self._path)
+        self.result.moments.append(moment)
+        self.result.followers.append([])
         for point in self._open:
-            self.made.followers[point].append(number)
+            self.result.followers[point].append(number)
         self._open = [number]
         return number
 
-    def move(
+    def emit_move(
         self,
         kind: str,
         node: Node | None,
@@ -143,70 +145,72 @@ class _Writer:
         written = (*(to for _, to in moves), *writes)
         return self.emit(kind, node, context, (*(source for source, _ in pairs), *reads), written, moves, pointed, way)
 
-    def graph(self, graph: Graph, schedule: Schedule, context: Context) -> None:
+    def emit_graph(self, graph: Graph, schedule: Schedule, context: Context) -> None:
         """Append the points of a graph."""
-        self.nodes(graph.nodes, schedule, self.level(schedule), context)
+        self.emit_nodes(graph.nodes, schedule, self.add_level(schedule), context)
 
-    def level(self, schedule: Schedule) -> int:
+    def add_level(self, schedule: Schedule) -> int:
         """Append a schedule to the levels, and return the number of the level."""
-        self.made.levels.append(schedule)
-        return len(self.made.levels) - 1
+        self.result.levels.append(schedule)
+        return len(self.result.levels) - 1
 
-    def nodes(self, nodes: Sequence[Node], schedule: Schedule, level: int, context: Context) -> None:
+    def emit_nodes(self, nodes: Sequence[Node], schedule: Schedule, level: int, context: Context) -> None:
         """Append the points of `nodes` in schedule order; the schedule may list further nodes."""
         by_name, path = {node.name: node for node in nodes}, self._path
         for i, step in enumerate(schedule.steps):
             node, self._path = by_name.get(step.node), (*path, (level, i))
             if isinstance(node, While):
-                self.loop(node, schedule.bodies[node.name][0], context)
+                self.emit_loop(node, schedule.bodies[node.name][0], context)
             elif isinstance(node, CaseOf):
-                self.branch(node, schedule.bodies[node.name], context)
+                self.emit_branch(node, schedule.bodies[node.name], context)
             elif node is not None:
                 self.emit("run", node, context, node.uses, node.defs)
         self._path = path
 
-    def branch(self, node: CaseOf, bodies: Sequence[Schedule], context: Context) -> None:
+    def emit_branch(self, node: CaseOf, bodies: Sequence[Schedule], context: Context) -> None:
         """Append the points of a branch: the index, and for each arm its nodes and its end."""
         start, ends = self.emit("branch", node, context, (node.index,)), []
         for way in range(len(node.arms) + bool(node.fallbacks)):
             self._open = [start]
             outputs: Sequence[Value] = node.fallbacks
             if way < len(node.arms):
-                self.graph(node.arms[way], bodies[way], context)
+                self.emit_graph(node.arms[way], bodies[way], context)
                 outputs = node.arms[way].outputs
-            ends.append(self.move("yield", node, context, outputs, node.outputs, way=(node.name, way)))
+            ends.append(self.emit_move("yield", node, context, outputs, node.outputs, way=(node.name, way)))
         self._open = ends
 
-    def loop(self, node: While, body: Schedule, context: Context) -> None:
+    def emit_loop(self, node: While, body: Schedule, context: Context) -> None:
         """Append the points of a loop: entry, body versions, transitions between the versions, and exits."""
-        stacked = [value for value in node.stacked if value is not None]
-        self.move("enter", node, context, node.inits, node.parameters, writes=stacked)
+        stacked = [value for value in node.stacked_outputs if value is not None]
+        self.emit_move("enter", node, context, node.inits, node.parameters, writes=stacked)
         record = self._records.get((node.name, context))
         tops, checks, lasts = [], [], []
         for copy in range(1 if record is None else record.copies):
             inside = context if record is None else (*context, (node.name, copy))
-            tops.append(len(self.made.moments))
-            check, last = self.round(node, body, inside, stacked)
+            tops.append(len(self.result.moments))
+            check, last = self.emit_body_version(node, body, inside, stacked)
             checks.append(check)
             lasts.append(last)
             self._open = []
         for copy, last in enumerate(lasts):
-            turn = self.made.turns[last] = Turn(record, copy, tuple(tops))
-            self.made.followers[last] += turn.all()
+            turn = self.result.iteration_ends[last] = IterationEnd(record, copy, tuple(tops))
+            self.result.followers[last] += turn.possible_successors()
         ends = []
         for copy, check in enumerate(checks):
             self._open = [check]
             way = (node.name, copy)
-            ends.append(self.move("exit", node, context, node.parameters, node.finals, stacked, way=way))
+            ends.append(self.emit_move("exit", node, context, node.parameters, node.finals, stacked, way=way))
         self._open = ends
 
-    def round(self, node: While, body: Schedule, context: Context, stacked: Sequence[Value]) -> tuple[int, int]:
+    def emit_body_version(
+        self, node: While, body: Schedule, context: Context, stacked: Sequence[Value]
+    ) -> tuple[int, int]:
         """Append one body version; return the point of the exit test and the point of the back edge."""
-        level = self.level(body)
+        level = self.add_level(body)
         self.emit("round", node, context, writes=(node.counter,))
-        self.nodes(node.body.nodes[: node.check], body, level, context)
+        self.emit_nodes(node.body.nodes[: node.check], body, level, context)
         check = self.emit("check", node, context, (node.condition,))
         if node.slices:
             self.emit("fetch", node, context, node.sequences, node.slices)
-        self.nodes(node.body.nodes[node.check :], body, level, context)
-        return check, self.move("next", node, context, node.updates, node.parameters, (*node.rows, *stacked))
+        self.emit_nodes(node.body.nodes[node.check :], body, level, context)
+        return check, self.emit_move("next", node, context, node.updates, node.parameters, (*node.rows, *stacked))

@@ -6,29 +6,31 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sublet.base.bytesize import human
-from sublet.base.printable import printable
-from sublet.plan.advised import Advice, Advised
+from sublet.base.escape import printable
+from sublet.plan.advice import Advice, Advised
 from sublet.viz.tables import plain_table
 
-MAKERS = {"option": "your choice", "model": "same network", "what-if": "what if"}
+KIND_LABELS = {"option": "your choice", "model": "same network", "what-if": "what if"}
 
 
 def advice_table(advised: Advised) -> RenderableType:
     """Return the changes with a smaller arena, largest saving first; then the changes tried without success."""
     parts: list[RenderableType] = [Text("What would lower the arena, each figure from a plan:", "bold")]
-    if advised.helping:
+    if advised.helpful:
         table = plain_table()
         for name in ("saves", "arena"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("kind", no_wrap=True)
         table.add_column("change", overflow="fold")
-        for each in advised.helping:
-            row = human(each.saved_bytes), human(each.arena_bytes), MAKERS[each.kind]
-            table.add_row(*row, Text(printable(f"{each.what}: {each.how}{_elsewhere(each)}")))
+        for each in advised.helpful:
+            row = human(each.saved_bytes), human(each.arena_bytes), KIND_LABELS[each.kind]
+            table.add_row(*row, Text(printable(f"{each.what}: {each.how}{_describe_outside(each)}")))
         parts.append(table)
     else:
         parts.append(Text("nothing that was tried"))
-    vain = [f"{each.how if each.kind == 'option' else each.what} ({_figure(each)})" for each in advised.vain]
+    vain = [
+        f"{each.how if each.kind == 'option' else each.what} ({_describe_arena(each)})" for each in advised.unhelpful
+    ]
     if vain:
         parts.append(Text(printable(f"No help: {', '.join(vain)}."), "dim"))
     parts += [Text(printable(f"Could not be planned: {failed}"), "dim") for failed in advised.failed]
@@ -37,13 +39,13 @@ def advice_table(advised: Advised) -> RenderableType:
     return Group(*parts)
 
 
-def _elsewhere(each: Advice) -> str:
+def _describe_outside(each: Advice) -> str:
     if each.outside_bytes == 0:
         return ""
     more = "more" if each.outside_bytes > 0 else "less"
     return f" ({human(abs(each.outside_bytes))} {more} outside the arena)"
 
 
-def _figure(each: Advice) -> str:
+def _describe_arena(each: Advice) -> str:
     more = f", with {each.unplanned} more values that could not be planned" if each.unplanned > 0 else ""
     return f"{human(each.arena_bytes)}{more}"

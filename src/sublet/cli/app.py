@@ -13,34 +13,49 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.api.sources import planned_model
+from sublet.api.sources import model_of_plan
 from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ProblemError
 from sublet.checker import judge
 from sublet.cli import options
 from sublet.cli.check import check
-from sublet.cli.console import BAD_INPUT, answered, answers, packing_progress, print_json, refuse_overwriting, tell
+from sublet.cli.console import (
+    BAD_INPUT,
+    answer_console,
+    packing_progress,
+    print_error,
+    print_json,
+    refuse_overwriting,
+    reports_errors,
+)
 from sublet.cli.export import export
 from sublet.cli.packing_report import (
-    capacity_words,
+    describe_capacity,
+    packing_json,
+    print_packing,
+    print_regions,
     regions_json,
-    report_json,
-    show_regions,
-    show_report,
-    stacked,
+    stack_regions,
 )
 from sublet.cli.plan import plan
+from sublet.cli.plan_output import (
+    distinct_names,
+    print_check_result,
+    print_memory_map,
+    print_plan,
+    print_two_plans,
+    write_pictures,
+)
 from sublet.cli.run import run
-from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
 from sublet.cli.streams import READER_LEFT, discard_answers, open_missing_streams
 from sublet.cli.transpile import transpile_
 from sublet.foreign.files import packing_problem
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
 from sublet.plan.file import load
-from sublet.viz.compared import compared
-from sublet.viz.rectangles import packing_rectangles, rectangles
-from sublet.viz.report import as_json
+from sublet.viz.comparison import compare_pictures
+from sublet.viz.report import plan_json
+from sublet.viz.view_model import picture_of_packing, picture_of_plan
 
 app = typer.Typer(
     name="sublet",
@@ -59,7 +74,7 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 def _print_version(asked: bool) -> None:
     if asked:
-        answers().print(f"sublet {version('sublet')}")
+        answer_console().print(f"sublet {version('sublet')}")
         raise typer.Exit
 
 
@@ -74,7 +89,7 @@ app.command()(check)
 
 
 @app.command()
-@answered
+@reports_errors
 def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
     other: Annotated[
@@ -93,24 +108,26 @@ def show(
     """
     refuse_overwriting([path for path in (plan_path, other, model) if path is not None], html, png)
     first_plan = load(plan_path)
-    judged = None if model is None else judge(planned_model(model, first_plan).graph, first_plan.schedule, first_plan)
+    judged = None if model is None else judge(model_of_plan(model, first_plan).graph, first_plan.schedule, first_plan)
     if judged is not None and judged.findings:
-        show_judgement(first_plan, judged)
+        print_check_result(first_plan, judged)
         raise typer.Exit(1)
     claimed = "not checked against its model" if judged is None else ""
-    picture = rectangles(first_plan, claimed)
+    picture = picture_of_plan(first_plan, claimed)
     if other is not None:
-        second_plan, names = load(other), names_apart(plan_path, other)
-        picture = compared(picture, rectangles(second_plan, "not checked against its model"), names)
-    draw(picture, html, png)
+        second_plan, names = load(other), distinct_names(plan_path, other)
+        picture = compare_pictures(picture, picture_of_plan(second_plan, "not checked against its model"), names)
+    write_pictures(picture, html, png)
     if as_json_:
-        more = {} if other is None else {"other": as_json(second_plan, None, None)}
-        print_json({"claims": None if judged is None else judged.claims, **as_json(first_plan, None, None), **more})
+        more = {} if other is None else {"other": plan_json(second_plan, None, None)}
+        print_json(
+            {"claims": None if judged is None else judged.claim_status, **plan_json(first_plan, None, None), **more}
+        )
     elif other is not None:
-        show_both((first_plan, second_plan), names)
-        print_map(picture)
+        print_two_plans((first_plan, second_plan), names)
+        print_memory_map(picture)
     else:
-        show_plan(first_plan, picture, claimed)
+        print_plan(first_plan, picture, claimed)
 
 
 app.command()(run)
@@ -120,7 +137,7 @@ app.command(name="transpile")(transpile_)
 
 
 @app.command(name="pack")
-@answered
+@reports_errors
 def pack_(
     problem: Annotated[Path, typer.Argument(help=PROBLEM_HELP, show_default=False)],
     strategy: options.Strategy = "auto",
@@ -152,27 +169,27 @@ def pack_(
             )
         if out is not None:
             write_csv(parsed, placed.offsets, out, lifetimes=lifetimes, regions=placed.names())
-        picture = packing_rectangles(parsed, stacked(placed))
-        draw(picture, html, png)
+        picture = picture_of_packing(parsed, stack_regions(placed))
+        write_pictures(picture, html, png)
         if as_json_:
             print_json(regions_json(placed))
         else:
-            show_regions(answers(), placed)
-            print_map(picture)
+            print_regions(answer_console(), placed)
+            print_memory_map(picture)
         return
     with packing_progress() as progress:
         report = pack(parsed, strategy, timeout, progress, capacity=capacity_bytes, effort=effort, seed=seed)
     if out is not None:
         write_csv(parsed, report.packing, out, lifetimes=lifetimes)
-    picture = packing_rectangles(parsed, report.packing, report.bound.bytes, report.bound.kind)
-    draw(picture, html, png)
+    picture = picture_of_packing(parsed, report.packing, report.bound.bytes, report.bound.kind)
+    write_pictures(picture, html, png)
     if as_json_:
-        print_json(report_json(report, capacity_bytes))
+        print_json(packing_json(report, capacity_bytes))
     else:
         if capacity_bytes is not None:
-            answers().print(capacity_words(report, capacity_bytes))
-        show_report(answers(), report)
-        print_map(picture)
+            answer_console().print(describe_capacity(report, capacity_bytes))
+        print_packing(answer_console(), report)
+        print_memory_map(picture)
     if capacity_bytes is not None and report.packing.arena_bytes > capacity_bytes:
         raise typer.Exit(1)
 
@@ -195,19 +212,19 @@ def main() -> None:
     open_missing_streams()
     answer = sys.stdout
     try:
-        status = _status()
+        status = _run_app()
         answer.flush()
     except BrokenPipeError:
         discard_answers()
         status = READER_LEFT
     except OSError as error:
         discard_answers()
-        tell(error, f"the answer cannot be written: {error}", in_json=False)
+        print_error(error, f"the answer cannot be written: {error}", in_json=False)
         status = BAD_INPUT
     sys.exit(status)
 
 
-def _status() -> str | int | None:
+def _run_app() -> str | int | None:
     """Run the command line and return the exit status.
 
     Raises BrokenPipeError if the reader of the output closed the pipe.
@@ -218,7 +235,7 @@ def _status() -> str | int | None:
             return None
         return app(standalone_mode=False)  # type: ignore[no-any-return]
     except USAGE_ERROR as error:
-        tell(error, error.format_message(), in_json=True)
+        print_error(error, error.format_message(), in_json=True)
         return BAD_INPUT
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # Typer and rich would end with status 1

@@ -7,23 +7,30 @@ from typing import Annotated
 
 import typer
 
-from sublet.api.sources import planned_model, source_of
+from sublet.api.sources import model_of_plan, read_source
 from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import PlanError
 from sublet.checker import judge
 from sublet.cli import options
-from sublet.cli.console import answered, print_json, refuse_overwriting
-from sublet.cli.foreign_report import STATUS, foreign_json, foreign_picture, show_foreign
-from sublet.cli.options import bound_dims, bound_trips
-from sublet.cli.showing import draw, print_map, show_judgement
+from sublet.cli.console import print_json, refuse_overwriting, reports_errors
+from sublet.cli.foreign_report import EXIT_STATUS, judgement_json, judgement_picture, print_judgement
+from sublet.cli.options import parse_dims, parse_max_trips
+from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
 from sublet.cli.snapshot_report import replay_snapshot
-from sublet.foreign import Judgement, judged
-from sublet.foreign.files import is_foreign_json, is_snapshot, judged_file, judged_inside, plan_beside, tells_lifetimes
+from sublet.foreign import ForeignVerdict, judge_by_replay
+from sublet.foreign.files import (
+    is_foreign_json,
+    is_judged_without_model,
+    is_snapshot,
+    judge_embedded_plan,
+    judge_plan_file,
+    read_plan_file,
+)
 from sublet.packing import Lifetimes
 from sublet.plan.coverage import planned_values
 from sublet.plan.file import load
-from sublet.planning.refutation import refuted
-from sublet.viz.rectangles import rectangles
+from sublet.planning.reprove_bound import reprove_bound
+from sublet.viz.view_model import picture_of_plan
 
 PLAN_HELP = (
     "A plan written by `sublet plan --out`, or another tool's plan as JSON (docs/foreign.md). By default, the plan "
@@ -36,7 +43,7 @@ MODEL_HELP = (
 )
 
 
-@answered
+@reports_errors
 def check(
     model: Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)],
     plan_path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help=PLAN_HELP)] = None,
@@ -67,7 +74,7 @@ def check(
     if plan_path is not None and not is_foreign_json(plan_path):
         if dim or max_trips or capacity:
             raise PlanError("--dim, --max-trips and --capacity are for plans of other tools: a plan of Sublet's says")
-        _own(model, plan_path, search, html, png, in_json=as_json_)
+        _check_sublet_plan(model, plan_path, search, html, png, in_json=as_json_)
         return
     if search:
         raise PlanError("--search is for plans of Sublet's: another tool's claims no lower bound")
@@ -75,44 +82,46 @@ def check(
         replay_snapshot(model, timeout, html, png, in_json=as_json_)
         return
     limit = None if capacity is None else parse_bytes(capacity)
-    if plan_path is None and tells_lifetimes(model):
-        judgement = judged_file(model, lifetimes, limit)
+    if plan_path is None and is_judged_without_model(model):
+        judgement = judge_plan_file(model, lifetimes, limit)
     else:
-        source = source_of(model, bound_dims(dim), max_trips=bound_trips(max_trips))
+        source = read_source(model, parse_dims(dim), max_trips=parse_max_trips(max_trips))
         if plan_path is None:
-            judgement = judged_inside(source, model, limit)
+            judgement = judge_embedded_plan(source, model, limit)
         else:
-            judgement = judged(source, plan_beside(plan_path).within(limit))
-    _tell(judgement, html, png, in_json=as_json_)
+            judgement = judge_by_replay(source, read_plan_file(plan_path).with_capacity(limit))
+    _print_judgement(judgement, html, png, in_json=as_json_)
 
 
-def _own(model: Path, plan_path: Path, search: bool, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+def _check_sublet_plan(
+    model: Path, plan_path: Path, search: bool, html: Path | None, png: Path | None, *, in_json: bool
+) -> None:
     """Check a plan by Sublet with all its claims, and print the result. Exits with status 1 for a wrong plan."""
     plan = load(plan_path)
-    result = judge(planned_model(model, plan).graph, plan.schedule, plan)
+    result = judge(model_of_plan(model, plan).graph, plan.schedule, plan)
     if search:
-        result = refuted(plan, result)
+        result = reprove_bound(plan, result)
     if html is not None or png is not None:
-        draw(rectangles(plan, "not right" if result.findings else ""), html, png)
+        write_pictures(picture_of_plan(plan, "not right" if result.findings else ""), html, png)
     if in_json:
         violations = [str(finding) for finding in result.findings]
         covered = {"planned": len(planned_values(plan)), "not_counted": [value.value for value in plan.not_counted]}
-        summary = {"valid": not violations, "violations": violations, "claims": result.claims}
-        print_json({**summary, **covered, "assumed": dict(plan.assumed)})
+        summary = {"valid": not violations, "violations": violations, "claims": result.claim_status}
+        print_json({**summary, **covered, "assumed": dict(plan.assumed_types)})
     else:
-        show_judgement(plan, result)
+        print_check_result(plan, result)
     if result.findings:
         raise typer.Exit(1)
 
 
-def _tell(found: Judgement, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+def _print_judgement(found: ForeignVerdict, html: Path | None, png: Path | None, *, in_json: bool) -> None:
     """Print the verdict on a plan by another tool, write the pictures, and exit with the status of the verdict."""
-    picture = foreign_picture(found)
-    draw(picture, html, png)
+    picture = judgement_picture(found)
+    write_pictures(picture, html, png)
     if in_json:
-        print_json(foreign_json(found))
+        print_json(judgement_json(found))
     else:
-        show_foreign(found)
-        print_map(picture)
-    if STATUS[found.outcome]:
-        raise typer.Exit(STATUS[found.outcome])
+        print_judgement(found)
+        print_memory_map(picture)
+    if EXIT_STATUS[found.outcome]:
+        raise typer.Exit(EXIT_STATUS[found.outcome])

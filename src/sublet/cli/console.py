@@ -21,30 +21,30 @@ from rich.text import Text
 
 from sublet.base.bytesize import human
 from sublet.base.errors import CapacityError, PlanError, SubletError
-from sublet.base.printable import printable
+from sublet.base.escape import printable
 from sublet.cli.streams import READER_LEFT, discard_answers
 from sublet.ir.model import Model as Source
-from sublet.plan.advised import Advice
-from sublet.plan.verdict import Outcome, Verdict
-from sublet.planning.advice.ideas import Idea
-from sublet.planning.advice.tried import Trying
-from sublet.planning.placing import Progress
+from sublet.plan.advice import Advice
+from sublet.plan.verdict import BudgetOutcome, Verdict
+from sublet.planning.advice.candidates import AdviceCandidate
+from sublet.planning.advice.evaluate import OnCandidate
+from sublet.planning.plan_request import Progress
 
 P = ParamSpec("P")
 NEWLINE = "\n"
-errors = Console(stderr=True, highlight=False)
+error_console = Console(stderr=True, highlight=False)
 
 FITS, DOES_NOT_FIT, BAD_INPUT, UNKNOWN = 0, 1, 2, 3
 """Exit statuses: fits or right; does not fit or wrong; bad input; unknown."""
 
-STATUS = {Outcome.FITS: FITS, Outcome.DOES_NOT_FIT: DOES_NOT_FIT, Outcome.UNKNOWN: UNKNOWN}
+EXIT_STATUS = {BudgetOutcome.FITS: FITS, BudgetOutcome.DOES_NOT_FIT: DOES_NOT_FIT, BudgetOutcome.UNKNOWN: UNKNOWN}
 """The exit status of each verdict."""
 
-WIDE = 1 << 16
+PIPE_COLUMNS = 1 << 16
 """Columns of an output to a file or a pipe: wide enough to keep every name on one line."""
 
 
-def answered(command: Callable[P, None]) -> Callable[P, None]:
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Decorate a command: report a user's mistake as one message on standard error, without a traceback.
 
     Exit status: 1 for a CapacityError; 2 for another SubletError, an OSError, or too little memory or stack; 130 for
@@ -64,15 +64,15 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(READER_LEFT) from None
         except (SubletError, OSError) as error:
             status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
-            tell(error, _with_notes(error, str(error)), status, in_json=in_json)
+            print_error(error, _with_notes(error, str(error)), status, in_json=in_json)
             raise typer.Exit(status) from None
         except KeyboardInterrupt as error:
-            errors.print(escape(printable(_with_notes(error, "interrupted"), keep=NEWLINE)))
+            error_console.print(escape(printable(_with_notes(error, "interrupted"), keep=NEWLINE)))
             raise typer.Exit(130) from None
         except MemoryError as error:
-            tell(error, f"not enough memory: {error}", in_json=in_json)
+            print_error(error, f"not enough memory: {error}", in_json=in_json)
         except RecursionError as error:
-            tell(error, "the model nests graphs too deeply; about 100 levels are supported", in_json=in_json)
+            print_error(error, "the model nests graphs too deeply; about 100 levels are supported", in_json=in_json)
         else:
             return
         raise typer.Exit(BAD_INPUT)
@@ -80,12 +80,12 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
     return run_command
 
 
-def tell(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json: bool) -> None:
+def print_error(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json: bool) -> None:
     """Print an error message on standard error, and as JSON on standard output too if `in_json`."""
     if in_json:
         print_json({"error": message, "kind": type(error).__name__, "exit_status": status})
     text = escape(printable(message, keep=NEWLINE))
-    errors.print(f"[red]error:[/red] {text}", soft_wrap=not errors.is_terminal)
+    error_console.print(f"[red]error:[/red] {text}", soft_wrap=not error_console.is_terminal)
 
 
 def _with_notes(error: BaseException, said: str) -> str:
@@ -103,26 +103,26 @@ def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> Non
         taken[target.resolve()] = f"another output, {target}"
 
 
-def leave(decision: Verdict | None) -> None:
+def exit_with_verdict(decision: Verdict | None) -> None:
     """Exit with the status of a verdict; return if `decision` is None."""
     if decision is not None:
-        raise typer.Exit(STATUS[decision.outcome])
+        raise typer.Exit(EXIT_STATUS[decision.outcome])
 
 
-class _Answers(Console):
+class _AnswerConsole(Console):
     """A console raising BrokenPipeError if the reader closes the pipe: a partial output must not end with status 0."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-def answers() -> Console:
+def answer_console() -> Console:
     """Return the console for results. Lines are wrapped on a terminal only."""
-    console = _Answers(highlight=False)
-    return console if console.is_terminal else _Answers(highlight=False, width=WIDE)
+    console = _AnswerConsole(highlight=False)
+    return console if console.is_terminal else _AnswerConsole(highlight=False, width=PIPE_COLUMNS)
 
 
-def warned(source: Source) -> dict[str, Any]:
+def warnings_json(source: Source) -> dict[str, Any]:
     """Return the remark and the warnings of the model's reader, for JSON."""
     return {"remark": source.remark, "warnings": [str(finding) for finding in source.warnings]}
 
@@ -130,7 +130,7 @@ def warned(source: Source) -> dict[str, Any]:
 def print_warnings(source: Source) -> None:
     """Print the warnings of the model's reader."""
     for finding in source.warnings:
-        answers().print(Text(f"warning: {printable(str(finding))}", "yellow"))
+        answer_console().print(Text(f"warning: {printable(str(finding))}", "yellow"))
 
 
 def picture_width() -> int:
@@ -141,32 +141,32 @@ def picture_width() -> int:
 @contextmanager
 def packing_progress() -> Iterator[Progress | None]:
     """Provide a callback showing each tried strategy on a terminal; None without a terminal."""
-    if not errors.is_terminal:
+    if not error_console.is_terminal:
         yield None
         return
-    with errors.status("packing") as status:
+    with error_console.status("packing") as status:
         yield lambda strategy, nbytes: status.update(f"packing: {strategy} needs {human(nbytes)}")
 
 
 @contextmanager
 def budget_progress() -> Iterator[Callable[[int], None]]:
     """Provide a callback showing each searched budget on a terminal, and without effect elsewhere."""
-    if not errors.is_terminal:
+    if not error_console.is_terminal:
         yield lambda budget: None
         return
-    with errors.status("budget") as status:
+    with error_console.status("budget") as status:
         yield lambda budget: status.update(f"computing again what makes it fit {human(budget)}")
 
 
 @contextmanager
-def advice_progress() -> Iterator[Trying | None]:
+def advice_progress() -> Iterator[OnCandidate | None]:
     """Provide a callback showing each tried change and the smallest arena on a terminal; None without a terminal."""
-    if not errors.is_terminal:
+    if not error_console.is_terminal:
         yield None
         return
-    with errors.status("advice") as status:
+    with error_console.status("advice") as status:
 
-        def trying(idea: Idea, found: tuple[Advice, ...]) -> None:
+        def trying(idea: AdviceCandidate, found: tuple[Advice, ...]) -> None:
             best = min((each.arena_bytes for each in found), default=None)
             so_far = "" if best is None else f", the best so far is {human(best)}"
             status.update(escape(printable(f"trying {idea.what}{so_far} (Ctrl-C keeps what was found)")))

@@ -8,24 +8,24 @@ from typing import Annotated
 import typer
 
 from sublet.analysis.options import Options
-from sublet.api.binding import to_run
-from sublet.api.exporting import EXPORTERS, exported
-from sublet.api.sources import planned_model
+from sublet.api.binding import model_to_run
+from sublet.api.exporting import EXPORTERS, export_plan
+from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError
 from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options
-from sublet.cli.console import answered, answers, packing_progress, refuse_overwriting
+from sublet.cli.console import answer_console, packing_progress, refuse_overwriting, reports_errors
 from sublet.cli.export_tflm import TFLM, export_tflm
-from sublet.cli.options import alignment_of, bound_dims, bound_trips
+from sublet.cli.options import choose_alignment, parse_dims, parse_max_trips
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
-from sublet.plan.export import Told
+from sublet.plan.export import ExportContext
 from sublet.plan.file import load
 from sublet.planning.pipeline import plan_memory
 
 
-@answered
+@reports_errors
 def export(
     model: options.Model,
     to: Annotated[str, typer.Option(help=f"The form: {', '.join((*EXPORTERS, TFLM))}, or a form of a plug-in.")],
@@ -56,29 +56,31 @@ def export(
         raise PlanError(f"{planning_options[0]} is for planning, and {plan} is planned already")
     if plan is not None:
         memory_plan = load(plan)
-        graph = planned_model(model, memory_plan).graph
+        graph = model_of_plan(model, memory_plan).graph
         require_valid(graph, memory_plan.schedule, memory_plan)
     else:
-        source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
+        source = model_to_run(model, parse_dims(dim), max_trips=parse_max_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
-            memory_plan = plan_memory(source, Options(alignment=alignment_of(model, align)), progress=progress)
+            memory_plan = plan_memory(source, Options(alignment=choose_alignment(model, align)), progress=progress)
         graph = source.graph
     if to == TFLM:
         if section or name:
             raise PlanError(f"{'--section' if section else '--name'} is not for {TFLM}: --out names its one file")
         export_tflm(model, memory_plan, out, plan)
         return
-    files = exported(
-        memory_plan, to, Told(dict(_section(text, memory_plan) for text in section or ()), model, graph, name)
+    files = export_plan(
+        memory_plan,
+        to,
+        ExportContext(dict(_parse_section(text, memory_plan) for text in section or ()), model, graph, name),
     )
     make_folder(out)
     refuse_overwriting([path for path in (model, plan) if path is not None], *(out / file for file in files))
     for file, content in files.items():
         write(out / file, content)
-        answers().print(f"wrote {out / file}", soft_wrap=True)
+        answer_console().print(f"wrote {out / file}", soft_wrap=True)
 
 
-def _section(text: str, made: MemoryPlan) -> tuple[str, str]:
+def _parse_section(text: str, made: MemoryPlan) -> tuple[str, str]:
     """Parse `MEMORY=NAME` into a memory and the linker section; without `MEMORY=`, the first memory is meant."""
     memory, named, name = text.partition("=")
     return (memory, name) if named else (made.arenas[0].name, text)

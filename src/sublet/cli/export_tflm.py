@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import read_bytes, write
-from sublet.cli.console import answers, refuse_overwriting
-from sublet.frontends.model import is_tflite
+from sublet.cli.console import answer_console, refuse_overwriting
+from sublet.frontends.model_formats import is_tflite
 from sublet.frontends.tflite import tflm
-from sublet.frontends.tflite.choosing import RUNS, Choice, chosen
-from sublet.frontends.tflite.offline import Offsets, encoded
-from sublet.frontends.tflite.patched import with_metadata
-from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.offline_plan import Offsets, encode_offsets
+from sublet.frontends.tflite.plan_offsets import offsets_of_plan
 from sublet.frontends.tflite.program import decode
+from sublet.frontends.tflite.select_offsets import RUNS_PER_TRIAL, OffsetSelection, select_offsets
+from sublet.frontends.tflite.write_metadata import with_offline_plan
 from sublet.plan import MemoryPlan
 
 TFLM = "tflm"
@@ -28,25 +28,28 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     if not is_tflite(model):
         raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
     if plan.recipe.split or plan.recipe.again:
-        raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {model}")
+        raise PlanError(f"the plan is for the graph {plan.recipe.description}, which is not that in {model}")
     refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
     raw = read_bytes(model, ModelError)
     program = decode(raw, model.name)
-    offsets = offsets_of(program, plan)
-    if tflm.available():
-        choice = chosen(raw, program, offsets)
-        content, lines = choice.raw, list(_measured(choice))
+    offsets = offsets_of_plan(program, plan)
+    if tflm.is_available():
+        choice = select_offsets(raw, program, offsets)
+        content, lines = choice.raw, list(_measured_lines(choice))
     else:
-        content, lines = with_metadata(raw, program.where, encoded(offsets)), list(_unmeasured(plan, offsets))
+        content, lines = (
+            with_offline_plan(raw, program.where, encode_offsets(offsets)),
+            list(_unmeasured_lines(plan, offsets)),
+        )
     write(out, content)
-    answers().print(f"wrote {out}", soft_wrap=True)
+    answer_console().print(f"wrote {out}", soft_wrap=True)
     for line in lines:
-        answers().print(line, soft_wrap=True)
+        answer_console().print(line, soft_wrap=True)
 
 
-def _measured(choice: Choice) -> Iterator[str]:
+def _measured_lines(choice: OffsetSelection) -> Iterator[str]:
     """Yield lines on the arenas measured with TFLM: planned by TFLM, and with the chosen offsets."""
-    own, ours = choice.own, choice.ours
+    own, ours = choice.without_plan, choice.with_plan
     yield f"measured with {tflm.PACKAGE} {tflm.version()}, on this machine, in fresh interpreters:"
     if choice.offsets is None:
         yield f"  its own plan is no worse, and is kept: tensors and scratch {own.head:,} B, arena {own.total:,} B"
@@ -54,24 +57,24 @@ def _measured(choice: Choice) -> Iterator[str]:
     yield f"  tensors and scratch {ours.head:,} B instead of {own.head:,} B"
     yield f"  arena used          {ours.total:,} B instead of {own.total:,} B"
     yield f"  smallest arena      {ours.smallest:,} B instead of {own.smallest:,} B"
-    yield f"  outputs             equal bit for bit in {RUNS} runs on random inputs"
-    yield f"  {_told(choice.offsets)}{_why(choice.how)}"
+    yield f"  outputs             equal bit for bit in {RUNS_PER_TRIAL} runs on random inputs"
+    yield f"  {_describe_offsets(choice.offsets)}{_describe_selection(choice.how)}"
 
 
-def _why(how: str) -> str:
+def _describe_selection(how: str) -> str:
     """Return a remark if only some offsets are prescribed."""
     return "; it needs less with some left to it" if how == "some" else ""
 
 
-def _told(offsets: Offsets) -> str:
+def _describe_offsets(offsets: Offsets) -> str:
     """Return a line with the number of prescribed offsets."""
     count = sum(offset is not None for subgraph in offsets for offset in subgraph)
     return f"offsets of {count} tensors are told; it places all others, and scratch, around them"
 
 
-def _unmeasured(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
+def _unmeasured_lines(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
     """Yield lines on offsets written without a measurement, as the TFLM package is not installed."""
-    yield _told(offsets)
+    yield _describe_offsets(offsets)
     yield (
         f"not proven: that its kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, so that it needs "
         f"no more than with a plan of its own. pip install 'sublet[{tflm.EXTRA}]' has it measured"

@@ -13,16 +13,16 @@ import typer
 from sublet.api.sources import Optimize
 from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ModelError, PlanError, ProblemError
-from sublet.frontends.model import is_paddle, is_tflite
+from sublet.frontends.model_formats import is_paddle, is_tflite
 from sublet.frontends.tflite.model import ALIGNMENT as TFLM_ALIGNMENT
-from sublet.packing import STRATEGIES, Region
+from sublet.packing import STRATEGIES, MemoryRegion
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
 
-DEARER = 10
+COST_FACTOR = 10
 """Factor between the costs of successive regions if no costs are given."""
 
-RATE = "/s"
+RATE_SUFFIX = "/s"
 
 Model = Annotated[
     Path,
@@ -113,7 +113,7 @@ Orders = Annotated[
 ]
 
 
-class Question:
+class BudgetQuestion:
     """A memory budget, with maximum extents for values outside the plan: the options `--budget` and `--max-dim`.
 
     Raises PlanError for `--max-dim` without a budget, and SubletError for a text that cannot be parsed.
@@ -121,13 +121,13 @@ class Question:
 
     def __init__(self, budget: str | None, max_dim: list[str] | None) -> None:
         self.budget = None if budget is None else parse_bytes(budget)
-        self.largest = _maxima(max_dim, "--max-dim", "VALUE", "value outside the plan")
-        if self.largest and self.budget is None:
+        self.max_extents = _parse_maxima(max_dim, "--max-dim", "VALUE", "value outside the plan")
+        if self.max_extents and self.budget is None:
             raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
 
-    def answer(self, plan: MemoryPlan) -> Verdict | None:
+    def verdict_on(self, plan: MemoryPlan) -> Verdict | None:
         """Return the verdict on a plan; None without a budget."""
-        return None if self.budget is None else verdict(plan, self.budget, self.largest)
+        return None if self.budget is None else verdict(plan, self.budget, self.max_extents)
 
 
 Align = Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes; 64 by default, 16 for a .tflite.")]
@@ -135,23 +135,23 @@ ALIGNMENT = 64
 """Bytes of a cache line: the default alignment of offsets."""
 
 
-def alignment_of(model: Path, told: int | None) -> int:
-    """Return the alignment of offsets in bytes: `told` if given, else 16 for a .tflite model and 64 for all others."""
-    return told if told is not None else TFLM_ALIGNMENT if is_tflite(model) else ALIGNMENT
+def choose_alignment(model: Path, alignment: int | None) -> int:
+    """Return the alignment of offsets in bytes: `alignment`, or by default 16 for a .tflite model and 64 for others."""
+    return alignment if alignment is not None else TFLM_ALIGNMENT if is_tflite(model) else ALIGNMENT
 
 
-def bound_dims(texts: list[str] | None) -> dict[str, int]:
+def parse_dims(texts: list[str] | None) -> dict[str, int]:
     """Return `["batch=1"]` as a dict of dimensions. Raises ModelError for a text of another form."""
-    texts_by_name = _by_name(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
+    texts_by_name = _parse_repeated(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
-def bound_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:
+def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:
     """Return `dims` plus the extents of `--shape`: `["x=1,640"]` adds `x.0` = 1 and `x.1` = 640.
 
     Raises ModelError for a text of another form, for a model not of Paddle, and for an extent given twice.
     """
-    texts_by_name = _by_name(
+    texts_by_name = _parse_repeated(
         shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640"
     )
     if texts_by_name and not is_paddle(model):
@@ -169,25 +169,27 @@ def bound_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -
     return {**dims, **bindings}
 
 
-def told_shapes(texts: list[str] | None) -> dict[str, str]:
+def parse_assumed_shapes(texts: list[str] | None) -> dict[str, str]:
     """Return `["a=f32[1,8]"]` as a dict of types by value. Raises ModelError for a text of another form."""
-    return _by_name(texts, "--assume", r".+=[^=]+", "NAME=SHAPE", "a=f32[1,8]")
+    return _parse_repeated(texts, "--assume", r".+=[^=]+", "NAME=SHAPE", "a=f32[1,8]")
 
 
-def bound_trips(texts: list[str] | None) -> dict[str, int]:
+def parse_max_trips(texts: list[str] | None) -> dict[str, int]:
     """Return `["8", "loop=9"]` as a dict of maximum trip counts by loop; the key "" means every loop.
 
     Raises ModelError for a text of another form.
     """
-    return _maxima(texts, "--max-trips", "LOOP", "loop")
+    return _parse_maxima(texts, "--max-trips", "LOOP", "loop")
 
 
-def _maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
-    texts_by_name = _by_name(texts, option, r"(.+=)?\s*[0-9]{1,18}\s*", f"N or {named}=N", "100", f"for every {every}")
+def _parse_maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
+    texts_by_name = _parse_repeated(
+        texts, option, r"(.+=)?\s*[0-9]{1,18}\s*", f"N or {named}=N", "100", f"for every {every}"
+    )
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
-def _by_name(
+def _parse_repeated(
     texts: list[str] | None, option: str, pattern: str, form: str, example: str, unnamed: str = ""
 ) -> dict[str, str]:
     """Return the texts of a repeated option by name; the last "=" separates name and text, and "" is the missing name.
@@ -205,7 +207,7 @@ def _by_name(
     return texts_by_name
 
 
-def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
+def parse_regions(texts: Sequence[str]) -> tuple[MemoryRegion, ...]:
     """Return the memory regions written as "sram=512KiB@1": name, capacity, and cost of an access to one byte.
 
     With a rate ("@10GB/s") instead of a cost, only transfers access the region, at the given bytes a second. Without
@@ -213,19 +215,19 @@ def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
     another form, for a rate of zero, or if only some regions have a cost; SubletError for a bad number of bytes.
     """
     regions = []
-    with_cost = [text for text in texts if "@" in text and not text.endswith(RATE)]
+    with_cost = [text for text in texts if "@" in text and not text.endswith(RATE_SUFFIX)]
     for position, text in enumerate(texts):
         name, equals, rest = text.partition("=")
         size, at, cost = rest.partition("@")
-        if equals and at and cost.endswith(RATE):
-            rate = parse_bytes(cost.removesuffix(RATE))
+        if equals and at and cost.endswith(RATE_SUFFIX):
+            rate = parse_bytes(cost.removesuffix(RATE_SUFFIX))
             if not rate:
                 raise ProblemError(f"region {text[:80]!r}: nothing is brought there at 0 bytes a second")
-            regions.append(Region(name.strip(), parse_bytes(size), rate=rate))
+            regions.append(MemoryRegion(name.strip(), parse_bytes(size), rate=rate))
             continue
         if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
             raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
         if with_cost and not at:
             raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
-        regions.append(Region(name.strip(), parse_bytes(size), int(cost) if at else DEARER**position))
+        regions.append(MemoryRegion(name.strip(), parse_bytes(size), int(cost) if at else COST_FACTOR**position))
     return tuple(regions)

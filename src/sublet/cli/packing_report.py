@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human, percent
-from sublet.base.printable import printable
-from sublet.packing import Packing, RegionPacking, Report
+from sublet.base.escape import printable
+from sublet.packing import Packing, PackingReport, RegionPacking
 
 
-def show_report(console: Console, report: Report) -> None:
+def print_packing(console: Console, report: PackingReport) -> None:
     """Print the arena, the lower bound, and the tried strategies."""
     packing, bound = report.packing, report.bound
     console.print(f"arena        {packing.arena_bytes:,} bytes ({human(packing.arena_bytes)}) by {packing.strategy}")
@@ -25,7 +25,7 @@ def show_report(console: Console, report: Report) -> None:
         console.print(f"stopped by {report.stopped}: the best so far", style="yellow")
 
 
-def capacity_words(report: Report, capacity: int) -> Text:
+def describe_capacity(report: PackingReport, capacity: int) -> Text:
     """Return a sentence on the capacity. "Cannot fit" is claimed only if the lower bound exceeds the capacity."""
     arena, bound = report.packing.arena_bytes, report.bound.bytes
     if arena <= capacity:
@@ -36,7 +36,7 @@ def capacity_words(report: Report, capacity: int) -> Text:
     return Text(f"{head}. Not proven that none does: the lower bound is {human(bound)}.", "red")
 
 
-def report_json(report: Report, limit: int | None) -> dict[str, Any]:
+def packing_json(report: PackingReport, limit: int | None) -> dict[str, Any]:
     """Return a report as a JSON object; sizes and offsets are bytes.
 
     Without a capacity, `fits` is true. `proven` is true if the packing fits, or if no packing can fit.
@@ -59,7 +59,7 @@ def report_json(report: Report, limit: int | None) -> dict[str, Any]:
     }
 
 
-def show_regions(console: Console, packing: RegionPacking) -> None:
+def print_regions(console: Console, packing: RegionPacking) -> None:
     """Print one row a region, and the total cost."""
     table = Table(box=None, pad_edge=False)
     table.add_column("region")
@@ -104,7 +104,7 @@ def regions_json(packing: RegionPacking) -> dict[str, Any]:
     }
 
 
-def stacked(packing: RegionPacking) -> Packing:
+def stack_regions(packing: RegionPacking) -> Packing:
     """Return one packing for a picture: the regions are stacked in the given order."""
     begins, top = [], 0
     for share in packing.shares:

@@ -13,52 +13,52 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on
-from sublet.api.binding import to_run
+from sublet.api.binding import model_to_run
 from sublet.base.bytesize import human
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 from sublet.cli import options
 from sublet.cli.advice_table import advice_table
-from sublet.cli.budgeting import recomputing, show_frontier
+from sublet.cli.budget_options import fit_by_recomputation, show_frontier
 from sublet.cli.console import (
     advice_progress,
-    answered,
-    answers,
-    leave,
+    answer_console,
+    exit_with_verdict,
     packing_progress,
     print_json,
     print_warnings,
     refuse_overwriting,
-    warned,
+    reports_errors,
+    warnings_json,
 )
 from sublet.cli.options import (
     ALIGNMENT,
-    Question,
-    alignment_of,
-    bound_dims,
-    bound_extents,
-    bound_trips,
+    BudgetQuestion,
+    choose_alignment,
+    parse_assumed_shapes,
+    parse_dims,
+    parse_extents,
+    parse_max_trips,
     parse_regions,
-    told_shapes,
 )
-from sublet.cli.patching import patching
+from sublet.cli.patch_option import apply_patches_option
+from sublet.cli.plan_output import print_plan, write_pictures
 from sublet.cli.ranks_table import show_ranks
-from sublet.cli.showing import draw, show_plan
-from sublet.frontends.model import is_onnx
-from sublet.frontends.onnx.optimized import ALL
+from sublet.frontends.model_formats import is_onnx
+from sublet.frontends.onnx.runtime_optimizer import ALL
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.passes.rewriting import is_pure
 from sublet.plan import MemoryPlan
 from sublet.plan.file import save
 from sublet.plan.verdict import Verdict
-from sublet.planning.advice.tried import SECONDS
-from sublet.planning.other_order import OtherOrder, other_order
+from sublet.planning.advice.evaluate import MAX_SECONDS
+from sublet.planning.order_advice import OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.rectangles import Picture, rectangles
-from sublet.viz.report import as_json
+from sublet.viz.report import plan_json
+from sublet.viz.view_model import Picture, picture_of_plan
 
 
-class Where(StrEnum):
+class StorageOption(StrEnum):
     """The storage of inputs, outputs and weights: the arena, or memory bound by the caller."""
 
     arena = "arena"
@@ -69,7 +69,8 @@ Forbid = Annotated[
     bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates copy bytes; list the copies.")
 ]
 Advise = Annotated[
-    bool, typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {SECONDS:g} s.")
+    bool,
+    typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {MAX_SECONDS:g} s."),
 ]
 Recompute = Annotated[
     bool, typer.Option("--recompute", help="With --budget: recompute values where needed to fit the budget.")
@@ -93,7 +94,7 @@ Frontier = Annotated[
 ]
 
 
-@answered
+@reports_errors
 def plan(
     model: options.Model,
     dim: options.Dim = None,
@@ -107,11 +108,11 @@ def plan(
     assume: options.Assume = None,
     max_dim: options.MaxDim = None,
     io: Annotated[
-        Where, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
-    ] = Where.arena,
+        StorageOption, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
+    ] = StorageOption.arena,
     weights: Annotated[
-        Where, typer.Option(help="Storage of weights: the arena, or bound by the caller.")
-    ] = Where.bound,
+        StorageOption, typer.Option(help="Storage of weights: the arena, or bound by the caller.")
+    ] = StorageOption.bound,
     streams: Annotated[int, typer.Option(help="Number of concurrent streams.")] = 1,
     region: options.RegionTexts = None,
     timeout: options.Timeout = None,
@@ -136,66 +137,81 @@ def plan(
     if ranks is not None:
         show_ranks(model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png))
     refuse_overwriting(model, out, html, png)
-    question, started, shapes = Question(budget, max_dim), perf_counter(), told_shapes(assume)
-    dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
-    planning_options = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
+    question, started, shapes = BudgetQuestion(budget, max_dim), perf_counter(), parse_assumed_shapes(assume)
+    dims, trips = parse_extents(model, shape, parse_dims(dim)), parse_max_trips(max_trips)
+    planning_options = Options(strategy, choose_alignment(model, align), io.value, weights.value, streams, timeout)
     planning_options = replace(
         planning_options, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value
     )
-    source = patching(to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), planning_options, patches)
+    source = apply_patches_option(
+        model_to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), planning_options, patches
+    )
     if frontier:
         show_frontier(source, planning_options, (out, html, png), measure=measure, in_json=as_json_)
         return
-    source = recomputing(source, planning_options, question.budget, measure=measure) if recompute else source
+    source = fit_by_recomputation(source, planning_options, question.budget, measure=measure) if recompute else source
     with packing_progress() as progress:
         memory_plan = plan_memory(source, planning_options, progress=progress)
         seconds = perf_counter() - started
-        other_plan = other_order(source, planning_options, memory_plan, progress)
-    decision = question.answer(memory_plan)
+        other_plan = advise_order(source, planning_options, memory_plan, progress)
+    decision = question.verdict_on(memory_plan)
     if out is not None:
         save(memory_plan, out)
     with advice_progress() as trying:
         advice = advise_on(model, source, planning_options, memory_plan, trying=trying) if advise else None
-    picture = replace(rectangles(memory_plan), advice=advice, budget=question.budget)
-    draw(picture, html, png)
+    picture = replace(picture_of_plan(memory_plan), advice=advice, budget=question.budget)
+    write_pictures(picture, html, png)
     if as_json_:
-        extra_fields = {**warned(source), "other_order": other_plan.content, **(advice.content if advice else {})}
-        print_json({**as_json(memory_plan, seconds, decision), **extra_fields})
+        extra_fields = {
+            **warnings_json(source),
+            "other_order": other_plan.to_json,
+            **(advice.content if advice else {}),
+        }
+        print_json({**plan_json(memory_plan, seconds, decision), **extra_fields})
     else:
-        _show(memory_plan, other_plan, source, picture, decision, rewritten=optimize == AS_IS and _rewrites(model))
-    leave(decision)
+        _print_plan(
+            memory_plan,
+            other_plan,
+            source,
+            picture,
+            decision,
+            rewritten=optimize == AS_IS and _is_rewritten_by_run(model),
+        )
+    exit_with_verdict(decision)
 
 
-def _rewrites(model: Path) -> bool:
+def _is_rewritten_by_run(model: Path) -> bool:
     """True if `sublet run` would let ONNX Runtime rewrite the model first."""
-    return is_onnx(model) and installed(ALL)
+    return is_onnx(model) and is_installed(ALL)
 
 
-def _show(
-    made: MemoryPlan, other: OtherOrder, source: Source, picture: Picture, decision: Verdict | None, *, rewritten: bool
+def _print_plan(
+    made: MemoryPlan, other: OrderAdvice, source: Source, picture: Picture, decision: Verdict | None, *, rewritten: bool
 ) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
-    show_plan(made, picture, decision=decision)
-    _remark(made, other, source, rewritten=rewritten)
+    print_plan(made, picture, decision=decision)
+    _print_remarks(made, other, source, rewritten=rewritten)
     can_recompute = not made.recipe.again and any(is_pure(node) for node in source.graph.walk())
     if decision is not None and decision.fits is False and can_recompute:
-        answers().print(
+        answer_console().print(
             Text("Values computed again may make it fit: --recompute; --frontier tells what that costs.", "dim")
         )
     if picture.advice is not None:
-        answers().print(Text(), advice_table(picture.advice))
+        answer_console().print(Text(), advice_table(picture.advice))
 
 
-def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:
+def _print_remarks(made: MemoryPlan, other: OrderAdvice, source: Source, rewritten: bool) -> None:
     """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
-    answers().print()
+    answer_console().print()
     if source.remark:
-        answers().print(Text(source.remark, "yellow"))
+        answer_console().print(Text(source.remark, "yellow"))
     print_warnings(source)
     if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
         saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
-        answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
+        answer_console().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
-        answers().print(Text(other.words, "dim"))
+        answer_console().print(Text(other.words, "dim"))
     if rewritten:
-        answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
+        answer_console().print(
+            Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim")
+        )

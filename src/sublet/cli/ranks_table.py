@@ -11,10 +11,10 @@ import typer
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.torch.ranks import RankPlans, build_in, rank_plans
+from sublet.api.torch.ranks import RankPlans, load_build_function, rank_plans
 from sublet.base.bytesize import human, parse_bytes
 from sublet.base.errors import PlanError
-from sublet.cli.console import answers, print_json
+from sublet.cli.console import answer_console, print_json
 from sublet.ir.recipe import LESS
 from sublet.viz.tables import plain_table
 
@@ -37,7 +37,7 @@ def show_ranks(
         raise PlanError("--ranks prints a table of many plans: no --out, --html or --png")
     budget_bytes = None if budget is None else parse_bytes(budget)
     as_compiled = replace(options, order=LESS)  # the order used for torch.compile
-    rank_results = rank_plans(build_in(str(place)), count, as_compiled, device)
+    rank_results = rank_plans(load_build_function(str(place)), count, as_compiled, device)
     if in_json:
         print_json(
             {
@@ -54,12 +54,12 @@ def show_ranks(
             }
         )  # fmt: skip
     else:
-        _print(rank_results, budget_bytes)
+        _print_ranks(rank_results, budget_bytes)
     above = budget_bytes is not None and rank_results.arena_bytes > budget_bytes
     raise typer.Exit(1 if above else 3 if any(each.left for each in rank_results.ranks) else 0)
 
 
-def _print(planned: RankPlans, most: int | None) -> None:
+def _print_ranks(planned: RankPlans, most: int | None) -> None:
     """Print the table, the largest arena, and the graphs without a plan."""
     table = plain_table()
     for title in ("rank", "arena", "graphs", "weights"):
@@ -67,10 +67,10 @@ def _print(planned: RankPlans, most: int | None) -> None:
     for each in planned.ranks:
         count = str(len(each.graphs) - len(each.left))
         table.add_row(str(each.rank), human(each.arena_bytes), count, human(each.weights))
-    answers().print(table)
-    answers().print(Text(f"largest {human(planned.arena_bytes)}, {planned.imbalance:.1%} above the mean"))
+    answer_console().print(table)
+    answer_console().print(Text(f"largest {human(planned.arena_bytes)}, {planned.imbalance:.1%} above the mean"))
     if most is not None and planned.arena_bytes > most:
-        answers().print(Text(f"more than the budget of {human(most)}", "red"))
+        answer_console().print(Text(f"more than the budget of {human(most)}", "red"))
     for each in planned.ranks:
         for why in each.left:
-            answers().print(Text(f"rank {each.rank}: a graph is not planned, and not counted: {why}", "yellow"))
+            answer_console().print(Text(f"rank {each.rank}: a graph is not planned, and not counted: {why}", "yellow"))

@@ -10,31 +10,31 @@ from typing import Annotated, Any
 import typer
 
 from sublet.analysis.options import Options
-from sublet.api.binding import to_run
+from sublet.api.binding import model_to_run
 from sublet.api.compiling import compile
 from sublet.base.errors import PlanError, RunError
-from sublet.base.extras import version_of
+from sublet.base.optional_imports import version_of
 from sublet.cli import options
+from sublet.cli.array_io import input_paths, missing_inputs_message, random_arrays, read_inputs, write_arrays
 from sublet.cli.console import (
-    answered,
-    answers,
-    leave,
+    answer_console,
+    exit_with_verdict,
     packing_progress,
     print_json,
     print_warnings,
     refuse_overwriting,
-    warned,
+    reports_errors,
+    warnings_json,
 )
-from sublet.cli.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
-from sublet.cli.options import Question, bound_dims, bound_trips, told_shapes
-from sublet.cli.patching import patching
-from sublet.cli.run_report import RunReport, as_json, for_people
+from sublet.cli.options import BudgetQuestion, parse_assumed_shapes, parse_dims, parse_max_trips
+from sublet.cli.patch_option import apply_patches_option
+from sublet.cli.run_report import RunReport, render_run, run_json
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
-from sublet.runtime.backends.by_name import AUTO, BACKENDS
-from sublet.runtime.comparing import compare, equal_bits, one_by_one
+from sublet.runtime.backends.registry import AUTO, BACKENDS
+from sublet.runtime.differential import compare, equal_bits, watch_steps
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
@@ -42,7 +42,7 @@ from sublet.runtime.profile import Cost, Profile
 PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
 """The packages computing the results, by backend."""
 
-UNPLANNED = Options(strategy="no_reuse", share=False)
+WITHOUT_REUSE = Options(strategy="no_reuse", share=False)
 
 BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
 Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine and use the fastest.")]
@@ -75,7 +75,7 @@ SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", he
 Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")]
 
 
-@answered
+@reports_errors
 def run(
     model: options.Model,
     plan: Planned = None,
@@ -106,57 +106,59 @@ def run(
     Exit status: 0 success; 1 runs differ (--compare, --poison) or the budget is exceeded; 2 bad input; 3 the budget
     verdict is unknown.
     """
-    feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
-    refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
+    feeds, question, shapes = input_ or [], BudgetQuestion(budget, max_dim), parse_assumed_shapes(assume)
+    refuse_overwriting([model, *([plan] if plan else []), *input_paths(feeds)], out, save_plan, profile)
     conflicting = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
-    saved_plan = _plan_of(plan, {**conflicting, "assume": assume, "patches": patches})
+    saved_plan = _load_plan(plan, {**conflicting, "assume": assume, "patches": patches})
     dims, trips = (
-        (bound_dims(dim), bound_trips(max_trips))
+        (parse_dims(dim), parse_max_trips(max_trips))
         if saved_plan is None
         else (dict(saved_plan.dims), dict(saved_plan.max_trips))
     )
     compile_options: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=saved_plan)
-    source = patching(source, _options(streams, order), patches)
-    inputs, weights = _contents(source, model, feeds, random)
+    source = model_to_run(
+        model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=saved_plan
+    )
+    source = apply_patches_option(source, _planning_options(streams, order), patches)
+    inputs, weights = _inputs_and_weights(source, model, feeds, random)
 
     def compile_source(options: Options, plan: MemoryPlan | None = None) -> Executable:
         with packing_progress() as progress:
             return compile(source, **compile_options, options=options, plan=plan, weights=weights, progress=progress)
 
-    executable = compile_source(UNPLANNED if no_reuse else _options(streams, order), saved_plan)
+    executable = compile_source(WITHOUT_REUSE if no_reuse else _planning_options(streams, order), saved_plan)
     if save_plan is not None:
         save(executable.plan, save_plan)
     outputs = executable.measured(inputs)
     report = RunReport(
         executable,
-        seconds=_timed(executable, inputs, repeat),
-        versions=_versions(executable),
-        verdicts=_verdicts(executable, compile_source(UNPLANNED) if compare_ else None, inputs, poison),
-        slowest=() if profile is None else _profiled(executable, inputs, profile),
-        decision=question.answer(executable.plan),
+        seconds=_time_runs(executable, inputs, repeat),
+        versions=_package_versions(executable),
+        verdicts=_compare_runs(executable, compile_source(WITHOUT_REUSE) if compare_ else None, inputs, poison),
+        slowest=() if profile is None else _profile_run(executable, inputs, profile),
+        decision=question.verdict_on(executable.plan),
     )
     if out is not None:
         write_arrays(outputs, out)
-    _tell(report, source, in_json=as_json_)
-    if not report.equal:
+    _print_run(report, source, in_json=as_json_)
+    if not report.is_equal:
         raise typer.Exit(1)
-    leave(report.decision)
+    exit_with_verdict(report.decision)
 
 
-def _tell(report: RunReport, source: Source, *, in_json: bool) -> None:
+def _print_run(report: RunReport, source: Source, *, in_json: bool) -> None:
     if in_json:
-        print_json({**as_json(report), **warned(source)})
+        print_json({**run_json(report), **warnings_json(source)})
     else:
-        answers().print(for_people(report))
+        answer_console().print(render_run(report))
         print_warnings(source)
 
 
-def _options(streams: int | None, order: options.Order | None) -> Options:
+def _planning_options(streams: int | None, order: options.Order | None) -> Options:
     return Options(streams=streams or 1, order=(order or options.Order.given).value)
 
 
-def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
+def _load_plan(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
     """Return the plan in the file; None without a file. Raises PlanError for an option already decided by the plan."""
     if path is None:
         return None
@@ -166,7 +168,9 @@ def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | N
     return load(path)
 
 
-def _contents(source: Source, model: Path, feeds: list[str], seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _inputs_and_weights(
+    source: Source, model: Path, feeds: list[str], seed: int | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of all inputs, and of the weights stored without content in the model, by name.
 
     Missing contents are drawn at random with `seed`. Raises RunError for missing contents if `seed` is None.
@@ -179,12 +183,12 @@ def _contents(source: Source, model: Path, feeds: list[str], seed: int | None) -
     provided = read_inputs(feeds, wanted)
     missing = {name: value for name, value in wanted.items() if name not in provided}
     if missing and seed is None:
-        raise RunError(f"{model}: {missing_inputs(missing, len(wanted))}")
+        raise RunError(f"{model}: {missing_inputs_message(missing, len(wanted))}")
     contents = provided | random_arrays(missing, seed or 0)
     return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
 
 
-def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:
+def _time_runs(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:
     """Return the seconds of each of `repeat` runs."""
     seconds = []
     for _ in range(repeat):
@@ -194,7 +198,7 @@ def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> li
     return seconds
 
 
-def _verdicts(
+def _compare_runs(
     executable: Executable, unplanned: Executable | None, inputs: Mapping[str, Any], poison: bool
 ) -> dict[str, tuple[str, ...]]:
     """Return the differences of the requested runs ("compare", "poison") from the plain run; empty for equal runs.
@@ -206,7 +210,7 @@ def _verdicts(
         if unplanned is not None:
             verdicts["compare"] = compare(unplanned, executable, inputs).differences
         if poison:
-            plain, poisoned = executable.watched(inputs, one_by_one, serial=True), run_poisoned(executable, inputs)
+            plain, poisoned = executable.run_watched(inputs, watch_steps, serial=True), run_poisoned(executable, inputs)
             wrong = [name for name in plain if not equal_bits(plain[name], poisoned[name])]
             verdicts["poison"] = tuple(f"output {name}: the poisoned run differs" for name in wrong)
     except RunError as error:
@@ -214,17 +218,17 @@ def _verdicts(
     return verdicts
 
 
-def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> tuple[Cost, ...]:
+def _profile_run(executable: Executable, inputs: Mapping[str, Any], path: Path) -> tuple[Cost, ...]:
     """Profile one more run and return the steps, slowest first. The trace is saved even after an interrupt."""
     profile = Profile(executable)
     try:
-        executable.watched(inputs, profile.watch)
+        executable.run_watched(inputs, profile.watch)
     finally:
         profile.save(path)
     return profile.slowest()
 
 
-def _versions(executable: Executable) -> dict[str, str]:
+def _package_versions(executable: Executable) -> dict[str, str]:
     """Return the versions of Sublet and of the packages of the backends in use."""
     names = ["sublet", *(name for backend in executable.nodes_of_backends for name in PACKAGES.get(backend, ()))]
     return {name: version_of(name) or "unknown" for name in names}

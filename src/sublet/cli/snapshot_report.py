@@ -11,13 +11,13 @@ from rich.text import Text
 
 from sublet.base.bytesize import human, percent
 from sublet.base.errors import PlanError
-from sublet.base.printable import printable
-from sublet.cli.console import answers, packing_progress, print_json
-from sublet.cli.foreign_report import SHOWN
-from sublet.cli.showing import draw, print_map
+from sublet.base.escape import printable
+from sublet.cli.console import answer_console, packing_progress, print_json
+from sublet.cli.foreign_report import MAX_LISTED
+from sublet.cli.plan_output import print_memory_map, write_pictures
 from sublet.foreign.snapshot import Snapshot, read_snapshot
-from sublet.packing import Report, pack
-from sublet.viz.rectangles import packing_rectangles
+from sublet.packing import PackingReport, pack
+from sublet.viz.view_model import picture_of_packing
 
 
 def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | None, *, in_json: bool) -> None:
@@ -36,22 +36,25 @@ def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | N
     reported = list(zip(devices, reports, strict=True))
     if in_json:
         print_json(
-            {"devices": [_json(*one) for one in reported], "right": not any(device.findings for device in devices)}
+            {
+                "devices": [_device_json(*one) for one in reported],
+                "right": not any(device.findings for device in devices),
+            }
         )
     for device, report in reported:
-        picture = packing_rectangles(device.problem, report.packing, report.bound.bytes, report.bound.kind)
-        draw(picture, html, png)
+        picture = picture_of_packing(device.problem, report.packing, report.bound.bytes, report.bound.kind)
+        write_pictures(picture, html, png)
         if not in_json:
-            _show(device, report)
-            print_map(picture)
+            _print_device(device, report)
+            print_memory_map(picture)
     if any(device.findings for device in devices):
         raise typer.Exit(1)
 
 
-def _show(device: Snapshot, report: Report) -> None:
+def _print_device(device: Snapshot, report: PackingReport) -> None:
     """Print the figures of one device: the allocator's bytes, and the best packing of the same lifetimes."""
-    console, needed = answers(), report.packing.arena_bytes
-    for finding in device.findings[:SHOWN]:
+    console, needed = answer_console(), report.packing.arena_bytes
+    for finding in device.findings[:MAX_LISTED]:
         console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
     console.print(f"device {device.device}: {len(device.problem.buffers):,} allocations, replayed in their order")
     reserved = device.reserved_bytes
@@ -67,7 +70,7 @@ def _show(device: Snapshot, report: Report) -> None:
         console.print(Text(f"  {saving}, if the lifetimes are known before the run", "green"))
 
 
-def _json(device: Snapshot, report: Report) -> dict[str, Any]:
+def _device_json(device: Snapshot, report: PackingReport) -> dict[str, Any]:
     return {
         "device": device.device,
         "allocations": len(device.problem.buffers),

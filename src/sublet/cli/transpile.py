@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from sublet.base.errors import PlanError
+from sublet.base.escape import printable
 from sublet.base.files import write
-from sublet.base.printable import printable
 from sublet.cli import options
-from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answered, answers, print_json, refuse_overwriting
-from sublet.cli.options import bound_dims, bound_extents, bound_trips
-from sublet.cli.transpiled import compared, in_json, show_transpiled
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
+from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json, refuse_overwriting, reports_errors
+from sublet.cli.options import parse_dims, parse_extents, parse_max_trips
+from sublet.cli.transpile_report import print_transpile_report, reports_of_policies, transpile_json
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
 from sublet.frontends.paddle.lives.live_sets import live_lines
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.transpile import Asked, kept, transpile
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.transpile import TranspileRequest, names_to_keep, transpile
 
 
 class Policy(StrEnum):
@@ -37,7 +37,7 @@ Keep = Annotated[
 ]
 
 
-@answered
+@reports_errors
 def transpile_(
     program: Annotated[
         Path, typer.Argument(help="A ProgramDesc of Paddle, for training or inference.", show_default=False)
@@ -62,22 +62,24 @@ def transpile_(
     if live and (out is not None or report or as_json_):
         raise PlanError("--live prints the live sets of the program and rewrites nothing: drop the other options")
     refuse_overwriting(program, out)
-    read = decode(program.read_bytes(), str(program))
+    read = decode_program(program.read_bytes(), str(program))
     if live:
-        for line in live_lines(read, [Place(0, name) for name in kept(read, keep or ())]):
-            answers().print(printable(line), markup=False)
+        for line in live_lines(read, [ScopedVariable(0, name) for name in names_to_keep(read, keep or ())]):
+            answer_console().print(printable(line), markup=False)
         return
-    dims = bound_extents(program, shape, bound_dims(dim))
-    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()), arena=in_arena, lasting=lasting)
+    dims = parse_extents(program, shape, parse_dims(dim))
+    asked = TranspileRequest(
+        policy.value, dims, parse_max_trips(max_trips), tuple(keep or ()), arena=in_arena, lasting=lasting
+    )
     made = transpile(read, asked)
     if out is not None:
-        write(out, encode(made.program))
-    beside = compared(read, asked, made) if report else ()
+        write(out, encode_program(made.program))
+    beside = reports_of_policies(read, asked, made) if report else ()
     if as_json_:
-        print_json({"program": str(program), **in_json(made.report, beside)})
+        print_json({"program": str(program), **transpile_json(made.report, beside)})
     else:
-        show_transpiled(out, made.report, beside)
+        print_transpile_report(out, made.report, beside)
     if made.report.findings:
         raise typer.Exit(DOES_NOT_FIT)
-    if made.report.arena is not None and not made.report.arena.proven:
+    if made.report.arena is not None and not made.report.arena.is_proven:
         raise typer.Exit(UNKNOWN)

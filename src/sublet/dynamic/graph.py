@@ -12,36 +12,36 @@ import numpy as np
 from sublet.base.errors import GradientError, RunError, SpecError
 from sublet.base.forks import renew_in_children
 from sublet.base.tensor import DType
-from sublet.dynamic.block import Block
-from sublet.dynamic.call import Call
-from sublet.dynamic.declared import Declared
-from sublet.dynamic.eager import Eager
-from sublet.dynamic.gradients import Held, gradients
-from sublet.dynamic.presence import Presence, by_one_thread, holding
-from sublet.dynamic.remembered import Plans, Remembered
-from sublet.dynamic.storage import Storage
-from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
-from sublet.dynamic.weights import Weights
+from sublet.dynamic.deferred_block import DeferredBlock
+from sublet.dynamic.eager_executor import EagerExecutor
+from sublet.dynamic.exclusive_access import ExclusiveAccess, exclusive_context, exclusive_method
+from sublet.dynamic.jit_call import JitCall
+from sublet.dynamic.jit_function import JitFunction, PlanCache
+from sublet.dynamic.parameter_registry import ParameterRegistry
+from sublet.dynamic.record_gradients import RecordedValue, gradients
+from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, require_own_tensors
+from sublet.dynamic.tensor_storage import TensorStorage
+from sublet.dynamic.weights import DynamicWeights
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
-from sublet.nn.controlled import Controlled
-from sublet.nn.graph import RUN
-from sublet.nn.lines import at_line
-from sublet.nn.naming import Named
+from sublet.nn.control_flow_base import ControlFlowWriter
+from sublet.nn.graph import KEY_STEP_PER_RUN
 from sublet.nn.optimizers import Optimizer
-from sublet.nn.tensor import Operand, Tensor, dtype_of, told
+from sublet.nn.scope_names import NamedModule
+from sublet.nn.source_location import at_line
+from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shapes import FLOATS
-from sublet.runtime.backends import small
-from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
-from sublet.runtime.backends.commands import Commands
+from sublet.ops.nn.shape_inference import FLOATS
+from sublet.runtime.backends import small_tensors
+from sublet.runtime.backends.custom_commands import CustomCommands
+from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Backend
 
-NN_BACKENDS = ("torch", "reference")
+COMMAND_BACKENDS = ("torch", "reference")
 """Backends with kernels for commands of `sublet.nn`."""
 
 
-class DynamicGraph(Controlled):
+class DynamicGraph(ControlFlowWriter):
     """A graph computing each command at once, and recording commands for gradients [NNC: dynamic graph].
 
     Commands, layers, operators and optimisers are shared with `sublet.Graph`. A tensor can be observed immediately:
@@ -63,14 +63,14 @@ class DynamicGraph(Controlled):
         self, backend: str | Backend | Sequence[str | Backend] = AUTO, *, plans: int = 32, training: bool = True
     ) -> None:
         self.training = training
-        self.presence = Presence()
-        names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
+        self.exclusive_access = ExclusiveAccess()
+        names = [name for name in backend_names(backend) if backend != AUTO or name in COMMAND_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
-        quick = [small.Small()] if backend == AUTO and small.available() else []
-        self._eager = Eager(self, [Commands(), *self.backends], quick)
-        self._declared = Declared(self, self._eager)
-        self._plans = Plans(plans)
-        self.calling: Call | Block | None = None
+        quick = [small_tensors.SmallTensors()] if backend == AUTO and small_tensors.has_context_errors() else []
+        self._eager = EagerExecutor(self, [CustomCommands(), *self.backends], quick)
+        self._declared = ParameterRegistry(self, self._eager)
+        self._plans = PlanCache(plans)
+        self.calling: JitCall | DeferredBlock | None = None
         renew_in_children(self)
 
     def __enter__(self) -> DynamicGraph:
@@ -89,7 +89,7 @@ class DynamicGraph(Controlled):
         self._eager.close()
         self._plans.clear()
 
-    def jit(self, function: Callable[..., Any]) -> Remembered:
+    def jit(self, function: Callable[..., Any]) -> JitFunction:
         """Return a jit function: later calls with equal steps are computed by a checked plan. A decorator.
 
         The first call computes command by command and records the steps. In every later call Python still runs the
@@ -101,7 +101,7 @@ class DynamicGraph(Controlled):
         content from before the call. Gradients must be requested inside the function: the record of a call ends with
         the call.
         """
-        return Remembered(self, function, self._plans)
+        return JitFunction(self, function, self._plans)
 
     @property
     def used_bytes(self) -> int:
@@ -113,15 +113,15 @@ class DynamicGraph(Controlled):
         """The bytes of freed tensors, kept for later tensors."""
         return self._eager.pool.free_bytes
 
-    @by_one_thread
+    @exclusive_method
     def tensor(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
         """Return a tensor with a copy of an array or a number. `dtype` defaults to the type of the content.
 
         Raises SpecError for a closed graph, and for content of an unsupported type.
         """
-        return self._eager.made(content, None if dtype is None else dtype_of(dtype))
+        return self._eager.tensor_from_array(content, None if dtype is None else dtype_of(dtype))
 
-    @by_one_thread
+    @exclusive_method
     def constant(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
         """Return a tensor with a copy of an array or a number, as `tensor`.
 
@@ -129,11 +129,11 @@ class DynamicGraph(Controlled):
         """
         kind = None if dtype is None else dtype_of(dtype)
         if self.calling is None or not isinstance(content, bool | int | float | np.generic):
-            return self._eager.made(content, kind)
-        like = self._eager.made(content, kind)
+            return self._eager.tensor_from_array(content, kind)
+        like = self._eager.tensor_from_array(content, kind)
         return NumberTensor(self, like, content)
 
-    @by_one_thread
+    @exclusive_method
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
     ) -> Parameter:
@@ -148,7 +148,7 @@ class DynamicGraph(Controlled):
         """
         return self._declared.parameter(name, shape, dtype, initial, trained=True)
 
-    @by_one_thread
+    @exclusive_method
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Parameter:
         """Return the state `name` in the open scopes: a parameter excluded from training.
 
@@ -162,23 +162,26 @@ class DynamicGraph(Controlled):
         return [one for one in self._declared.all.values() if one.trained and one.dtype in FLOATS]
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> DynamicWeights:
         """All parameters and states by name, to read, set and save; see `DynamicWeights`."""
-        return Weights(self, self._declared)
+        return DynamicWeights(self, self._declared)
 
-    @by_one_thread
+    @exclusive_method
     def key(self, seed: int = 0) -> EagerTensor:
         """Return a key of random numbers, an i64 scalar, different in each call.
 
         The key comes from a state named "key", with the initial content `seed`.
         """
-        with self._declared.anew(), self.calling.aside() if isinstance(self.calling, Block) else nullcontext():
+        with (
+            self._declared.restart_numbering(),
+            self.calling.outside_block() if isinstance(self.calling, DeferredBlock) else nullcontext(),
+        ):
             state = self.state("key", (), DType.I64, seed)
-            now = self.detached(state)
-            self.update(state, state + RUN)
+            now = self.detach(state)
+            self.update(state, state + KEY_STEP_PER_RUN)
         return now
 
-    @by_one_thread
+    @exclusive_method
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[EagerTensor, ...]:
         """Return the outputs of a command, such as "nn.relu". Numbers and arrays are converted to tensors.
 
@@ -189,40 +192,40 @@ class DynamicGraph(Controlled):
         outputs: tuple[EagerTensor, ...] = computing.apply(op, inputs, attrs)
         return outputs
 
-    @by_one_thread
+    @exclusive_method
     def update(self, target: Tensor, source: Tensor) -> None:
         """Assign the content of `source` to a parameter or state.
 
         Raises SpecError for a target other than a parameter or state, for a source of another shape or type, and inside
         a loop or branch.
         """
-        self._outside("a parameter is updated")
-        into, value = tensors_of(self, (target, source))
+        self._require_outside_block("a parameter is updated")
+        into, value = require_own_tensors(self, (target, source))
         if not isinstance(into, Parameter):
-            raise SpecError(at_line(f"{told(into)} is no parameter or state: only these are updated"))
+            raise SpecError(at_line(f"{describe(into)} is no parameter or state: only these are updated"))
         if into._kind is not value._kind:
-            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {told(value)}"))
-        if isinstance(self.calling, Call):
+            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {describe(value)}"))
+        if isinstance(self.calling, JitCall):
             self.calling.update(into, value)
         else:
             self._eager.require_open()
             into.take(self._storage(value))
 
-    @by_one_thread
-    def detached(self, tensor: EagerTensor) -> EagerTensor:
+    @exclusive_method
+    def detach(self, tensor: EagerTensor) -> EagerTensor:
         """Return a tensor of the same elements without gradients; the function of `tensor.detach()`."""
-        if isinstance(self.calling, Block):
+        if isinstance(self.calling, DeferredBlock):
             return self.apply(STOP_GRADIENT, tensor)[0]
-        (tensor,) = tensors_of(self, (tensor,))
-        if isinstance(self.calling, Call):
-            return self.calling.detached(tensor)
+        (tensor,) = require_own_tensors(self, (tensor,))
+        if isinstance(self.calling, JitCall):
+            return self.calling.detach(tensor)
         return EagerTensor(self, tensor._kind, self._storage(tensor))
 
     def stop_gradient(self, tensor: EagerTensor) -> EagerTensor:
         """Return a tensor of the same elements without gradients, as `tensor.detach()`."""
-        return self.detached(tensor)
+        return self.detach(tensor)
 
-    @holding
+    @exclusive_context
     @contextmanager
     def no_grad(self) -> Iterator[None]:
         """Record nothing inside `with`: no gradient passes through commands inside."""
@@ -232,7 +235,7 @@ class DynamicGraph(Controlled):
         finally:
             self._eager.recording = before
 
-    @by_one_thread
+    @exclusive_method
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
         """Return the gradients of `of` with respect to each tensor in `wrt`, with the shapes and types of `wrt`.
 
@@ -242,23 +245,25 @@ class DynamicGraph(Controlled):
         Raises GradientError for a seed of another shape or type, and under the conditions of `sublet.gradients`;
         SpecError inside a loop or branch.
         """
-        self._outside("gradients are asked for")
-        target, *others = tensors_of(self, (of, *wrt))
-        start = None if seed is None else tensors_of(self, (seed,))[0]
+        self._require_outside_block("gradients are asked for")
+        target, *others = require_own_tensors(self, (of, *wrt))
+        start = None if seed is None else require_own_tensors(self, (seed,))[0]
         if start is not None and start._kind is not target._kind:
-            raise GradientError(at_line(f"the seed {told(seed)} must be like {told(of)}"))
+            raise GradientError(at_line(f"the seed {describe(seed)} must be like {describe(of)}"))
         self._eager.require_open()
-        if isinstance(self.calling, Call):
+        if isinstance(self.calling, JitCall):
             return list(self.calling.gradients(target, others, start))
-        at = None if start is None else self._held(start)
-        results = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, None)
+        at = None if start is None else self._recorded_value(start)
+        results = gradients(
+            self._eager, self._recorded_value(target), [self._recorded_value(one) for one in others], at, None
+        )
         tensors: list[Tensor] = []
         for held in results:
             held.symbol.held = True
             tensors.append(EagerTensor(self, held.symbol.kind, held.storage, held.symbol))
         return tensors
 
-    @by_one_thread
+    @exclusive_method
     def minimize(self, loss: Tensor, optimizer: Optimizer, parameters: Sequence[Tensor] | None = None) -> None:
         """Let `optimizer` update parameters, by default all parameters of the graph, by the gradients of `loss`.
 
@@ -269,26 +274,26 @@ class DynamicGraph(Controlled):
         """
         if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
             raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
-        chosen = self.parameters if parameters is None else tensors_of(self, list(parameters))
-        if tensors_of(self, (loss,))[0].shape != ():
-            raise GradientError(at_line(f"the loss is {told(loss)}: it must be one number; take its mean"))
+        chosen = self.parameters if parameters is None else require_own_tensors(self, list(parameters))
+        if require_own_tensors(self, (loss,))[0].shape != ():
+            raise GradientError(at_line(f"the loss is {describe(loss)}: it must be one number; take its mean"))
         if not chosen:
             raise GradientError(at_line("there are no parameters to train"))
-        with self.no_grad(), self._declared.anew(), self.scope("step"):
+        with self.no_grad(), self._declared.restart_numbering(), self.scope("step"):
             optimizer.write(self, chosen, self.gradients(loss, chosen))
 
-    @holding
+    @exclusive_context
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Begin names inside `with` with `name/`. A scope entered again finds its parameters."""
         return self._declared.scope(name)
 
-    @holding
-    def module(self, module: Named) -> AbstractContextManager[None]:
+    @exclusive_context
+    def module(self, module: NamedModule) -> AbstractContextManager[None]:
         """Begin names inside `with` with the scope of a module, equal in all calls of the module."""
         return self._declared.module(module)
 
     @property
-    def repeated(self) -> int:
+    def prior_calls(self) -> int:
         """The number of earlier calls of the running module: always 0, as each call draws another key."""
         return 0
 
@@ -296,9 +301,9 @@ class DynamicGraph(Controlled):
         """Return `target` itself: the content is the content after all updates, as updates happen at once."""
         return target
 
-    def unused(self, name: str) -> str:
+    def unused_scope_name(self, name: str) -> str:
         """Return a scope name based on `name`, not used since the enclosing scope was entered."""
-        return self._declared.unused(name)
+        return self._declared.unused_scope_name(name)
 
     @property
     def prefix(self) -> str:
@@ -308,7 +313,7 @@ class DynamicGraph(Controlled):
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Set evaluation mode inside `with`: normalise by running statistics, drop nothing."""
-        with self.presence.held(), super().evaluation():
+        with self.exclusive_access.held_inside(), super().evaluation():
             yield
 
     def renew_in_child(self) -> None:
@@ -316,33 +321,33 @@ class DynamicGraph(Controlled):
 
         The call of the thread is incomplete in the child.
         """
-        if self.presence.renewed():
+        if self.exclusive_access.release_in_child():
             self.calling = None
             self.close()
 
-    def _written(self) -> Block:
+    def _level_stack(self) -> DeferredBlock:
         """Return the stack of levels for the next loop or branch: the open block, or a new block."""
-        return self.calling if isinstance(self.calling, Block) else Block(self)
+        return self.calling if isinstance(self.calling, DeferredBlock) else DeferredBlock(self)
 
-    def _outside(self, what: str) -> None:
+    def _require_outside_block(self, what: str) -> None:
         """Raise SpecError inside a loop or branch: `what` must be done outside."""
-        if isinstance(self.calling, Block):
+        if isinstance(self.calling, DeferredBlock):
             self.calling.require_root(what)
 
-    def observed(self, tensor: EagerTensor) -> Storage:
+    def materialize(self, tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a tensor observed by the user; a deferred tensor is computed first."""
         if self.calling is None or (type(tensor) is EagerTensor and tensor._call is None):
             return self._storage(tensor)
-        with self.presence.held():
-            return self._storage(tensor) if self.calling is None else self.calling.looked_at(tensor)
+        with self.exclusive_access.held_inside():
+            return self._storage(tensor) if self.calling is None else self.calling.materialize(tensor)
 
     @staticmethod
-    def _storage(tensor: EagerTensor) -> Storage:
+    def _storage(tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a computed tensor. Raises RunError for a tensor of a failed call."""
         if tensor._storage is None:
             raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
         return tensor._storage
 
-    def _held(self, tensor: EagerTensor) -> Held:
+    def _recorded_value(self, tensor: EagerTensor) -> RecordedValue:
         """Return the symbol and storage of a tensor."""
-        return Held(tensor.symbol, self._storage(tensor))
+        return RecordedValue(tensor.symbol, self._storage(tensor))

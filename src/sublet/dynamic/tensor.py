@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
-from sublet.base.dlpack import CPU, Shared
+from sublet.base.dlpack import CPU, SharedArray
 from sublet.base.errors import RunError, SpecError
 from sublet.base.tensor import INTEGERS, DType
-from sublet.dynamic.presence import Presence
-from sublet.dynamic.record import Symbol
-from sublet.dynamic.storage import Kind, Storage
+from sublet.dynamic.exclusive_access import ExclusiveAccess
+from sublet.dynamic.gradient_record import Symbol
+from sublet.dynamic.tensor_storage import TensorKind, TensorStorage
 from sublet.ir.graph import Value
-from sublet.nn.levels import Level
-from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor, told
-from sublet.runtime.dtypes import packed, plain
+from sublet.nn.level_stack import GraphLevel
+from sublet.nn.source_location import at_line
+from sublet.nn.tensor import Tensor, describe
+from sublet.runtime.dtypes import is_packed, unpacked_elements
 from sublet.runtime.kernel import Array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SHOWN = 60
+MAX_SHOWN_ELEMENTS = 60
 """Maximum number of elements shown in full by `repr`."""
 
 
-class Computing(Protocol):
+class CommandExecutor(Protocol):
     """An executor of commands: at once, in a call of a jit function, or in a loop or branch under construction."""
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """Return the outputs of a command."""
 
 
-class Owner(Protocol):
+class TensorOwner(Protocol):
     """The interface of a dynamic graph for its tensors: commands go to `calling`, or without a call to `_eager`."""
 
     @property
@@ -42,20 +42,20 @@ class Owner(Protocol):
         """The call or block in progress; None without one."""
 
     @property
-    def presence(self) -> Presence:
+    def exclusive_access(self) -> ExclusiveAccess:
         """The exclusive use of the graph."""
 
     @property
-    def _eager(self) -> Computing:
+    def _eager(self) -> CommandExecutor:
         """The executor computing at once."""
 
     def apply(self, op: str, *inputs: Any, **attrs: Any) -> tuple[Tensor, ...]:
         """Return the outputs of a command."""
 
-    def observed(self, tensor: EagerTensor) -> Storage:
+    def materialize(self, tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a tensor observed by the user; a deferred tensor is computed first."""
 
-    def detached(self, tensor: EagerTensor) -> EagerTensor:
+    def detach(self, tensor: EagerTensor) -> EagerTensor:
         """Return a tensor of the same elements without gradients."""
 
 
@@ -63,13 +63,13 @@ class EagerTensor(Tensor):
     """A tensor of a `DynamicGraph`. Operators compute at once, and the elements can be observed as of a NumPy array."""
 
     __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol", "results")
-    graph: Owner
+    graph: TensorOwner
 
     def __init__(
         self,
-        graph: Owner,
-        kind: Kind,
-        storage: Storage | None,
+        graph: TensorOwner,
+        kind: TensorKind,
+        storage: TensorStorage | None,
         symbol: Symbol | None = None,
         call: Any = None,
         slot: int = -1,
@@ -85,7 +85,7 @@ class EagerTensor(Tensor):
     def __del__(self) -> None:
         symbol = self._symbol
         if symbol is not None and symbol.held:
-            symbol.dropped()
+            symbol.release_handle()
 
     @property
     def symbol(self) -> Symbol:
@@ -97,7 +97,7 @@ class EagerTensor(Tensor):
 
     def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
         graph = self.graph
-        presence = graph.presence
+        presence = graph.exclusive_access
         if not presence.acquire(False):
             presence.enter()
         try:
@@ -135,17 +135,17 @@ class EagerTensor(Tensor):
             array = self._array()
         except RunError:
             return f"Tensor({self._kind.spec}, not computed)"
-        shown = np.array2string(array, threshold=SHOWN, edgeitems=3, separator=", ", prefix="Tensor(")
+        shown = np.array2string(array, threshold=MAX_SHOWN_ELEMENTS, edgeitems=3, separator=", ", prefix="Tensor(")
         return f"Tensor({shown}, {self._kind.spec})"
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         """Return a description without the elements."""
         return f"Tensor({self._kind.spec})"
 
     def _array(self) -> Array:
         """Return the elements as an array over the storage, valid until the next computation."""
-        array = self.graph.observed(self).view.array
-        return plain(array, self._kind.spec) if packed(self._kind.spec) else array
+        array = self.graph.materialize(self).view.array
+        return unpacked_elements(array, self._kind.spec) if is_packed(self._kind.spec) else array
 
     def numpy(self) -> Array:
         """Return the elements as a new array."""
@@ -158,33 +158,33 @@ class EagerTensor(Tensor):
 
     def __dlpack__(self, **asked: Any) -> Any:
         """Return a copy of the elements for DLPack: the memory of a tensor may be overwritten later."""
-        return Shared(self.numpy()).__dlpack__(**asked)
+        return SharedArray(self.numpy()).__dlpack__(**asked)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU, 0
 
     def item(self) -> Any:
         """Return the only element as a Python number. Raises SpecError for a tensor of several elements."""
-        return self._only("a number").item()
+        return self._single_element("a number").item()
 
     def tolist(self) -> Any:
         """Return the elements as nested lists."""
         return self._array().tolist()
 
-    def _only(self, what: str) -> Array:
+    def _single_element(self, what: str) -> Array:
         """Return the array of a single element. Raises SpecError for another number of elements."""
         if self._kind.spec.size != 1:
             raise SpecError(at_line(f"{self._kind.spec} has {self._kind.spec.size} elements, and is not {what}"))
         return self._array()
 
     def __bool__(self) -> bool:
-        return bool(self._only("true or false; take (...).sum() or nn.all"))
+        return bool(self._single_element("true or false; take (...).sum() or nn.all"))
 
     def __float__(self) -> float:
-        return float(self._only("a number").item())
+        return float(self._single_element("a number").item())
 
     def __int__(self) -> int:
-        return int(self._only("a number").item())
+        return int(self._single_element("a number").item())
 
     def __index__(self) -> int:
         if self._kind.dtype not in INTEGERS:
@@ -204,7 +204,7 @@ class EagerTensor(Tensor):
 
     def detach(self) -> EagerTensor:
         """Return a tensor of the same elements without gradients."""
-        return self.graph.detached(self)
+        return self.graph.detach(self)
 
 
 class NumberTensor(EagerTensor):
@@ -212,7 +212,7 @@ class NumberTensor(EagerTensor):
 
     __slots__ = ("number",)
 
-    def __init__(self, owner: Owner, like: EagerTensor, number: Any) -> None:
+    def __init__(self, owner: TensorOwner, like: EagerTensor, number: Any) -> None:
         super().__init__(owner, like._kind, like._storage, Symbol(like._kind, False))
         self.number = number
 
@@ -225,60 +225,62 @@ class Parameter(EagerTensor):
     trained         False for a state
     """
 
-    __slots__ = ("_full", "asked", "home", "trained")
+    __slots__ = ("_full_name", "bound_storage", "declared_as", "trained")
 
-    def __init__(self, graph: Owner, kind: Kind, storage: Storage, symbol: Symbol, full: str, trained: bool) -> None:
+    def __init__(
+        self, graph: TensorOwner, kind: TensorKind, storage: TensorStorage, symbol: Symbol, full: str, trained: bool
+    ) -> None:
         super().__init__(graph, kind, storage, symbol)
-        self._full = full
+        self._full_name = full
         self.trained = trained
-        self.home: Storage | None = None  # the fixed memory for plans
-        self.asked: Any = None  # shape, type and `trained` of the first request
+        self.bound_storage: TensorStorage | None = None  # the fixed memory for plans
+        self.declared_as: Any = None  # shape, type and `trained` of the first request
 
     @property
     def name(self) -> str:
         """The full name, with scopes."""
-        return self._full
+        return self._full_name
 
-    def take(self, storage: Storage) -> None:
+    def take(self, storage: TensorStorage) -> None:
         """Set another content, without gradients to the values the content was computed from."""
         before = self._symbol
         self._storage = storage
         self._symbol = Symbol(self._kind, True)
         if before is not None:
-            before.dropped()
+            before.release_handle()
 
 
-class Inner(Tensor):
+class BlockTensor(Tensor):
     """A value of a body or arm under construction: without known elements, and unusable outside of the body or arm."""
 
     __slots__ = ("level",)
 
-    def __init__(self, graph: Any, value: Value, level: Level) -> None:
+    def __init__(self, graph: Any, value: Value, level: GraphLevel) -> None:
         super().__init__(graph, value)
         self.level = level
 
     def _not_there(self, *_: Any, **__: Any) -> NoReturn:
         """Raise SpecError: the value has no elements before the loop or branch is complete."""
-        where = f"is what {self.level.what} computes, each time anew"
-        raise SpecError(at_line(f"{told(self)} {where}: look at what the loop or branch gives, when it is over"))
+        where = f"is what {self.level.description} computes, each time anew"
+        raise SpecError(at_line(f"{describe(self)} {where}: look at what the loop or branch gives, when it is over"))
 
     __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = _not_there
 
 
-def not_known(tensor: Inner) -> SpecError:
+def unknown_outside_error(tensor: BlockTensor) -> SpecError:
     """Return the error for a value used outside of its body or arm."""
-    what = f"{told(tensor)} was made in {tensor.level.what} and is not known outside of it"
+    what = f"{describe(tensor)} was made in {tensor.level.description} and is not known outside of it"
     return SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
 
 
-def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
+def require_own_tensors(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
     """Return the tensors. Raises SpecError for an object other than a tensor and for a tensor of another graph."""
     for tensor in given:
         if not isinstance(tensor, Tensor):
             hint = ": d.tensor makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
         if tensor.graph is not graph:
-            raise SpecError(at_line(f"{told(tensor)} belongs to another graph"))
-        if isinstance(tensor, Inner):
-            raise not_known(tensor)
+            raise SpecError(at_line(f"{describe(tensor)} belongs to another graph"))
+        if isinstance(tensor, BlockTensor):
+            raise unknown_outside_error(tensor)
     return list(given)

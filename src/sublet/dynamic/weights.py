@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.base.interrupts import uninterrupted
-from sublet.base.printable import printable
-from sublet.dynamic.declared import Declared
-from sublet.dynamic.tensor import EagerTensor, Owner
-from sublet.nn.lines import at_line
+from sublet.base.escape import printable
+from sublet.base.interrupts import defer_interrupts
+from sublet.dynamic.parameter_registry import ParameterRegistry
+from sublet.dynamic.tensor import EagerTensor, TensorOwner
+from sublet.nn.source_location import at_line
 from sublet.runtime.kernel import Array
 
 
-class Weights(Mapping[str, EagerTensor]):
+class DynamicWeights(Mapping[str, EagerTensor]):
     """All parameters and states created so far, by name.
 
     `weights[name]` is the parameter itself; `weights[name] = array` sets a copy of another content.
     """
 
-    def __init__(self, owner: Owner, declared: Declared) -> None:
+    def __init__(self, owner: TensorOwner, declared: ParameterRegistry) -> None:
         self._owner, self._declared = owner, declared
 
     def __repr__(self) -> str:
@@ -51,12 +51,14 @@ class Weights(Mapping[str, EagerTensor]):
         if unknown:
             raise SpecError(at_line(f"there is no weight {printable(unknown[0])!r} yet"))
         tensors = {name: self._declared.all[name] for name in contents}
-        storages = {name: self._declared.stored(name, one._kind, contents[name]) for name, one in tensors.items()}
-        with uninterrupted():
+        storages = {
+            name: self._declared.store_content(name, one._kind, contents[name]) for name, one in tensors.items()
+        }
+        with defer_interrupts():
             for name, storage in storages.items():
                 tensors[name].take(storage)
 
-    def later(self, contents: Mapping[str, Any]) -> None:
+    def set_initial_contents(self, contents: Mapping[str, Any]) -> None:
         """Set initial contents by name for parameters created later."""
         self._declared.given = contents
 

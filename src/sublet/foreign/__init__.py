@@ -8,19 +8,19 @@ ForeignVerdict       the violations, the tensors that could not be judged, and t
 json_form            the documented JSON format for plans of any tool (docs/foreign.md)
 """
 
-from sublet.foreign.judgement import By, Judgement, Outcome, RegionJudged
-from sublet.foreign.lives import judged_lives, judged_packing
-from sublet.foreign.placed import ForeignPlan, Placed
-from sublet.foreign.replayed import judged
+from sublet.foreign.against_model import judge_by_replay
+from sublet.foreign.by_lifetimes import judge_by_lifetimes, judge_packing
+from sublet.foreign.foreign_plan import ForeignPlan, PlacedTensor
+from sublet.foreign.verdict import Evidence, ForeignOutcome, ForeignVerdict, RegionVerdict
 
 __all__ = [
-    "By",
+    "Evidence",
+    "ForeignOutcome",
     "ForeignPlan",
-    "Judgement",
-    "Outcome",
-    "Placed",
-    "RegionJudged",
-    "judged",
-    "judged_lives",
-    "judged_packing",
+    "ForeignVerdict",
+    "PlacedTensor",
+    "RegionVerdict",
+    "judge_by_lifetimes",
+    "judge_by_replay",
+    "judge_packing",
 ]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import Finding, ModelError
-from sublet.foreign.judgement import By, Judgement, RegionJudged
-from sublet.frontends.executorch.held import held, in_places, least_bytes
-from sublet.frontends.executorch.program import Program
+from sublet.foreign.verdict import Evidence, ForeignVerdict, RegionVerdict
+from sublet.frontends.executorch.content_liveness import content_live_ranges, memory_lower_bounds, occupied_points
+from sublet.frontends.executorch.program import MethodProgram
 from sublet.frontends.executorch.pte import read_programs
 from sublet.frontends.executorch.replay import replay
 from sublet.packing.problem import Buffer, Packing, Problem
@@ -23,7 +23,7 @@ def is_pte(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX
 
 
-def judged_pte(path: Path) -> Judgement:
+def judge_pte(path: Path) -> ForeignVerdict:
     """Read an ExecuTorch program and return the verdict on its memory plan.
 
     Raises ModelError if the file cannot be read, is too large, or has no method.
@@ -31,10 +31,10 @@ def judged_pte(path: Path) -> Judgement:
     programs = read_programs(path)
     if not programs:
         raise ModelError(f"{path} has no method to judge")
-    return judged_programs(programs)
+    return judge_programs(programs)
 
 
-def judged_programs(programs: Iterable[Program]) -> Judgement:
+def judge_programs(programs: Iterable[MethodProgram]) -> ForeignVerdict:
     """Return the verdict on the memory plans of all methods of a program.
 
     Each method is replayed alone. A step must read the content that the program wrote for the step. A region has a
@@ -42,24 +42,26 @@ def judged_programs(programs: Iterable[Program]) -> Judgement:
     """
     methods = list(programs)
     findings: list[Finding] = []
-    regions: list[RegionJudged] = []
+    regions: list[RegionVerdict] = []
     drawn: list[tuple[Problem, Packing]] = []
     names: list[str] = []
     for program in methods:
         prefix = f"{program.name}: " if len(methods) > 1 else ""
         wrong = replay(program)
         findings += [replace(finding, where=f"{prefix}{finding.where}") for finding in wrong]
-        when = held(program)
-        least: Mapping[int, int] = {} if wrong else least_bytes(program, when)
+        when = content_live_ranges(program)
+        least: Mapping[int, int] = {} if wrong else memory_lower_bounds(program, when)
         names += [f"{prefix}{tensor.name}" for tensor in program.tensors if tensor.place is not None]
         for memory, size in program.memories.items():
-            inside = [each for each in in_places(program, when) if each[1].memory == memory and each[2]]
+            inside = [each for each in occupied_points(program, when) if each[1].memory == memory and each[2]]
             if size or inside:
-                regions.append(RegionJudged(f"{prefix}memory {memory}", size, least.get(memory, 0)))
+                regions.append(RegionVerdict(f"{prefix}memory {memory}", size, least.get(memory, 0)))
                 buffers = tuple(
                     Buffer.alive_in(program.tensors[k].name, place.end - place.begin, live) for k, place, live in inside
                 )
                 offsets = tuple(place.begin for _, place, _ in inside)
                 problem = Problem(buffers, name=f"{prefix}memory {memory}")
                 drawn.append((problem, Packing(offsets, size, TOOL)))
-    return Judgement(TOOL, By.INSTRUCTIONS, tuple(findings), tuple(names), regions=tuple(regions), drawn=tuple(drawn))
+    return ForeignVerdict(
+        TOOL, Evidence.INSTRUCTIONS, tuple(findings), tuple(names), regions=tuple(regions), drawn=tuple(drawn)
+    )

@@ -8,18 +8,18 @@ from pathlib import Path
 from sublet.base.errors import PlanError, ProblemError
 from sublet.base.files import read_text
 from sublet.base.json_text import parse_json
-from sublet.foreign.computed import with_computed
-from sublet.foreign.executorch import is_pte, judged_pte
-from sublet.foreign.json_form import is_placed, placed_from_json
-from sublet.foreign.judgement import Judgement
-from sublet.foreign.lives import judged_lives, judged_packing
-from sublet.foreign.onnx_metadata import placed_from_onnx
-from sublet.foreign.placed import ForeignPlan
-from sublet.foreign.replayed import judged
+from sublet.foreign.against_model import judge_by_replay
+from sublet.foreign.by_lifetimes import judge_by_lifetimes, judge_packing
+from sublet.foreign.constant_nodes import with_constant_nodes
+from sublet.foreign.executorch import is_pte, judge_pte
+from sublet.foreign.foreign_plan import ForeignPlan
+from sublet.foreign.json_form import has_plan_format, plan_from_json
+from sublet.foreign.onnx_metadata import plan_from_onnx
 from sublet.foreign.snapshot import read_snapshot
-from sublet.foreign.tflite_offline import placed_from_tflite
-from sublet.frontends.model import is_onnx, is_tflite
-from sublet.frontends.onnx.file import check_texts, read_model
+from sublet.foreign.tflite_offline import plan_from_tflite
+from sublet.foreign.verdict import ForeignVerdict
+from sublet.frontends.model_formats import is_onnx, is_tflite
+from sublet.frontends.onnx.model_file import read_model, require_utf8
 from sublet.frontends.tflite.model import read_program
 from sublet.ir.model import Model
 from sublet.packing import Problem
@@ -36,32 +36,32 @@ def is_foreign_json(path: Path) -> bool:
         return False
     text = read_text(path, PlanError)
     try:
-        return is_placed(parse_json(text, str(path), PlanError))
+        return has_plan_format(parse_json(text, str(path), PlanError))
     except PlanError:  # the next reader of the file reports the error
         return False
 
 
-def plan_beside(path: Path) -> ForeignPlan:
+def read_plan_file(path: Path) -> ForeignPlan:
     """Read a foreign plan from a file beside the model. Raises PlanError if the file cannot be read."""
     try:
-        return placed_from_json(read_text(path, PlanError), str(path))
+        return plan_from_json(read_text(path, PlanError), str(path))
     except PlanError as error:  # errors of the whole plan name the tool, but not the file
         raise error if str(path) in str(error) else PlanError(f"{path}: {error}") from None
 
 
-def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judgement:
+def judge_embedded_plan(model: Model, path: Path, capacity: int | None = None) -> ForeignVerdict:
     """Return the verdict on the plan embedded in a model's file: ONNX metadata, or an offline plan for TFLM.
 
     `capacity` is the size in bytes of the plan's single memory. Raises PlanError if the file has no plan.
     """
     if is_onnx(path):
         proto = read_model(path)
-        check_texts(proto, path.name)
-        foreign = placed_from_onnx(proto, path.name).within(capacity)
+        require_utf8(proto, path.name)
+        foreign = plan_from_onnx(proto, path.name).with_capacity(capacity)
         names = {tensor.name for tensor in foreign.tensors}
-        return judged(replace(model, graph=with_computed(model.graph, proto, names)), foreign)
+        return judge_by_replay(replace(model, graph=with_constant_nodes(model.graph, proto, names)), foreign)
     if is_tflite(path):
-        return judged(model, placed_from_tflite(read_program(path)).within(capacity))
+        return judge_by_replay(model, plan_from_tflite(read_program(path)).with_capacity(capacity))
     raise PlanError(f"{path} brings no plan with it: give the plan as a second file (docs/foreign.md has its form)")
 
 
@@ -83,12 +83,14 @@ def is_snapshot(path: Path) -> bool:
     return path.suffix.lower() in PICKLE_SUFFIXES
 
 
-def tells_lifetimes(path: Path) -> bool:
+def is_judged_without_model(path: Path) -> bool:
     """Return True if the file can be judged without a model, because it has lifetimes or instructions."""
     return is_pte(path) or path.suffix.lower() == CSV_SUFFIX or is_foreign_json(path)
 
 
-def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None) -> Judgement:
+def judge_plan_file(
+    path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None
+) -> ForeignVerdict:
     """Return the verdict on a plan with lifetimes or instructions.
 
     `capacity` is the size in bytes of the plan's single memory, if the caller knows the size; a `.pte` file declares
@@ -97,9 +99,9 @@ def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity
     if is_pte(path):
         if capacity is not None:
             raise PlanError(f"{path} tells the sizes of its memories: drop --capacity")
-        return judged_pte(path)
+        return judge_pte(path)
     if path.suffix.lower() != CSV_SUFFIX:
-        return judged_lives(plan_beside(path).within(capacity))
+        return judge_by_lifetimes(read_plan_file(path).with_capacity(capacity))
     problem, places = read_placed(path, lifetimes)
     if problem.buffers and not any(places):
         raise ProblemError(f"{path} has no offsets to judge: a column `offset` is needed (`sublet pack` finds them)")
@@ -107,4 +109,4 @@ def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity
     if capacity is not None and len(regions) > 1:
         raise ProblemError(f"{path} has {len(regions)} regions, each of a size of its own: drop --capacity")
     sizes = {} if capacity is None else dict.fromkeys(regions, capacity)
-    return judged_packing(problem, places, path.name, sizes)
+    return judge_packing(problem, places, path.name, sizes)

@@ -19,56 +19,56 @@ from typing import Any
 
 from sublet.base.errors import PlanError
 from sublet.base.json_text import parse_json
-from sublet.foreign.placed import LARGEST, MOST_ALIGNMENT, ForeignPlan, Placed
+from sublet.foreign.foreign_plan import MAX_ALIGNMENT, MAX_BYTES, ForeignPlan, PlacedTensor
 from sublet.packing.problem import MAX_TIME
 from sublet.plan import ARENA
 
 FORMAT, VERSION = "sublet-placed", 1
 FIELDS = ("format", "version", "tool", "alignment", "regions", "steps", "tensors")
-OF_TENSOR = ("name", "offset", "region", "bytes", "lifetimes", "shares")
+TENSOR_FIELDS = ("name", "offset", "region", "bytes", "lifetimes", "shares")
 NO_PLACE = -1
 
 
-def is_placed(raw: Any) -> bool:
+def has_plan_format(raw: Any) -> bool:
     """Return True if decoded JSON declares the format of foreign plans."""
     return isinstance(raw, Mapping) and raw.get("format") == FORMAT
 
 
-def placed_from_json(text: str, source: str) -> ForeignPlan:
+def plan_from_json(text: str, source: str) -> ForeignPlan:
     """Parse a plan from JSON text. Raises PlanError with the name of the wrong field."""
-    return placed_from_object(parse_json(text, source, PlanError), source)
+    return plan_from_object(parse_json(text, source, PlanError), source)
 
 
-def placed_from_object(raw: Any, source: str) -> ForeignPlan:
+def plan_from_object(raw: Any, source: str) -> ForeignPlan:
     """Return the plan in decoded JSON. Raises PlanError with the name of the wrong field."""
-    read = _Reader(source)
+    read = _PlanJsonReader(source)
     fields = read.record(raw, "", FIELDS, ("format", "version", "tensors"))
     if fields["format"] != FORMAT or fields["version"] != VERSION:
         raise read.error("format", f"must be {FORMAT!r}, of version {VERSION}")
     placed, left_out = [], []
     for i, entry in enumerate(read.array(fields["tensors"], "tensors")):
         where = f"tensors[{i}]"
-        tensor = read.record(entry, where, OF_TENSOR, ("name", "offset"))
+        tensor = read.record(entry, where, TENSOR_FIELDS, ("name", "offset"))
         name = read.text(tensor["name"], f"{where}.name")
         if tensor["offset"] in (None, NO_PLACE):
             left_out.append(name)
             continue
         nbytes = tensor.get("bytes")
         placed.append(
-            Placed(
+            PlacedTensor(
                 name,
-                read.integer(tensor["offset"], f"{where}.offset", -LARGEST, LARGEST),
+                read.integer(tensor["offset"], f"{where}.offset", -MAX_BYTES, MAX_BYTES),
                 read.text(tensor.get("region", ARENA), f"{where}.region"),
-                None if nbytes is None else read.integer(nbytes, f"{where}.bytes", 0, LARGEST),
+                None if nbytes is None else read.integer(nbytes, f"{where}.bytes", 0, MAX_BYTES),
                 read.ranges(tensor.get("lifetimes", []), f"{where}.lifetimes"),
                 read.text(tensor.get("shares", ""), f"{where}.shares", empty=True),
             )
         )
-    return _plan(read, fields, tuple(placed), tuple(left_out))
+    return _build_plan(read, fields, tuple(placed), tuple(left_out))
 
 
-def _plan(
-    read: _Reader, fields: Mapping[str, Any], placed: tuple[Placed, ...], left_out: tuple[str, ...]
+def _build_plan(
+    read: _PlanJsonReader, fields: Mapping[str, Any], placed: tuple[PlacedTensor, ...], left_out: tuple[str, ...]
 ) -> ForeignPlan:
     """Return the plan from the placed tensors and the remaining fields."""
     regions = fields.get("regions", {})
@@ -79,14 +79,14 @@ def _plan(
     return ForeignPlan(
         placed,
         read.text(fields.get("tool", "another tool"), "tool"),
-        {name: read.integer(size, f"regions.{name}", 0, LARGEST) for name, size in regions.items()},
-        None if alignment is None else read.integer(alignment, "alignment", 1, MOST_ALIGNMENT),
+        {name: read.integer(size, f"regions.{name}", 0, MAX_BYTES) for name, size in regions.items()},
+        None if alignment is None else read.integer(alignment, "alignment", 1, MAX_ALIGNMENT),
         left_out,
         tuple(read.text(step, f"steps[{i}]", empty=True) for i, step in enumerate(steps)),
     )
 
 
-class _Reader:
+class _PlanJsonReader:
     """Typed access to decoded JSON; every error names the file and the field."""
 
     def __init__(self, source: str) -> None:
@@ -99,7 +99,7 @@ class _Reader:
     def record(self, raw: Any, field: str, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any]:
         """Return `raw` as an object with all `needed` fields and only `known` fields. Raises PlanError otherwise."""
         if not isinstance(raw, dict):
-            raise self.error(field, f"must be an object, not {_shown(raw)}")
+            raise self.error(field, f"must be an object, not {_short_repr(raw)}")
         for name in needed:
             if name not in raw:
                 raise self.error(field, f"lacks {name!r}")
@@ -111,19 +111,19 @@ class _Reader:
     def array(self, raw: Any, field: str) -> list[Any]:
         """Return `raw` as a list. Raises PlanError otherwise."""
         if not isinstance(raw, list):
-            raise self.error(field, f"must be a list, not {_shown(raw)}")
+            raise self.error(field, f"must be a list, not {_short_repr(raw)}")
         return raw
 
     def text(self, raw: Any, field: str, *, empty: bool = False) -> str:
         """Return `raw` as a string, empty only if `empty` allows an empty string. Raises PlanError otherwise."""
         if not isinstance(raw, str) or not (raw or empty):
-            raise self.error(field, f"must be a text, not {_shown(raw)}")
+            raise self.error(field, f"must be a text, not {_short_repr(raw)}")
         return raw
 
     def integer(self, raw: Any, field: str, least: int, most: int) -> int:
         """Return `raw` as an integer from `least` to `most`. Raises PlanError otherwise."""
         if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw <= most:
-            raise self.error(field, f"must be an integer from {least} to {most}, not {_shown(raw)}")
+            raise self.error(field, f"must be an integer from {least} to {most}, not {_short_repr(raw)}")
         return raw
 
     def ranges(self, raw: Any, field: str) -> tuple[tuple[int, int], ...]:
@@ -135,11 +135,11 @@ class _Reader:
                 raise self.error(f"{field}[{i}]", "must be a pair [begin, end]")
             begin, end = (self.integer(edge, f"{field}[{i}]", -MAX_TIME, MAX_TIME) for edge in ends)
             if begin >= end:
-                raise self.error(f"{field}[{i}]", f"must begin before it ends, not {_shown(pair)}")
+                raise self.error(f"{field}[{i}]", f"must begin before it ends, not {_short_repr(pair)}")
             pairs.append((begin, end))
         return tuple(pairs)
 
 
-def _shown(raw: Any) -> str:
+def _short_repr(raw: Any) -> str:
     """Return the first 40 characters of the repr, for error messages."""
     return repr(raw)[:40]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
+from sublet.foreign.against_model import judge_by_replay
 from sublet.foreign.onnx_metadata import (
     ALIGNMENT,
     ARENA_BYTES,
@@ -22,30 +23,29 @@ from sublet.foreign.onnx_metadata import (
     REGION,
     SIZE,
     graphs_of,
-    placed_from_onnx,
-    several,
-    values_of,
+    names_of_several_graphs,
+    plan_from_onnx,
+    typed_values_of,
 )
-from sublet.foreign.onnx_order import reorder
-from sublet.foreign.replayed import judged
-from sublet.frontends.model import bounded, is_onnx
-from sublet.frontends.onnx.file import check_texts, read_model
+from sublet.foreign.onnx_node_order import sort_into_plan_order
+from sublet.frontends.model_formats import bound_trip_counts, is_onnx
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.types import ELEMENTS
+from sublet.frontends.onnx.model_file import read_model, require_utf8
+from sublet.frontends.onnx.types import ELEMENT_NUMBERS
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, MemoryPlan, Placement
-from sublet.plan.export import Told
-from sublet.plan.slots import require_counted
+from sublet.plan.export import ExportContext
+from sublet.plan.intervals import require_counted
 
 if TYPE_CHECKING:
     import onnx
 
 PREFIX = "onnxsim."
-MOST_NAMED = 20
+MAX_LISTED_NAMES = 20
 """Limit of unplanned tensors listed by name in the metadata; all are counted."""
 
 
-def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
+def embed_plan(plan: MemoryPlan, told: ExportContext) -> Mapping[str, str | bytes]:
     """Return the model's file with the plan in its metadata, as {file name: bytes}.
 
     Raises PlanError if the plan is not for the unchanged graph of an ONNX file, or if no node order of the file matches
@@ -55,25 +55,25 @@ def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
         raise PlanError("a plan is written into the ONNX model that it is for: give an .onnx file")
     recipe = plan.recipe
     if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again:
-        raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {told.model}")
+        raise PlanError(f"the plan is for the graph {plan.recipe.description}, which is not that in {told.model}")
     require_counted(plan, "the metadata")
-    if not _single(plan):
+    if not _single_placements(plan):
         raise PlanError(f"no tensor of {told.model} has one place in an arena throughout: there is no offset to write")
     model = read_model(told.model)
-    check_texts(model, told.model.name)
-    reorder(model.graph, plan)
-    _annotate(model, plan)
-    _prove(model, plan, told.model)
-    stem = told.named(plan) if told.name else told.model.stem
+    require_utf8(model, told.model.name)
+    sort_into_plan_order(model.graph, plan)
+    _write_plan_metadata(model, plan)
+    _judge_written_plan(model, plan, told.model)
+    stem = told.base_name(plan) if told.name else told.model.stem
     return {f"{stem}_planned.onnx": model.SerializeToString(deterministic=True)}
 
 
-def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
+def _judge_written_plan(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
     """Read the written plan back and judge it. Raises PlanError if the plan is wrong in the node order of the file."""
     read = from_proto(
         model, dict(plan.dims), where=path.name, folder=path.parent, assume=dict(plan.recipe.assumed) or None
     )
-    found = judged(bounded(read, dict(plan.max_trips)), placed_from_onnx(model, path.name))
+    found = judge_by_replay(bound_trip_counts(read, dict(plan.max_trips)), plan_from_onnx(model, path.name))
     if found.findings:
         raise PlanError(
             f"the plan of {path} cannot be told by one offset a tensor, in an order of its file ({found.findings[0]}): "
@@ -81,41 +81,41 @@ def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
         )
 
 
-def _annotate(model: onnx.ModelProto, plan: MemoryPlan) -> None:
+def _write_plan_metadata(model: onnx.ModelProto, plan: MemoryPlan) -> None:
     """Write offsets, sizes and totals into the metadata of `model`, in place of any earlier plan."""
-    places = _single(plan)
-    ambiguous = several(graph for graph, _ in graphs_of(model.graph))
-    left = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound(plan)
+    places = _single_placements(plan)
+    ambiguous = names_of_several_graphs(graph for graph, _ in graphs_of(model.graph))
+    left = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound_values(plan)
     for graph, path in graphs_of(model.graph):
-        _forget(graph)
-        defined = _defined(graph)
-        known = {value.name for value in values_of(graph)}
+        _remove_plan_metadata(graph)
+        defined = _defined_names(graph)
+        known = {value.name for value in typed_values_of(graph)}
         for name in sorted((defined & places.keys()) - known):
             value = graph.value_info.add()
             value.name = name
-            _typed(value, places[name].spec)
-        for value in values_of(graph):
+            _set_tensor_type(value, places[name].spec)
+        for value in typed_values_of(graph):
             place = places.get(value.name)
             if place is None or value.name not in defined:
                 continue
             if path and value.name in ambiguous:
                 left.add(value.name)
                 continue
-            _put(value, OFFSET, place.region.offset)
-            _put(value, SIZE, place.region.nbytes)
+            _add_metadata(value, OFFSET, place.region.offset)
+            _add_metadata(value, SIZE, place.region.nbytes)
             if len(plan.arenas) > 1:
-                _put(value, REGION, place.region.storage)
-    _forget(model)
-    _put(model, ARENA_BYTES, plan.arena_bytes)
-    _put(model, "memory_plan_naive_bytes", plan.total_bytes)
-    _put(model, "memory_plan_unplanned_count", len(left))
+                _add_metadata(value, REGION, place.region.storage)
+    _remove_plan_metadata(model)
+    _add_metadata(model, ARENA_BYTES, plan.arena_bytes)
+    _add_metadata(model, "memory_plan_naive_bytes", plan.total_bytes)
+    _add_metadata(model, "memory_plan_unplanned_count", len(left))
     if left:
-        _put(model, "memory_plan_unplanned", ",".join(sorted(left)[:MOST_NAMED]))
-    _put(model, ALIGNMENT, plan.alignment)
-    _put(model, FINGERPRINT, plan.fingerprint)
+        _add_metadata(model, "memory_plan_unplanned", ",".join(sorted(left)[:MAX_LISTED_NAMES]))
+    _add_metadata(model, ALIGNMENT, plan.alignment)
+    _add_metadata(model, FINGERPRINT, plan.fingerprint)
 
 
-def _single(plan: MemoryPlan) -> dict[str, Placement]:
+def _single_placements(plan: MemoryPlan) -> dict[str, Placement]:
     """Return the placements of values with a single contiguous place in an arena for the whole run."""
     places: dict[str, list[Placement]] = {}
     for place in plan.placements:
@@ -129,30 +129,30 @@ def _single(plan: MemoryPlan) -> dict[str, Placement]:
     }  # fmt: skip
 
 
-def _bound(plan: MemoryPlan) -> set[str]:
+def _bound_values(plan: MemoryPlan) -> set[str]:
     """Return the names of values bound to storage outside of the arenas."""
     arenas = {storage.name for storage in plan.arenas}
     return {p.value for p in plan.placements if p.how != POINTER and p.region.storage not in arenas}
 
 
-def _defined(graph: Any) -> set[str]:
+def _defined_names(graph: Any) -> set[str]:
     """Return the names of node outputs and graph inputs."""
     return {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
 
 
-def _typed(value: Any, spec: str) -> None:
+def _set_tensor_type(value: Any, spec: str) -> None:
     """Set the element type and the extents of an ONNX value from the plan's `spec`, such as "f32[2,3]"."""
     dtype, _, shape = spec.rstrip("]").partition("[")
-    value.type.tensor_type.elem_type = ELEMENTS[DType.parse(dtype)]
+    value.type.tensor_type.elem_type = ELEMENT_NUMBERS[DType.parse(dtype)]
     value.type.tensor_type.shape.SetInParent()
     for extent in filter(None, shape.split(",")):
         value.type.tensor_type.shape.dim.add().dim_value = int(extent)
 
 
-def _forget(holder: Any) -> None:
+def _remove_plan_metadata(holder: Any) -> None:
     """Remove the metadata entries of an earlier plan from `holder`, and from its values if `holder` is a graph."""
-    for one in (holder, *(values_of(holder) if hasattr(holder, "node") else ())):
-        kept = [entry for entry in one.metadata_props if not _is_ours(entry.key)]
+    for one in (holder, *(typed_values_of(holder) if hasattr(holder, "node") else ())):
+        kept = [entry for entry in one.metadata_props if not _is_plan_key(entry.key)]
         if len(kept) < len(one.metadata_props):
             entries = [(entry.key, entry.value) for entry in kept]
             del one.metadata_props[:]
@@ -160,12 +160,12 @@ def _forget(holder: Any) -> None:
                 one.metadata_props.add(key=key, value=text)
 
 
-def _is_ours(key: str) -> bool:
+def _is_plan_key(key: str) -> bool:
     """Return True if `key` is a metadata key of a plan."""
     name = key.removeprefix(PREFIX)
     return key.startswith(PREFIX) and (name in (OFFSET, SIZE, REGION) or name.startswith("memory_plan_"))
 
 
-def _put(holder: Any, key: str, value: object) -> None:
+def _add_metadata(holder: Any, key: str, value: object) -> None:
     """Add a metadata entry under the prefix of onnxsim."""
     holder.metadata_props.add(key=PREFIX + key, value=str(value))

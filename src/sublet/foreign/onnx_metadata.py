@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import PlanError
-from sublet.foreign.placed import ForeignPlan, Placed
+from sublet.foreign.foreign_plan import ForeignPlan, PlacedTensor
 from sublet.plan import ARENA
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ALIGNMENT, FINGERPRINT = "memory_plan_alignment", "memory_plan_fingerprint"
 """Keys written by Sublet, but not by onnxsim."""
 
 
-def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
+def plan_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
     """Return the plan in a model's metadata.
 
     Raises PlanError if the file has no plan, plans of several tools, or an invalid plan.
@@ -32,18 +32,21 @@ def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
     if len(prefixes) != 1:
         what = f"plans of several tools: {', '.join(sorted(prefixes))}" if prefixes else "no plan in its metadata"
         raise PlanError(f"{source} has {what}; the offset of a tensor stands under <prefix>{OFFSET}")
-    return _Metadata(model, source, prefixes.pop()).plan()
+    return _Metadata(model, source, prefixes.pop()).read_plan()
 
 
 def _prefixes(model: onnx.ModelProto) -> set[str]:
     """Return the prefixes of all offset keys in the model."""
     entries = (
-        entry for graph, _ in graphs_of(model.graph) for value in values_of(graph) for entry in value.metadata_props
+        entry
+        for graph, _ in graphs_of(model.graph)
+        for value in typed_values_of(graph)
+        for entry in value.metadata_props
     )
     return {entry.key.removesuffix(OFFSET) for entry in entries if entry.key.endswith(OFFSET)}
 
 
-def values_of(graph: onnx.GraphProto) -> Iterator[Any]:
+def typed_values_of(graph: onnx.GraphProto) -> Iterator[Any]:
     """Yield the inputs, outputs and value_info entries of a graph: all values with a type and metadata."""
     yield from graph.input
     yield from graph.output
@@ -68,17 +71,17 @@ class _Metadata:
     def __init__(self, model: onnx.ModelProto, source: str, prefix: str) -> None:
         self._model, self._source, self._prefix = model, source, prefix
 
-    def plan(self) -> ForeignPlan:
+    def read_plan(self) -> ForeignPlan:
         """Return the plan with all offsets. A name defined by several graphs is left out: the metadata is ambiguous."""
-        placed: dict[str, Placed] = {}
+        placed: dict[str, PlacedTensor] = {}
         sizes: dict[str, int] = {}
         graphs = list(graphs_of(self._model.graph))
-        ambiguous = several(graph for graph, _ in graphs)
+        ambiguous = names_of_several_graphs(graph for graph, _ in graphs)
         left: dict[str, None] = {}
         for graph, path in graphs:
-            region = self._memory(path, sizes)
-            for value in values_of(graph):
-                keys = self._keys(value)
+            region = self._memory_of(path, sizes)
+            for value in typed_values_of(graph):
+                keys = self._entries_of(value)
                 if OFFSET not in keys:
                     continue
                 if value.name in ambiguous and path:
@@ -86,36 +89,36 @@ class _Metadata:
                     continue
                 memory = keys.get(REGION, region)
                 size = self._integer(keys[SIZE], value.name) if SIZE in keys else None
-                tensor = Placed(value.name, self._integer(keys[OFFSET], value.name), memory, size)
+                tensor = PlacedTensor(value.name, self._integer(keys[OFFSET], value.name), memory, size)
                 if placed.setdefault(value.name, tensor) != tensor:
                     raise PlanError(f"{self._source}: {value.name!r} is placed twice, at different offsets")
         names = tuple(name for name in left if name not in placed)
-        whole = self._keys(self._model)
+        whole = self._entries_of(self._model)
         alignment = self._integer(whole[ALIGNMENT], ALIGNMENT) if ALIGNMENT in whole else None
         nested = dict.fromkeys((region for region in sizes if region != ARENA), ARENA) if ARENA in sizes else {}
-        return ForeignPlan(tuple(placed.values()), self._tool, sizes, alignment, names, nested=nested)
+        return ForeignPlan(tuple(placed.values()), self._tool_name, sizes, alignment, names, nested=nested)
 
     @property
-    def _tool(self) -> str:
+    def _tool_name(self) -> str:
         """The name of the tool: Sublet if the metadata has a fingerprint, else the key prefix."""
-        if FINGERPRINT in self._keys(self._model):
+        if FINGERPRINT in self._entries_of(self._model):
             return "Sublet"
         return self._prefix.rstrip("./_") or "metadata"
 
-    def _memory(self, path: Sequence[tuple[Any, str]], sizes: dict[str, int]) -> str:
+    def _memory_of(self, path: Sequence[tuple[Any, str]], sizes: dict[str, int]) -> str:
         """Return the memory for the graph at `path`: the memory of the innermost graph with a size, else the arena.
 
         The size of the memory, if declared, is noted in `sizes`.
         """
         names = [name for _, name in path]
-        own = [i for i, (graph, _) in enumerate(path) if ARENA_BYTES in self._keys(graph)]
+        own = [i for i, (graph, _) in enumerate(path) if ARENA_BYTES in self._entries_of(graph)]
         region = "/".join(names[: own[-1] + 1]) if own else ARENA
-        keys = self._keys(path[own[-1]][0] if own else self._model)
+        keys = self._entries_of(path[own[-1]][0] if own else self._model)
         if ARENA_BYTES in keys:
             sizes[region] = self._integer(keys[ARENA_BYTES], region)
         return region
 
-    def _keys(self, holder: Any) -> Mapping[str, str]:
+    def _entries_of(self, holder: Any) -> Mapping[str, str]:
         """Return the metadata entries of `holder` under the prefix, without the prefix."""
         return {
             entry.key.removeprefix(self._prefix): entry.value
@@ -130,7 +133,7 @@ class _Metadata:
         return int(text)
 
 
-def several(graphs: Iterator[Any]) -> set[str]:
+def names_of_several_graphs(graphs: Iterator[Any]) -> set[str]:
     """Return the names defined by more than one graph; Sublet reads such values under different names."""
     seen: set[str] = set()
     twice: set[str] = set()

@@ -14,13 +14,13 @@ from typing import Any
 
 from sublet.base.errors import Finding, ModelError
 from sublet.base.ranges import highest, levels
-from sublet.foreign.pickled import MOST_BYTES, unpickled
+from sublet.foreign.safe_pickle import MAX_BYTES, safe_unpickle
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
 from sublet.packing.validate import find_violations
 
 ALIGNMENT = 512
 """Bytes of PyTorch's rounding of block sizes."""
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 """Limit of device numbers. Beyond, the snapshot is refused."""
 TAKES, GIVES_BACK = ("alloc",), ("free_completed", "free")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -48,20 +48,20 @@ class Snapshot:
 def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
     """Return all devices with allocations in a snapshot file. Raises ModelError for an invalid or hostile file."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ModelError(f"{path}: {path.stat().st_size} bytes; a snapshot of more than 1 GiB is not read")
         raw = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return snapshots(unpickled(raw, path.name), path.name, len(raw))
+    return parse_snapshot(safe_unpickle(raw, path.name), path.name, len(raw))
 
 
-def snapshots(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
+def parse_snapshot(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
     """Return the devices in a decoded snapshot.
 
     Raises ModelError if the snapshot has more than `most` elements: a small file can reference an object very often.
     """
-    reader = _Reader(where, most)
+    reader = _SnapshotReader(where, most)
     whole = reader.mapping(record, "the snapshot")
     traces = reader.array(whole.get("device_traces", []), "device_traces")
     segments = [reader.mapping(one, "a segment") for one in reader.array(whole.get("segments", []), "segments")]
@@ -69,18 +69,18 @@ def snapshots(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
     for device in range(max([len(traces), *(reader.integer(one, "device") + 1 for one in segments)])):
         events = reader.array(traces[device], f"device_traces[{device}]") if device < len(traces) else []
         own = [one for one in segments if reader.integer(one, "device") == device]
-        replay = _Replay(reader, device)
+        replay = _AllocatorReplay(reader, device)
         for event in events:
-            replay.event(reader.mapping(event, "an event"))
-        replay.end(own)
+            replay.apply_event(reader.mapping(event, "an event"))
+        replay.finish(own)
         if replay.buffers:
-            devices.append(replay.made(where))
+            devices.append(replay.to_snapshot(where))
     if not devices:
         raise ModelError(f"{where} has no allocations: torch.cuda.memory._record_memory_history() records them")
     return tuple(devices)
 
 
-class _Reader:
+class _SnapshotReader:
     """Typed access to decoded data, with a limit: a small file can reference an object very often."""
 
     def __init__(self, where: str, most: int) -> None:
@@ -90,7 +90,7 @@ class _Reader:
         """Return the error with the name of the file."""
         return ModelError(f"{self._where}: {what}")
 
-    def spend(self) -> None:
+    def count_access(self) -> None:
         """Count an access. Raises ModelError beyond the limit."""
         self._left -= 1
         if self._left < 0:
@@ -98,14 +98,14 @@ class _Reader:
 
     def mapping(self, thing: Any, what: str) -> Mapping[str, Any]:
         """Return `thing` as a dict. Raises ModelError otherwise."""
-        self.spend()
+        self.count_access()
         if not isinstance(thing, dict):
             raise self.error(f"{what} is a {type(thing).__name__}, and must be a dict")
         return thing
 
     def array(self, thing: Any, what: str) -> list[Any]:
         """Return `thing` as a list. Raises ModelError otherwise."""
-        self.spend()
+        self.count_access()
         if not isinstance(thing, list):
             raise self.error(f"{what} is a {type(thing).__name__}, and must be a list")
         return thing
@@ -115,22 +115,22 @@ class _Reader:
         value = record.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
             raise self.error(f"{key} must be an integer from 0 to 2^62")
-        if key == "device" and value >= MOST_DEVICES:
-            raise self.error(f"device {value} is beyond {MOST_DEVICES}")
+        if key == "device" and value >= MAX_DEVICES:
+            raise self.error(f"device {value} is beyond {MAX_DEVICES}")
         return value
 
 
-class _Replay:
+class _AllocatorReplay:
     """State of a device's allocator, updated event by event."""
 
-    def __init__(self, reader: _Reader, device: int) -> None:
+    def __init__(self, reader: _SnapshotReader, device: int) -> None:
         self._reader, self._device = reader, device
         self._live: dict[int, int] = {}
         self._step = 0
         self._reserved: list[int] = [0]
         self.buffers: list[tuple[int, int, int, int, str]] = []  # (address, size, begin, end, label)
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def apply_event(self, event: Mapping[str, Any]) -> None:
         """Apply an allocation, a free, or a change of the reserved bytes. Further kinds of events only take time."""
         action = event.get("action")
         if not isinstance(action, str):
@@ -141,12 +141,12 @@ class _Replay:
         if action in TAKES:
             self._live[address] = len(self.buffers)
             self.buffers.append((address, size, self._step, -1, _label(event)))
-        elif action in GIVES_BACK and not self._end(address):
+        elif action in GIVES_BACK and not self._end_allocation(address):
             self.buffers.append((address, size, 0, self._step, "allocated before the first event"))
         elif action in GROWS or action in SHRINKS:
             self._reserved.append(self._reserved[-1] + (size if action in GROWS else -size))
 
-    def _end(self, address: int) -> bool:
+    def _end_allocation(self, address: int) -> bool:
         """End the live allocation at `address`. Return False if no allocation is live at the address."""
         number = self._live.pop(address, None)
         if number is None:
@@ -155,7 +155,7 @@ class _Replay:
         self.buffers[number] = (where, size, begin, self._step, label)
         return True
 
-    def end(self, segments: list[Mapping[str, Any]]) -> None:
+    def finish(self, segments: list[Mapping[str, Any]]) -> None:
         """Add the allocations and reserved bytes in the final segments.
 
         An allocation in a segment without an event is live from step 0. The reserved bytes before the first event
@@ -178,11 +178,11 @@ class _Replay:
         before = held - self._reserved[-1]
         self._peak = max([held, *(before + level for level in self._reserved)])
 
-    def made(self, where: str) -> Snapshot:
+    def to_snapshot(self, where: str) -> Snapshot:
         """Return the device as a packing problem with the allocator's own packing."""
         addresses = [address for address, *_ in self.buffers]
         ends = [address + size for address, size, *_ in self.buffers]
-        alignment = _alignment(addresses)
+        alignment = _common_alignment(addresses)
         buffers = []
         for number, (_, size, begin, end, label) in enumerate(self.buffers):
             until = self._step if end < 0 else end
@@ -191,18 +191,18 @@ class _Replay:
         problem = Problem(tuple(buffers), name=f"{where}, device {self._device}")
         base = min(addresses)
         packing = Packing(tuple(address - base for address in addresses), max(ends) - base, "PyTorch")
-        allocated = most_allocated(problem)
+        allocated = peak_allocated_bytes(problem)
         return Snapshot(
             self._device, problem, packing, allocated, max(self._peak, 0), tuple(find_violations(problem, packing))
         )
 
 
-def most_allocated(problem: Problem) -> int:
+def peak_allocated_bytes(problem: Problem) -> int:
     """Return the most bytes live at the same time."""
     return highest(levels((((buffer.lower, buffer.upper),), buffer.size) for buffer in problem.buffers))[1]
 
 
-def _alignment(addresses: list[int]) -> int:
+def _common_alignment(addresses: list[int]) -> int:
     """Return the greatest common divisor of all addresses and PyTorch's rounding of 512 bytes."""
     return gcd(ALIGNMENT, *addresses)
 

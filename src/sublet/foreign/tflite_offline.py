@@ -11,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sublet.base.errors import Finding, PlanError
-from sublet.foreign.placed import ForeignPlan, Placed
-from sublet.frontends.tflite.handing_on import destroyed
-from sublet.frontends.tflite.model import ALIGNMENT, converted
-from sublet.frontends.tflite.offline import METADATA, offline_plan
-from sublet.frontends.tflite.program import Program
+from sublet.foreign.foreign_plan import ForeignPlan, PlacedTensor
+from sublet.frontends.tflite.control_flow_copies import lost_tensors
+from sublet.frontends.tflite.model import ALIGNMENT, convert_program
+from sublet.frontends.tflite.offline_plan import METADATA, offline_plan
+from sublet.frontends.tflite.program import TFLiteProgram
 
 
-def placed_from_tflite(program: Program) -> ForeignPlan:
+def plan_from_tflite(program: TFLiteProgram) -> ForeignPlan:
     """Return the plan in a .tflite file. Raises PlanError if the file has no plan."""
     offsets = offline_plan(program)
     if offsets is None:
         raise PlanError(f"{program.where} has no plan in its metadata ({METADATA})")
-    conversion = converted(program)
+    conversion = convert_program(program)
     tensors = [
-        Placed(conversion.tensors[index], offset)
+        PlacedTensor(conversion.value_names[index], offset)
         for index, offset in enumerate(offsets[0])
-        if offset is not None and index in conversion.tensors
+        if offset is not None and index in conversion.value_names
     ]
-    tensors += [Placed(name, 0, f"variable {'/'.join(key[1:])}") for name, key in conversion.outlasting.items()]
+    tensors += [PlacedTensor(name, 0, f"variable {'/'.join(key[1:])}") for name, key in conversion.persistent.items()]
     placed = {tensor.name for tensor in tensors} | {weight.name for weight in conversion.model.graph.weights}
     left_out = (value.name for value in conversion.model.graph.values() if value.nbytes and value.name not in placed)
-    findings = _not_surviving(program, offsets[0])
+    findings = _overwritten_operands(program, offsets[0])
     return ForeignPlan(
         tuple(tensors), METADATA, alignment=ALIGNMENT, left_out=tuple(left_out), findings=tuple(findings)
     )
 
 
-def _not_surviving(program: Program, offsets: Sequence[int | None]) -> Iterator[Finding]:
+def _overwritten_operands(program: TFLiteProgram, offsets: Sequence[int | None]) -> Iterator[Finding]:
     """Yield a finding for each operand overwritten before TFLM has copied it."""
     main = program.subgraphs[0]
-    for each in destroyed(program, offsets):
+    for each in lost_tensors(program, offsets):
         operator = main.operators[each.position]
         names = [main.tensors[index].name[:80] for index in (each.lost, each.written)]
         yield Finding(

@@ -74,17 +74,17 @@ class Node:
         return tuple(value for value in self.inputs if value is not None)
 
     @property
-    def written(self) -> tuple[Value | None, ...]:
+    def outputs_and_scratch(self) -> tuple[Value | None, ...]:
         """The outputs by position, followed by the scratch memory if the node has scratch memory."""
         return self.outputs if self.scratch is None else (*self.outputs, self.scratch)
 
     @cached_property
     def defs(self) -> tuple[Value, ...]:
         """The present outputs in order, followed by the scratch memory."""
-        return tuple(value for value in self.written if value is not None)
+        return tuple(value for value in self.outputs_and_scratch if value is not None)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The name of the node, with its source if known, for messages."""
         return f"{self.name} ({self.source})" if self.source else self.name
 
@@ -164,7 +164,7 @@ class While(Node):
         return self.outputs[: self.carried]
 
     @property
-    def stacked(self) -> tuple[Value | None, ...]:
+    def stacked_outputs(self) -> tuple[Value | None, ...]:
         """The outputs stacked from rows, one row an iteration."""
         return self.outputs[self.carried :]
 
@@ -229,14 +229,14 @@ class Graph:
         return f"<Graph {self.name}: {sizes}, weights {len(self.weights)}>"
 
     @property
-    def updated(self) -> tuple[Value, ...]:
+    def updated_values(self) -> tuple[Value, ...]:
         """The inputs and weights with another content after a run."""
         return tuple(target for target, _ in self.updates)
 
     @property
     def constants(self) -> tuple[Value, ...]:
         """The weights not updated by a run."""
-        updated = set(self.updated)
+        updated = set(self.updated_values)
         return tuple(weight for weight in self.weights if weight not in updated)
 
     def walk(self) -> Iterator[Node]:
@@ -261,6 +261,6 @@ class Graph:
                 yield from sub.values()
 
     @property
-    def outside(self) -> tuple[Value, ...]:
+    def unplannable_values(self) -> tuple[Value, ...]:
         """The values of the program that cannot be planned; the spec of each value holds the reason."""
         return tuple(value for value in self.values() if not value.plannable)

@@ -52,20 +52,20 @@ class Model:
 
 
 @runtime_checkable
-class Written(Protocol):
+class GraphInPython(Protocol):
     """A graph under construction in Python (`sublet.Graph`)."""
 
     def model(self) -> Model:
         """Return the graph built until now as a model."""
 
 
-def as_model(source: Model | Graph | Written) -> Model:
+def as_model(source: Model | Graph | GraphInPython) -> Model:
     """Return a network as a `Model`, from any of its Python forms. Raises ProblemError for any other object."""
     if isinstance(source, Model):
         return source
     if isinstance(source, Graph):
         return Model(source)
-    if isinstance(source, Written):
+    if isinstance(source, GraphInPython):
         return source.model()
     raise ProblemError(
         f"{type(source).__name__} is no network: give a Graph, or a Model such as `sublet.read_model` returns"

@@ -18,10 +18,10 @@ ORDERS = {
 }
 
 
-PATCHES = "patches "
+PATCHES_PREFIX = "patches "
 """The prefix of the patches in `Recipe.changed`; the patches come last in the text."""
 
-OFFLOADED = ".offload"
+OFFLOAD_SUFFIX = ".offload"
 """The suffix of the name of a node that offloads a value to slow memory, after the name of the value."""
 
 
@@ -58,7 +58,7 @@ class Recipe:
         return (*self.assumed, *self.declared)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The derivation of the graph as a sentence for messages."""
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.changed:
@@ -66,7 +66,7 @@ class Recipe:
         if self.split:
             graph += f", with {len(self.split)} nodes done in pieces, or earlier"
         if self.again:
-            back = sum(name.endswith(OFFLOADED) for name, _ in self.again)
+            back = sum(name.endswith(OFFLOAD_SUFFIX) for name, _ in self.again)
             more = len(self.again) - back
             done = [f"{more} nodes computed once more, or later"] if more else []
             done += [f"{back} values brought back from slow memory"] if back else []

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.dataflow import map_subgraphs
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.walk import mapped
 
 
 def with_scratch(graph: Graph, nbytes: Mapping[str, int]) -> Graph:
@@ -16,16 +16,16 @@ def with_scratch(graph: Graph, nbytes: Mapping[str, int]) -> Graph:
     The result is deterministic: equal sizes give equal graphs, names of the scratch values included.
     """
     taken = {value.name for value in graph.values()}
-    return _level(graph, nbytes, taken) if nbytes else graph
+    return _add_scratch(graph, nbytes, taken) if nbytes else graph
 
 
 def without_scratch(graph: Graph) -> Graph:
     """Return the graph without scratch memory, sub-graphs included."""
     nodes = (replace(node, scratch=None) if node.scratch is not None else node for node in graph.nodes)
-    return replace(graph, nodes=tuple(mapped(node, without_scratch) for node in nodes))
+    return replace(graph, nodes=tuple(map_subgraphs(node, without_scratch) for node in nodes))
 
 
-def _level(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
+def _add_scratch(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
     """Return one graph with scratch memory; add the names of the new values to `taken`."""
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -37,5 +37,5 @@ def _level(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
             taken.add(name)
             nodes.append(replace(node, scratch=Value(name, TensorSpec(DType.U8, (scratch,)))))
         else:
-            nodes.append(mapped(node, lambda sub: _level(sub, nbytes, taken)))
+            nodes.append(map_subgraphs(node, lambda sub: _add_scratch(sub, nbytes, taken)))
     return replace(graph, nodes=tuple(nodes))

@@ -14,13 +14,13 @@ from inspect import Parameter, Signature, signature
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.nn.lines import at_line
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, Command, Required
 
 
-def _function(record: Command) -> Callable[..., Any]:
+def _command_function(record: Command) -> Callable[..., Any]:
     """Return the public function of a command."""
 
     def apply(*inputs: Any, **attrs: Any) -> Any:
@@ -35,11 +35,11 @@ def _function(record: Command) -> Callable[..., Any]:
 
     apply.__name__ = apply.__qualname__ = record.name
     apply.__doc__ = textwrap.fill(f"Write a node of nn.{record.name}. {record.text}", 88, break_on_hyphens=False)
-    apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
+    apply.__signature__ = _command_signature(record)  # type: ignore[attr-defined]
     return apply
 
 
-def _signature(record: Command) -> Signature:
+def _command_signature(record: Command) -> Signature:
     """Return the signature: the inputs as named by the reference implementation, then the attributes."""
     try:
         known = signature(record.compute).parameters.values()
@@ -55,7 +55,7 @@ def _signature(record: Command) -> Signature:
 
 
 __all__ = sorted(COMMANDS)
-globals().update({name: _function(record) for name, record in COMMANDS.items()})
+globals().update({name: _command_function(record) for name, record in COMMANDS.items()})
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -10,12 +10,12 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir import graph as ir
 from sublet.ir.graph import CaseOf, Value, While
-from sublet.nn.levels import Levels
-from sublet.nn.lines import at_line, user_line
-from sublet.nn.tensor import Tensor, told
+from sublet.nn.level_stack import LevelStack
+from sublet.nn.source_location import at_line, user_line
+from sublet.nn.tensor import Tensor, describe
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.shapes import FLOATS
+from sublet.ops.nn.shape_inference import FLOATS
 
 
 class Loop:
@@ -38,7 +38,7 @@ class Loop:
 
     def __init__(
         self,
-        levels: Levels,
+        levels: LevelStack,
         carried: dict[str, Tensor],
         over: dict[str, Tensor],
         rounds: int | None,
@@ -50,21 +50,21 @@ class Loop:
         twice = [key for key in carried if key in over]
         if twice:
             raise SpecError(at_line(f"the loop carries {twice[0]!r}, and takes steps of it: use two names"))
-        self._inits = {key: levels.read(tensor) for key, tensor in carried.items()}
-        self._sequences = {key: levels.read(tensor) for key, tensor in over.items()}
+        self._inits = {key: levels.value_of(tensor) for key, tensor in carried.items()}
+        self._sequences = {key: levels.value_of(tensor) for key, tensor in over.items()}
         lengths = {key: tensor.shape[:1] for key, tensor in over.items()}
         if len({*lengths.values(), *([(rounds,)] if rounds is not None else [])}) > 1 or () in lengths.values():
             raise SpecError(
                 at_line(f"a loop needs sequences of one length and as many rounds, not {lengths}, {rounds}")
             )
-        self._rounds = _counted(next((length[0] for length in lengths.values()), rounds), "rounds", 0)
-        self._max_trips, self._backwards = _counted(max_trips, "max_trips", 1), backwards
+        self._rounds = _require_count(next((length[0] for length in lengths.values()), rounds), "rounds", 0)
+        self._max_trips, self._backwards = _require_count(max_trips, "max_trips", 1), backwards
         self._open: bool | None = None
         self._updates: dict[str, Value] | None = None
         self._rows: dict[str, Value] = {}
         self._condition: Value | None = None
         self._check = 0
-        self._given: dict[str, Tensor] = {}
+        self._readable: dict[str, Tensor] = {}
 
     def __enter__(self) -> Loop:
         """Begin the body. Raises SpecError if the loop was entered before."""
@@ -76,7 +76,7 @@ class Loop:
         names, scope = level.emit.names, level.emit.scope + self._name
 
         def declare_value(key: str, spec: Spec) -> Value:
-            return levels.tensor(Value(names.fresh(f"{scope}.{key}"), spec)).value
+            return levels.new_tensor(Value(names.fresh(f"{scope}.{key}"), spec)).value
 
         self._counter = declare_value("round", TensorSpec(DType.I64))
         self._parameters = {key: declare_value(key, init.spec) for key, init in self._inits.items()}
@@ -84,14 +84,14 @@ class Loop:
             key: declare_value(key, TensorSpec(spec_of(value).dtype, spec_of(value).shape[1:]))
             for key, value in self._sequences.items()
         }
-        self._number = levels.tensor(self._counter)
-        self._given = {key: levels.tensor(v) for key, v in {**self._parameters, **self._slices}.items()}
+        self._number = levels.new_tensor(self._counter)
+        self._readable = {key: levels.new_tensor(v) for key, v in {**self._parameters, **self._slices}.items()}
         return self
 
     @property
     def counter(self) -> Tensor:
         """The number of the iteration, from 0; an i64 scalar."""
-        self._inside()
+        self._require_open()
         return self._number
 
     def __getitem__(self, key: str) -> Tensor:
@@ -100,13 +100,13 @@ class Loop:
         Raises SpecError before the loop, and for an unknown name.
         """
         if self._open is None:
-            self._inside()
-        if key not in self._given:
+            self._require_open()
+        if key not in self._readable:
             later = "; rows are known after the loop" if key in self._rows else ""
-            raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._given) or 'nothing'}{later}"))
-        return self._given[key]
+            raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._readable) or 'nothing'}{later}"))
+        return self._readable[key]
 
-    def _inside(self) -> None:
+    def _require_open(self) -> None:
         """Raise SpecError unless the body is being written."""
         if not self._open:
             state = "over" if self._open is False else "not open: write its body in `with g.while_(...) as loop:`"
@@ -117,12 +117,12 @@ class Loop:
 
         Raises SpecError for a second check, or if `condition` is not one bool.
         """
-        self._inside()
+        self._require_open()
         if self._condition is not None:
             raise SpecError(at_line("the loop has a check already; join conditions by &"))
-        value = self._levels.read(condition)
+        value = self._levels.value_of(condition)
         if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
-            raise SpecError(at_line(f"{told(condition)} is no condition: it must be one bool"))
+            raise SpecError(at_line(f"{describe(condition)} is no condition: it must be one bool"))
         self._condition = value
         self._check = len(self._levels.emit.nodes)
 
@@ -132,13 +132,13 @@ class Loop:
         Raises SpecError for missing or additional names, for a value of another shape or type than the initial value,
         and for a second call.
         """
-        self._inside()
+        self._require_open()
         if self._updates is not None:
             raise SpecError(at_line("the loop has its next values already"))
         if updates.keys() != self._inits.keys():
             missing = ", ".join(self._inits) or "nothing"
             raise SpecError(at_line(f"the loop carries {missing}; next was given {', '.join(updates) or 'nothing'}"))
-        values = {key: self._levels.read(tensor) for key, tensor in updates.items()}
+        values = {key: self._levels.value_of(tensor) for key, tensor in updates.items()}
         for key, value in values.items():
             if value.spec != self._inits[key].spec:
                 raise SpecError(
@@ -151,11 +151,11 @@ class Loop:
 
         Raises SpecError for a name already in use.
         """
-        self._inside()
+        self._require_open()
         for key, tensor in rows.items():
-            if key in self._rows or key in self._given:
+            if key in self._rows or key in self._readable:
                 raise SpecError(at_line(f"the loop has {key!r} already; give the rows another name"))
-            self._rows[key] = self._levels.read(tensor)
+            self._rows[key] = self._levels.value_of(tensor)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -172,11 +172,11 @@ class Loop:
         updates = self._updates if self._updates is not None else {} if not self._inits else None
         if updates is None:
             raise SpecError(at_line(f"the loop at {self._line} carries {', '.join(self._inits)}: say loop.next(...)"))
-        condition = self._limit(level.emit)
+        condition = self._loop_condition(level.emit)
         emit = levels.emit
         hint = f"{emit.scope}{self._name}"
         finals = [Value(emit.names.fresh(f"{hint}.{key}"), init.spec) for key, init in self._inits.items()]
-        stacked = [Value(emit.names.fresh(f"{hint}.{key}"), self._stacked(row)) for key, row in self._rows.items()]
+        stacked = [Value(emit.names.fresh(f"{hint}.{key}"), self._stacked_spec(row)) for key, row in self._rows.items()]
         inside = (self._counter, *self._parameters.values(), *self._slices.values())
         results = (*(updates[key] for key in self._inits), *self._rows.values())
         body = ir.Graph(emit.names.fresh(f"{hint}.body"), inside, tuple(level.emit.nodes), results)
@@ -200,9 +200,9 @@ class Loop:
             )
         )
         keys = [*self._inits, *self._rows]
-        self._given = dict(zip(keys, levels.results((*finals, *stacked)), strict=True))
+        self._readable = dict(zip(keys, levels.result_tensors((*finals, *stacked)), strict=True))
 
-    def _limit(self, emit: Emitter) -> Value:
+    def _loop_condition(self, emit: Emitter) -> Value:
         """Return the loop condition: the user's check, and the comparison of the counter with a known trip count."""
         if self._rounds is None:
             if self._condition is None:
@@ -217,7 +217,7 @@ class Loop:
         emit.nodes = [*before, *after]
         return below
 
-    def _stacked(self, row: Value) -> Spec:
+    def _stacked_spec(self, row: Value) -> Spec:
         """Return the spec of stacked rows; unplannable without a bound on the number of iterations."""
         extent = self._rounds if self._condition is None else (self._max_trips or self._rounds)
         spec = spec_of(row)
@@ -227,7 +227,7 @@ class Loop:
         return TensorSpec(spec.dtype, (extent, *spec.shape))
 
 
-def _counted(number: int | None, what: str, least: int) -> int | None:
+def _require_count(number: int | None, what: str, least: int) -> int | None:
     """Return a number of iterations. Raises SpecError, naming `what`, unless an integer of at least `least` or None."""
     if number is not None and (not isinstance(number, int) or number < least):
         hint = "; where only a run knows it, use loop.check" if isinstance(number, Tensor) else ""
@@ -250,14 +250,14 @@ class Branch:
     call at the wrong place or with a wrong tensor.
     """
 
-    def __init__(self, levels: Levels, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
+    def __init__(self, levels: LevelStack, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
         self._levels, self._name, self._line = levels, name, user_line()
-        self._index = levels.read(index)
+        self._index = levels.value_of(index)
         if index.dtype in FLOATS or index.size != 1:
-            raise SpecError(at_line(f"{told(index)} tells no arm: it must be one bool or integer"))
-        self._fallback = tuple(levels.read(tensor) for tensor in fallback)
+            raise SpecError(at_line(f"{describe(index)} tells no arm: it must be one bool or integer"))
+        self._fallback = tuple(levels.value_of(tensor) for tensor in fallback)
         self._arms: list[ir.Graph] = []
-        self._inside = self._closed = False
+        self._in_arm = self._closed = False
         self._given: tuple[Value, ...] | None = None
         self._results: tuple[Tensor, ...] = ()
 
@@ -270,16 +270,16 @@ class Branch:
 
         Raises SpecError outside of the branch, inside another arm, and for an arm without results.
         """
-        if self._inside or self._closed:
+        if self._in_arm or self._closed:
             raise SpecError(at_line(f"an arm is written in the branch at {self._line}, and not in another arm"))
         levels = self._levels
         level = levels.push(f"an arm of the branch at {self._line}")
-        self._given, self._inside, line = None, True, user_line()
+        self._given, self._in_arm, line = None, True, user_line()
         try:
             yield
         finally:
             levels.pop()
-            self._inside = False
+            self._in_arm = False
         if self._given is None:
             raise SpecError(at_line(f"the arm at {line} gives nothing: say case.give(...)"))
         name = levels.emit.names.fresh(f"{levels.emit.scope}{self._name}.arm{len(self._arms)}")
@@ -290,11 +290,11 @@ class Branch:
 
         Raises SpecError outside of an arm, for a second call, and for shapes or types different from the first arm's.
         """
-        if not self._inside:
+        if not self._in_arm:
             raise SpecError(at_line("results are given in an arm: write `with case.arm():` around"))
         if self._given is not None:
             raise SpecError(at_line("the arm has given its results already"))
-        values = tuple(self._levels.read(tensor) for tensor in results)
+        values = tuple(self._levels.value_of(tensor) for tensor in results)
         like = self._arms[0].outputs if self._arms else self._fallback or values
         if [value.spec for value in values] != [value.spec for value in like]:
             shown = ", ".join(str(value.spec) for value in like)
@@ -335,4 +335,4 @@ class Branch:
         name = outputs[0].name if outputs else emit.names.fresh(hint)
         inputs = (self._index, *self._fallback)
         emit.nodes.append(CaseOf(name, "case", inputs, outputs, {}, self._line, arms=tuple(self._arms)))
-        self._results = tuple(self._levels.results(outputs))
+        self._results = tuple(self._levels.result_tensors(outputs))

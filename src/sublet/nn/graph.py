@@ -12,36 +12,36 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.arrays import array_of, gives_memory
+from sublet.base.arrays import array_of, has_memory
 from sublet.base.errors import RunError, SpecError, SubletError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
-from sublet.nn.content import Array, Content, Drawn
-from sublet.nn.controlled import Controlled
-from sublet.nn.levels import Levels
-from sublet.nn.lines import at_line
-from sublet.nn.naming import Named, Naming
-from sublet.nn.tensor import Operand, Tensor, dtype_of, told
-from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.nn.control_flow_base import ControlFlowWriter
+from sublet.nn.initial_values import Array, ArrayContent, RandomContent
+from sublet.nn.level_stack import LevelStack
+from sublet.nn.scope_names import NamedModule, ScopeNames
+from sublet.nn.source_location import at_line
+from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
+from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.shapes import FLOATS
+from sublet.ops.nn.shape_inference import FLOATS
 from sublet.ops.verify import verify
 
-DTYPES = {array: dtype for dtype, array in NUMPY.items()}
+DTYPE_OF_NUMPY = {array: dtype for dtype, array in NUMPY.items()}
 """Sublet's types by NumPy's types."""
 
-MAX_LITERAL = 16
+MAX_LITERAL_ELEMENTS = 16
 """Maximum elements of a literal; a larger constant becomes a weight with content."""
 
 
-RUN = 1 << 32
+KEY_STEP_PER_RUN = 1 << 32
 """Increment of the random key a run: the key plus the number of an iteration never equals the key of another run."""
 
 
-class Graph(Controlled):
+class Graph(ControlFlowWriter):
     """A graph under construction [NNC: symbolic graph].
 
     `training` selects the mode of layers and modules depending on the mode: normalisation, dropout; see also
@@ -51,10 +51,10 @@ class Graph(Controlled):
     def __init__(self, name: str = "graph", *, training: bool = True) -> None:
         self.name = name
         self.training = training
-        names = Names()
-        self._literals = Literals(names)
+        names = NameGenerator()
+        self._literals = LiteralPool(names)
         self._root = Emitter(names, self._literals)
-        self._levels = Levels(self, self._root)
+        self._levels = LevelStack(self, self._root)
         self._inputs: list[Value] = []
         self._weights: list[Value] = []
         self._trainable: list[Value] = []
@@ -62,17 +62,17 @@ class Graph(Controlled):
         self._outputs: dict[str, Value] = {}
         self._updates: dict[str, tuple[Value, Value]] = {}
         self._updatable: dict[str, Value] = {}  # inputs, parameters and states by name
-        self._naming = Naming()
+        self._naming = ScopeNames()
         self._freed: set[str] = set()  # names of undone declarations, free again
         self._key: Tensor | None = None
 
-    def own(self, tensor: Tensor) -> Value:
+    def value_of(self, tensor: Tensor) -> Value:
         """Return the value of a tensor. Raises SpecError for a tensor of another graph, or of a closed level."""
-        return self._levels.read(tensor)
+        return self._levels.value_of(tensor)
 
-    def tensor(self, value: Value) -> Tensor:
+    def tensor_of(self, value: Value) -> Tensor:
         """Return the tensor of a value made by `emit` at the innermost open level."""
-        return self._levels.tensor(value)
+        return self._levels.new_tensor(value)
 
     @property
     def emit(self) -> Emitter:
@@ -80,9 +80,9 @@ class Graph(Controlled):
         return self._levels.emit
 
     @property
-    def around(self) -> list[Emitter]:
+    def enclosing_emitters(self) -> list[Emitter]:
         """The emitters of the levels around the innermost open level, from the root down."""
-        return [level.emit for level in self._levels.open[:-1]]
+        return [level.emit for level in self._levels.open_levels[:-1]]
 
     @property
     def prefix(self) -> str:
@@ -95,9 +95,9 @@ class Graph(Controlled):
         Raises SpecError for a bad shape or type, for a taken name, and inside a loop or branch.
         """
         self._levels.require_root(f"the input {name!r} is declared")
-        value = self._declared(name, spec_for(shape, dtype))
+        value = self._declare_value(name, spec_for(shape, dtype))
         self._inputs.append(value)
-        return self._levels.tensor(value)
+        return self._levels.new_tensor(value)
 
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
@@ -112,22 +112,22 @@ class Graph(Controlled):
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
         spec = spec_for(shape, dtype)
-        earlier = self._there(name, spec, trained=True)
+        earlier = self._earlier_declaration(name, spec, trained=True)
         if earlier is not None:
             return earlier
-        content = None if initial is None else self._content(name, spec, initial)
-        value = self._declared(name, spec)
+        content = None if initial is None else self._initial_content(name, spec, initial)
+        value = self._declare_value(name, spec)
         if content is not None:
             self._contents[value.name] = content
         self._weights.append(value)
         self._trainable.append(value)
-        return self._levels.tensor(value, self._levels.open[0])
+        return self._levels.new_tensor(value, self._levels.open_levels[0])
 
     @property
     def parameters(self) -> list[Tensor]:
         """The floating-point parameters in order of declaration, without states and constants."""
         return [
-            self._levels.tensor(value, self._levels.open[0])
+            self._levels.new_tensor(value, self._levels.open_levels[0])
             for value in self._trainable
             if spec_of(value).dtype in FLOATS
         ]
@@ -139,11 +139,11 @@ class Graph(Controlled):
         another shape.
         """
         spec = spec_for(shape, dtype)
-        earlier = self._there(name, spec, trained=False)
+        earlier = self._earlier_declaration(name, spec, trained=False)
         if earlier is not None:
             return earlier
-        content = self._content(name, spec, initial)
-        return self._fixed(self._declared(name, spec), content)
+        content = self._initial_content(name, spec, initial)
+        return self._add_state(self._declare_value(name, spec), content)
 
     def key(self, seed: int = 0) -> Tensor:
         """Return the key of random numbers, an i64 scalar: a state "key", starting as `seed`, different in each run.
@@ -151,9 +151,9 @@ class Graph(Controlled):
         In a loop, `g.key() + loop.counter` differs in each iteration.
         """
         if self._key is None:
-            value = self._claimed("key", TensorSpec(DType.I64, ()))
-            self._key = self._fixed(value, Content(np.array(seed, np.int64)))
-            after = self._root("nn.add", value, self._literals.of((RUN,), value.spec))  # type: ignore[arg-type]
+            value = self._claim_name("key", TensorSpec(DType.I64, ()))
+            self._key = self._add_state(value, ArrayContent(np.array(seed, np.int64)))
+            after = self._root("nn.add", value, self._literals.constant_of((KEY_STEP_PER_RUN,), value.spec))  # type: ignore[arg-type]
             self._updates[value.name] = (value, after)
         return self._key
 
@@ -163,19 +163,19 @@ class Graph(Controlled):
         Raises SpecError for a content without a matching type, and for a number not representable in `dtype`.
         """
         array = as_array(content, None if dtype is None else dtype_of(dtype))
-        spec = TensorSpec(DTYPES[array.dtype], array.shape)
-        if array.size <= MAX_LITERAL:
-            value = self._literals.of(tuple(array.reshape(-1).tolist()), spec)
-            return self._levels.tensor(value, self._levels.open[0])
+        spec = TensorSpec(DTYPE_OF_NUMPY[array.dtype], array.shape)
+        if array.size <= MAX_LITERAL_ELEMENTS:
+            value = self._literals.constant_of(tuple(array.reshape(-1).tolist()), spec)
+            return self._levels.new_tensor(value, self._levels.open_levels[0])
         value = Value(self._root.names.fresh("constant"), spec)
-        return self._fixed(value, Content(np.array(array, order="C")))
+        return self._add_state(value, ArrayContent(np.array(array, order="C")))
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Return `tensor` from each run as the output `name`; an updated tensor returns the content before the update.
 
         Raises SpecError for a name already in use, and inside a loop or branch.
         """
-        value = self._levels.read(tensor)
+        value = self._levels.value_of(tensor)
         self._levels.require_root("an output is declared")
         if not isinstance(name, str):
             raise SpecError(at_line(f"{name!r} is no name of an output: g.output(name, tensor)"))
@@ -189,19 +189,19 @@ class Graph(Controlled):
         Raises SpecError for another kind of target, a source of another shape or type, a second update of a target, and
         inside a loop or branch.
         """
-        into, value = self._levels.read(target), self._levels.read(source)
+        into, value = self._levels.value_of(target), self._levels.value_of(source)
         if into.name not in self._updatable:
-            raise SpecError(at_line(f"{told(target)} is no parameter, state or input: only these are updated"))
+            raise SpecError(at_line(f"{describe(target)} is no parameter, state or input: only these are updated"))
         if into.spec != value.spec:
-            raise SpecError(at_line(f"{told(target)} cannot take the content of {told(source)}: they differ"))
-        if into.name in self._updates and not self._naming.again:
-            raise SpecError(at_line(f"{told(target)} is updated twice"))
+            raise SpecError(at_line(f"{describe(target)} cannot take the content of {describe(source)}: they differ"))
+        if into.name in self._updates and not self._naming.is_repeated_call:
+            raise SpecError(at_line(f"{describe(target)} is updated twice"))
         self._levels.require_root("a parameter is updated")
         self._updates[into.name] = (into, value)
 
     def after(self, target: Tensor) -> Tensor:
         """Return the content of a parameter, state or input after the run: the source of its update, or itself."""
-        into = self._levels.read(target)
+        into = self._levels.value_of(target)
         return Tensor(self, self._updates.get(into.name, (into, into))[1])
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
@@ -210,7 +210,9 @@ class Graph(Controlled):
         Numbers and arrays in `inputs` become constants. Raises SpecError, beginning with the user's line, for inputs or
         attributes not accepted by the command.
         """
-        return tuple(self._levels.tensor(value) for value in self._levels.write(op, inputs, attrs, self._operand))
+        return tuple(
+            self._levels.new_tensor(value) for value in self._levels.append_node(op, inputs, attrs, self._operand_value)
+        )
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -219,33 +221,33 @@ class Graph(Controlled):
         On an error inside, all writing inside is undone; the block can be written again.
         """
         path = f"{self.emit.scope}{name}/"
-        with self.whole(), self._naming.inside(path):
+        with self.rollback_on_error(), self._naming.enter_scope(path):
             before, self.emit.scope = self.emit.scope, path
             yield
             self.emit.scope = before
 
     @contextmanager
-    def module(self, module: Named) -> Iterator[None]:
+    def module(self, module: NamedModule) -> Iterator[None]:
         """Open the scope of a module inside `with`. A module called again finds the parameters of the first call."""
-        with self.whole():
-            path = self._naming.path(self.emit.scope, module)
-            with self._naming.inside(path, module):
+        with self.rollback_on_error():
+            path = self._naming.scope_of_module(self.emit.scope, module)
+            with self._naming.enter_scope(path, module):
                 before, self.emit.scope = self.emit.scope, path
                 yield
                 self.emit.scope = before
 
     @property
-    def repeated(self) -> int:
+    def prior_calls(self) -> int:
         """The number of earlier calls of the module being written, used to draw different random numbers."""
-        return self._naming.repeated
+        return self._naming.prior_calls
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def rollback_on_error(self) -> Iterator[None]:
         """Undo all writing inside `with` if an error ends the block: nodes, declarations, outputs and updates."""
         emit, nodes = self.emit, list(self.emit.nodes)
         scope, source, key, updates = emit.scope, emit.source, self._key, dict(self._updates)
         naming = self._naming
-        tables = (self._contents, self._outputs, naming.scopes, naming.paths, self._levels.homes)
+        tables = (self._contents, self._outputs, naming.scopes, naming.paths, self._levels.level_of_value)
         growing: list[list[Any] | dict[Any, Any]] = [self._inputs, self._weights, self._trainable, *tables]
         lengths, declared_count = [len(each) for each in growing], len(self._updatable)
         try:
@@ -259,11 +261,11 @@ class Graph(Controlled):
                 self._freed.add(self._updatable.popitem()[0])
             raise
 
-    def unused(self, name: str) -> str:
+    def unused_scope_name(self, name: str) -> str:
         """Return a name for a new scope: the first unused of `name`, `name_2`, `name_3`, ..."""
-        return self._naming.unused(self.emit.scope, name)
+        return self._naming.unused_scope_name(self.emit.scope, name)
 
-    def _written(self) -> Levels:
+    def _level_stack(self) -> LevelStack:
         """Return the stack of open levels."""
         return self._levels
 
@@ -291,46 +293,46 @@ class Graph(Controlled):
         contents = dict(self._contents)
         return Model(graph, weights=contents, inputs=names, outputs=tuple(self._outputs), constants=constants)
 
-    def _fixed(self, value: Value, content: Constant) -> Tensor:
+    def _add_state(self, value: Value, content: Constant) -> Tensor:
         """Add a weight that is not trained, and return the tensor."""
         self._weights.append(value)
         self._contents[value.name] = content
-        return self._levels.tensor(value, self._levels.open[0])
+        return self._levels.new_tensor(value, self._levels.open_levels[0])
 
-    def _operand(self, given: Operand, like: DType | None) -> Value | None:
+    def _operand_value(self, given: Operand, like: DType | None) -> Value | None:
         """Return the value of an operand; a number takes the type `like`. Raises SpecError for an unclear type."""
         if given is None:
             return None
         if isinstance(given, Tensor):
-            return self._levels.read(given)
+            return self._levels.value_of(given)
         if not isinstance(given, bool | int | float | np.generic):
-            return self._levels.read(self.constant(given))
+            return self._levels.value_of(self.constant(given))
         if like is None and isinstance(given, bool | np.bool_):
             like = DType.BOOL
         if like is None:
-            raise SpecError(at_line(f"the type of {told(given)} is not clear here: use g.constant"))
+            raise SpecError(at_line(f"the type of {describe(given)} is not clear here: use g.constant"))
         if like not in FLOATS and isinstance(given, float | np.floating):
             raise SpecError(
-                at_line(f"{told(given)} would be cut to a number of {like}: take astype('f32') of the tensor")
+                at_line(f"{describe(given)} would be cut to a number of {like}: take astype('f32') of the tensor")
             )
-        return self._levels.read(self.constant(given, like))
+        return self._levels.value_of(self.constant(given, like))
 
-    def _declared(self, name: str, spec: TensorSpec) -> Value:
+    def _declare_value(self, name: str, spec: TensorSpec) -> Value:
         """Declare a new value in the open scope."""
         if not isinstance(name, str) or not name:
             raise SpecError(at_line(f"{name!r} is no name: give a word"))
-        return self._claimed(self.emit.scope + name, spec)
+        return self._claim_name(self.emit.scope + name, spec)
 
-    def _there(self, name: str, spec: TensorSpec, *, trained: bool) -> Tensor | None:
+    def _earlier_declaration(self, name: str, spec: TensorSpec, *, trained: bool) -> Tensor | None:
         """Return the tensor declared by an earlier call of the module; None in a first call."""
-        value = self._updatable.get(self.emit.scope + str(name)) if self._naming.again else None
+        value = self._updatable.get(self.emit.scope + str(name)) if self._naming.is_repeated_call else None
         if value is None:
             return None
         if value.spec != spec or (value in self._trainable) != trained:
             raise SpecError(at_line(f"%{value.name} is {value.spec} since the module was called first, and not {spec}"))
-        return self._levels.tensor(value, self._levels.open[0])
+        return self._levels.new_tensor(value, self._levels.open_levels[0])
 
-    def _claimed(self, full: str, spec: TensorSpec) -> Value:
+    def _claim_name(self, full: str, spec: TensorSpec) -> Value:
         """Return a new value with a full name. Raises SpecError for a taken name."""
         if full in self._freed:
             self._freed.discard(full)
@@ -339,14 +341,14 @@ class Graph(Controlled):
         value = self._updatable[full] = Value(full, spec)
         return value
 
-    def _content(self, name: str, spec: TensorSpec, initial: Any) -> Constant:
+    def _initial_content(self, name: str, spec: TensorSpec, initial: Any) -> Constant:
         """Return the initial content of a parameter or state."""
         if callable(initial):
-            return Drawn(self.emit.scope + str(name), spec, initial)
+            return RandomContent(self.emit.scope + str(name), spec, initial)
         array = as_array(initial, spec.dtype)
         if array.shape not in ((), spec.shape):
             raise SpecError(at_line(f"the content of {name!r} has the shape {list(array.shape)}, not {spec}"))
-        return Content(np.array(np.broadcast_to(array, spec.shape), order="C"))
+        return ArrayContent(np.array(np.broadcast_to(array, spec.shape), order="C"))
 
 
 def spec_for(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
@@ -367,13 +369,13 @@ def spec_for(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
 def as_array(content: Any, dtype: DType | None = None) -> Array:
     """Return a number or array as an array of a tensor type. Raises SpecError for other content or inexact numbers."""
     try:
-        array = array_of(content, "it") if gives_memory(content) else np.asarray(content)
+        array = array_of(content, "it") if has_memory(content) else np.asarray(content)
         array = array if dtype is None or array.dtype.kind in "SUO" else array.astype(NUMPY[dtype])
         exact = not isinstance(content, int | float) or array.dtype.kind not in "iu" or array == content
     except (RunError, ValueError, TypeError, OverflowError) as error:
-        raise SpecError(at_line(f"{told(content)} is no array of numbers: {error}")) from None
-    if array.dtype not in DTYPES:
-        raise SpecError(at_line(f"{told(content)} is no number or array of numbers"))
+        raise SpecError(at_line(f"{describe(content)} is no array of numbers: {error}")) from None
+    if array.dtype not in DTYPE_OF_NUMPY:
+        raise SpecError(at_line(f"{describe(content)} is no number or array of numbers"))
     if not exact:
-        raise SpecError(at_line(f"{told(content)} is no number of {dtype}"))
+        raise SpecError(at_line(f"{describe(content)} is no number of {dtype}"))
     return array

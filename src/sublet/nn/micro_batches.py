@@ -14,35 +14,35 @@ from fractions import Fraction
 
 from sublet.base.errors import GradientError, SpecError
 from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.dataflow import required_values, results
 from sublet.ir.graph import Attr, Graph, Node, Value, While
-from sublet.ir.walk import needs, results
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.nn.lines import at_line
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import backward, differentiable, reached, with_zeros
-from sublet.passes.splitting.samples import (
+from sublet.passes.autodiff import active_values, backward, is_differentiable, with_zeros
+from sublet.passes.splitting.batch_axis import (
     BATCH_NORM,
     MEAN,
     attrs_of_part,
-    having_rows,
-    reduced_over_rows,
-    rows_of,
-    shape,
+    common_row_count,
+    outputs_with_rows,
+    row_reduction,
+    shape_of,
 )
 
-APART = 1 << 24
+KEY_DISTANCE = 1 << 24
 """Distance of random keys between micro-batches: iterations of inner loops use the keys between."""
 
-MOST = 256
+MAX_PARTS = 256
 """Maximum number of micro-batches; a larger number is an error."""
 
 SCALAR = TensorSpec(DType.I64)
 
 
 @dataclass
-class Cut:
+class BatchPartition:
     """A program in three parts: before the batch dependence, the per-sample body, and the part after reductions.
 
     sliced_values  the values sliced along the first axis: inputs, and further values with one row a sample
@@ -55,43 +55,45 @@ class Cut:
     """
 
     parts: int
-    wholes: dict[Value, None] = field(default_factory=dict)
+    sliced_values: dict[Value, None] = field(default_factory=dict)
     before: list[Node] = field(default_factory=list)
-    inside: list[tuple[Node, dict[str, Attr]]] = field(default_factory=list)
+    body: list[tuple[Node, dict[str, Attr]]] = field(default_factory=list)
     after: list[Node] = field(default_factory=list)
-    rows: set[Value] = field(default_factory=set)
-    taken: dict[Value, str] = field(default_factory=dict)
+    row_values: set[Value] = field(default_factory=set)
+    reductions: dict[Value, str] = field(default_factory=dict)
     statistics: dict[Value, Value] = field(default_factory=dict)
 
 
-def cut_program(nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, smaller_statistics: bool) -> Cut:
+def partition_program(
+    nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, smaller_statistics: bool
+) -> BatchPartition:
     """Return the program in three parts. Raises GradientError, naming the node, for a node mixing samples."""
-    cut = Cut(parts, dict.fromkeys(inputs), rows=set(inputs))
+    cut = BatchPartition(parts, dict.fromkeys(inputs), row_values=set(inputs))
     late_values: set[Value] = set()
     moved_statistics: dict[Value, Value] = {}
     for node in nodes:
-        read = needs(node)
-        row_operands = {i for i, value in enumerate(node.inputs) if value in cut.rows}
-        if not any(value in cut.rows for value in read):
+        read = required_values(node)
+        row_operands = {i for i, value in enumerate(node.inputs) if value in cut.row_values}
+        if not any(value in cut.row_values for value in read):
             depends = any(value in late_values for value in read)
             (cut.after if depends else cut.before).append(node)
             late_values.update(node.defs if depends else ())
             continue
         if any(value in late_values and value not in moved_statistics for value in read):
-            raise _refused(node, "it reads what is computed of the whole batch")
-        kind = reduced_over_rows(node)
-        attrs = node.attrs if kind else _attrs(cut, node, row_operands)
+            raise _refusal(node, "it reads what is computed of the whole batch")
+        kind = row_reduction(node)
+        attrs = node.attrs if kind else _part_attributes(cut, node, row_operands)
         if attrs is None:
-            raise _refused(node, f"{node.op} is not known to compute sample by sample, along the first axis")
-        cut.inside.append((node, dict(attrs)))
+            raise _refusal(node, f"{node.op} is not known to compute sample by sample, along the first axis")
+        cut.body.append((node, dict(attrs)))
         if kind:
-            cut.taken[node.defs[0]] = kind
+            cut.reductions[node.defs[0]] = kind
             late_values.update(node.defs)
             continue
-        cut.rows.update(having_rows(node))
+        cut.row_values.update(outputs_with_rows(node))
         if node.op == BATCH_NORM:
             if not smaller_statistics:
-                raise _refused(node, "batch normalisation would see smaller batches: allow smaller_statistics")
+                raise _refusal(node, "batch normalisation would see smaller batches: allow smaller_statistics")
             for before, after in zip(node.uses[3:5], node.outputs[1:3], strict=True):
                 first = moved_statistics.get(before, before)
                 if after is not None:
@@ -100,28 +102,30 @@ def cut_program(nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, s
     return cut
 
 
-def _attrs(cut: Cut, node: Node, along: set[int]) -> dict[str, Attr] | None:
+def _part_attributes(cut: BatchPartition, node: Node, along: set[int]) -> dict[str, Attr] | None:
     """Return the attributes of a node for one micro-batch; None for a node not computing sample by sample.
 
     If necessary, whole operands with equally many rows are sliced too.
     """
     attrs = attrs_of_part(node, along, Fraction(1, cut.parts))
     if attrs is None and not node.subgraphs:
-        extents = {(shape(node.inputs[i]) or (0,))[0] for i in along}
-        further = {i for i, value in enumerate(node.inputs) if (shape(value) or (0,))[0] in extents and i not in along}
+        extents = {(shape_of(node.inputs[i]) or (0,))[0] for i in along}
+        further = {
+            i for i, value in enumerate(node.inputs) if (shape_of(value) or (0,))[0] in extents and i not in along
+        }
         attrs = attrs_of_part(node, along | further, Fraction(1, cut.parts)) if further else None
         if attrs is not None:
-            cut.wholes.update((value, None) for i in further if (value := node.inputs[i]) is not None)
-            cut.rows.update(value for i in further if (value := node.inputs[i]) is not None)
+            cut.sliced_values.update((value, None) for i in further if (value := node.inputs[i]) is not None)
+            cut.row_values.update(value for i in further if (value := node.inputs[i]) is not None)
     return None if attrs is None else dict(attrs)
 
 
-def _refused(node: Node, why: str) -> GradientError:
+def _refusal(node: Node, why: str) -> GradientError:
     """Return the error for a node unsuitable for micro-batches."""
-    return GradientError(f"micro_batches: node {node.told}: {why}")
+    return GradientError(f"micro_batches: node {node.label}: {why}")
 
 
-def accumulated(
+def accumulated_gradients(
     graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor], parts: int, *, smaller_statistics: bool
 ) -> list[Tensor]:
     """Return the gradients of a loss, accumulated over micro-batches; the loop computes the loss and the outputs too.
@@ -129,31 +133,31 @@ def accumulated(
     Raises SpecError for a batch not divisible into `parts`, and GradientError for a network mixing samples.
     """
     program, emit = graph.model().graph, graph.emit
-    values = [graph.own(parameter) for parameter in parameters]
-    inputs = _cut_inputs(program, parts)
+    values = [graph.value_of(parameter) for parameter in parameters]
+    inputs = _batch_inputs(program, parts)
     try:
-        cut = cut_program(tuple(emit.nodes), inputs, parts, smaller_statistics=smaller_statistics)
-        gradients = _Writer(emit, cut, set(results(program))).gradients(graph.own(loss), values)
+        cut = partition_program(tuple(emit.nodes), inputs, parts, smaller_statistics=smaller_statistics)
+        gradients = _MicroBatchWriter(emit, cut, set(results(program))).write_gradients(graph.value_of(loss), values)
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
-    return [graph.tensor(value) for value in gradients]
+    return [graph.tensor_of(value) for value in gradients]
 
 
-def _cut_inputs(program: Graph, parts: int) -> list[Value]:
+def _batch_inputs(program: Graph, parts: int) -> list[Value]:
     """Return the inputs to slice along the first axis: all read inputs with at least one axis.
 
     Raises SpecError for inputs with different first extents, and for a bad number of parts.
     """
-    read = {value for node in program.nodes for value in needs(node)} - set(program.updated)
+    read = {value for node in program.nodes for value in required_values(node)} - set(program.updated_values)
     inputs = [value for value in program.inputs if value in read and spec_of(value).shape]
-    batch = rows_of(inputs, at_line("micro_batches cuts inputs along a first axis that is one for all"))
-    if not 2 <= parts <= MOST or batch % parts:
-        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MOST}, and divide the batch of {batch}"))
+    batch = common_row_count(inputs, at_line("micro_batches cuts inputs along a first axis that is one for all"))
+    if not 2 <= parts <= MAX_PARTS or batch % parts:
+        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MAX_PARTS}, and divide the batch of {batch}"))
     return inputs
 
 
 @dataclass
-class _Loop:
+class _MicroBatchLoop:
     """The loop over micro-batches under construction.
 
     carried    (parameter, initial value, update) of each loop-carried value
@@ -171,36 +175,36 @@ class _Loop:
     stacked: list[tuple[Value, Value]] = field(default_factory=list)
     finals: list[Value] = field(default_factory=list)
 
-    def fresh(self, hint: str, spec: TensorSpec) -> Value:
+    def new_value(self, hint: str, spec: TensorSpec) -> Value:
         """Return a new value."""
         return Value(self.outer.names.fresh(f"micro/{hint}"), spec)
 
-    def part(self, whole: Value) -> Value:
+    def add_slice(self, whole: Value) -> Value:
         """Return the slice of a whole value for one iteration."""
         spec = spec_of(whole)
-        part = self.fresh(whole.name, TensorSpec(spec.dtype, (spec.shape[0] // self.parts, *spec.shape[1:])))
+        part = self.new_value(whole.name, TensorSpec(spec.dtype, (spec.shape[0] // self.parts, *spec.shape[1:])))
         folded = self.outer("nn.reshape", whole, shape=(self.parts, *spec_of(part).shape))
         self.sequences.append((part, folded))
         return part
 
-    def carry(self, parameter: Value, init: Value, update: Value, final: Value | None = None) -> Value:
+    def add_carry(self, parameter: Value, init: Value, update: Value, final: Value | None = None) -> Value:
         """Carry `parameter`, from `init` to `update` in each iteration, and return the final value."""
         self.carried.append((parameter, init, update))
-        self.finals.append(final or self.fresh(f"{parameter.name}.last", spec_of(parameter)))
+        self.finals.append(final or self.new_value(f"{parameter.name}.last", spec_of(parameter)))
         return self.finals[-1]
 
-    def summed(self, hint: str, init: Value, term: Value) -> Value:
+    def add_sum(self, hint: str, init: Value, term: Value) -> Value:
         """Return the sum of `init` and of `term` over all iterations."""
-        total = self.fresh(f"{hint}.sum", spec_of(init))
-        return self.carry(total, init, self.inner("nn.add", total, term))
+        total = self.new_value(f"{hint}.sum", spec_of(init))
+        return self.add_carry(total, init, self.inner("nn.add", total, term))
 
-    def stack(self, row: Value) -> Value:
+    def add_rows(self, row: Value) -> Value:
         """Return the rows of all iterations, stacked along a new first axis."""
-        whole = self.fresh(f"{row.name}.rows", TensorSpec(spec_of(row).dtype, (self.parts, *spec_of(row).shape)))
+        whole = self.new_value(f"{row.name}.rows", TensorSpec(spec_of(row).dtype, (self.parts, *spec_of(row).shape)))
         self.stacked.append((row, whole))
         return whole
 
-    def write(self, go: Value) -> None:
+    def append_loop(self, go: Value) -> None:
         """Append the loop with the condition `go`."""
         name = self.outer.names.fresh("micro")
         parameters, parts = [each[0] for each in self.carried], [part for part, _ in self.sequences]
@@ -227,32 +231,32 @@ class _Loop:
 
 
 @dataclass
-class _Writer:
+class _MicroBatchWriter:
     """Writer of the loop and the nodes around the loop. `wanted` holds the results of the program."""
 
     emit: Emitter
-    cut: Cut
+    cut: BatchPartition
     wanted: set[Value]
-    now: dict[Value, Value] = field(default_factory=dict)
+    in_body: dict[Value, Value] = field(default_factory=dict)
 
-    def gradients(self, loss: Value, parameters: Sequence[Value]) -> list[Value]:
+    def write_gradients(self, loss: Value, parameters: Sequence[Value]) -> list[Value]:
         """Return the gradients of the loss with respect to `parameters`; write the loop and the outer nodes."""
         emit, cut = self.emit, self.cut
-        active = reached(cut.before, parameters)
-        inside = _read_of(node for node, _ in cut.inside)
-        captured = [v for v in inside if v in active and v not in cut.rows and differentiable(v)]
-        edges = list(dict.fromkeys([*captured, *(v for v in _read_of(cut.after) if v in active)]))
-        if loss not in cut.taken and loss not in {value for node in cut.after for value in node.defs}:
+        active = active_values(cut.before, parameters)
+        inside = _values_read(node for node, _ in cut.body)
+        captured = [v for v in inside if v in active and v not in cut.row_values and is_differentiable(v)]
+        edges = list(dict.fromkeys([*captured, *(v for v in _values_read(cut.after) if v in active)]))
+        if loss not in cut.reductions and loss not in {value for node in cut.after for value in node.defs}:
             raise GradientError("micro_batches: the loss does not depend on the batch by means and sums over it")
-        taken = [value for value in cut.taken if differentiable(value)]
-        outer = dict(zip([*taken, *edges], self._outer(loss, [*taken, *edges]), strict=True))
+        taken = [value for value in cut.reductions if is_differentiable(value)]
+        outer = dict(zip([*taken, *edges], self._outer_gradients(loss, [*taken, *edges]), strict=True))
         seeds = {value: grad for value in taken if (grad := outer[value]) is not None}
-        totals = self._loop(seeds, {v: outer[v] for v in captured}, [v for v in cut.wholes if v in active])
+        totals = self._write_loop(seeds, {v: outer[v] for v in captured}, [v for v in cut.sliced_values if v in active])
         totals |= {v: grad for v in edges if v not in totals and (grad := outer[v]) is not None}
         emit.nodes.extend(cut.after)
         return with_zeros(emit, backward(emit, tuple(cut.before), totals, parameters), parameters)
 
-    def _outer(self, loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
+    def _outer_gradients(self, loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
         """Return the gradients of the loss with respect to reductions and outer values, written before the loop.
 
         Raises GradientError if a gradient depends on a reduction.
@@ -260,80 +264,84 @@ class _Writer:
         emit, cut = self.emit, self.cut
         emit.nodes[:] = [*cut.before, *cut.after]
         earlier = {node.name for node in emit.nodes}
-        gradients = backward(emit, tuple(cut.after), {loss: emit.filled(1, spec_of(loss))}, wrt)
+        gradients = backward(emit, tuple(cut.after), {loss: emit.full(1, spec_of(loss))}, wrt)
         new = [node for node in emit.nodes if node.name not in earlier]
-        after_loop = {*cut.taken, *(value for node in cut.after for value in node.defs)}
-        if any(value in after_loop for node in new for value in needs(node)):
+        after_loop = {*cut.reductions, *(value for node in cut.after for value in node.defs)}
+        if any(value in after_loop for node in new for value in required_values(node)):
             raise GradientError("micro_batches: the loss is no sum of means and sums over the batch, times constants")
         emit.nodes[:] = [*cut.before, *new]
         return gradients
 
-    def _loop(
+    def _write_loop(
         self, seeds: dict[Value, Value], begins: dict[Value, Value | None], sequences: Sequence[Value]
     ) -> dict[Value, Value]:
         """Write the loop and return the gradients with respect to captured values and sequences.
 
         `begins` maps each captured value to the initial value of its gradient sum.
         """
-        emit, cut, now = self.emit, self.cut, self.now
-        inner = emit.inside()
+        emit, cut, now = self.emit, self.cut, self.in_body
+        inner = emit.for_subgraph()
         inner.scope = "micro/"
-        loop = _Loop(emit, inner, cut.parts, Value(emit.names.fresh("micro/counter"), SCALAR))
-        go = inner("nn.less", loop.counter, inner.filled(cut.parts, SCALAR))
-        now.update((whole, loop.part(whole)) for whole in cut.wholes)
-        now.update((first, loop.fresh(first.name, spec_of(first))) for first in cut.statistics)
-        self._round(inner, loop.counter)
-        shares = {now[v]: self._share(v, grad) for v, grad in seeds.items()}
+        loop = _MicroBatchLoop(emit, inner, cut.parts, Value(emit.names.fresh("micro/counter"), SCALAR))
+        go = inner("nn.less", loop.counter, inner.full(cut.parts, SCALAR))
+        now.update((whole, loop.add_slice(whole)) for whole in cut.sliced_values)
+        now.update((first, loop.new_value(first.name, spec_of(first))) for first in cut.statistics)
+        self._write_iteration(inner, loop.counter)
+        shares = {now[v]: self._mean_share(v, grad) for v, grad in seeds.items()}
         gradients = backward(inner, tuple(inner.nodes), shares, [*begins, *(now[v] for v in sequences)])
         totals: dict[Value, Value] = {}
         for (value, begin), grad in zip(begins.items(), gradients, strict=False):
             if grad is not None:
-                totals[value] = loop.summed(value.name, begin or emit.filled(0, spec_of(value)), grad)
+                totals[value] = loop.add_sum(value.name, begin or emit.full(0, spec_of(value)), grad)
             elif begin is not None:
                 totals[value] = begin
-        sums = {v: loop.summed(v.name, emit.filled(0, spec_of(v)), now[v]) for v in cut.taken}
+        sums = {v: loop.add_sum(v.name, emit.full(0, spec_of(v)), now[v]) for v in cut.reductions}
         for first, last in cut.statistics.items():
-            loop.carry(now[first], first, now[last], last)
-        rows = {v: loop.stack(now[v]) for v in now if v in self.wanted and v in cut.rows and v not in cut.wholes}
+            loop.add_carry(now[first], first, now[last], last)
+        rows = {
+            v: loop.add_rows(now[v])
+            for v in now
+            if v in self.wanted and v in cut.row_values and v not in cut.sliced_values
+        }
         stacked_gradients = zip(sequences, gradients[len(begins) :], strict=True)
-        steps = {v: loop.stack(grad) for v, grad in stacked_gradients if grad is not None}
-        loop.write(go)
+        steps = {v: loop.add_rows(grad) for v, grad in stacked_gradients if grad is not None}
+        loop.append_loop(go)
         for value, total in sums.items():
-            self._defined(value, self._share(value, total))
+            self._define_value(value, self._mean_share(value, total))
         for value, whole in rows.items():
-            self._defined(value, emit("nn.reshape", whole, shape=spec_of(value).shape))
+            self._define_value(value, emit("nn.reshape", whole, shape=spec_of(value).shape))
         return totals | {v: emit("nn.reshape", whole, shape=spec_of(v).shape) for v, whole in steps.items()}
 
-    def _share(self, taken: Value, of: Value) -> Value:
+    def _mean_share(self, taken: Value, of: Value) -> Value:
         """Return the share of one micro-batch in a gradient or total: divided by the number of parts for a mean."""
-        if self.cut.taken[taken] == MEAN:
+        if self.cut.reductions[taken] == MEAN:
             return self.emit("nn.mul", of, self.emit.constant(1 / self.cut.parts, of))
         return self.emit("nn.copy", of)
 
-    def _round(self, inner: Emitter, counter: Value) -> None:
+    def _write_iteration(self, inner: Emitter, counter: Value) -> None:
         """Write the nodes of an iteration, applied to slices."""
-        now = self.now
-        for node, attrs in self.cut.inside:
+        now = self.in_body
+        for node, attrs in self.cut.body:
             inner.source = node.source
             operands = [None if value is None else now.get(value, value) for value in node.inputs]
             if node.op == "nn.dropout":
                 assert operands[1] is not None
-                operands[1] = self._key(inner, counter, operands[1])
-            results = inner.several(node.op, *operands, **attrs)
+                operands[1] = self._part_key(inner, counter, operands[1])
+            results = inner.all_outputs(node.op, *operands, **attrs)
             now.update((old, new) for old, new in zip(node.outputs, results, strict=False) if old is not None)
 
-    def _key(self, inner: Emitter, counter: Value, key: Value) -> Value:
+    def _part_key(self, inner: Emitter, counter: Value, key: Value) -> Value:
         """Return the random key of one micro-batch."""
-        apart = inner("nn.mul", counter, inner.filled(APART, SCALAR))
+        apart = inner("nn.mul", counter, inner.full(KEY_DISTANCE, SCALAR))
         return inner("nn.add", key, apart if key.spec == SCALAR else inner("nn.cast", apart, dtype="i32"))
 
-    def _defined(self, value: Value, by: Value) -> None:
+    def _define_value(self, value: Value, by: Value) -> None:
         """Rename the output `by` of the last node to a value of the program."""
         last = self.emit.nodes[-1]
         assert last.defs == (by,)
         self.emit.nodes[-1] = replace(last, name=value.name, outputs=(value,))
 
 
-def _read_of(nodes: Iterable[Node]) -> list[Value]:
+def _values_read(nodes: Iterable[Node]) -> list[Value]:
     """Return the values read by the nodes, each value once."""
-    return list(dict.fromkeys(value for node in nodes for value in needs(node)))
+    return list(dict.fromkeys(value for node in nodes for value in required_values(node)))

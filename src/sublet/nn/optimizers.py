@@ -9,9 +9,9 @@ from typing import Protocol
 from sublet import nn
 from sublet.base.tensor import DType
 from sublet.nn.graph import Graph
+from sublet.nn.graph_protocol import EagerGraph
 from sublet.nn.schedules import Schedule
 from sublet.nn.tensor import Tensor
-from sublet.nn.writer import Eager
 
 Rate = float | Tensor | Schedule
 """A learning rate: a number, a scalar f32 tensor of the graph (an input or a state), or a function of the step."""
@@ -20,24 +20,26 @@ Rate = float | Tensor | Schedule
 class Optimizer(Protocol):
     """A writer of commands for updates of parameters."""
 
-    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | EagerGraph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Let `graph` update each parameter by the gradient at the same position, at the end of a run."""
 
 
-def _rate(graph: Graph | Eager, rate: Rate, parameters: Sequence[Tensor], step: Tensor | None = None) -> Tensor:
+def _rate_of_step(
+    graph: Graph | EagerGraph, rate: Rate, parameters: Sequence[Tensor], step: Tensor | None = None
+) -> Tensor:
     """Return the learning rate as a tensor; `step` is the number of the step from 1, if already counted."""
     if callable(rate):
-        step = _counted(graph, parameters) if step is None else step
+        step = _count_step(graph, parameters) if step is None else step
         rate = rate((step - 1).astype("f32"))
     return rate if isinstance(rate, Tensor) else graph.constant(rate, "f32")
 
 
-def _remembered(graph: Graph | Eager, parameter: Tensor, what: str) -> Tensor:
+def _parameter_state(graph: Graph | EagerGraph, parameter: Tensor, what: str) -> Tensor:
     """Return a state of the shape and type of a parameter, zero before the first step."""
     return graph.state(f"{parameter.name}.{what}", parameter.shape, parameter.dtype)
 
 
-def _counted(graph: Graph | Eager, parameters: Sequence[Tensor]) -> Tensor:
+def _count_step(graph: Graph | EagerGraph, parameters: Sequence[Tensor]) -> Tensor:
     """Return the number of the step, from 1; each group of parameters has a separate counter."""
     before = graph.state(f"{parameters[0].name}.step", (), DType.I64)
     step = before + 1
@@ -62,12 +64,12 @@ class SGD:
     decay: float = 0.0
     nesterov: bool = False
 
-    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | EagerGraph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Write one command a parameter; with momentum, also one state of the parameter's size."""
-        rate = _rate(graph, self.lr, parameters)
+        rate = _rate_of_step(graph, self.lr, parameters)
         attrs = {"dampening": self.dampening, "decay": self.decay, "nesterov": self.nesterov}
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            state = [_remembered(graph, parameter, "momentum")] if self.momentum else []
+            state = [_parameter_state(graph, parameter, "momentum")] if self.momentum else []
             results = graph.apply("nn.sgd", parameter, gradient, rate, *state, momentum=self.momentum, **attrs)
             for target, source in zip([parameter, *state], results, strict=True):
                 graph.update(target, source)
@@ -91,13 +93,13 @@ class Adam:
 
     op = "nn.adam"
 
-    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | EagerGraph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Write one command a parameter, with two states of the parameter's size."""
-        step = _counted(graph, parameters)
-        rate = _rate(graph, self.lr, parameters, step)
+        step = _count_step(graph, parameters)
+        rate = _rate_of_step(graph, self.lr, parameters, step)
         attrs = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            state = [_remembered(graph, parameter, what) for what in ("mean", "variance")]
+            state = [_parameter_state(graph, parameter, what) for what in ("mean", "variance")]
             results = graph.apply(self.op, parameter, gradient, rate, *state, step, **attrs)
             for target, source in zip([parameter, *state], results, strict=True):
                 graph.update(target, source)
@@ -136,12 +138,12 @@ class RMSProp:
     epsilon: float = 1e-8
     decay: float = 0.0
 
-    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | EagerGraph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Write one command a parameter, with one state of the parameter's size."""
-        rate = _rate(graph, self.lr, parameters)
+        rate = _rate_of_step(graph, self.lr, parameters)
         attrs = {"alpha": self.alpha, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            state = _remembered(graph, parameter, "variance")
+            state = _parameter_state(graph, parameter, "variance")
             results = graph.apply("nn.rmsprop", parameter, gradient, rate, state, **attrs)
             for target, source in zip([parameter, state], results, strict=True):
                 graph.update(target, source)
@@ -158,7 +160,7 @@ class Clipped:
     optimizer: Optimizer
     norm: float
 
-    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | EagerGraph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Write the norm, the scaled gradients, and the commands of the optimiser."""
         total = nn.sqrt(sum(nn.square(gradient.astype("f32")).sum() for gradient in gradients))
         scale = nn.minimum(self.norm / (total + 1e-6), 1.0)

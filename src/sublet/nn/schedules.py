@@ -10,7 +10,7 @@ from math import cos, pi
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.nn.lines import at_line
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 
 Schedule = Callable[[Any], Any]
@@ -44,7 +44,7 @@ def piecewise(rates: Sequence[float], boundaries: Sequence[int]) -> Schedule:
 
 def linear(start: float, end: float, steps: int) -> Schedule:
     """Return a schedule from `start` to `end`, linear over `steps` steps and constant afterwards."""
-    return lambda step: start + (end - start) * _part(step, steps)
+    return lambda step: start + (end - start) * _completed_share(step, steps)
 
 
 def cosine(rate: float, steps: int, end: float = 0.0) -> Schedule:
@@ -52,7 +52,7 @@ def cosine(rate: float, steps: int, end: float = 0.0) -> Schedule:
 
     Source: Loshchilov and Hutter, SGDR, 2017.
     """
-    return lambda step: end + (rate - end) * 0.5 * (1 + _cos(_part(step, steps) * pi))
+    return lambda step: end + (rate - end) * 0.5 * (1 + _cos(_completed_share(step, steps) * pi))
 
 
 def warmup(steps: int, then: Schedule | float) -> Schedule:
@@ -63,16 +63,16 @@ def warmup(steps: int, then: Schedule | float) -> Schedule:
     """
     after: Schedule = then if callable(then) else constant(then)
     first = after(0)
-    return lambda step: _where(step < steps, first * ((step + 1) * (1 / (steps + 1))), after(_most(step - steps, 0)))
+    return lambda step: _where(step < steps, first * ((step + 1) * (1 / (steps + 1))), after(_maximum(step - steps, 0)))
 
 
-def _part(step: Any, steps: int) -> Any:
+def _completed_share(step: Any, steps: int) -> Any:
     """Return the completed share of the steps, from 0 to 1."""
     part = step * (1 / steps)
     return part.graph.apply("nn.minimum", part, 1.0)[0] if isinstance(part, Tensor) else min(part, 1.0)
 
 
-def _most(one: Any, other: float) -> Any:
+def _maximum(one: Any, other: float) -> Any:
     return one.graph.apply("nn.maximum", one, other)[0] if isinstance(one, Tensor) else max(one, other)
 
 

@@ -11,34 +11,34 @@ import numpy as np
 from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType
 from sublet.ir.graph import Value
-from sublet.nn.lines import at_line
+from sublet.nn.source_location import at_line
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shapes import FLOATS
+from sublet.ops.nn.shape_inference import FLOATS
 
 Operand = Any
 """A Tensor, a number, an array, or None for an omitted input."""
 
 
-NAMES = {
+TYPE_NAMES = {
     "bfloat16": "bf16",
     **{f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
 }
 """Sublet's type names by NumPy's type names."""
 
 
-class Writer(Protocol):
+class TensorWriter(Protocol):
     """The interface of graphs for tensors."""
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
         """Append a node and return the outputs."""
 
 
-def told(given: object) -> str:
+def describe(given: object) -> str:
     """Return a description for messages: on one line, and without computing a lazy tensor."""
     if isinstance(given, Tensor):
-        return given._told()
+        return given._describe()
     return f"an array {given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else repr(given)
 
 
@@ -52,7 +52,7 @@ class Tensor:
     __array_ufunc__ = None  # lets NumPy's `array * tensor` call Tensor.__rmul__
     __hash__ = object.__hash__
 
-    def __init__(self, graph: Writer, value: Value) -> None:
+    def __init__(self, graph: TensorWriter, value: Value) -> None:
         self.graph = graph
         self.value = value
 
@@ -84,7 +84,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor(%{self.value.name}: {self.value.spec})"
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         return repr(self)
 
     def _apply(self, op: str, *inputs: Operand, **attrs: Any) -> Tensor:
@@ -109,10 +109,10 @@ class Tensor:
         return self._apply("nn.mul", other, self)
 
     def __truediv__(self, other: Operand) -> Tensor:
-        return self._apply("nn.div", self._fractional(), other)
+        return self._apply("nn.div", self._require_float(), other)
 
     def __rtruediv__(self, other: Operand) -> Tensor:
-        return self._apply("nn.div", other, self._fractional())
+        return self._apply("nn.div", other, self._require_float())
 
     def __floordiv__(self, other: Operand) -> Tensor:
         """Return the quotient, rounded down."""
@@ -169,23 +169,25 @@ class Tensor:
     def __invert__(self) -> Tensor:
         return self._apply("nn.logical_not", self)
 
-    def _without_content(self, *_: Any, **__: Any) -> NoReturn:
+    def _raise_without_content(self, *_: Any, **__: Any) -> NoReturn:
         """Raise SpecError: a tensor has no content before a run."""
         raise SpecError(
             at_line(
-                f"{told(self)} has no content before a run: branch with g.case_of, loop with g.while_, see g.output"
+                f"{describe(self)} has no content before a run: branch with g.case_of, loop with g.while_, see g.output"
             )
         )
 
-    __bool__: Any = _without_content
-    __int__: Any = _without_content
-    __float__: Any = _without_content
-    __array__: Any = _without_content
-    item: Any = _without_content
-    numpy: Any = _without_content
+    __bool__: Any = _raise_without_content
+    __int__: Any = _raise_without_content
+    __float__: Any = _raise_without_content
+    __array__: Any = _raise_without_content
+    item: Any = _raise_without_content
+    numpy: Any = _raise_without_content
 
     def __iter__(self) -> Any:
-        raise SpecError(at_line(f"{told(self)} cannot be iterated: nn.split gives its parts, g.while_ loops over it"))
+        raise SpecError(
+            at_line(f"{describe(self)} cannot be iterated: nn.split gives its parts, g.while_ loops over it")
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         hint = f"; write nn.{name}(...)" if name in COMMANDS else ""
@@ -201,14 +203,14 @@ class Tensor:
         A tensor of integers selects along axis 0: one index removes the axis, a list of indices gives as many rows.
         """
         if isinstance(index, Tensor):
-            return self._rows(index)
+            return self._select_rows(index)
         starts, ends, steps, shape = [], [], [], []
         axis = 0
-        for item in _for_each_axis(self, index if isinstance(index, tuple) else (index,)):
+        for item in _index_per_axis(self, index if isinstance(index, tuple) else (index,)):
             if item is None:
                 shape.append(1)
                 continue
-            start, end, step, kept = _cut(self, axis, item)
+            start, end, step, kept = _axis_slice(self, axis, item)
             shape += [len(range(start, end, step))] if kept else []
             starts.append(start)
             ends.append(max(start, end))
@@ -217,7 +219,7 @@ class Tensor:
         part = self._apply("nn.slice", self, starts=starts, ends=ends, steps=steps)
         return part if part.shape == tuple(shape) else part.reshape(*shape)
 
-    def _rows(self, index: Tensor) -> Tensor:
+    def _select_rows(self, index: Tensor) -> Tensor:
         """Return the row at an index, or the rows at a tensor of indices. Raises SpecError for other than integers."""
         if index.dtype not in (DType.I32, DType.I64):
             raise SpecError(at_line(f"{index!r} is no index: these are integers; see nn.where and nn.masked_fill"))
@@ -225,15 +227,15 @@ class Tensor:
             self._apply("nn.index_select", self, index, axis=0) if index.ndim else self._apply("nn.select", self, index)
         )
 
-    def _fractional(self) -> Tensor:
+    def _require_float(self) -> Tensor:
         """Return the tensor. Raises SpecError unless the elements are floating-point numbers."""
         if self.dtype not in FLOATS:
-            raise SpecError(at_line(f"{told(self)} is of integers: divide by //, or take astype('f32') first"))
+            raise SpecError(at_line(f"{describe(self)} is of integers: divide by //, or take astype('f32') first"))
         return self
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """Return the same elements in another shape of equal size; one extent may be -1, computed from the others."""
-        return self._apply("nn.reshape", self, shape=_completed(self, _integers(shape)))
+        return self._apply("nn.reshape", self, shape=_complete_shape(self, _integers(shape)))
 
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
         """Return the tensor with axes in the given order; reversed without `axes`."""
@@ -274,47 +276,49 @@ def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
         raise SpecError(at_line(f"{list(given)} must be integers")) from None
 
 
-def _for_each_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
+def _index_per_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
     """Return an index with one item an axis: `...` and missing items at the end are replaced by slices."""
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     missing = tensor.ndim - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(places) > 1:
-        raise SpecError(at_line(f"{told(tensor)} takes up to {tensor.ndim} integers or slices, not {list(items)}"))
+        raise SpecError(at_line(f"{describe(tensor)} takes up to {tensor.ndim} integers or slices, not {list(items)}"))
     place = places[0] if places else len(items)
     return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
 
 
-def _cut(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
+def _axis_slice(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
     """Return start, end and step of one item of an index, and True if the axis is kept."""
     extent = tensor.shape[axis]
     if isinstance(item, slice):
-        start, end, step = _bounds(tensor, item, extent)
+        start, end, step = _slice_bounds(tensor, item, extent)
         if step < 1:
-            raise SpecError(at_line(f"{told(tensor)}: the step {step} along axis {axis} is not positive; see nn.flip"))
+            raise SpecError(
+                at_line(f"{describe(tensor)}: the step {step} along axis {axis} is not positive; see nn.flip")
+            )
         return start, end, step, True
     try:
         position = integer(item)
     except TypeError:
         position = None
     if position is None or isinstance(item, bool):
-        what = f"{told(tensor)} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
+        what = f"{describe(tensor)} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
         raise SpecError(at_line(what))
     if not -extent <= position < extent:
-        raise SpecError(at_line(f"{told(tensor)}: there is no index {position} along axis {axis}"))
+        raise SpecError(at_line(f"{describe(tensor)}: there is no index {position} along axis {axis}"))
     return position % extent, position % extent + 1, 1, False
 
 
-def _bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
+def _slice_bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
     """Return start, end and step of a slice. Raises SpecError for a bound known only at run time."""
     try:
         return item.indices(extent)
     except (TypeError, ValueError) as error:
         raise SpecError(
-            at_line(f"{told(tensor)}: {item}: {error}; a start known only in a run needs nn.gather")
+            at_line(f"{describe(tensor)}: {item}: {error}; a start known only in a run needs nn.gather")
         ) from None
 
 
-def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _complete_shape(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape with a single -1 replaced by the missing extent."""
     if shape.count(-1) != 1:
         return shape
@@ -332,6 +336,6 @@ def dtype_of(dtype: DType | str | type) -> DType:
     is_numpys = isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic | bool))
     name = np.dtype(dtype).name if is_numpys else str(dtype)
     try:
-        return DType.parse(NAMES.get(name, name))
+        return DType.parse(TYPE_NAMES.get(name, name))
     except SubletError as error:
         raise SpecError(at_line(str(error))) from None

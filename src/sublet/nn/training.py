@@ -8,24 +8,33 @@ from functools import partial
 
 from sublet.analysis.options import Options
 from sublet.base.errors import GradientError, SpecError
+from sublet.ir.dataflow import required_values
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.model import Model, as_model
-from sublet.ir.walk import needs
-from sublet.nn.affordable import cheapest, taken_back
+from sublet.nn.budgeted_step import build_and_roll_back, cheapest_fitting_step
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.nn.lines import at_line, user_line
-from sublet.nn.micro_batches import accumulated
+from sublet.nn.graph_protocol import graph_of
+from sublet.nn.micro_batches import accumulated_gradients
 from sublet.nn.optimizers import Optimizer
-from sublet.nn.tensor import Tensor, told
-from sublet.nn.writer import graph_of
+from sublet.nn.source_location import at_line, user_line
+from sublet.nn.tensor import Tensor, describe
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import PLAIN, SQRT, TREE, Checkpoints, backward, differentiable, reached, with_zeros
-from sublet.passes.late_updates import with_late_updates
-from sublet.passes.order import ordered
-from sublet.passes.pipeline import run_passes, simplify
+from sublet.passes.autodiff import (
+    PLAIN,
+    SQRT,
+    TREE,
+    Checkpoints,
+    active_values,
+    backward,
+    is_differentiable,
+    with_zeros,
+)
+from sublet.passes.pass_pipeline import run_passes, simplify
+from sublet.passes.reordering import with_lower_peak
+from sublet.passes.sink_updates import with_late_updates
 from sublet.planning.pipeline import plan_memory
 
-QUICK = "best_fit_by_size"
+QUICK_STRATEGY = "best_fit_by_size"
 """The packing strategy for judging orders: fast, and good enough to compare."""
 
 
@@ -51,30 +60,30 @@ def gradients(
     if not isinstance(graph, WrittenGraph):
         if checkpoint is not None:
             raise SpecError(at_line("a dynamic graph differentiates what ran: it takes no checkpoint"))
-        return graph.gradients(of, _several(wrt), seed)
-    target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
-    start = None if seed is None else graph.own(seed)
+        return graph.gradients(of, _tensor_list(wrt), seed)
+    target, values = graph.value_of(of), [graph.value_of(tensor) for tensor in _tensor_list(wrt)]
+    start = None if seed is None else graph.value_of(seed)
     if start is not None and start.spec != target.spec:
-        raise GradientError(at_line(f"the seed {told(seed)} must be like {told(of)}"))
+        raise GradientError(at_line(f"the seed {describe(seed)} must be like {describe(of)}"))
     emit = graph.emit
-    with graph.whole():
+    with graph.rollback_on_error():
         emit.source = user_line()
         try:
-            _require_inside(graph, target, values)
-            start = start or emit.filled(1, spec_of(target))
+            _require_local_dependence(graph, target, values)
+            start = start or emit.full(1, spec_of(target))
             partial = backward(emit, tuple(emit.nodes), {target: start}, values, checkpoint)
         except GradientError as error:
             raise GradientError(at_line(str(error))) from None
         complete = with_zeros(emit, partial, values)
-    return [graph.tensor(value) for value in complete]
+    return [graph.tensor_of(value) for value in complete]
 
 
-def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value]) -> None:
+def _require_local_dependence(graph: WrittenGraph, target: Value, values: Sequence[Value]) -> None:
     """Raise GradientError if `target` depends on `values` through nodes outside of the open loop or branch."""
     inside = graph.emit.nodes
-    outer = reached([node for emit in graph.around for node in emit.nodes], values).difference(values)
-    read = [target, *(value for node in inside for value in needs(node))]
-    via = next((value for value in read if value in outer and target in reached(inside, [value])), None)
+    outer = active_values([node for emit in graph.enclosing_emitters for node in emit.nodes], values).difference(values)
+    read = [target, *(value for node in inside for value in required_values(node))]
+    via = next((value for value in read if value in outer and target in active_values(inside, [value])), None)
     if via is not None:
         raise GradientError(
             f"%{target.name} depends on what is differentiated by, through %{via.name}, which is computed outside of "
@@ -114,9 +123,9 @@ def train_step(
     graph = graph_of(loss)
     if not isinstance(graph, WrittenGraph):
         raise SpecError(at_line("a dynamic graph computes at once: let it minimize(loss, optimizer) in each step"))
-    chosen = _several(parameters)
+    chosen = _tensor_list(parameters)
     if loss.shape != ():
-        raise GradientError(at_line(f"the loss is {told(loss)}: it must be one number; take its mean"))
+        raise GradientError(at_line(f"the loss is {describe(loss)}: it must be one number; take its mean"))
     if not chosen:
         raise GradientError(at_line("there are no parameters to train"))
     if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
@@ -126,55 +135,57 @@ def train_step(
         graph.output(name, loss)
         _require_dependence(graph, loss, chosen)
         if parts > 1:
-            gradient_list = accumulated(graph, loss, chosen, parts, smaller_statistics=smaller_statistics)
-        with graph.scope(graph.unused("step")):
+            gradient_list = accumulated_gradients(graph, loss, chosen, parts, smaller_statistics=smaller_statistics)
+        with graph.scope(graph.unused_scope_name("step")):
             gradient_list = gradient_list if parts > 1 else gradients(loss, chosen, checkpoint=stored)
             optimizer.write(graph, chosen, gradient_list)
 
-    batches = _batches(micro_batches)
+    batches = _part_counts(micro_batches)
     if budget is None and len(batches) > 1:
         raise SpecError(
             at_line(f"micro_batches={micro_batches!r} are choices for a budget: give one number, or a budget")
         )
 
-    with graph.whole():
+    with graph.rollback_on_error():
         if budget is None:
             write(checkpoint, *batches)
-            return step_of(graph)
-        return _within(graph, write, _ways(graph, checkpoint, batches), budget)
+            return finish_step(graph)
+        return _cheapest_step(graph, write, _step_variants(graph, checkpoint, batches), budget)
 
 
-def _within(
+def _cheapest_step(
     graph: WrittenGraph,
     write: Callable[[Checkpoints, int], None],
     ways: Mapping[str, tuple[Checkpoints, int]],
     budget: int | str,
 ) -> Model:
     """Return the cheapest step within the budget, and write the step to the graph."""
-    trials = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
-    way, step = cheapest(trials, budget)
+    trials = {way: partial(build_and_roll_back, graph, partial(write, *how), finish_step) for way, how in ways.items()}
+    way, step = cheapest_fitting_step(trials, budget)
     write(*ways[way])
     return step
 
 
-def step_of(source: WrittenGraph | Graph | Model) -> Model:
+def finish_step(source: WrittenGraph | Graph | Model) -> Model:
     """Return a step as `train_step` does: with less memory, and updates at the end where the memory stays the same."""
     step = less_memory(source)
     return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
 
 
-def _ways(graph: WrittenGraph, checkpoint: Checkpoints, batches: Sequence[int]) -> dict[str, tuple[Checkpoints, int]]:
+def _step_variants(
+    graph: WrittenGraph, checkpoint: Checkpoints, batches: Sequence[int]
+) -> dict[str, tuple[Checkpoints, int]]:
     """Return the ways to write the step (checkpoints, number of micro-batches) by description, the plainest first."""
     ways: dict[str, tuple[Checkpoints, int]] = {}
     for parts in batches:
-        loop_choices = checkpoint is None and parts == 1 and _loops(graph)
+        loop_choices = checkpoint is None and parts == 1 and _has_loops(graph)
         batch_words = f"{parts} micro-batches" if parts > 1 else "the whole batch"
         for stored in (PLAIN, SQRT, TREE) if loop_choices else (checkpoint,):
             ways[f"{batch_words}, loops stored {stored}" if loop_choices else batch_words] = stored, parts
     return ways
 
 
-def _batches(given: int | Sequence[int]) -> list[int]:
+def _part_counts(given: int | Sequence[int]) -> list[int]:
     """Return the given numbers of micro-batches in ascending order. Raises SpecError unless positive integers."""
     numbers = [given] if isinstance(given, int) else list(given)
     if not numbers or not all(type(number) is int and number >= 1 for number in numbers):
@@ -182,14 +193,14 @@ def _batches(given: int | Sequence[int]) -> list[int]:
     return sorted(set(numbers))
 
 
-def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _tensor_list(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return a list of tensors. Raises SpecError for a single tensor."""
     if isinstance(tensors, Tensor):
-        raise SpecError(at_line(f"{told(tensors)} is one tensor: give a list of them"))
+        raise SpecError(at_line(f"{describe(tensors)} is one tensor: give a list of them"))
     return list(tensors)
 
 
-def _loops(graph: WrittenGraph) -> bool:
+def _has_loops(graph: WrittenGraph) -> bool:
     """True if the graph has loops, inside branches too."""
     waiting = list(graph.emit.nodes)
     for node in waiting:
@@ -199,9 +210,9 @@ def _loops(graph: WrittenGraph) -> bool:
 
 def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:
     """Raise GradientError if the loss depends on none of the parameters."""
-    values = [graph.own(tensor) for tensor in parameters]
-    if differentiable(loss.value) and loss.value not in reached(graph.emit.nodes, values):
-        raise GradientError(at_line(f"the loss {told(loss)} depends on none of the parameters"))
+    values = [graph.value_of(tensor) for tensor in parameters]
+    if is_differentiable(loss.value) and loss.value not in active_values(graph.emit.nodes, values):
+        raise GradientError(at_line(f"the loss {describe(loss)} depends on none of the parameters"))
 
 
 def less_memory(source: WrittenGraph | Graph | Model) -> Model:
@@ -214,10 +225,10 @@ def less_memory(source: WrittenGraph | Graph | Model) -> Model:
     graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
     planned = any(node.subgraphs for node in graph.nodes)
     recipe = replace(model.recipe, changed=less_memory.__name__)
-    return replace(model, graph=ordered(graph, _planned_bytes if planned else None), recipe=recipe)
+    return replace(model, graph=with_lower_peak(graph, _planned_bytes if planned else None), recipe=recipe)
 
 
 def _planned_bytes(graph: Graph) -> tuple[int, int]:
     """Return the arena of a quick packing, and a lower bound, in bytes."""
-    plan = plan_memory(graph, Options(strategy=QUICK, io="bound"))
+    plan = plan_memory(graph, Options(strategy=QUICK_STRATEGY, io="bound"))
     return plan.arena_bytes, plan.lower_bound_bytes

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from sublet.base.errors import RunError, SubletError
-from sublet.ops.op import Op, register, registered
+from sublet.ops.op import Op, is_registered, register
 
 _ops: dict[str, dict[str, Op]] = {}
 
 
-def define(op: Op) -> None:
+def define_op(op: Op) -> None:
     """Register the op; an op with the same name is replaced.
 
     Raises RunError if the name has no prefix, or a prefix of a built-in dialect.
@@ -19,14 +19,14 @@ def define(op: Op) -> None:
     if not prefix or not rest:
         raise RunError(f"{op.name!r} has no dialect: name it 'prefix.name', as in 'mine.scale'")
     if prefix not in _ops:
-        if registered(prefix):
+        if is_registered(prefix):
             raise RunError(f"{op.name!r}: the dialect {prefix!r} is taken; choose another prefix")
         _ops[prefix] = {}
-        register(prefix, partial(_known, prefix))
+        register(prefix, partial(_find_op, prefix))
     _ops[prefix][op.name] = op
 
 
-def _known(prefix: str, name: str) -> Op:
+def _find_op(prefix: str, name: str) -> Op:
     try:
         return _ops[prefix][name]
     except KeyError:

@@ -9,13 +9,13 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Node, Value
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, Command, spec_of
-from sublet.ops.op import lookup, registered
+from sublet.ops.op import is_registered, lookup
 
 CONSTANT_ELEMENTS = 16
 """Maximum elements of a literal of the root graph; larger constants are filled at run time."""
 
 
-class Names:
+class NameGenerator:
     """A generator of names, unique in a whole program."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -23,7 +23,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     @classmethod
-    def of(cls, graph: Graph) -> Names:
+    def from_graph(cls, graph: Graph) -> NameGenerator:
         """Return a generator avoiding all names of values and nodes of a program."""
         return cls([v.name for v in graph.values()] + [n.name for n in graph.walk()])
 
@@ -41,15 +41,15 @@ class Names:
         return name
 
 
-class Literals:
+class LiteralPool:
     """The small constants of a program, without duplicates; the constants become weights of the root graph."""
 
-    def __init__(self, names: Names, present: Iterable[Value] = ()) -> None:
+    def __init__(self, names: NameGenerator, present: Iterable[Value] = ()) -> None:
         self._names = names
         self._present = {(v.spec, v.literal): v for v in present if v.literal is not None}
         self.added: list[Value] = []
 
-    def of(self, elements: tuple[int | float | bool, ...], spec: TensorSpec) -> Value:
+    def constant_of(self, elements: tuple[int | float | bool, ...], spec: TensorSpec) -> Value:
         """Return the constant with the given elements and spec."""
         constant = self._present.get((spec, elements))
         if constant is None or repr(constant.literal) != repr(elements):  # 0.0 == -0.0 and 1 == True
@@ -66,7 +66,7 @@ class Emitter:
     `scope` is the prefix for names of new nodes; `source` names the origin of new nodes in messages.
     """
 
-    def __init__(self, names: Names, literals: Literals, scope: str = "", source: str = "") -> None:
+    def __init__(self, names: NameGenerator, literals: LiteralPool, scope: str = "", source: str = "") -> None:
         self.names = names
         self.literals = literals
         self.scope = scope
@@ -74,27 +74,27 @@ class Emitter:
         self.nodes: list[Node] = []
 
     @classmethod
-    def of(cls, graph: Graph) -> Emitter:
+    def from_graph(cls, graph: Graph) -> Emitter:
         """Return an emitter for `graph`, the root of a program, appending after the last node."""
-        names = Names.of(graph)
-        emitter = cls(names, Literals(names, graph.weights))
+        names = NameGenerator.from_graph(graph)
+        emitter = cls(names, LiteralPool(names, graph.weights))
         emitter.nodes.extend(graph.nodes)
         return emitter
 
-    def inside(self) -> Emitter:
+    def for_subgraph(self) -> Emitter:
         """Return an emitter for a sub-graph below the current level."""
         return Emitter(self.names, self.literals, self.scope, self.source)
 
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        outputs = self.several(op, *inputs, **attrs)
+        outputs = self.all_outputs(op, *inputs, **attrs)
         if len(outputs) != 1:
             raise SpecError(f"{op} has {len(outputs)} outputs here, not one")
         return outputs[0]
 
-    def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
+    def all_outputs(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
         """Append a node and return all outputs. Raises SpecError if the op rejects the inputs or attributes."""
-        record = command(op) if op.startswith(PREFIX) or not registered(op.partition(".")[0]) else lookup(op)
-        complete = record.completed(attrs) if isinstance(record, Command) else _plain(op, attrs)
+        record = command(op) if op.startswith(PREFIX) or not is_registered(op.partition(".")[0]) else lookup(op)
+        complete = record.complete_attributes(attrs) if isinstance(record, Command) else _user_attributes(op, attrs)
         least, most = record.inputs or (0, len(inputs))
         if not least <= len(inputs) <= most:
             allowed = str(least) if least == most else f"{least} to {most}"
@@ -112,17 +112,17 @@ class Emitter:
 
     def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
         """Return a constant with the type of `like`, with `number` as every element."""
-        return self.filled(number, TensorSpec(spec_of(like).dtype, shape))
+        return self.full(number, TensorSpec(spec_of(like).dtype, shape))
 
-    def filled(self, number: float, spec: TensorSpec) -> Value:
+    def full(self, number: float, spec: TensorSpec) -> Value:
         """Return a tensor with `number` as every element: a literal if small, else the output of an nn.fill node."""
         element = _element(number, spec.dtype)
         if spec.size <= CONSTANT_ELEMENTS:
-            return self.literals.of((element,) * spec.size, spec)
+            return self.literals.constant_of((element,) * spec.size, spec)
         return self("nn.fill", shape=spec.shape, dtype=spec.dtype.text, value=float(number))
 
 
-def _plain(op: str, attrs: Mapping[str, Attr]) -> dict[str, Attr]:
+def _user_attributes(op: str, attrs: Mapping[str, Attr]) -> dict[str, Attr]:
     """Return the attributes of a user-defined op in the form stored by nodes.
 
     Raises SpecError for a value other than a number, text or list.

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from sublet.base.errors import MissingExtraError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.ops import onnx_inplace, onnx_views
-from sublet.ops.op import Op, none
+from sublet.ops.op import Op, no_shares
 
 PREFIX = "onnx."
 RANDOM = frozenset(
@@ -36,9 +36,9 @@ def onnx_op(name: str) -> Op:
     is_standard = arity is not None or domain.startswith("com.microsoft") or domain == ""
     return Op(
         name,
-        views=onnx_views.VIEWS.get(key, none),
-        parts=onnx_views.PARTS.get(key, none),
-        inplace=onnx_inplace.INPLACE.get(key, none),
+        views=onnx_views.VIEWS.get(key, no_shares),
+        parts=onnx_views.PARTS.get(key, no_shares),
+        inplace=onnx_inplace.INPLACE.get(key, no_shares),
         pure=is_standard and op_type not in RANDOM,
         inputs=arity and arity[0],
         outputs=arity and arity[1],
@@ -62,9 +62,12 @@ def _arities() -> Mapping[tuple[str, str], tuple[Arity, Arity]]:
         inputs = (schema.min_input, ANY_NUMBER if captures else schema.max_input)
         outputs = (schema.min_output, schema.max_output)
         before = arities.get((schema.domain, schema.name), (inputs, outputs))
-        arities[schema.domain, schema.name] = (_span(before[0], inputs), _span(before[1], outputs))
+        arities[schema.domain, schema.name] = (
+            _union_of_ranges(before[0], inputs),
+            _union_of_ranges(before[1], outputs),
+        )
     return arities
 
 
-def _span(a: Arity, b: Arity) -> Arity:
+def _union_of_ranges(a: Arity, b: Arity) -> Arity:
     return min(a[0], b[0]), max(a[1], b[1])

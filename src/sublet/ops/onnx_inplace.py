@@ -34,7 +34,7 @@ NORMALIZATIONS = ("LayerNormalization", "LogSoftmax", "SimplifiedLayerNormalizat
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 
 
-def fits(source: Value | None, result: Value | None) -> bool:
+def can_overwrite(source: Value | None, result: Value | None) -> bool:
     """True if both values are plannable, have equal shapes, and elements of equal size, of at least a byte."""
     if source is None or result is None:
         return False
@@ -44,43 +44,43 @@ def fits(source: Value | None, result: Value | None) -> bool:
     return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
 
 
-def elementwise(positions: Sequence[int]) -> Shares:
+def overwrite_any_of(positions: Sequence[int]) -> Shares:
     """Return the fact: output 0 may overwrite any fitting input at `positions`."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
-        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
+        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and can_overwrite(node.inputs[i], result))
 
     return shares
 
 
-def _overwritten(node: Node) -> tuple[Share, ...]:
+def _overwrite_first(node: Node) -> tuple[Share, ...]:
     """Return the share of output 0 with input 0, unless input 0 is repeated at a different position."""
-    if not node.inputs or not node.outputs or not fits(node.inputs[0], node.outputs[0]):
+    if not node.inputs or not node.outputs or not can_overwrite(node.inputs[0], node.outputs[0]):
         return ()
     return () if node.inputs[0] in node.inputs[1:] else (Share(0, 0),)
 
 
-def _inference(node: Node) -> tuple[Share, ...]:
+def _overwrite_in_inference(node: Node) -> tuple[Share, ...]:
     """Return the share for BatchNormalization with running statistics: a factor and a term for each channel."""
     training = node.attrs.get("training_mode", 0) or any(node.outputs[1:])
-    return () if training else _overwritten(node)
+    return () if training else _overwrite_first(node)
 
 
-def _accumulated(node: Node) -> tuple[Share, ...]:
+def _overwrite_addend(node: Node) -> tuple[Share, ...]:
     """Return the share of a convolution with a fourth input, the initial value of the sum."""
-    if len(node.inputs) < 4 or not node.outputs or not fits(node.inputs[3], node.outputs[0]):
+    if len(node.inputs) < 4 or not node.outputs or not can_overwrite(node.inputs[3], node.outputs[0]):
         return ()
     return () if node.inputs[3] in node.inputs[:3] else (Share(0, 3),)
 
 
-def _row_by_row(positions: Sequence[int]) -> Shares:
+def _overwrite_rows(positions: Sequence[int]) -> Shares:
     """Return the fact for kernels reading each row along the last axis before writing the row.
 
     An attribute `axis` must name the last axis; without the attribute, the rows may span several axes.
     """
 
-    any_of_them = elementwise(positions)
+    any_of_them = overwrite_any_of(positions)
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
@@ -95,17 +95,17 @@ def _row_by_row(positions: Sequence[int]) -> Shares:
 
 
 INPLACE: Mapping[str, Shares] = {
-    **dict.fromkeys(UNARY, elementwise((0,))),
-    **dict.fromkeys(BINARY, elementwise((0, 1))),
-    **dict.fromkeys(VARIADIC, elementwise((0, 1))),
-    **dict.fromkeys(EXTREMES, elementwise((0,))),
-    **dict.fromkeys(SCATTERS, _overwritten),
-    "com.microsoft.BiasGelu": elementwise((0,)),
-    "Where": elementwise((1, 2)),
-    "BatchNormalization": _inference,
-    "com.microsoft.FusedConv": _accumulated,
-    "com.microsoft.nchwc.Conv": _accumulated,
-    **dict.fromkeys(NORMALIZATIONS, _row_by_row((0,))),
-    "com.microsoft.SkipLayerNormalization": _row_by_row((0, 1)),
-    "com.microsoft.SkipSimplifiedLayerNormalization": _row_by_row((0, 1)),
+    **dict.fromkeys(UNARY, overwrite_any_of((0,))),
+    **dict.fromkeys(BINARY, overwrite_any_of((0, 1))),
+    **dict.fromkeys(VARIADIC, overwrite_any_of((0, 1))),
+    **dict.fromkeys(EXTREMES, overwrite_any_of((0,))),
+    **dict.fromkeys(SCATTERS, _overwrite_first),
+    "com.microsoft.BiasGelu": overwrite_any_of((0,)),
+    "Where": overwrite_any_of((1, 2)),
+    "BatchNormalization": _overwrite_in_inference,
+    "com.microsoft.FusedConv": _overwrite_addend,
+    "com.microsoft.nchwc.Conv": _overwrite_addend,
+    **dict.fromkeys(NORMALIZATIONS, _overwrite_rows((0,))),
+    "com.microsoft.SkipLayerNormalization": _overwrite_rows((0, 1)),
+    "com.microsoft.SkipSimplifiedLayerNormalization": _overwrite_rows((0, 1)),
 }

@@ -13,7 +13,7 @@ NONE: frozenset[int] = frozenset()
 Rule = Callable[[Sequence[bool], int], frozenset[int]]
 
 
-def _all(inputs: Sequence[bool], outputs: int) -> frozenset[int]:
+def _every_output(inputs: Sequence[bool], outputs: int) -> frozenset[int]:
     return frozenset(range(outputs))
 
 
@@ -25,7 +25,7 @@ def _training(inputs: Sequence[bool], outputs: int) -> frozenset[int]:
     return frozenset(range(outputs)) if outputs > 1 else NONE
 
 
-def _cached(past: int) -> Rule:
+def _cache_outputs(past: int) -> Rule:
     """Return the rule of attention caches: outputs 1 and 2 if input `past` or `past` + 1 is present.
 
     The inputs are earlier keys and values; the outputs are the updated keys and values.
@@ -33,19 +33,19 @@ def _cached(past: int) -> Rule:
     return lambda inputs, outputs: frozenset({1, 2}) if any(inputs[past : past + 2]) else NONE
 
 
-WRITTEN: Mapping[tuple[str, str], Rule] = {
-    ("", "Attention"): _cached(4),
+ALWAYS_WRITTEN: Mapping[tuple[str, str], Rule] = {
+    ("", "Attention"): _cache_outputs(4),
     ("", "BatchNormalization"): _training,
-    ("", "Split"): _all,
-    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): _cached(5),
+    ("", "Split"): _every_output,
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): _cache_outputs(5),
 }
 """The rule of each operator, by domain and name."""
 
 
-def written_outputs(domain: str, op_type: str, inputs: Sequence[bool], outputs: int) -> frozenset[int]:
+def always_written_outputs(domain: str, op_type: str, inputs: Sequence[bool], outputs: int) -> frozenset[int]:
     """Return the positions of the outputs written by the kernel in any case.
 
     `inputs` is True for each input present; `outputs` is the number of outputs listed by the node, with omitted ones.
     """
-    rule = WRITTEN.get((domain, op_type))
+    rule = ALWAYS_WRITTEN.get((domain, op_type))
     return NONE if rule is None else rule(inputs, outputs)

@@ -27,7 +27,7 @@ class Share(NamedTuple):
     offset: int = 0
 
 
-def shared(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Value, int]]:
+def present_shares(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Value, int]]:
     """Return (output, input, offset) for each share of a node, skipping shares with an omitted output or input."""
     present = ((node.outputs[share.output], node.inputs[share.input], share.offset) for share in shares)
     return [(output, read, offset) for output, read, offset in present if output is not None and read is not None]
@@ -50,7 +50,7 @@ class Emit(Protocol):
         Raises SpecError if the op rejects the inputs or has several outputs.
         """
 
-    def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
+    def all_outputs(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
         """Append a node and return all outputs."""
 
     def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
@@ -63,7 +63,7 @@ Gradient = Callable[[Emit, Node, Grads], Sequence[Value | None]]
 
 
 @dataclass(frozen=True)
-class ByParts:
+class GradientByExpansion:
     """A gradient by expansion, in place of a gradient rule.
 
     `expand` writes the node as smaller commands and returns their outputs; the smaller commands are differentiated.
@@ -72,7 +72,7 @@ class ByParts:
     expand: Callable[[Emit, Node], Sequence[Value]]
 
 
-def none(node: Node) -> tuple[Share, ...]:
+def no_shares(node: Node) -> tuple[Share, ...]:
     """Return no shares: the fact of an op without shared bytes."""
     return ()
 
@@ -94,14 +94,14 @@ class Op:
     """
 
     name: str
-    views: Shares = none
-    parts: Shares = none
-    inplace: Shares = none
+    views: Shares = no_shares
+    parts: Shares = no_shares
+    inplace: Shares = no_shares
     pure: bool = True
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
     infer: Infer | None = None
-    gradient: Gradient | ByParts | None = None
+    gradient: Gradient | GradientByExpansion | None = None
 
 
 _dialects: dict[str, Callable[[str], Op]] = {}
@@ -112,7 +112,7 @@ def register(prefix: str, dialect: Callable[[str], Op]) -> None:
     _dialects[prefix] = dialect
 
 
-def registered(prefix: str) -> bool:
+def is_registered(prefix: str) -> bool:
     """True if a dialect is registered for `prefix.*`."""
     return prefix in _dialects
 

@@ -93,7 +93,9 @@ def _names(graph: Graph) -> Iterator[Finding]:
     nodes: set[str] = set()
     for node in graph.walk():
         if not node.name or node.name in nodes:
-            yield Finding("unique-name", _at(node), f"another node is called @{node.name}", "rename one of them")
+            yield Finding(
+                "unique-name", _location_of(node), f"another node is called @{node.name}", "rename one of them"
+            )
         nodes.add(node.name)
 
 
@@ -109,20 +111,24 @@ def _literals(graph: Graph) -> Iterator[Finding]:
 def _scopes(graph: Graph, outer: set[Value]) -> Iterator[Finding]:
     visible = outer | set(graph.inputs) | set(graph.weights)
     for node in graph.nodes:
-        yield from _undefined(node.uses, visible, _at(node))
+        yield from _undefined_values(node.uses, visible, _location_of(node))
         for sub in node.subgraphs:
             if sub.weights:
-                yield Finding("weights", _at(node), f"sub-graph @{sub.name} has weights", "move them to the root graph")
+                yield Finding(
+                    "weights", _location_of(node), f"sub-graph @{sub.name} has weights", "move them to the root graph"
+                )
             if sub.updates:
-                yield Finding("update", _at(node), f"sub-graph @{sub.name} has updates", "move them to the root graph")
+                yield Finding(
+                    "update", _location_of(node), f"sub-graph @{sub.name} has updates", "move them to the root graph"
+                )
             yield from _scopes(sub, visible)
         if isinstance(node, While):
-            yield from _ready(node, visible)
+            yield from _check_visibility(node, visible)
         visible |= set(node.defs)
-    yield from _undefined(graph.outputs, visible, f"graph @{graph.name} outputs")
+    yield from _undefined_values(graph.outputs, visible, f"graph @{graph.name} outputs")
 
 
-def _undefined(values: Iterable[Value], visible: set[Value], where: str) -> Iterator[Finding]:
+def _undefined_values(values: Iterable[Value], visible: set[Value], where: str) -> Iterator[Finding]:
     for value in values:
         if value not in visible:
             fix = "define it first, or move the use below its definition"
@@ -147,7 +153,7 @@ def _updates(graph: Graph) -> Iterator[Finding]:
         if target in graph.outputs:
             fix = f"return {source} for the new content, or a copy of it (nn.copy, onnx.Identity) for the old"
             yield Finding("update", where, f"{target} is updated and also an output", fix)
-        yield from _undefined((source,), defined, where)
+        yield from _undefined_values((source,), defined, where)
         if target.spec != source.spec:
             yield Finding("update", where, f"{target} is {target.spec}, its source {source} is {source.spec}")
         elif not target.plannable:
@@ -155,19 +161,19 @@ def _updates(graph: Graph) -> Iterator[Finding]:
             yield Finding("update", where, what, "only what has bytes of its own can be updated")
 
 
-def _ready(node: While, outer: set[Value]) -> Iterator[Finding]:
+def _check_visibility(node: While, outer: set[Value]) -> Iterator[Finding]:
     """Yield the findings of rules 12 and 14: the values visible to the evaluation nodes of a loop."""
     before = node.body.nodes[: node.check]
     visible = outer | set(node.body.inputs[: 1 + node.carried]) | {v for n in before for v in n.defs}
     if node.condition not in visible:
         fix = "move the check below the node that computes it"
-        yield Finding("condition", _at(node), f"%{node.condition.name} is not known at the check", fix)
+        yield Finding("condition", _location_of(node), f"%{node.condition.name} is not known at the check", fix)
     slices = set(node.slices)
     for early in before:
         for value in early.uses:
             if value in slices:
                 fix = "slices are fetched after the check"
-                yield Finding("slice", _at(early), f"%{value.name} is read before the check", fix)
+                yield Finding("slice", _location_of(early), f"%{value.name} is read before the check", fix)
 
 
 def _node(node: Node) -> Iterator[Finding]:
@@ -181,62 +187,64 @@ def _node(node: Node) -> Iterator[Finding]:
 
 def _op(node: Node) -> Iterator[Finding]:
     if node.op in CONTROL_OPS:
-        yield Finding("unknown-op", _at(node), f"{node.op!r} needs its own kind of node")
+        yield Finding("unknown-op", _location_of(node), f"{node.op!r} needs its own kind of node")
         return
     try:
         op = lookup(node.op)
     except SubletError as error:
-        yield Finding("unknown-op", _at(node), str(error))
+        yield Finding("unknown-op", _location_of(node), str(error))
         return
     for what, count, allowed in (
         ("inputs", len(node.inputs), op.inputs),
         ("outputs", len(node.outputs), op.outputs),
     ):
         if allowed is not None and not allowed[0] <= count <= allowed[1]:
-            yield Finding("arity", _at(node), f"{node.op} has {count} {what}, allowed are {allowed[0]} to {allowed[1]}")
+            yield Finding(
+                "arity", _location_of(node), f"{node.op} has {count} {what}, allowed are {allowed[0]} to {allowed[1]}"
+            )
             return
     if op.infer is not None:
-        yield from _inferred(node, op.infer)
+        yield from _spec_mismatches(node, op.infer)
 
 
-def _inferred(node: Node, infer: Infer) -> Iterator[Finding]:
+def _spec_mismatches(node: Node, infer: Infer) -> Iterator[Finding]:
     outside = [value for value in (*node.uses, *node.defs) if not isinstance(value.spec, TensorSpec)]
     if outside:
         return  # unplannable values have no spec to compare; kernels accept any content
     try:
         specs = infer([v.spec if v and isinstance(v.spec, TensorSpec) else None for v in node.inputs], node.attrs)
     except SubletError as error:
-        yield Finding("spec", _at(node), f"{node.op}: {error}")
+        yield Finding("spec", _location_of(node), f"{node.op}: {error}")
         return
     if len(specs) < len(node.outputs):
-        yield Finding("arity", _at(node), f"{node.op} has {len(node.outputs)} outputs, but gives {len(specs)}")
+        yield Finding("arity", _location_of(node), f"{node.op} has {len(node.outputs)} outputs, but gives {len(specs)}")
     for value, spec in zip(node.outputs, specs, strict=False):
         if value is not None and value.spec != spec:
-            yield Finding("spec", _at(node), f"%{value.name} is {value.spec}, but {node.op} gives {spec}")
+            yield Finding("spec", _location_of(node), f"%{value.name} is {value.spec}, but {node.op} gives {spec}")
 
 
 def _case(node: CaseOf) -> Iterator[Finding]:
     if not node.uses:
-        yield Finding("index", _at(node), "a branch needs an index")
+        yield Finding("index", _location_of(node), "a branch needs an index")
         return
     spec = node.index.spec
     if not isinstance(spec, TensorSpec) or spec.dtype not in (DType.BOOL, *INTEGERS) or spec.size != 1:
-        yield Finding("index", _at(node), f"the index %{node.index.name} is {spec}, not one bool or integer")
+        yield Finding("index", _location_of(node), f"the index %{node.index.name} is {spec}, not one bool or integer")
     if not node.arms:
-        yield Finding("index", _at(node), "a branch needs at least one arm")
+        yield Finding("index", _location_of(node), "a branch needs at least one arm")
     for arm in node.arms:
         if arm.inputs or len(arm.outputs) != len(node.outputs):
             what = f"arm @{arm.name} has {len(arm.inputs)} inputs and {len(arm.outputs)} outputs"
-            yield Finding("arm", _at(node), what, f"give it 0 inputs and {len(node.outputs)} outputs")
+            yield Finding("arm", _location_of(node), what, f"give it 0 inputs and {len(node.outputs)} outputs")
             continue
         for output, result in zip(node.outputs, arm.outputs, strict=True):
-            yield from _same("arm", node, f"output of arm @{arm.name}", output, result)
+            yield from _unequal_specs("arm", node, f"output of arm @{arm.name}", output, result)
     if node.fallbacks and len(node.fallbacks) != len(node.outputs):
         what = f"{len(node.fallbacks)} fallbacks for {len(node.outputs)} outputs"
-        yield Finding("fallback", _at(node), what, "give one an output, or none")
+        yield Finding("fallback", _location_of(node), what, "give one an output, or none")
         return
     for output, fallback in zip(node.outputs, node.fallbacks, strict=False):
-        yield from _same("fallback", node, "fallback", output, fallback)
+        yield from _unequal_specs("fallback", node, "fallback", output, fallback)
 
 
 def _while(node: While) -> Iterator[Finding]:
@@ -252,45 +260,47 @@ def _while(node: While) -> Iterator[Finding]:
     wrong = [f"{count} {what} instead of {right}" for what, count, right in expected if count != right]
     if wrong or not 0 <= node.check <= len(node.body.nodes):
         what = "; ".join(wrong) or f"the check comes after {node.check} of {len(node.body.nodes)} nodes"
-        yield Finding("loop-arity", _at(node), what)
+        yield Finding("loop-arity", _location_of(node), what)
         return
     if node.counter.spec != TensorSpec(DType.I64):
-        yield Finding("counter", _at(node), f"the counter %{node.counter.name} is {node.counter.spec}, not i64[]")
+        yield Finding(
+            "counter", _location_of(node), f"the counter %{node.counter.name} is {node.counter.spec}, not i64[]"
+        )
     condition = node.condition.spec
     if not isinstance(condition, TensorSpec) or condition.dtype is not DType.BOOL or condition.size != 1:
-        yield Finding("condition", _at(node), f"%{node.condition.name} is {condition}, not one bool")
+        yield Finding("condition", _location_of(node), f"%{node.condition.name} is {condition}, not one bool")
     yield from _carries(node)
     for value, sequence, axis in zip(node.slices, node.sequences, node.slice_axes, strict=True):
-        yield from _without_axis("slice", node, value, sequence, axis)
-    for row, stacked, axis in zip(node.rows, node.stacked, node.row_axes, strict=True):
+        yield from _wrong_slices("slice", node, value, sequence, axis)
+    for row, stacked, axis in zip(node.rows, node.stacked_outputs, node.row_axes, strict=True):
         if stacked is not None:
-            yield from _without_axis("row", node, row, stacked, axis)
+            yield from _wrong_slices("row", node, row, stacked, axis)
 
 
 def _carries(node: While) -> Iterator[Finding]:
     for parameter, init, update, final in zip(node.parameters, node.inits, node.updates, node.finals, strict=True):
-        yield from _same("carry", node, "initial value", parameter, init)
-        yield from _same("carry", node, "update", parameter, update)
-        yield from _same("carry", node, "final value", parameter, final)
+        yield from _unequal_specs("carry", node, "initial value", parameter, init)
+        yield from _unequal_specs("carry", node, "update", parameter, update)
+        yield from _unequal_specs("carry", node, "final value", parameter, final)
 
 
-def _same(rule: str, node: Node, role: str, expected: Value | None, actual: Value | None) -> Iterator[Finding]:
+def _unequal_specs(rule: str, node: Node, role: str, expected: Value | None, actual: Value | None) -> Iterator[Finding]:
     if expected is None or actual is None or not (expected.plannable and actual.plannable):
         return
     if expected.spec != actual.spec:
         what = f"{role} %{actual.name} is {actual.spec}, %{expected.name} is {expected.spec}"
-        yield Finding(rule, _at(node), what, "their specs must be equal")
+        yield Finding(rule, _location_of(node), what, "their specs must be equal")
 
 
-def _without_axis(rule: str, node: Node, part: Value, whole: Value, axis: int) -> Iterator[Finding]:
+def _wrong_slices(rule: str, node: Node, part: Value, whole: Value, axis: int) -> Iterator[Finding]:
     if not isinstance(part.spec, TensorSpec) or not isinstance(whole.spec, TensorSpec):
         return
     shape = whole.spec.shape
     fits = 0 <= axis < len(shape) and part.spec == TensorSpec(whole.spec.dtype, shape[:axis] + shape[axis + 1 :])
     if not fits:
         what = f"%{part.name} is {part.spec}, not one step of %{whole.name}, {whole.spec}, along axis {axis}"
-        yield Finding(rule, _at(node), what)
+        yield Finding(rule, _location_of(node), what)
 
 
-def _at(node: Node) -> str:
-    return f"node @{node.told}"
+def _location_of(node: Node) -> str:
+    return f"node @{node.label}"

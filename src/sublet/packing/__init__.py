@@ -21,36 +21,36 @@ The package knows bytes and time, but no tensors.
 
 from __future__ import annotations
 
-from sublet.packing.apart import place_apart
-from sublet.packing.auto import Report, pack
-from sublet.packing.bounds import Bound, lower_bound
+from sublet.packing.bounds import LowerBound, lower_bound
 from sublet.packing.csv_format import Lifetimes, read_csv, write_csv
+from sublet.packing.dedicated_region import place_in_dedicated_region
 from sublet.packing.files import read_problem
 from sublet.packing.json_format import read_json
+from sublet.packing.portfolio import PackingReport, pack
 from sublet.packing.problem import Buffer, Companion, Packing, Precedence, Problem
-from sublet.packing.region_cost import Region, slow_region
+from sublet.packing.region_cost import MemoryRegion, slow_region
 from sublet.packing.regions import RegionPacking, check_regions, place_in_regions
 from sublet.packing.strategies import STRATEGIES, Strategy, strategy_named, strategy_names
 from sublet.packing.validate import check_packing
 
 __all__ = [
     "STRATEGIES",
-    "Bound",
     "Buffer",
     "Companion",
     "Lifetimes",
+    "LowerBound",
+    "MemoryRegion",
     "Packing",
+    "PackingReport",
     "Precedence",
     "Problem",
-    "Region",
     "RegionPacking",
-    "Report",
     "Strategy",
     "check_packing",
     "check_regions",
     "lower_bound",
     "pack",
-    "place_apart",
+    "place_in_dedicated_region",
     "place_in_regions",
     "read_csv",
     "read_json",

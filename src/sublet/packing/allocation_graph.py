@@ -23,7 +23,7 @@ from math import lcm
 import numpy as np
 
 from sublet.packing.problem import round_up
-from sublet.packing.succession import Hops, Positions, Succession
+from sublet.packing.reuse_order import Hops, Positions, ReuseOrder
 
 SOURCE = -1
 TARGET = -2
@@ -41,9 +41,9 @@ class Chain:
 class AllocationGraph:
     """The graph as growing arrays of edges; a search over all edges is a few vectorised comparisons."""
 
-    def __init__(self, sizes: Sequence[int], succession: Succession) -> None:
+    def __init__(self, sizes: Sequence[int], succession: ReuseOrder) -> None:
         self._sizes = sizes
-        self._succession = succession
+        self._reuse_order = succession
         self._from = np.empty(64, dtype=np.int64)
         self._to = np.empty(64, dtype=np.int64)
         self._bytes = np.empty(64, dtype=np.int64)
@@ -52,7 +52,7 @@ class AllocationGraph:
         self._edges = 0
         self._group_alignment: list[int] = []
         self._group_size: list[int] = []
-        self.place: dict[int, tuple[int, int]] = {}  # buffer -> (group, offset in the group)
+        self.placed_at: dict[int, tuple[int, int]] = {}  # buffer -> (group, offset in the group)
 
     def find_edge(self, chain: Chain) -> int | None:
         """Return the cheapest edge wide enough for the chain, or None."""
@@ -65,7 +65,7 @@ class AllocationGraph:
             if len(candidates):
                 cost = before[candidates] + after[candidates]
                 cheapest = candidates[cost == cost.min()]
-                return int(wide[_first_of(cheapest, ends, before, after)])
+                return int(wide[_first_in_scan_order(cheapest, ends, before, after)])
         return None
 
     def _wide_edges(self, chain: Chain) -> Positions:
@@ -80,8 +80,8 @@ class AllocationGraph:
         before = np.ones(ends.shape[1], dtype=np.int64)
         after = np.ones(ends.shape[1], dtype=np.int64)
         real = ends >= 0
-        before[real[0]] = self._succession.hops_to(ends[0][real[0]], chain.buffers[0])
-        after[real[1]] = self._succession.hops_from(chain.buffers[-1], ends[1][real[1]])
+        before[real[0]] = self._reuse_order.hops_to(ends[0][real[0]], chain.buffers[0])
+        after[real[1]] = self._reuse_order.hops_from(chain.buffers[-1], ends[1][real[1]])
         return before, after
 
     def insert(self, chain: Chain, edge: int | None) -> None:
@@ -124,7 +124,7 @@ class AllocationGraph:
                 self._add_edge(holder, buffer, taken, begin, group)
             if nbytes > taken:
                 remaining.append((holder, nbytes - taken, begin + taken))
-        self.place[buffer] = (group, offset)
+        self.placed_at[buffer] = (group, offset)
         return remaining
 
     def _add_edge(self, source: int, target: int, nbytes: int, offset: int, group: int) -> None:
@@ -148,7 +148,7 @@ class AllocationGraph:
         return begins
 
 
-def _first_of(cheapest: Positions, ends: Positions, before: Hops, after: Hops) -> int:
+def _first_in_scan_order(cheapest: Positions, ends: Positions, before: Hops, after: Hops) -> int:
     """Return the edge scanned first by libnnc among equally cheap ones: nearest before, then lowest positions."""
 
     def scan_order(index: int) -> tuple[int, int, int, int, int, int]:

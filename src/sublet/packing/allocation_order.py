@@ -18,7 +18,7 @@ from sublet.packing.allocation_graph import AllocationGraph, Chain
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.deadline import stop_when_late
 from sublet.packing.problem import Packing, Problem
-from sublet.packing.succession import succession_of
+from sublet.packing.reuse_order import reuse_order_of
 
 
 class Unplaced:
@@ -31,7 +31,7 @@ class Unplaced:
     def __init__(self, problem: Problem) -> None:
         conflicts = conflicts_of(problem)
         clusters = clusters_of(problem, conflicts)
-        self.succession, orders = succession_of(problem, clusters)
+        self.reuse_order, orders = reuse_order_of(problem, clusters)
         self.clusters = clusters
         self.chains = [
             Chain(order, cluster.size, cluster.alignment) for order, cluster in zip(orders, clusters, strict=True)
@@ -63,20 +63,20 @@ class Unplaced:
         everyone = np.arange(len(self.sizes))
         related = np.zeros(len(self.sizes), dtype=np.bool_)
         for buffer in chain.buffers:
-            related |= self.succession.hops_to(everyone, buffer) > 0
-            related |= self.succession.hops_from(buffer, everyone) > 0
+            related |= self.reuse_order.hops_to(everyone, buffer) > 0
+            related |= self.reuse_order.hops_from(buffer, everyone) > 0
         return related
 
 
-Turn = Callable[[], Iterator[Chain]]
-Selection = Callable[[Unplaced], Turn]
+NextCandidates = Callable[[], Iterator[Chain]]
+CandidateOrder = Callable[[Unplaced], NextCandidates]
 
 
-def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
+def fill_graph(problem: Problem, selection: CandidateOrder, strategy: str) -> Packing:
     """Insert all clusters into an allocation graph; `selection` orders the candidates of each turn, best first."""
     unplaced = Unplaced(problem)
     next_turn = selection(unplaced)
-    graph = AllocationGraph(unplaced.sizes, unplaced.succession)
+    graph = AllocationGraph(unplaced.sizes, unplaced.reuse_order)
     # Edges only ever get narrower: a chain without a fitting edge need not search again before a new group opens.
     hopeless: set[tuple[int, ...]] = set()
     while unplaced.waiting:
@@ -97,23 +97,23 @@ def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
         if edge is None and hopeless:
             related = unplaced.related_to(chosen)
             hopeless = {buffers for buffers in hopeless if not related[list(buffers)].any()}
-    return _packing(problem, unplaced, graph, strategy)
+    return _packing_of_graph(problem, unplaced, graph, strategy)
 
 
-def _packing(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strategy: str) -> Packing:
+def _packing_of_graph(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strategy: str) -> Packing:
     """Return the packing: all groups in one arena; buffers without bytes are at offset 0."""
     begins = graph.group_begins()
     offsets = [0] * len(problem.buffers)
     for cluster, chain in zip(unplaced.clusters, unplaced.chains, strict=True):
         if chain.buffers:
-            group, offset = graph.place[chain.buffers[0]]
+            group, offset = graph.placed_at[chain.buffers[0]]
             for position in cluster.members:
                 offsets[position] = begins[group] + offset
     ends = (offset + buffer.size for offset, buffer in zip(offsets, problem.buffers, strict=True))
     return Packing(tuple(offsets), max(ends, default=0), strategy)
 
 
-def largest_first(unplaced: Unplaced) -> Turn:
+def largest_first(unplaced: Unplaced) -> NextCandidates:
     """Return a candidate order: all waiting chains of the largest size, most unplaced conflicts first."""
     sizes = np.array([chain.size for chain in unplaced.chains], dtype=np.int64)
     members = [cluster.members for cluster in unplaced.clusters]
@@ -131,4 +131,4 @@ def largest_first(unplaced: Unplaced) -> Turn:
 
 def allocation_graph(problem: Problem) -> Packing:
     """Pack with an allocation graph filled in order of size."""
-    return fill(problem, largest_first, "allocation_graph")
+    return fill_graph(problem, largest_first, "allocation_graph")

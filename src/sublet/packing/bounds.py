@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from sublet.base.ranges import highest, holds, levels
 from sublet.packing.antichain import heaviest_antichain
 from sublet.packing.conflicts import PrecedenceConflicts
-from sublet.packing.plain import without_overlaps
+from sublet.packing.normalize import overlaps_as_precedence
 from sublet.packing.problem import Precedence, Problem, round_up
 
 MOST_GRIDS = 4
@@ -38,7 +38,7 @@ MAX_FLOW_BUFFERS = 4_000  # beyond, the flow network has too many edges (one per
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class LowerBound:
     """A lower bound: no packing has fewer `bytes`. The buffers at the positions `members` prove the bound.
 
     `kind` names the method: "peak", "antichain", "pinned" or "search".
@@ -49,9 +49,9 @@ class Bound:
     members: tuple[int, ...]
 
 
-def lower_bound(problem: Problem) -> Bound:
+def lower_bound(problem: Problem) -> LowerBound:
     """Return the best lower bound known, in bytes. The docstring of the module proves validity."""
-    problem = without_overlaps(problem)
+    problem = overlaps_as_precedence(problem)
     peak = peak_bound(problem)
     if problem.precedence is None or len(problem.buffers) > MAX_FLOW_BUFFERS:
         return peak
@@ -59,54 +59,56 @@ def lower_bound(problem: Problem) -> Bound:
     return antichain if antichain.bytes >= peak.bytes else peak
 
 
-def peak_bound(problem: Problem) -> Bound:
+def peak_bound(problem: Problem) -> LowerBound:
     """Return the bound from the times with the most live bytes. Fast: one sweep over the lifetimes."""
-    problem = without_overlaps(problem)
-    candidates = [_alive_at_peak(problem, [buffer.size for buffer in problem.buffers])]
-    candidates += [_alive_at_peak(problem, _rounded(problem, step)) for step in _grids(problem)]
+    problem = overlaps_as_precedence(problem)
+    candidates = [_live_at_peak(problem, [buffer.size for buffer in problem.buffers])]
+    candidates += [_live_at_peak(problem, _round_up_sizes(problem, step)) for step in _alignment_grids(problem)]
     if problem.precedence is not None:
         conflicts = PrecedenceConflicts(problem.precedence.conflicts())
         candidates = [clique_within(problem, conflicts, members) for members in candidates]
-    return _higher(_best(problem, "peak", candidates), _pin_bound(problem))
+    return _higher_bound(_best_clique_bound(problem, "peak", candidates), _pin_bound(problem))
 
 
-def _grids(problem: Problem) -> list[int]:
+def _alignment_grids(problem: Problem) -> list[int]:
     """Return the greatest common divisor of all alignments, and the MOST_GRIDS largest alignments."""
     alignments = {buffer.alignment for buffer in problem.buffers if buffer.size > 0}
     common = gcd(*alignments)
     return sorted({common, *sorted(alignments)[-MOST_GRIDS:]} - {0, 1})
 
 
-def _rounded(problem: Problem, step: int) -> list[int]:
+def _round_up_sizes(problem: Problem, step: int) -> list[int]:
     """Return the sizes rounded up to `step` of buffers with alignments divisible by `step`; 0 for all other buffers."""
     return [0 if buffer.alignment % step else round_up(buffer.size, step) for buffer in problem.buffers]
 
 
-def _pin_bound(problem: Problem) -> Bound:
+def _pin_bound(problem: Problem) -> LowerBound:
     """Return the bound from the pinned buffer with the highest end."""
     pins = [(b.pinned + b.size, i) for i, b in enumerate(problem.buffers) if b.pinned is not None and b.size]
     end, position = max(pins, default=(0, -1))
-    return Bound(end, "pinned", (position,) if pins else ())
+    return LowerBound(end, "pinned", (position,) if pins else ())
 
 
-def _higher(one: Bound, other: Bound) -> Bound:
+def _higher_bound(one: LowerBound, other: LowerBound) -> LowerBound:
     return other if other.bytes > one.bytes else one
 
 
-def _antichain_bound(problem: Problem, precedence: Precedence) -> Bound:
+def _antichain_bound(problem: Problem, precedence: Precedence) -> LowerBound:
     sizes = [buffer.size for buffer in problem.buffers]
     step = _common_alignment(problem, range(len(sizes)))
     weights = [round_up(size, step) for size in sizes]
     before = precedence.distance > 0
     if precedence.compatible is None:
-        return _best(problem, "antichain", [heaviest_antichain(before, weights)])
+        return _best_clique_bound(problem, "antichain", [heaviest_antichain(before, weights)])
     conflicts = PrecedenceConflicts(precedence.conflicts())
-    apart = before | _in_one_direction(problem, precedence.compatible & ~before & ~before.T)
+    apart = before | _directed_pairs(problem, precedence.compatible & ~before & ~before.T)
     candidates = [heaviest_antichain(apart, weights), heaviest_antichain(before, weights)]
-    return _best(problem, "antichain", [clique_within(problem, conflicts, members) for members in candidates])
+    return _best_clique_bound(
+        problem, "antichain", [clique_within(problem, conflicts, members) for members in candidates]
+    )
 
 
-def _in_one_direction(problem: Problem, compatible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _directed_pairs(problem: Problem, compatible: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return each compatible pair once, directed from the buffer that the serial order runs first."""
     time = sorted(range(len(problem.buffers)), key=lambda position: (problem.buffers[position].lower, position))
     rank = np.empty(len(time), dtype=np.int64)
@@ -115,8 +117,8 @@ def _in_one_direction(problem: Problem, compatible: NDArray[np.bool_]) -> NDArra
     return directed
 
 
-def _best(problem: Problem, kind: str, cliques: Iterable[tuple[int, ...]]) -> Bound:
-    bounds = [Bound(bytes_of_clique(problem, members), kind, members) for members in cliques]
+def _best_clique_bound(problem: Problem, kind: str, cliques: Iterable[tuple[int, ...]]) -> LowerBound:
+    bounds = [LowerBound(bytes_of_clique(problem, members), kind, members) for members in cliques]
     return max(bounds, key=lambda bound: bound.bytes)
 
 
@@ -134,7 +136,7 @@ def _common_alignment(problem: Problem, positions: Iterable[int]) -> int:
     return max(1, gcd(*alignments))
 
 
-def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
+def _live_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
     """Return the buffers with bytes at the first time with the largest sum of live weights."""
     lives = [tuple(buffer.pieces) for buffer in problem.buffers]
     peak, _ = highest(levels(zip(lives, weights, strict=True)))

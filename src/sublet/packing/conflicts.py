@@ -113,7 +113,7 @@ class Cluster:
     alignment: int
 
 
-def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+def smallest_in_component(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
     """Return for each number below `count` the smallest number of its component (union-find over `pairs`)."""
     first = list(range(count))
 
@@ -136,7 +136,7 @@ def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
     """
     pairs = ((companion.first, companion.second) for companion in problem.companions)
     members: dict[int, list[int]] = {}
-    for position, first in enumerate(joined(len(problem.buffers), pairs)):
+    for position, first in enumerate(smallest_in_component(len(problem.buffers), pairs)):
         members.setdefault(first, []).append(position)
     return [_cluster(problem, conflicts, tuple(group)) for group in members.values()]
 

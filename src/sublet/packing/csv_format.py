@@ -27,7 +27,7 @@ from typing import TextIO
 from sublet.base.errors import ProblemError
 from sublet.base.files import read_text, write
 from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Companion, Packing, Problem
-from sublet.packing.ties import groups_of
+from sublet.packing.rigid_groups import groups_of
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "gaps", "pinned", "companion", "distance", "may_overlap", "accesses", "offset")
@@ -44,12 +44,12 @@ class Lifetimes(StrEnum):
     closed = "in-in"
 
     @property
-    def late(self) -> int:
+    def begin_shift(self) -> int:
         """The shift from `lower` to the begin of the half-open live range."""
         return int(self is Lifetimes.open)
 
     @property
-    def over(self) -> int:
+    def end_shift(self) -> int:
         """The shift from `upper` to the end of the half-open live range."""
         return int(self is Lifetimes.closed)
 
@@ -154,7 +154,7 @@ def _columns(path: Path, line: int, header: list[str]) -> list[str]:
 def _buffer(row: _Row, lifetimes: Lifetimes) -> Buffer:
     if not row.has("id"):
         raise row.error("id", "is empty")
-    lower, upper = _life(row, lifetimes)
+    lower, upper = _live_range(row, lifetimes)
     alignment = row.integer("alignment") if row.has("alignment") else 1
     accesses = row.integer("accesses") if row.has("accesses") else 1
     pinned = row.integer("pinned") if row.has("pinned") else None
@@ -171,10 +171,10 @@ def _buffer(row: _Row, lifetimes: Lifetimes) -> Buffer:
         raise row.error(column, str(error)) from error
 
 
-def _life(row: _Row, lifetimes: Lifetimes) -> tuple[int, int]:
+def _live_range(row: _Row, lifetimes: Lifetimes) -> tuple[int, int]:
     """Return the half-open live range of a buffer."""
     lower, upper = row.integer("lower"), row.integer("upper")
-    begin, end = lower + lifetimes.late, upper + lifetimes.over
+    begin, end = lower + lifetimes.begin_shift, upper + lifetimes.end_shift
     if begin >= end:
         room = {Lifetimes.open: "at least 2 less than", Lifetimes.closed: "at most"}.get(lifetimes, "less than")
         raise row.error("upper", f"lower {lower} must be {room} upper {upper}")
@@ -213,7 +213,7 @@ def _companions(rows: list[_Row], positions: dict[str, int]) -> Iterator[Compani
 def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int, int], ...]:
     pairs = set()
     for position, row in enumerate(rows):
-        for name in _names(row) if row.has("may_overlap") else ():
+        for name in _ids_in_cell(row) if row.has("may_overlap") else ():
             other = positions.get(name)
             if other is None or other == position:
                 raise row.error("may_overlap", f"{name[:40]!r} is no other buffer's id")
@@ -221,7 +221,7 @@ def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int
     return tuple(sorted(pairs))
 
 
-def _names(row: _Row) -> list[str]:
+def _ids_in_cell(row: _Row) -> list[str]:
     """Return the ids in one cell: a line of CSV with spaces in place of commas."""
     cell = io.StringIO(row.cells["may_overlap"].strip(" "), newline="")
     try:
@@ -282,7 +282,7 @@ def _cells(
     rows: list[dict[str, str | int]] = []
     for buffer in problem.buffers:
         row: dict[str, str | int] = {"id": buffer.id, "size": buffer.size}
-        row |= {"lower": buffer.lower - lifetimes.late, "upper": buffer.upper - lifetimes.over}
+        row |= {"lower": buffer.lower - lifetimes.begin_shift, "upper": buffer.upper - lifetimes.end_shift}
         row |= {"alignment": buffer.alignment, "accesses": buffer.accesses}
         row["gaps"] = " ".join(f"{begin}-{end}" for begin, end in buffer.gaps)
         if buffer.pinned is not None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sublet.base.errors import ProblemError
 from sublet.packing._core import Hole
 from sublet.packing.conflicts import clusters_of, conflicts_of
-from sublet.packing.native import core_of
+from sublet.packing.core_bridge import core_of
 from sublet.packing.problem import Packing, Problem, round_up
 
 Weights = NDArray[Any]
@@ -58,13 +58,13 @@ def best_fit_by_size(problem: Problem) -> Packing:
 
 def best_fit_by_lifetime(problem: Problem) -> Packing:
     """Pack the buffers with the longest lifetimes first, into the smallest fitting hole."""
-    return _place(problem, _lifetimes(problem), np.add, Hole.smallest, "best_fit_by_lifetime")
+    return _place(problem, _live_times(problem), np.add, Hole.smallest, "best_fit_by_lifetime")
 
 
 def best_fit_by_area(problem: Problem) -> Packing:
     # In float64, since products can exceed 64 bits; the order of near ties does not matter.
     """Pack the buffers with the largest size x lifetime first, into the smallest fitting hole."""
-    areas = _lifetimes(problem).astype(np.float64) * _sizes(problem)
+    areas = _live_times(problem).astype(np.float64) * _sizes(problem)
     return _place(problem, areas, np.add, Hole.smallest, "best_fit_by_area")
 
 
@@ -89,7 +89,7 @@ def sweep(problem: Problem) -> Packing:
 
     Needs lifetimes without companions and pins; falls back to `first_fit` otherwise.
     """
-    if problem.precedence is not None or problem.companions or problem.pinned:
+    if problem.precedence is not None or problem.companions or problem.has_pins:
         return replace(first_fit(problem), strategy="sweep")
     return packing_of(problem, core_of(problem).sweep(), "sweep")
 
@@ -103,8 +103,8 @@ def packing_of(problem: Problem, offsets: NDArray[np.int64], strategy: str) -> P
 
 def _place(problem: Problem, weights: Weights, join: np.ufunc, hole: Hole, strategy: str) -> Packing:
     """Place the heaviest buffers first; `join` merges the weights of companions."""
-    weights = _joined(problem, weights, join)
-    sizes = _joined(problem, _sizes(problem), np.maximum)
+    weights = _merge_cluster_weights(problem, weights, join)
+    sizes = _merge_cluster_weights(problem, _sizes(problem), np.maximum)
     order = np.lexsort((np.arange(len(weights)), -sizes, -weights)).astype(np.int32)
     try:
         offsets = core_of(problem).greedy_in_order(order, hole)
@@ -113,7 +113,7 @@ def _place(problem: Problem, weights: Weights, join: np.ufunc, hole: Hole, strat
     return packing_of(problem, offsets, strategy)
 
 
-def _joined(problem: Problem, weights: Weights, join: np.ufunc) -> Weights:
+def _merge_cluster_weights(problem: Problem, weights: Weights, join: np.ufunc) -> Weights:
     """Return the weights with the weights of each cluster merged by `join`."""
     if not problem.companions:
         return weights
@@ -128,6 +128,6 @@ def _sizes(problem: Problem) -> NDArray[np.int64]:
     return np.array([buffer.size for buffer in problem.buffers], dtype=np.int64)
 
 
-def _lifetimes(problem: Problem) -> NDArray[np.int64]:
+def _live_times(problem: Problem) -> NDArray[np.int64]:
     """Return the live time of each buffer, gaps excluded."""
     return np.array([sum(end - begin for begin, end in b.pieces) for b in problem.buffers], dtype=np.int64)

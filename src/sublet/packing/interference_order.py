@@ -14,14 +14,14 @@ from math import lcm
 import numpy as np
 
 from sublet.packing.allocation_graph import Chain
-from sublet.packing.allocation_order import Turn, Unplaced, fill
+from sublet.packing.allocation_order import NextCandidates, Unplaced, fill_graph
 from sublet.packing.problem import Packing, Problem
 
 Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
 """A chain behind what it is ordered by."""
 
 
-class Candidates:
+class ChainCandidates:
     """Candidate chains of each cluster: alone, and with larger single buffers (no companions) before and after.
 
     Buffers only ever leave the set of waiting buffers. The largest neighbour found for a buffer therefore stays the
@@ -41,18 +41,18 @@ class Candidates:
         self._larger_than: dict[int, int] = {}  # size -> how many buffers are larger
         for rank, buffer in enumerate(order):
             self._larger_than.setdefault(unplaced.sizes[buffer], rank)
-        self._found: dict[int, tuple[list[int], list[Candidate]]] = {}
+        self._cache: dict[int, tuple[list[int], list[Candidate]]] = {}
 
-    def of(self, index: int) -> list[Candidate]:
+    def candidates_around(self, index: int) -> list[Candidate]:
         """Return the chain of cluster `index` alone and, extended by a larger buffer before it, after it, and both."""
-        neighbours, candidates = self._found.get(index, ([], []))
+        neighbours, candidates = self._cache.get(index, ([], []))
         if not candidates or any(neighbour not in self._unplaced.waiting for neighbour in neighbours):
-            before, after = self._around(index)
-            neighbours, candidates = [*before, *after], self._joined(before, index, after)
-            self._found[index] = neighbours, candidates
+            before, after = self._largest_neighbours(index)
+            neighbours, candidates = [*before, *after], self._candidate_chains(before, index, after)
+            self._cache[index] = neighbours, candidates
         return candidates
 
-    def _around(self, index: int) -> tuple[list[int], list[int]]:
+    def _largest_neighbours(self, index: int) -> tuple[list[int], list[int]]:
         """Return the clusters of the largest waiting buffers able to precede and to follow cluster `index`, if any."""
         chain = self._unplaced.chains[index]
         buffer = chain.buffers[0]
@@ -60,23 +60,26 @@ class Candidates:
             return [], []
         larger = self._by_size[: self._larger_than[chain.size]]
         larger = larger[self._unplaced.is_waiting[larger]]
-        before = larger[self._unplaced.succession.hops_to(larger, buffer) > 0]
-        after = larger[self._unplaced.succession.hops_from(buffer, larger) > 0]
+        before = larger[self._unplaced.reuse_order.hops_to(larger, buffer) > 0]
+        after = larger[self._unplaced.reuse_order.hops_from(buffer, larger) > 0]
         return [self._index_of[b] for b in before[:1].tolist()], [self._index_of[b] for b in after[:1].tolist()]
 
-    def _joined(self, before: list[int], index: int, after: list[int]) -> list[Candidate]:
+    def _candidate_chains(self, before: list[int], index: int, after: list[int]) -> list[Candidate]:
         chains = self._unplaced.chains
         alone = chains[index]
         longer = [[first, index] for first in before] + [[index, last] for last in after]
         longer += [[first, index, last] for first in before for last in after]
-        return [self._ranked(alone), *(self._ranked(_joined([chains[i] for i in several])) for several in longer)]
+        return [
+            self._rank_chain(alone),
+            *(self._rank_chain(_concatenate_chains([chains[i] for i in several])) for several in longer),
+        ]
 
-    def _ranked(self, chain: Chain) -> Candidate:
+    def _rank_chain(self, chain: Chain) -> Candidate:
         conflicts = sum(self._degrees[buffer] for buffer in chain.buffers)
         return (-chain.size, -conflicts, -len(chain.buffers), chain.buffers), chain
 
 
-def _joined(chains: list[Chain]) -> Chain:
+def _concatenate_chains(chains: list[Chain]) -> Chain:
     return Chain(
         tuple(chain.buffers[0] for chain in chains),
         max(chain.size for chain in chains),
@@ -84,9 +87,9 @@ def _joined(chains: list[Chain]) -> Chain:
     )
 
 
-def most_conflicts_first(unplaced: Unplaced) -> Turn:
+def most_conflicts_first(unplaced: Unplaced) -> NextCandidates:
     """Return a candidate order: chains around the waiting buffers with the most conflicts, placed buffers counted."""
-    candidates = Candidates(unplaced)
+    candidates = ChainCandidates(unplaced)
     degrees = unplaced.degrees.tolist()
     degree = [sum(degrees[position] for position in cluster.members) for cluster in unplaced.clusters]
 
@@ -95,7 +98,7 @@ def most_conflicts_first(unplaced: Unplaced) -> Turn:
         chains: list[Candidate] = []
         for index in unplaced.waiting:
             if degree[index] == most:
-                chains += candidates.of(index)
+                chains += candidates.candidates_around(index)
         return (chain for _, chain in sorted(chains))
 
     return turn
@@ -103,4 +106,4 @@ def most_conflicts_first(unplaced: Unplaced) -> Turn:
 
 def allocation_graph_by_interference(problem: Problem) -> Packing:
     """Pack with an allocation graph filled in order of interference."""
-    return fill(problem, most_conflicts_first, "allocation_graph_by_interference")
+    return fill_graph(problem, most_conflicts_first, "allocation_graph_by_interference")

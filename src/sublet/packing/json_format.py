@@ -50,7 +50,7 @@ class _Block:
     tail: list[int]
 
 
-class _Reader:
+class _ProblemReader:
     """Typed access to a parsed file; every error message names the file and the field."""
 
     def __init__(self, path: Path) -> None:
@@ -66,31 +66,31 @@ class _Reader:
 
     def integer(self, value: Any, field: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(field, f"must be an integer, not {_shown(value)}")
+            raise self.error(field, f"must be an integer, not {_clipped_repr(value)}")
         return value
 
     def name(self, value: Any, field: str) -> str:
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise self.error(field, f"must be an integer or a text, not {_shown(value)}")
+            raise self.error(field, f"must be an integer or a text, not {_clipped_repr(value)}")
         return str(value)
 
     def array(self, value: Any, field: str) -> list[Any]:
         if not isinstance(value, list):
-            raise self.error(field, f"must be a list, not {_shown(value)}")
+            raise self.error(field, f"must be a list, not {_clipped_repr(value)}")
         return value
 
     def integers(self, value: Any, field: str) -> list[int]:
         return [self.integer(item, f"{field}[{index}]") for index, item in enumerate(self.array(value, field))]
 
 
-def _shown(value: Any) -> str:
+def _clipped_repr(value: Any) -> str:
     return repr(value)[:40]
 
 
 def read_json(path: str | Path) -> Problem:
     """Return the problem in a file; raises ProblemError naming the file and the wrong field."""
     path = Path(path)
-    reader = _Reader(path)
+    reader = _ProblemReader(path)
     document = _parse(reader)
     alignment = reader.integer(reader.get(document, "alignment", "alignment"), "alignment")
     blocks = _blocks(reader, document)
@@ -107,7 +107,7 @@ def read_json(path: str | Path) -> Problem:
     heads = [[rank[node] for node in block.head] for block in blocks]
     tails = [[rank[node] for node in block.tail] for block in blocks]
     node_distance = _node_distances(successors, run)
-    _check_lives(reader, node_distance, heads, tails)
+    _check_live_paths(reader, node_distance, heads, tails)
     distance = _block_distances(node_distance, heads, tails)
     kinds = np.array([block.kind for block in blocks], dtype=object)
     distance[kinds[:, None] != kinds[None, :]] = 0
@@ -118,19 +118,19 @@ def read_json(path: str | Path) -> Problem:
     return Problem(buffers, Precedence(distance), companions, path.stem, may_overlap)
 
 
-def _parse(reader: _Reader) -> dict[str, Any]:
+def _parse(reader: _ProblemReader) -> dict[str, Any]:
     document = parse_json(read_text(reader.path, ProblemError), str(reader.path), ProblemError)
     if not isinstance(document, dict):
-        raise ProblemError(f"{reader.path}: must be one JSON object, not {_shown(document)}")
+        raise ProblemError(f"{reader.path}: must be one JSON object, not {_clipped_repr(document)}")
     return document
 
 
-def _blocks(reader: _Reader, document: dict[str, Any]) -> list[_Block]:
+def _blocks(reader: _ProblemReader, document: dict[str, Any]) -> list[_Block]:
     blocks = []
     for index, record in enumerate(reader.array(reader.get(document, "blocks", "blocks"), "blocks")):
         field = f"blocks[{index}]"
         if not isinstance(record, dict):
-            raise reader.error(field, f"must be an object, not {_shown(record)}")
+            raise reader.error(field, f"must be an object, not {_clipped_repr(record)}")
         head = reader.integers(reader.get(record, "head", f"{field}.head"), f"{field}.head")
         tail = reader.integers(reader.get(record, "tail", f"{field}.tail"), f"{field}.tail")
         for key, nodes in (("head", head), ("tail", tail)):
@@ -152,17 +152,17 @@ def _blocks(reader: _Reader, document: dict[str, Any]) -> list[_Block]:
     return blocks
 
 
-def _edges(reader: _Reader, document: dict[str, Any]) -> list[tuple[int, int]]:
+def _edges(reader: _ProblemReader, document: dict[str, Any]) -> list[tuple[int, int]]:
     edges = []
     for index, pair in enumerate(reader.array(reader.get(document, "deps", "deps"), "deps")):
         ends = reader.integers(pair, f"deps[{index}]")
         if len(ends) != 2:
-            raise reader.error(f"deps[{index}]", f"must be a pair [from, to], not {_shown(pair)}")
+            raise reader.error(f"deps[{index}]", f"must be a pair [from, to], not {_clipped_repr(pair)}")
         edges.append((ends[0], ends[1]))
     return edges
 
 
-def _serial_order(reader: _Reader, successors: list[list[int]], wanted: list[int]) -> list[int]:
+def _serial_order(reader: _ProblemReader, successors: list[list[int]], wanted: list[int]) -> list[int]:
     """Return a topological order of all nodes, as close to `wanted` as the edges allow."""
     if len(set(wanted)) != len(wanted):
         raise reader.error("order", "names a node twice")
@@ -197,7 +197,9 @@ def _node_distances(successors: list[list[int]], run: list[int]) -> NDArray[np.i
     return distance
 
 
-def _check_lives(reader: _Reader, nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> None:
+def _check_live_paths(
+    reader: _ProblemReader, nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]
+) -> None:
     """Raise ProblemError for a block without a path from head to tail: "precedes" would not be transitive."""
     for index, (head, tail) in enumerate(zip(heads, tails, strict=True)):
         if not set(head) & set(tail) and not nodes[np.ix_(tail, head)].any():
@@ -218,7 +220,7 @@ def _block_distances(nodes: NDArray[np.int32], heads: list[list[int]], tails: li
 
 
 def _buffers(
-    reader: _Reader,
+    reader: _ProblemReader,
     blocks: list[_Block],
     heads: list[list[int]],
     tails: list[list[int]],
@@ -237,7 +239,7 @@ def _buffers(
     return tuple(buffers)
 
 
-def _positions(reader: _Reader, blocks: list[_Block]) -> dict[str, int]:
+def _positions(reader: _ProblemReader, blocks: list[_Block]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for index, block in enumerate(blocks):
         if block.id in positions:
@@ -246,7 +248,7 @@ def _positions(reader: _Reader, blocks: list[_Block]) -> dict[str, int]:
     return positions
 
 
-def _companions(reader: _Reader, blocks: list[_Block], positions: dict[str, int]) -> tuple[Companion, ...]:
+def _companions(reader: _ProblemReader, blocks: list[_Block], positions: dict[str, int]) -> tuple[Companion, ...]:
     companions = set()
     for index, block in enumerate(blocks):
         if block.companion == str(NO_COMPANION):
@@ -259,13 +261,15 @@ def _companions(reader: _Reader, blocks: list[_Block], positions: dict[str, int]
     return tuple(sorted(companions))
 
 
-def _may_overlap(reader: _Reader, document: dict[str, Any], positions: dict[str, int]) -> tuple[tuple[int, int], ...]:
+def _may_overlap(
+    reader: _ProblemReader, document: dict[str, Any], positions: dict[str, int]
+) -> tuple[tuple[int, int], ...]:
     pairs = set()
     for index, pair in enumerate(reader.array(document.get("may_overlap", []), "may_overlap")):
         field = f"may_overlap[{index}]"
         names = [reader.name(name, field) for name in reader.array(pair, field)]
         if len(names) != 2 or names[0] == names[1] or not all(name in positions for name in names):
-            raise reader.error(field, f"must be the ids of two blocks, not {_shown(pair)}")
+            raise reader.error(field, f"must be the ids of two blocks, not {_clipped_repr(pair)}")
         first, second = sorted(positions[name] for name in names)
         pairs.add((first, second))
     return tuple(sorted(pairs))

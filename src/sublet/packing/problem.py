@@ -111,7 +111,7 @@ class Precedence:
             first, second = np.argwhere(both)[0]
             raise ProblemError(f"precedence: buffers {first} and {second} each precede the other")
 
-    def of(self, positions: Sequence[int]) -> Precedence:
+    def select(self, positions: Sequence[int]) -> Precedence:
         """Return the order restricted to the buffers at `positions`, in the sequence of `positions`."""
         chosen = np.ix_(positions, positions)
         return Precedence(self.distance[chosen], None if self.compatible is None else self.compatible[chosen])
@@ -174,7 +174,7 @@ class Problem:
                 raise ProblemError(f"may_overlap {pair}: must be two different positions below {count}")
 
     @property
-    def pinned(self) -> bool:
+    def has_pins(self) -> bool:
         """True if any buffer has a required offset."""
         return any(buffer.pinned is not None for buffer in self.buffers)
 

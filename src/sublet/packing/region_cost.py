@@ -24,7 +24,7 @@ from sublet.base.errors import ProblemError
 from sublet.packing.bounds import clique_within
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem
-from sublet.packing.ties import groups_of
+from sublet.packing.rigid_groups import groups_of
 
 MOST_ENTRIES = 200_000
 """Most (buffer, time) entries of the linear program; the times with the most bytes first, the rest is left out."""
@@ -33,7 +33,7 @@ PRICE_UNIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class MemoryRegion:
     """A memory region: `capacity` bytes; one access of one byte costs `cost`.
 
     A region with a `rate` is accessed by transfers only, at `rate` bytes per second: only buffers moved by
@@ -56,7 +56,7 @@ class Region:
             raise ProblemError(f"region {self.name}: {self.rate} bytes a second must be between 0 and 2^53")
 
 
-def slow_region(regions: Sequence[Region]) -> Region | None:
+def slow_region(regions: Sequence[MemoryRegion]) -> MemoryRegion | None:
     """Return the region with a rate, accessed by transfers only; None if no region has a rate.
 
     Raises ProblemError for several regions with a rate, and for a rate without another region to run in.
@@ -88,21 +88,21 @@ def units_of(problem: Problem) -> list[Unit]:
             group = groups[position]
             ends = [distance + problem.buffers[member].size for member, distance in group.members]
             members = tuple(member for member, _ in group.members)
-            room = (group.residue if group.pin is None else group.pin) + max(ends)
+            room = (group.lowest_offset if group.pin is None else group.pin) + max(ends)
         elif position not in inside:
             members, room = (position,), (buffer.pinned or 0) + buffer.size
         else:
             continue
-        units.append(Unit(members, sum(traffic(problem, member) for member in members), room))
+        units.append(Unit(members, sum(traffic_of(problem, member) for member in members), room))
     return units
 
 
-def traffic(problem: Problem, position: int) -> int:
+def traffic_of(problem: Problem, position: int) -> int:
     """Return the bytes read or written in one buffer: accesses x size."""
     return problem.buffers[position].accesses * problem.buffers[position].size
 
 
-def least_cost(problem: Problem, units: Sequence[Unit], regions: Sequence[Region]) -> int:
+def cost_lower_bound(problem: Problem, units: Sequence[Unit], regions: Sequence[MemoryRegion]) -> int:
     """Return a lower bound on the cost of every assignment within the capacities.
 
     The problem has no `may_overlap`, and each unit must fit alone into some region.
@@ -117,8 +117,8 @@ def least_cost(problem: Problem, units: Sequence[Unit], regions: Sequence[Region
     entries = [
         (s, unit_of[member], problem.buffers[member].size) for s, members in enumerate(sections) for member in members
     ]
-    prices = _prices(entries, len(sections), costs, [regions[k].capacity for k in tight], tight)
-    return max(free, _bound(entries, prices, costs, [regions[k].capacity for k in tight], tight))
+    prices = _dual_prices(entries, len(sections), costs, [regions[k].capacity for k in tight], tight)
+    return max(free, _lagrangian_bound(entries, prices, costs, [regions[k].capacity for k in tight], tight))
 
 
 def _sections(problem: Problem) -> list[tuple[int, ...]]:
@@ -157,7 +157,7 @@ def _sections(problem: Problem) -> list[tuple[int, ...]]:
 Entries = list[tuple[int, int, int]]
 
 
-def _prices(
+def _dual_prices(
     entries: Entries, sections: int, costs: list[list[int]], capacities: list[int], tight: list[int]
 ) -> NDArray[np.int64]:
     """Return `prices[section, k]`: the price of a byte of tight region k, in 1 / PRICE_UNIT; zeros if unsolved."""
@@ -192,7 +192,7 @@ def _prices(
     return np.minimum(per_byte * PRICE_UNIT, float(1 << 62)).astype(np.int64)
 
 
-def _bound(
+def _lagrangian_bound(
     entries: Entries, prices: NDArray[np.int64], costs: list[list[int]], capacities: list[int], tight: list[int]
 ) -> int:
     """Return the Lagrangian bound for the given prices, in exact integer arithmetic, rounded up."""

@@ -16,30 +16,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.base.errors import CapacityError, Finding, PackingError, ProblemError
-from sublet.packing.auto import AUTO, Report, pack
 from sublet.packing.bounds import lower_bound
-from sublet.packing.by_id import order_by_id, rearranged
-from sublet.packing.plain import plain, without_overlaps
+from sublet.packing.canonical_order import order_by_id, select_buffers
+from sublet.packing.normalize import normalize, overlaps_as_precedence
+from sublet.packing.portfolio import AUTO, PackingReport, pack
 from sublet.packing.problem import Buffer, Packing, Problem
-from sublet.packing.region_choice import Chooser
-from sublet.packing.region_cost import Region, least_cost, traffic, units_of
-from sublet.packing.search import SEARCH, searchable
+from sublet.packing.region_assignment import RegionChooser
+from sublet.packing.region_cost import MemoryRegion, cost_lower_bound, traffic_of, units_of
+from sublet.packing.search import SEARCH, can_search
 from sublet.packing.validate import find_violations
 
 TRIAL_STEPS = 20_000
 """Steps of a search deciding whether a choice fits a region, divided by the number of buffers as in `search`."""
 
-SHOWN = 5
+MAX_NAMED = 5
 """Buffers named by an error message."""
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RegionShare:
     """The contents of a region: positions of the buffers, arena size in bytes, and cost."""
 
-    region: Region
+    region: MemoryRegion
     members: tuple[int, ...]
     arena_bytes: int
     strategy: str
@@ -57,7 +57,7 @@ class RegionPacking:
     stopped     "timeout" or "interrupt" when the search was cut short, else ""
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[RegionShare, ...]
     region_of: tuple[int, ...]
     offsets: tuple[int, ...]
     cost: int
@@ -82,7 +82,7 @@ class RegionPacking:
 
 def place_in_regions(
     problem: Problem,
-    regions: Sequence[Region],
+    regions: Sequence[MemoryRegion],
     strategy: str = AUTO,
     timeout: float | None = None,
     progress: Progress | None = None,
@@ -102,7 +102,7 @@ def place_in_regions(
         if region.name in (other.name for other in regions[:position]):
             raise ProblemError(f"region {region.name} is given twice")
     order = order_by_id(problem)
-    placer = _Placer(rearranged(problem, order), regions, strategy, timeout, progress, effort, seed)
+    placer = _Placer(select_buffers(problem, order), regions, strategy, timeout, progress, effort, seed)
     packing = placer.place()
     region_of, offsets = [0] * len(order), [0] * len(order)
     for rank, position in enumerate(order):
@@ -124,7 +124,7 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
             where, other = problem.buffers[tie.first].id, problem.buffers[tie.second].id
             findings.append(Finding("companions", f"buffer {where}", f"lies in another region than {other}"))
     for position, share in enumerate(packing.shares):
-        inside = rearranged(problem, share.members)
+        inside = select_buffers(problem, share.members)
         offsets = tuple(packing.offsets[member] for member in share.members)
         capacity = min(share.arena_bytes, share.region.capacity)
         findings += find_violations(inside, Packing(offsets, capacity, share.strategy))
@@ -134,7 +134,7 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
         raise PackingError(findings)
 
 
-def _named(buffer: Buffer) -> str:
+def _display_name(buffer: Buffer) -> str:
     """Return the display name of a buffer for messages."""
     return buffer.label or f"buffer {buffer.id}"
 
@@ -145,16 +145,16 @@ class _Placer:
     def __init__(
         self,
         problem: Problem,
-        regions: Sequence[Region],
+        regions: Sequence[MemoryRegion],
         strategy: str,
         timeout: float | None,
         progress: Progress | None,
         effort: int | None,
         seed: int,
     ) -> None:
-        plain(problem)  # raises ProblemError for contradicting constraints
+        normalize(problem)  # raises ProblemError for contradicting constraints
         self._begin = time.monotonic()
-        self._problem = without_overlaps(problem)
+        self._problem = overlaps_as_precedence(problem)
         self._units = units_of(problem)
         self._regions = sorted(enumerate(regions), key=lambda each: (each[1].cost, each[0]))
         self._strategy, self._progress, self._effort, self._seed = strategy, progress, effort, seed
@@ -163,14 +163,14 @@ class _Placer:
         self._shortfall: tuple[int, str] | None = None
 
     def place(self) -> RegionPacking:
-        self._refuse_giants()
+        self._check_largest_unit()
         regions = [region for _, region in self._regions]
-        chosen = self._chosen([unit.traffic for unit in self._units])
+        chosen = self._choose_regions([unit.traffic for unit in self._units])
         if chosen is None:
-            chosen = self._chosen([unit.room for unit in self._units], by_size=True)
+            chosen = self._choose_regions([unit.room for unit in self._units], by_size=True)
         if chosen is None:
-            raise CapacityError(self._too_much())
-        shares: list[Share | None] = [None] * len(regions)
+            raise CapacityError(self._overflow_message())
+        shares: list[RegionShare | None] = [None] * len(regions)
         region_of, offsets = [0] * len(self._problem.buffers), [0] * len(self._problem.buffers)
         last = max((k for k, (members, _) in enumerate(chosen) if members), default=0)
         for k, ((given, region), (members, report)) in enumerate(zip(self._regions, chosen, strict=True)):
@@ -178,18 +178,20 @@ class _Placer:
             packing = report.packing if report is not None and k != last else self._smallest(members, report)
             for member, offset in zip(members, packing.offsets, strict=True):
                 region_of[member], offsets[member] = given, offset
-            cost = sum(traffic(self._problem, member) for member in members) * region.cost
-            shares[given] = Share(region, tuple(members), packing.arena_bytes, packing.strategy, cost)
+            cost = sum(traffic_of(self._problem, member) for member in members) * region.cost
+            shares[given] = RegionShare(region, tuple(members), packing.arena_bytes, packing.strategy, cost)
         filled = tuple(share for share in shares if share is not None)
-        least = least_cost(self._problem, self._units, regions)
+        least = cost_lower_bound(self._problem, self._units, regions)
         seconds = time.monotonic() - self._begin
         cost = sum(share.cost for share in filled)
         return RegionPacking(filled, tuple(region_of), tuple(offsets), cost, least, seconds, self._stopped)
 
-    def _chosen(self, weight: list[int], by_size: bool = False) -> list[tuple[list[int], Report | None]] | None:
+    def _choose_regions(
+        self, weight: list[int], by_size: bool = False
+    ) -> list[tuple[list[int], PackingReport | None]] | None:
         """Return per region the positions of its buffers and a packing; None if the last region overflows."""
         left = list(range(len(self._units)))
-        chosen: list[tuple[list[int], Report | None]] = []
+        chosen: list[tuple[list[int], PackingReport | None]] = []
         for k, (_, region) in enumerate(self._regions):
             if k + 1 == len(self._regions):
                 members = sorted(member for unit in left for member in self._units[unit].members)
@@ -205,58 +207,58 @@ class _Placer:
             most = 1 + step * sum(weight)
             saving = [step * weight[u] + most * (unit.room > elsewhere) for u, unit in enumerate(self._units)]
             deadline = None if self._timeout is None else self._begin + self._timeout
-            chooser = Chooser(self._problem, self._units, region.capacity, self._fitter(region))
+            chooser = RegionChooser(self._problem, self._units, region.capacity, self._fitter(region))
             choice = chooser.choose(left, saving, deadline)
             chosen.append((sorted(m for u in choice.inside for m in self._units[u].members), choice.report))
             left = sorted(set(left) - set(choice.inside))
         return chosen
 
-    def _fitter(self, region: Region) -> Callable[[Sequence[int]], Report]:
-        def pack_members(members: Sequence[int]) -> Report:
-            inside = rearranged(self._problem, members)
+    def _fitter(self, region: MemoryRegion) -> Callable[[Sequence[int]], PackingReport]:
+        def pack_members(members: Sequence[int]) -> PackingReport:
+            inside = select_buffers(self._problem, members)
             strategy = self._strategy
             if strategy == AUTO:
-                strategy = SEARCH if searchable(plain(inside).problem) else "first_fit_by_tightness"
+                strategy = SEARCH if can_search(normalize(inside).problem) else "first_fit_by_tightness"
             steps = max(100, TRIAL_STEPS // max(1, len(members)) * 10)
             return pack(inside, strategy, capacity=region.capacity, effort=steps, seed=self._seed)
 
         return pack_members
 
-    def _smallest(self, members: Sequence[int], fitted: Report | None) -> Packing:
+    def _smallest(self, members: Sequence[int], fitted: PackingReport | None) -> Packing:
         """Return the packing of a region with the remaining effort, not larger than the known packing."""
         late = self._timeout is not None and time.monotonic() > self._begin + self._timeout
         if fitted is not None and (late or fitted.gap == 0):
             self._stopped = self._stopped or ("timeout" if late else "")
             return fitted.packing
         left = None if self._timeout is None else max(0.0, self._begin + self._timeout - time.monotonic())
-        inside = rearranged(self._problem, members)
+        inside = select_buffers(self._problem, members)
         report = pack(inside, self._strategy, left, self._progress, effort=self._effort, seed=self._seed)
         self._stopped = self._stopped or report.stopped
         packings = [report.packing] if fitted is None else [report.packing, fitted.packing]
         return min(packings, key=lambda packing: packing.arena_bytes)
 
-    def _refuse_giants(self) -> None:
+    def _check_largest_unit(self) -> None:
         _, largest = max(self._regions, key=lambda each: each[1].capacity)
         unit = max(self._units, key=lambda unit: unit.room, default=None)
         if unit is None or unit.room <= largest.capacity:
             return
         group = f" and its {len(unit.members) - 1} companions" if len(unit.members) > 1 else ""
         raise CapacityError(
-            f"{_named(self._problem.buffers[unit.members[0]])}{group}: needs {unit.room} bytes, "
+            f"{_display_name(self._problem.buffers[unit.members[0]])}{group}: needs {unit.room} bytes, "
             f"{unit.room - largest.capacity} more than the largest region has ({largest.name}: {largest.capacity})"
         )
 
-    def _too_much(self) -> str:
+    def _overflow_message(self) -> str:
         """Return the error message for buffers without a fitting choice of regions."""
         capacity = sum(region.capacity for _, region in self._regions)
         bound = lower_bound(self._problem)
         needed = sorted((self._problem.buffers[member] for member in bound.members), key=lambda buffer: -buffer.size)
         alive = sum(buffer.size for buffer in needed)
         if alive > capacity:
-            shown = ", ".join(f"{_named(buffer)} of {buffer.size}" for buffer in needed[:SHOWN])
+            shown = ", ".join(f"{_display_name(buffer)} of {buffer.size}" for buffer in needed[:MAX_NAMED])
             return (
                 f"the buffers cannot fit: {alive} bytes are needed at one time, {alive - capacity} more than all "
-                f"regions have together ({capacity}): {shown}{', ...' if needed[SHOWN:] else ''}"
+                f"regions have together ({capacity}): {shown}{', ...' if needed[MAX_NAMED:] else ''}"
             )
         missing, name = self._shortfall or (0, "")
         return (

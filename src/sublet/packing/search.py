@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublet.packing.bounds import Bound
+from sublet.packing.bounds import LowerBound
+from sublet.packing.core_bridge import core_of
 from sublet.packing.greedy import packing_of
-from sublet.packing.native import core_of
 from sublet.packing.problem import Packing, Problem
 
 EFFORT = 100_000_000
@@ -54,76 +54,78 @@ NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PackingSearchResult:
     """Result of a search: best packing, best bound, steps taken, and the reason for an early end ("" if complete)."""
 
     packing: Packing
-    bound: Bound
+    bound: LowerBound
     steps: int
     stopped: str
 
 
-def usual_effort(problem: Problem) -> int:
+def default_effort(problem: Problem) -> int:
     """Return the steps of a search without a limit given by the caller."""
     buffers, gaps = len(problem.buffers), sum(len(buffer.gaps) for buffer in problem.buffers)
     effort = EFFORT if buffers < LARGE else EFFORT * LARGE // (4 * buffers)
     return min(MOST_STEPS, 1 + effort // max(1, buffers + PIECE * gaps))
 
 
-def searchable(problem: Problem) -> bool:
+def can_search(problem: Problem) -> bool:
     """True if the search can hold all pairs of buffers live together."""
     return problem.precedence is not None or core_of(problem).count_overlaps() <= MOST_OVERLAPS
 
 
-def search(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
+def search(problem: Problem, bound: LowerBound, incumbent: Packing, limits: Limits = NO_LIMITS) -> PackingSearchResult:
     """Return the smallest packing between `bound` and `incumbent` found within the limits.
 
     A problem too large for the search is only repacked where the packing is highest.
     """
-    result = _repacked(problem, bound, incumbent, limits)
-    effort = (limits.effort or usual_effort(problem)) - result.steps
-    if result.stopped or effort < 1 or result.packing.arena_bytes <= bound.bytes or not searchable(problem):
+    result = _repack_highest(problem, bound, incumbent, limits)
+    effort = (limits.effort or default_effort(problem)) - result.steps
+    if result.stopped or effort < 1 or result.packing.arena_bytes <= bound.bytes or not can_search(problem):
         return result
     stop = _Stop(limits.deadline)
     known = np.array(result.packing.offsets, dtype=np.int64)
     offsets, proved, steps, interrupted = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
-    packing = _smaller(result.packing, packing_of(problem, offsets, SEARCH))
+    packing = _smaller_packing(result.packing, packing_of(problem, offsets, SEARCH))
     if proved > bound.bytes:
-        bound = Bound(proved, SEARCH, ())
-    return Found(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
+        bound = LowerBound(proved, SEARCH, ())
+    return PackingSearchResult(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
 
 
-def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
+def decide_capacity(
+    problem: Problem, capacity: int, bound: LowerBound, incumbent: Packing, limits: Limits = NO_LIMITS
+) -> PackingSearchResult:
     """Return any packing of at most `capacity` bytes, or a proof that none exists.
 
     Otherwise like `search`; without either result the incumbent is returned.
     """
-    result = _repacked(problem, bound, incumbent, limits)
-    if result.stopped or result.packing.arena_bytes <= capacity or not searchable(problem):
+    result = _repack_highest(problem, bound, incumbent, limits)
+    if result.stopped or result.packing.arena_bytes <= capacity or not can_search(problem):
         return result
     stop = _Stop(limits.deadline)
     effort = limits.effort or DECISION_EFFORT
     verdict, offsets, steps, interrupted = core_of(problem).solve(capacity, limits.seed, effort, stop)
     if verdict == "infeasible":
-        bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
+        bound = LowerBound(max(bound.bytes, capacity + 1), SEARCH, ())
     packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else result.packing
-    return Found(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
+    return PackingSearchResult(packing, bound, result.steps + steps, "interrupt" if interrupted else stop.reason)
 
 
-def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits) -> Found:
+def _repack_highest(problem: Problem, bound: LowerBound, incumbent: Packing, limits: Limits) -> PackingSearchResult:
     """Return the incumbent; a large one is first improved where it is highest."""
     buffers = len(problem.buffers)
     if buffers < LARGE or problem.precedence is not None or problem.companions:
-        return Found(incumbent, bound, 0, "")
+        return PackingSearchResult(incumbent, bound, 0, "")
     stop = _Stop(limits.deadline)
     known = np.array(incumbent.offsets, dtype=np.int64)
     effort = limits.effort or min(buffers, 1 + REPACK_EFFORT // buffers)
     offsets, steps, interrupted = core_of(problem).repack(bound.bytes, known, limits.seed, effort, stop)
-    packing = _smaller(incumbent, packing_of(problem, offsets, SEARCH))
-    return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
+    packing = _smaller_packing(incumbent, packing_of(problem, offsets, SEARCH))
+    return PackingSearchResult(packing, bound, steps, "interrupt" if interrupted else stop.reason)
 
 
-def _smaller(one: Packing, other: Packing) -> Packing:
+def _smaller_packing(one: Packing, other: Packing) -> Packing:
     """Return the smaller of two packings, the first if equal."""
     return other if other.arena_bytes < one.arena_bytes else one
 

@@ -27,27 +27,27 @@ from sublet.packing.greedy import (
     sweep,
 )
 from sublet.packing.interference_order import allocation_graph_by_interference
-from sublet.packing.plain import plain
+from sublet.packing.normalize import normalize
 from sublet.packing.problem import Packing, Problem
-from sublet.packing.search import MOST_OVERLAPS, SEARCH, search, searchable
+from sublet.packing.search import MOST_OVERLAPS, SEARCH, can_search, search
 
 Strategy = Callable[[Problem], Packing]
 
 ENTRY_POINTS = "sublet.strategies"
 
 
-def searched(problem: Problem) -> Packing:
+def search_strategy(problem: Problem) -> Packing:
     """Return the packing found by the search from first fit on, with the default effort.
 
     Raises ProblemError when too many buffers are live together for the search to hold.
     """
-    if not searchable(problem):
+    if not can_search(problem):
         raise ProblemError(f"more than {MOST_OVERLAPS} pairs of buffers are alive together: too many to search")
     result = search(problem, lower_bound(problem), first_fit(problem))
     return replace(result.packing, strategy=SEARCH)
 
 
-_OURS: dict[str, Strategy] = {
+_BUILT_IN: dict[str, Strategy] = {
     "no_reuse": no_reuse,
     "first_fit": first_fit,
     "first_fit_by_tightness": first_fit_by_tightness,
@@ -58,7 +58,7 @@ _OURS: dict[str, Strategy] = {
     "best_fit_by_interference": best_fit_by_interference,
     "allocation_graph": allocation_graph,
     "allocation_graph_by_interference": allocation_graph_by_interference,
-    SEARCH: searched,
+    SEARCH: search_strategy,
 }
 WITHOUT_PINS = ("allocation_graph", "allocation_graph_by_interference")
 """Strategies without support for pinned offsets."""
@@ -66,24 +66,24 @@ WITHOUT_PINS = ("allocation_graph", "allocation_graph_by_interference")
 
 def can_pack(name: str, problem: Problem) -> bool:
     """True if a built-in strategy respects every constraint of the problem."""
-    return name not in WITHOUT_PINS or not problem.pinned
+    return name not in WITHOUT_PINS or not problem.has_pins
 
 
-def _of_any_problem(name: str, strategy: Strategy) -> Strategy:
+def _accept_any_problem(name: str, strategy: Strategy) -> Strategy:
     """Return a strategy for all problems, given a strategy for normalized problems."""
 
     @wraps(strategy)
     def pack_normalized(problem: Problem) -> Packing:
-        form = plain(problem)
+        form = normalize(problem)
         if not can_pack(name, form.problem):
-            able = ", ".join(other for other in _OURS if can_pack(other, form.problem))
+            able = ", ".join(other for other in _BUILT_IN if can_pack(other, form.problem))
             raise ProblemError(f"strategy {name} cannot keep pinned offsets; these can: auto, {able}")
-        return form.answer(strategy(form.problem))
+        return form.original_packing(strategy(form.problem))
 
     return pack_normalized
 
 
-STRATEGIES: dict[str, Strategy] = {name: _of_any_problem(name, strategy) for name, strategy in _OURS.items()}
+STRATEGIES: dict[str, Strategy] = {name: _accept_any_problem(name, strategy) for name, strategy in _BUILT_IN.items()}
 
 
 def strategy_names() -> tuple[str, ...]:

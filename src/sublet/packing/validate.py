@@ -38,7 +38,7 @@ def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = (
     offsets = [int(offset) for offset in packing.offsets]
     findings: list[Finding] = []
     for buffer, offset in zip(problem.buffers, offsets, strict=True):
-        findings.extend(_check_alone(buffer, offset, packing.arena_bytes))
+        findings.extend(_check_buffer(buffer, offset, packing.arena_bytes))
     for tie in problem.companions:
         low, high = offsets[tie.first], offsets[tie.second]
         if low + tie.distance != high:
@@ -49,13 +49,14 @@ def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = (
         a, b = problem.buffers[first], problem.buffers[second]
         what = (
             f"bytes {offsets[first]}-{offsets[first] + a.size} overlap buffer {b.id} "
-            f"at {offsets[second]}-{offsets[second] + b.size} while both are alive{_when(problem, a, b, steps)}"
+            f"at {offsets[second]}-{offsets[second] + b.size} while both are alive"
+            f"{_first_common_time(problem, a, b, steps)}"
         )
         findings.append(Finding("overlap", f"buffer {a.id}", what, "move one of them"))
     return findings
 
 
-def _when(problem: Problem, a: Buffer, b: Buffer, steps: Sequence[str]) -> str:
+def _first_common_time(problem: Problem, a: Buffer, b: Buffer, steps: Sequence[str]) -> str:
     """Return ", at TIME" for the first common time of two buffers; "" under a precedence, which has no times."""
     if problem.precedence is not None:
         return ""
@@ -64,7 +65,7 @@ def _when(problem: Problem, a: Buffer, b: Buffer, steps: Sequence[str]) -> str:
     return f", at {time}" + (f" ({steps[time]})" if 0 <= time < len(steps) else "")
 
 
-def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Finding]:
+def _check_buffer(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Finding]:
     if offset < 0 or (buffer.size and offset + buffer.size > arena_bytes):
         what = f"bytes {offset}-{offset + buffer.size} are outside the arena of {arena_bytes} bytes"
         yield Finding("outside", f"buffer {buffer.id}", what, "move it, or enlarge the arena")
@@ -80,9 +81,9 @@ def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
     """Return up to MAX_OVERLAPS pairs of positions, ascending, in conflict and with a common byte."""
     if problem.precedence is not None:
         pairs = _overlaps_in_order(problem, problem.precedence, offsets)
-    elif problem.may_overlap or _collides(problem, offsets):
+    elif problem.may_overlap or _has_collision(problem, offsets):
         near = _pairs_with_common_bytes(problem, offsets)
-        pairs = ((min(pair), max(pair)) for pair in near if _both_alive(problem, *pair))
+        pairs = ((min(pair), max(pair)) for pair in near if _are_live_together(problem, *pair))
     else:
         return []
     allowed = {(min(pair), max(pair)) for pair in problem.may_overlap}
@@ -105,7 +106,7 @@ def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) 
         yield from ((first, int(second)) for second in near[~apart])
 
 
-def _collides(problem: Problem, offsets: list[int]) -> bool:
+def _has_collision(problem: Problem, offsets: list[int]) -> bool:
     """True if two live buffers have a byte in common (sweep over time)."""
     events = []
     for position, buffer in enumerate(problem.buffers):
@@ -141,7 +142,7 @@ def _pairs_with_common_bytes(problem: Problem, offsets: list[int]) -> Iterator[t
         active.append(position)
 
 
-def _both_alive(problem: Problem, first: int, second: int) -> bool:
+def _are_live_together(problem: Problem, first: int, second: int) -> bool:
     a, b = problem.buffers[first], problem.buffers[second]
     return any(
         begin < other_end and other_begin < end for begin, end in a.pieces for other_begin, other_end in b.pieces

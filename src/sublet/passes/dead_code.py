@@ -16,37 +16,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.ir.dataflow import results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import results
-from sublet.passes.rewriting import is_pure, readers
+from sublet.passes.rewriting import count_readers, is_pure
 
 
 def without_dead_code(graph: Graph) -> Graph:
     """Return the graph without dead nodes, dead loop-carried values and unread literals."""
     needed = set(results(graph))
-    nodes = _live(graph.nodes, needed)
+    nodes = _live_nodes(graph.nodes, needed)
     changed = replace(graph, nodes=tuple(nodes))
-    counts, targets = readers(changed), set(graph.updated)
+    counts, targets = count_readers(changed), set(graph.updated_values)
     weights = tuple(v for v in graph.weights if v.literal is None or counts[v] or v in targets)
     return replace(changed, weights=weights)
 
 
-def _live(nodes: Sequence[Node], needed: set[Value]) -> list[Node]:
+def _live_nodes(nodes: Sequence[Node], needed: set[Value]) -> list[Node]:
     """Return the live nodes, trimmed, in order, and add all values read by live nodes to `needed`."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if is_pure(node) and not any(value in needed for value in node.outputs):
             continue
         if isinstance(node, While):
-            node = _loop(node, needed)
+            node = _trim_loop(node, needed)
         elif isinstance(node, CaseOf):
-            node = _branch(node, needed)
+            node = _trim_branch(node, needed)
         needed.update(node.uses)
         kept.append(node)
     return kept[::-1]
 
 
-def _branch(node: CaseOf, needed: set[Value]) -> CaseOf:
+def _trim_branch(node: CaseOf, needed: set[Value]) -> CaseOf:
     """Return the branch without dead outputs."""
     kept = [i for i, value in enumerate(node.outputs) if value in needed]
     if node.fallbacks and not kept:
@@ -55,31 +55,31 @@ def _branch(node: CaseOf, needed: set[Value]) -> CaseOf:
     for arm in node.arms:
         arm_outputs = tuple(arm.outputs[i] for i in kept)
         inside = needed | set(arm_outputs)
-        arms.append(replace(arm, nodes=tuple(_live(arm.nodes, inside)), outputs=arm_outputs))
+        arms.append(replace(arm, nodes=tuple(_live_nodes(arm.nodes, inside)), outputs=arm_outputs))
         needed |= inside
     fallbacks = [node.fallbacks[i] for i in kept] if node.fallbacks else []
     outputs = tuple(node.outputs[i] for i in kept)
     return replace(node, arms=tuple(arms), outputs=outputs, inputs=(node.index, *fallbacks))
 
 
-def _loop(node: While, needed: set[Value]) -> While:
+def _trim_loop(node: While, needed: set[Value]) -> While:
     """Return the loop without carried pairs, slices and rows that lead to no live value."""
-    rows = [i for i, value in enumerate(node.stacked) if value in needed]
+    rows = [i for i, value in enumerate(node.stacked_outputs) if value in needed]
     carried = {i for i, value in enumerate(node.finals) if value in needed}
     while True:
         wanted = {node.condition, *(node.rows[i] for i in rows), *(node.updates[i] for i in carried)}
         inside = needed | wanted
-        live_nodes = _live(node.body.nodes, inside)
+        live_nodes = _live_nodes(node.body.nodes, inside)
         reached = carried | {i for i, value in enumerate(node.parameters) if value in inside}
         if reached == carried:
             break
         carried = reached
     slices = [i for i, value in enumerate(node.slices) if value in inside]
     needed |= inside
-    return _trimmed(node, live_nodes, sorted(carried), slices, rows, needed)
+    return _rebuild_loop(node, live_nodes, sorted(carried), slices, rows, needed)
 
 
-def _trimmed(
+def _rebuild_loop(
     node: While, nodes: Sequence[Node], carried: list[int], slices: list[int], rows: list[int], needed: set[Value]
 ) -> While:
     """Return the loop with the given body nodes and the given positions of carried pairs, slices and rows."""
@@ -94,7 +94,7 @@ def _trimmed(
     return replace(
         node,
         inputs=(*(node.inits[i] for i in carried), *(node.sequences[i] for i in slices)),
-        outputs=(*finals, *(node.stacked[i] for i in rows)),
+        outputs=(*finals, *(node.stacked_outputs[i] for i in rows)),
         body=body,
         check=sum(inner.name in early for inner in nodes),
         carried=len(carried),

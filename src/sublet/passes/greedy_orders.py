@@ -10,9 +10,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sublet.passes.live_bytes import Blocks
+from sublet.passes.live_bytes import LiveBlocks
 
-Key = tuple[int, ...]
+Priority = tuple[int, ...]
 """A priority. The smallest is scheduled first; the position breaks ties."""
 
 
@@ -24,25 +24,27 @@ class DataFlow:
     after: tuple[tuple[int, ...], ...]
 
 
-def growth_first(growth: int, place: int) -> Key:
+def least_growth_first(growth: int, place: int) -> Priority:
     """Return a priority by growth of live bytes alone."""
     return growth, place
 
 
-def shrinking_first(growth: int, place: int) -> Key:
+def shrinking_first(growth: int, place: int) -> Priority:
     """Return a priority putting nodes that free bytes first, and the remaining nodes in the given order."""
     return (0, growth, place) if growth < 0 else (1, 0, place)
 
 
-def forwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequence[int]], list[int]]:
+def forward_scheduler(
+    key: Callable[[int, int], Priority],
+) -> Callable[[LiveBlocks, DataFlow, Sequence[int]], list[int]]:
     """Return a scheduler building the order from the first node on."""
 
-    def order(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
-        place = _places(given)
+    def order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
+        place = _positions(given)
         waiting = [len(readers) for readers in blocks.readers]
         pending = [set(readers) for readers in blocks.readers]
         growth = [
-            blocks.made(i, lambda b: bool(blocks.readers[b]) or b in blocks.kept)
+            blocks.bytes_defined(i, lambda b: bool(blocks.readers[b]) or b in blocks.kept)
             - sum(blocks.nbytes[b] for b in read if waiting[b] == 1 and b not in blocks.kept)
             for i, read in enumerate(blocks.read)
         ]
@@ -59,19 +61,21 @@ def forwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequ
                     changed.append(last)
             return changed
 
-        return _scheduled(flow.before, flow.after, lambda i: key(growth[i], place[i]), update_growth)
+        return _list_schedule(flow.before, flow.after, lambda i: key(growth[i], place[i]), update_growth)
 
     return order
 
 
-def backwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequence[int]], list[int]]:
+def backward_scheduler(
+    key: Callable[[int, int], Priority],
+) -> Callable[[LiveBlocks, DataFlow, Sequence[int]], list[int]]:
     """Return a scheduler building the order from the last node back."""
 
-    def order(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
-        place = _places(given)
+    def order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
+        place = _positions(given)
         alive = [block in blocks.kept for block in range(len(blocks.nbytes))]
         growth = [
-            sum(blocks.nbytes[b] for b in read if not alive[b]) - blocks.made(i, lambda _: True)
+            sum(blocks.nbytes[b] for b in read if not alive[b]) - blocks.bytes_defined(i, lambda _: True)
             for i, read in enumerate(blocks.read)
         ]
 
@@ -86,13 +90,13 @@ def backwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Seq
                         changed.append(reader)
             return changed
 
-        backward = _scheduled(flow.after, flow.before, lambda i: key(growth[i], -place[i]), update_growth)
+        backward = _list_schedule(flow.after, flow.before, lambda i: key(growth[i], -place[i]), update_growth)
         return backward[::-1]
 
     return order
 
 
-def _places(given: Sequence[int]) -> list[int]:
+def _positions(given: Sequence[int]) -> list[int]:
     """Return the position of each node in the given order."""
     place = [0] * len(given)
     for position, i in enumerate(given):
@@ -100,10 +104,10 @@ def _places(given: Sequence[int]) -> list[int]:
     return place
 
 
-def _scheduled(
+def _list_schedule(
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
-    key: Callable[[int], Key],
+    key: Callable[[int], Priority],
     ran: Callable[[int], Sequence[int]],
 ) -> list[int]:
     """Return an order always taking the ready node with the smallest key.
@@ -131,12 +135,12 @@ def _scheduled(
     return order
 
 
-def depth_first(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
+def depth_first_order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
     """Return a depth-first order: the operands of a node directly before the node, the largest producers first.
 
     Roots are the nodes without successors, in the given order.
     """
-    place = _places(given)
+    place = _positions(given)
     made = [sum(blocks.nbytes[b] for b in born) for born in blocks.born]
     seen: set[int] = set()
     order: list[int] = []
@@ -155,9 +159,9 @@ def depth_first(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[in
 
 
 ORDERS = (
-    forwards(shrinking_first),
-    backwards(shrinking_first),
-    forwards(growth_first),
-    backwards(growth_first),
-    depth_first,
+    forward_scheduler(shrinking_first),
+    backward_scheduler(shrinking_first),
+    forward_scheduler(least_growth_first),
+    backward_scheduler(least_growth_first),
+    depth_first_order,
 )

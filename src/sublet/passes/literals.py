@@ -16,16 +16,16 @@ from sublet.ops.nn.command import PREFIX
 
 Elements = tuple[int | float | bool, ...]
 
-EXACT = frozenset((DType.BOOL, *INTEGERS, DType.F32, DType.F64))
+EXACT_TYPES = frozenset((DType.BOOL, *INTEGERS, DType.F32, DType.F64))
 """Types for which NumPy computes exactly the elements defined by the commands."""
 
 
-def same_number(value: Value, number: float) -> bool:
+def is_filled_with(value: Value, number: float) -> bool:
     """True if the value is a literal with `number` in every element. 0.0 and -0.0 are equal."""
     return value.literal is not None and all(element == number for element in value.literal) and bool(value.literal)
 
 
-def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | None:
+def evaluate_node(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | None:
     """Return the elements of each output of a node, or None.
 
     None means: an input is unknown, a type is computed inexactly by NumPy, or an output has too many elements.
@@ -33,27 +33,27 @@ def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | No
     record = COMMANDS.get(node.op.removeprefix(PREFIX)) if node.op.startswith(PREFIX) else None
     if record is None or not record.pure or node.scratch is not None or None in node.inputs:
         return None
-    if not all(value in known for value in node.uses) or not all(_small(value) for value in node.outputs):
+    if not all(value in known for value in node.uses) or not all(_is_small(value) for value in node.outputs):
         return None
-    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in EXACT]
+    arrays = [_to_array(value, known[value]) for value in node.uses if value.spec.dtype in EXACT_TYPES]
     if len(arrays) != len(node.inputs):
         return None
     with np.errstate(all="ignore"):
         result = record.compute(*arrays, **node.attrs)
     results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
-    return [_elements(array, value) for array, value in zip(results, node.outputs, strict=True) if value is not None]
+    return [_to_elements(array, value) for array, value in zip(results, node.outputs, strict=True) if value is not None]
 
 
-def _small(value: Value | None) -> bool:
+def _is_small(value: Value | None) -> bool:
     spec = value.spec if value is not None else None
-    return isinstance(spec, TensorSpec) and spec.dtype in EXACT and spec.size <= CONSTANT_ELEMENTS
+    return isinstance(spec, TensorSpec) and spec.dtype in EXACT_TYPES and spec.size <= CONSTANT_ELEMENTS
 
 
-def _array(value: Value, elements: Elements) -> Any:
+def _to_array(value: Value, elements: Elements) -> Any:
     assert isinstance(value.spec, TensorSpec)
     return np.array(elements, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
 
 
-def _elements(array: Any, value: Value) -> Elements:
+def _to_elements(array: Any, value: Value) -> Elements:
     assert isinstance(value.spec, TensorSpec)
     return tuple(np.asarray(array).astype(NUMPY[value.spec.dtype]).reshape(-1).tolist())

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.walk import reads_inside
-from sublet.ops import lookup, shared
+from sublet.ops import lookup, present_shares
 
 
 @dataclass
-class Blocks:
+class LiveBlocks:
     """The blocks of bytes of a sequence of nodes. Nodes and blocks are identified by position.
 
     nbytes           size of each block
@@ -36,27 +36,27 @@ class Blocks:
     born: list[list[int]] = field(default_factory=list)
     read: list[list[int]] = field(default_factory=list)
     readers: list[list[int]] = field(default_factory=list)
-    over: list[list[tuple[int, int]]] = field(default_factory=list)
-    at_home: list[list[tuple[int, int]]] = field(default_factory=list)
+    inplace: list[list[tuple[int, int]]] = field(default_factory=list)
+    update_in_place: list[list[tuple[int, int]]] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
-    present: list[int] = field(default_factory=list)
+    live_in: list[int] = field(default_factory=list)
     extra: list[int] = field(default_factory=list)
-    of: dict[Value, int] = field(default_factory=dict)
+    block_of: dict[Value, int] = field(default_factory=dict)
 
     def peak(self, order: Sequence[int]) -> tuple[int, int]:
         """Return the peak of live bytes and the sum of live bytes over all nodes, for this order."""
         curve = self.curve(order)
-        return max([sum(self.nbytes[block] for block in self.present), *curve]), sum(curve)
+        return max([sum(self.nbytes[block] for block in self.live_in), *curve]), sum(curve)
 
     def curve(self, order: Sequence[int]) -> list[int]:
         """Return the live bytes at each node of this order."""
         waiting = [len(readers) for readers in self.readers]
-        live = sum(self.nbytes[block] for block in self.present)
+        live = sum(self.nbytes[block] for block in self.live_in)
         found: list[int] = []
         for i in order:
             ending = [block for block in self.read[i] if waiting[block] == 1 and block not in self.kept]
-            taken = self._taken(i, ending)
-            home = sum(self.nbytes[block] for block, target in self.at_home[i] if waiting[target] == 1)
+            taken = self._overwritten_blocks(i, ending)
+            home = sum(self.nbytes[block] for block, target in self.update_in_place[i] if waiting[target] == 1)
             made = sum(self.nbytes[block] for block in self.born[i]) - home
             saved = sum(self.nbytes[block] for block in taken)
             found.append(live + made - saved + self.extra[i])
@@ -66,16 +66,16 @@ class Blocks:
             live += made - sum(self.nbytes[b] for b in ending) - sum(self.nbytes[b] for b in unread)
         return found
 
-    def made(self, i: int, counts: Callable[[int], bool]) -> int:
+    def bytes_defined(self, i: int, counts: Callable[[int], bool]) -> int:
         """Return the bytes of the blocks defined by node `i` and accepted by `counts`, without in-place updates."""
-        home = {block for block, _ in self.at_home[i]}
+        home = {block for block, _ in self.update_in_place[i]}
         return sum(self.nbytes[block] for block in self.born[i] if block not in home and counts(block))
 
-    def _taken(self, i: int, ending: Sequence[int]) -> list[int]:
+    def _overwritten_blocks(self, i: int, ending: Sequence[int]) -> list[int]:
         """Return the blocks with a last use at node `i` and overwritten by the results of the node."""
         taken: list[int] = []
         done: set[int] = set()
-        for made, source in self.over[i]:
+        for made, source in self.inplace[i]:
             part = (
                 self.nbytes[source] < self.nbytes[made]
             )  # a concatenation overwrites several parts, any other result one operand
@@ -85,13 +85,13 @@ class Blocks:
         return taken
 
 
-def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extra: Mapping[str, int]) -> Blocks:
+def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extra: Mapping[str, int]) -> LiveBlocks:
     """Return the blocks of some nodes of a level, in order. The `wanted` values are live after the last node.
 
     `extra` maps the name of a node to the bytes needed inside the sub-graphs of the node.
     """
-    blocks = Blocks()
-    block_of = blocks.of
+    blocks = LiveBlocks()
+    block_of = blocks.block_of
     updates = {source: target for target, source in graph.updates}
     kept = {*wanted, *graph.weights, *updates.values()}
 
@@ -107,13 +107,13 @@ def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extr
     for value in (*graph.inputs, *graph.weights):
         if value in read_at_all:
             add_block(value)
-            blocks.present += [] if value in kept else [block_of[value]]
+            blocks.live_in += [] if value in kept else [block_of[value]]
     for i, (node, read) in enumerate(zip(nodes, reads, strict=True)):
-        known = [block_of[value] for value in _in_order(node, read) if value in block_of]
+        known = [block_of[value] for value in _values_in_order(node, read) if value in block_of]
         blocks.read.append(list(dict.fromkeys(known)))
         for known_block in blocks.read[-1]:
             blocks.readers[known_block].append(i)
-        base_of = _views(node)
+        base_of = _view_bases(node)
         blocks.born.append([])
         for value in node.defs:
             base = base_of.get(value)
@@ -121,36 +121,36 @@ def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extr
                 block_of[value] = block_of[base]
             else:
                 blocks.born[-1].append(add_block(value))
-        over = _over(node, block_of, blocks)
+        over = _inplace_pairs(node, block_of, blocks)
         home = {(block_of[s], block_of[updates[s]]) for s in node.defs if updates.get(s) in block_of}
-        blocks.over.append([pair for pair in over if pair not in home])
-        blocks.at_home.append([pair for pair in over if pair in home])
+        blocks.inplace.append([pair for pair in over if pair not in home])
+        blocks.update_in_place.append([pair for pair in over if pair in home])
         blocks.extra.append(extra.get(node.name, 0))
     blocks.kept = {block_of[value] for value in kept if value in block_of}
     return blocks
 
 
-def _in_order(node: Node, read: set[Value]) -> list[Value]:
+def _values_in_order(node: Node, read: set[Value]) -> list[Value]:
     """Return the values read by a node in a deterministic order: operands first, captured values by name."""
     return [*dict.fromkeys(node.uses), *sorted(read - set(node.uses), key=lambda value: value.name)]
 
 
-def _views(node: Node) -> dict[Value, Value]:
+def _view_bases(node: Node) -> dict[Value, Value]:
     """Return the base of each output that is a view."""
     if node.subgraphs:
         return {}
     bases: dict[Value, Value] = {}
-    for output, base, _ in shared(node, lookup(node.op).views(node)):
+    for output, base, _ in present_shares(node, lookup(node.op).views(node)):
         bases.setdefault(output, base)
     return bases
 
 
-def _over(node: Node, block: Mapping[Value, int], made: Blocks) -> list[tuple[int, int]]:
+def _inplace_pairs(node: Node, block: Mapping[Value, int], made: LiveBlocks) -> list[tuple[int, int]]:
     """Return the pairs (defined block, read block) of equal size to coalesce by running the node in place."""
     if node.subgraphs:
         return []
     pairs = []
-    for output, source, _ in shared(node, lookup(node.op).inplace(node)):
+    for output, source, _ in present_shares(node, lookup(node.op).inplace(node)):
         if output in block and source in block:
             pair = block[output], block[source]
             if made.nbytes[pair[0]] == made.nbytes[pair[1]] and pair[0] != pair[1]:

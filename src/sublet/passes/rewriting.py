@@ -14,18 +14,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sublet.ir.dataflow import (
+    conditions_of,
+    map_subgraphs,
+    reads,
+    reads_inside,
+    rename_values,
+    results,
+    with_inputs,
+    with_results,
+)
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.ir.walk import mapped, reads, reads_inside, renamed, results, tested, with_inputs, with_results
 from sublet.ops import lookup
-from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
 
 
-def known_weights(graph: Graph) -> tuple[Value, ...]:
+def literal_weights(graph: Graph) -> tuple[Value, ...]:
     """Return the weights with known elements and without updates."""
     return tuple(value for value in graph.constants if value.literal is not None)
 
 
-def readers(graph: Graph) -> Counter[Value]:
+def count_readers(graph: Graph) -> Counter[Value]:
     """Return how often each value of a program is read. Being a result of the program counts as one read."""
     counts: Counter[Value] = Counter(results(graph))
     for node in graph.walk():
@@ -33,7 +42,7 @@ def readers(graph: Graph) -> Counter[Value]:
     return counts
 
 
-def attributes(node: Node) -> tuple[tuple[str, str], ...]:
+def attribute_key(node: Node) -> tuple[tuple[str, str], ...]:
     """Return the attributes of a node as a comparable key. 1 differs from True, and 0.0 from -0.0."""
     return tuple(sorted((key, repr(value)) for key, value in node.attrs.items()))
 
@@ -48,31 +57,31 @@ def is_pure(node: Node) -> bool:
 Readers = Mapping[Value, Sequence[str]]
 """The names of the nodes of a level reading each value, in order; "" is the caller or the check of the loop."""
 
-Run = Callable[[Sequence[Node], Readers], Sequence[Node]]
+RewriteRun = Callable[[Sequence[Node], Readers], Sequence[Node]]
 """(nodes always running one after another, readers) -> the replacing nodes."""
 
 
-def by_runs(graph: Graph, change: Run) -> Graph:
+def rewrite_runs(graph: Graph, change: RewriteRun) -> Graph:
     """Return the program with `change` applied to each run of nodes.
 
     A run is a whole level, or the nodes of a loop before or after the check.
     """
-    nodes = change(graph.nodes, _readers(graph))
-    return replace(graph, nodes=tuple(_inside(node, change) for node in nodes))
+    nodes = change(graph.nodes, _readers_in_level(graph))
+    return replace(graph, nodes=tuple(_rewrite_runs_inside(node, change) for node in nodes))
 
 
-def _inside(node: Node, change: Run) -> Node:
+def _rewrite_runs_inside(node: Node, change: RewriteRun) -> Node:
     """Return the node with `change` applied to the runs of the sub-graphs."""
     if not isinstance(node, While):
-        return mapped(node, lambda arm: by_runs(arm, change))
-    readers = _readers(node.body, tested(node))
+        return map_subgraphs(node, lambda arm: rewrite_runs(arm, change))
+    readers = _readers_in_level(node.body, conditions_of(node))
     before = change(node.body.nodes[: node.check], readers)
     after = change(node.body.nodes[node.check :], readers)
-    nodes = tuple(_inside(inner, change) for inner in (*before, *after))
+    nodes = tuple(_rewrite_runs_inside(inner, change) for inner in (*before, *after))
     return replace(node, body=replace(node.body, nodes=nodes), check=len(before))
 
 
-def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]:
+def _readers_in_level(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]:
     """Return the readers of each value of a level. `also` lists values read by the condition."""
     readers: dict[Value, list[str]] = {}
     for node in graph.nodes:
@@ -83,7 +92,7 @@ def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]
     return readers
 
 
-def settled(graph: Graph, change: Callable[[Graph], Graph], rounds: int) -> Graph:
+def run_to_fixpoint(graph: Graph, change: Callable[[Graph], Graph], rounds: int) -> Graph:
     """Return the graph after applying `change` to a fixpoint, at most `rounds` times."""
     for _ in range(rounds):
         before, graph = graph, change(graph)
@@ -108,10 +117,10 @@ class Rewriter:
 
     graph: Graph
     step: Step
-    names: Names = field(init=False)
-    literals: Literals = field(init=False)
+    names: NameGenerator = field(init=False)
+    literals: LiteralPool = field(init=False)
     depth: int = field(init=False, default=0)
-    _now: dict[Value, Value] = field(init=False, default_factory=dict)
+    _replacements: dict[Value, Value] = field(init=False, default_factory=dict)
     _renamed: dict[Value, Value] = field(init=False, default_factory=dict)
     _fixed: set[Value] = field(init=False)
     _at_root: set[Value] = field(init=False, default_factory=set)
@@ -119,88 +128,88 @@ class Rewriter:
     leave: Callable[[Graph], None] = lambda graph: None
 
     def __post_init__(self) -> None:
-        self.names = Names.of(self.graph)
-        self.literals = Literals(self.names, known_weights(self.graph))
+        self.names = NameGenerator.from_graph(self.graph)
+        self.literals = LiteralPool(self.names, literal_weights(self.graph))
         self._fixed = set(self.graph.outputs)
 
     def run(self) -> Graph:
         """Return the rewritten program."""
-        nodes = self._nodes(self.graph.nodes)
-        changed = with_results(replace(self.graph, nodes=tuple(nodes)), self.of)
+        nodes = self._rewrite_nodes(self.graph.nodes)
+        changed = with_results(replace(self.graph, nodes=tuple(nodes)), self.resolve)
         changed = replace(changed, weights=(*changed.weights, *self.literals.added))
-        return renamed(changed, self._renamed) if self._renamed else changed
+        return rename_values(changed, self._renamed) if self._renamed else changed
 
-    def emitter(self, like: Node) -> Emitter:
+    def emitter_for(self, like: Node) -> Emitter:
         """Return an emitter writing nodes with the source of `like`."""
         return Emitter(self.names, self.literals, source=like.source)
 
-    def of(self, value: Value) -> Value:
+    def resolve(self, value: Value) -> Value:
         """Return the current replacement of a value, or the value."""
-        while value in self._now:
-            value = self._now[value]
+        while value in self._replacements:
+            value = self._replacements[value]
         return value
 
-    def can_be(self, old: Value, new: Value) -> bool:
+    def can_replace(self, old: Value, new: Value) -> bool:
         """True if every reader of `old` may read `new` instead."""
         if old.spec != new.spec:
             return False
         return old not in self._fixed or (new in self._at_root and new not in self._fixed)
 
-    def foldable(self, value: Value) -> bool:
+    def can_rename(self, value: Value) -> bool:
         """True if the value may be renamed, because the value is no output of the program."""
         return value not in self._fixed
 
-    def be(self, old: Value, new: Value) -> bool:
+    def replace_value(self, old: Value, new: Value) -> bool:
         """Make every reader of `old` read `new`, a value with the same content. Return False if impossible.
 
         After a successful replacement no node may define `old`: the step leaves the defining node out.
         """
-        new = self.of(new)
-        if old is new or not self.can_be(old, new):
+        new = self.resolve(new)
+        if old is new or not self.can_replace(old, new):
             return False
-        self._now[old] = new
+        self._replacements[old] = new
         if old in self._fixed:  # the output keeps its name: rename the new definition at the end
             self._fixed.add(new)
             self._renamed[new] = old
         return True
 
-    def _nodes(self, nodes: Iterable[Node]) -> list[Node]:
+    def _rewrite_nodes(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the replacements of a list of nodes."""
         made: list[Node] = []
         for node in nodes:
-            made += self._one(node)
+            made += self._rewrite_node(node)
         return made
 
-    def _one(self, node: Node) -> Sequence[Node]:
+    def _rewrite_node(self, node: Node) -> Sequence[Node]:
         """Return the replacement of one node, after processing the sub-graphs."""
-        node = with_inputs(node, self.of)
-        node = self._loop(node) if isinstance(node, While) else mapped(node, self._arm)
+        node = with_inputs(node, self.resolve)
+        node = self._rewrite_loop(node) if isinstance(node, While) else map_subgraphs(node, self._rewrite_arm)
         put = self.step(node, self)
-        self.place(put)
+        self.mark_placed(put)
         return put
 
-    def place(self, nodes: Iterable[Node]) -> None:
+    def mark_placed(self, nodes: Iterable[Node]) -> None:
         """Declare that `nodes` will stand at the position of the walk. Called by a step before returning."""
         if self.depth == 0:
             self._at_root.update(value for node in nodes for value in node.defs)
 
-    def _loop(self, node: While) -> While:
+    def _rewrite_loop(self, node: While) -> While:
         """Return the loop with a rewritten body."""
         self.depth += 1
         self.enter(node.body)
-        before = self._nodes(node.body.nodes[: node.check])
-        condition = self.of(node.condition)
-        after = self._nodes(node.body.nodes[node.check :])
-        body = with_results(replace(node.body, nodes=(*before, *after)), self.of)
+        before = self._rewrite_nodes(node.body.nodes[: node.check])
+        condition = self.resolve(node.condition)
+        after = self._rewrite_nodes(node.body.nodes[node.check :])
+        body = with_results(replace(node.body, nodes=(*before, *after)), self.resolve)
         self.leave(node.body)
         self.depth -= 1
         return replace(node, body=body, condition=condition, check=len(before))
 
-    def _arm(self, arm: Graph) -> Graph:
+    def _rewrite_arm(self, arm: Graph) -> Graph:
         """Return the arm of a branch, rewritten."""
         self.depth += 1
         self.enter(arm)
-        changed = with_results(replace(arm, nodes=tuple(self._nodes(arm.nodes))), self.of)
+        changed = with_results(replace(arm, nodes=tuple(self._rewrite_nodes(arm.nodes))), self.resolve)
         self.leave(arm)
         self.depth -= 1
         return changed

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sublet.base.bytesize import human
-from sublet.base.printable import listed, printable
+from sublet.base.escape import abbreviated_list, printable
 from sublet.ir.recipe import AS_IS
-from sublet.plan import POINTER, MemoryPlan, Outside
+from sublet.plan import POINTER, MemoryPlan, UnplannedValue
 
 NAMED = 3
 """Values named in one line of text; more values are counted only."""
@@ -28,22 +28,21 @@ def coverage(plan: MemoryPlan) -> str:
         return ""
     planned = len(planned_values(plan))
     whole = planned + len(plan.not_counted)
-    return (
-        f"{planned} of {whole} tensors planned; {len(plan.not_counted)} outside, not counted: {named(plan.not_counted)}"
-    )
+    outside = f"{len(plan.not_counted)} outside, not counted: {first_names(plan.not_counted)}"
+    return f"{planned} of {whole} tensors planned; {outside}"
 
 
-def checked_words(plan: MemoryPlan) -> str:
+def checked_summary(plan: MemoryPlan) -> str:
     """Return a sentence with the values, the arena and the assumptions covered by a successful check."""
     size = human(plan.arena_bytes)
     words = coverage(plan) or f"{len(planned_values(plan))} tensors"
     summary = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
-    return f"{summary}; assumed: {assumptions(plan)}" if plan.assumed else summary
+    return f"{summary}; assumed: {assumptions(plan)}" if plan.assumed_types else summary
 
 
-def named(outside: Iterable[Outside], most: int = NAMED) -> str:
+def first_names(outside: Iterable[UnplannedValue], most: int = NAMED) -> str:
     """Return the first values by name and type, and the number of values left out."""
-    return listed([printable(f"{value.value} {value.type}") for value in outside], most)
+    return abbreviated_list([printable(f"{value.value} {value.type}") for value in outside], most)
 
 
 def assumptions(plan: MemoryPlan) -> str:
@@ -54,4 +53,4 @@ def assumptions(plan: MemoryPlan) -> str:
     texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
     whose = "the file declares" if plan.recipe.optimize == AS_IS else "ONNX Runtime infers"
     texts += [f"{name} is {spec} as {whose}" for name, spec in plan.recipe.declared]
-    return printable(listed(texts, NAMED))
+    return printable(abbreviated_list(texts, NAMED))

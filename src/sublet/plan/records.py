@@ -49,7 +49,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlanPoint:
     """A program point: the event (see `analysis.flow`), the node, and the body versions of enclosing rolled loops."""
 
     kind: str
@@ -66,7 +66,7 @@ class Point:
         return what + "".join(f" @{copy}" for _, copy in self.copies)
 
 
-def bound_to(value: str) -> str:
+def bound_storage_name(value: str) -> str:
     """Return the name of the storage bound to a value; the prefix keeps a value "arena" apart from the arena."""
     return f"%{value}"
 
@@ -163,7 +163,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class VersionTransition:
     """A transition between body versions: version `next` follows version `copy` if the run took the exits `ways`.
 
     ways   (loop or branch of the body, exit number): for a loop, the number is the version of the inner body in which
@@ -176,7 +176,7 @@ class Jump:
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class RolledLoop:
     """A loop with several body versions, for values alternating between regions.
 
     Iteration c runs body version c while c < first (the prologue), then version first + (c - first) % ring (the period)
@@ -192,7 +192,7 @@ class Rolled:
     within: Context
     first: int
     ring: int
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[VersionTransition, ...] = ()
     heads: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -200,12 +200,12 @@ class Rolled:
         """The number of body versions."""
         return self.first + self.ring
 
-    def following(self, copy: int) -> list[tuple[tuple[tuple[str, int], ...], int]]:
+    def possible_successors(self, copy: int) -> list[tuple[tuple[tuple[str, int], ...], int]]:
         """Return the body versions that may follow version `copy`, each with the exits leading there."""
         jumps = [(jump.ways, jump.next) for jump in self.jumps if jump.copy == copy]
-        return jumps or [((), self.after(copy, {}))]
+        return jumps or [((), self.next_version(copy, {}))]
 
-    def after(self, copy: int, ways: Mapping[str, int]) -> int:
+    def next_version(self, copy: int, ways: Mapping[str, int]) -> int:
         """Return the body version after version `copy` of an iteration that left loops and branches by exits `ways`."""
         for jump in self.jumps:
             if jump.copy == copy and all(ways.get(name) == way for name, way in jump.ways):
@@ -233,7 +233,7 @@ class CopiedMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class UnplannedValue:
     """A value that cannot be planned, and the reason.
 
     type    the type in the words of the source
@@ -250,13 +250,13 @@ class Outside:
     bound: bool = False
 
     @classmethod
-    def of(cls, value: str, spec: Unplannable, bound: bool) -> Self:
+    def from_spec(cls, value: str, spec: Unplannable, bound: bool) -> Self:
         """Return the record of a value with an unplannable type."""
-        dtype, dims = spec.known or ("", None)
+        dtype, dims = spec.dtype_and_dims or ("", None)
         extents = tuple(OPEN if extent is None else extent for extent in dims or ())
         return cls(value, spec.type, spec.reason, str(dtype), extents, bound)
 
-    def most_bytes(self, largest: int | None = None) -> int | None:
+    def max_bytes(self, largest: int | None = None) -> int | None:
         """Return the maximum bytes of the value if no open extent exceeds `largest`; None without a bound."""
         if not self.dtype or not self.dims or (OPEN in self.dims and largest is None):
             return None
@@ -265,7 +265,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class NodeDescription:
     """The name, op and source of a node, for messages; the source is "" if unknown."""
 
     name: str
@@ -273,7 +273,7 @@ class Described:
     source: str
 
     @classmethod
-    def all_of(cls, graph: Graph) -> tuple[Described, ...]:
+    def from_graph(cls, graph: Graph) -> tuple[NodeDescription, ...]:
         """Return the descriptions of all nodes of a program, sub-graphs included."""
         return tuple(cls(node.name, node.op, node.source) for node in graph.walk())
 
@@ -325,18 +325,18 @@ class MemoryPlan:
     inplace_bytes: int
     storages: tuple[Storage, ...]
     placements: tuple[Placement, ...]
-    outside: tuple[Outside, ...]
+    outside: tuple[UnplannedValue, ...]
     peak: Peak
-    points: tuple[Point, ...]
+    points: tuple[PlanPoint, ...]
     dims: tuple[tuple[str, int], ...] = ()
     max_trips: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()
-    rolled: tuple[Rolled, ...] = ()
+    rolled: tuple[RolledLoop, ...] = ()
     moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
     updated: tuple[str, ...] = ()
     exchanged: tuple[tuple[str, ...], ...] = ()
-    nodes: tuple[Described, ...] = ()
+    nodes: tuple[NodeDescription, ...] = ()
     recipe: Recipe = PLAIN
     version: int = FORMAT_VERSION
 
@@ -361,17 +361,17 @@ class MemoryPlan:
         return tuple(place for place in self.placements if place.region.storage in names)
 
     @property
-    def at_peak(self) -> Point:
+    def peak_point(self) -> PlanPoint:
         """The program point of the peak."""
         return self.points[self.peak.point]
 
     @property
-    def assumed(self) -> tuple[tuple[str, str], ...]:
+    def assumed_types(self) -> tuple[tuple[str, str], ...]:
         """The values with a declared, not computed, shape, with their types."""
         return self.recipe.conditions
 
     @property
-    def not_counted(self) -> tuple[Outside, ...]:
+    def not_counted(self) -> tuple[UnplannedValue, ...]:
         """The unplannable values in need of memory unknown to the plan: all but those in memory of the caller."""
         return tuple(outside for outside in self.outside if not outside.bound)
 

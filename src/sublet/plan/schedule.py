@@ -14,7 +14,7 @@ from sublet.ir.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """A node and its stream; `waits` names nodes of the same graph, all ended before the step starts."""
 
     node: str
@@ -30,7 +30,7 @@ class Schedule:
     `bodies` maps the name of a While or CaseOf node to one schedule a sub-graph.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
     bodies: Mapping[str, tuple[Schedule, ...]] = field(default_factory=dict)
 
     @property
@@ -39,11 +39,13 @@ class Schedule:
         return 1 + max((step.stream for step in self.steps), default=0)
 
 
-def serial(graph: Graph) -> Schedule:
+def serial_schedule(graph: Graph) -> Schedule:
     """Return the schedule of a single stream in the order of the graph."""
     return Schedule(
-        steps=tuple(Step(node.name) for node in graph.nodes),
-        bodies={node.name: tuple(serial(sub) for sub in node.subgraphs) for node in graph.nodes if node.subgraphs},
+        steps=tuple(ScheduleStep(node.name) for node in graph.nodes),
+        bodies={
+            node.name: tuple(serial_schedule(sub) for sub in node.subgraphs) for node in graph.nodes if node.subgraphs
+        },
     )
 
 

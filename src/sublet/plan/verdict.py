@@ -14,11 +14,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from sublet.base.errors import PlanError
-from sublet.base.printable import known_names, printable
+from sublet.base.escape import known_names, printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
-from sublet.plan.slots import Block, slots
+from sublet.plan.intervals import PlannedBuffer, planned_buffers
 
 EVERY = ""
 """The key of `largest` for every value outside a plan."""
@@ -39,7 +39,7 @@ class LiveBuffer:
     values: tuple[str, ...]
 
 
-class Outcome(StrEnum):
+class BudgetOutcome(StrEnum):
     """The kinds of verdict on a plan and a budget."""
 
     FITS = "fits"
@@ -61,7 +61,7 @@ class Verdict:
     """
 
     budget: int
-    outcome: Outcome
+    outcome: BudgetOutcome
     least: int
     most: int | None
     proof: tuple[LiveBuffer, ...] = ()
@@ -71,25 +71,25 @@ class Verdict:
     @property
     def fits(self) -> bool | None:
         """True or False if the plan decides; None if values outside of the plan decide."""
-        return None if self.outcome is Outcome.UNKNOWN else self.outcome is Outcome.FITS
+        return None if self.outcome is BudgetOutcome.UNKNOWN else self.outcome is BudgetOutcome.FITS
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True if the verdict holds for every packing in this order, provided that the assumed types are true."""
-        return self.outcome is Outcome.FITS or self.least > self.budget
+        return self.outcome is BudgetOutcome.FITS or self.least > self.budget
 
     @property
-    def proven(self) -> bool:
+    def is_proven(self) -> bool:
         """True if the verdict holds for every packing in this order, without any assumption."""
-        return self.settled and not self.assumed
+        return self.is_settled and not self.assumed
 
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
     """Return the buffers live at the peak, with the bytes needed and the values live there, largest first."""
     point = plan.peak.point
-    alive = (block for block in slots(plan) if holds(block.live, point))
+    alive = (block for block in planned_buffers(plan) if holds(block.live, point))
     return _largest_first(
-        LiveBuffer(sum(block.needed(point)), tuple(p.value for p in block.members if holds(p.live, point)))
+        LiveBuffer(sum(block.sizes_needed_at(point)), tuple(p.value for p in block.members if holds(p.live, point)))
         for block in alive
     )
 
@@ -100,27 +100,27 @@ def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
     `max_dim` is the maximum of every unknown extent: one number for all values outside, or one a value.
     Raises PlanError for a value not outside of the plan, and for an invalid extent.
     """
-    largest = _largest(plan, max_dim)
-    least, most = plan.lower_bound_bytes, most_bytes(plan, largest)
-    extents, assumed = tuple(largest.items()), plan.assumed
+    largest = _extents_by_value(plan, max_dim)
+    least, most = plan.lower_bound_bytes, max_total_bytes(plan, largest)
+    extents, assumed = tuple(largest.items()), plan.assumed_types
     if most is not None and most <= budget:
-        return Verdict(budget, Outcome.FITS, least, most, largest=extents, assumed=assumed)
+        return Verdict(budget, BudgetOutcome.FITS, least, most, largest=extents, assumed=assumed)
     if plan.arena_bytes <= budget:
-        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=extents, assumed=assumed)
-    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), extents, assumed)
+        return Verdict(budget, BudgetOutcome.UNKNOWN, least, most, largest=extents, assumed=assumed)
+    return Verdict(budget, BudgetOutcome.DOES_NOT_FIT, least, most, _proof(plan, budget), extents, assumed)
 
 
-def most_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:
+def max_total_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:
     """Return the arena plus the maximum size of every value outside, each once; None if a size has no bound.
 
     `largest` maps the name of a value, or "" for every value, to the maximum of its open extents.
     """
-    sizes = [value.most_bytes(largest.get(value.value, largest.get(EVERY))) for value in plan.not_counted]
+    sizes = [value.max_bytes(largest.get(value.value, largest.get(EVERY))) for value in plan.not_counted]
     known = [size for size in sizes if size is not None]
     return plan.arena_bytes + sum(known) if len(known) == len(sizes) else None
 
 
-def _largest(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
+def _extents_by_value(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
     by_value = {} if max_dim is None else {EVERY: max_dim} if isinstance(max_dim, int) else dict(max_dim)
     outside = [value.value for value in plan.outside]
     for name, extent in by_value.items():
@@ -135,10 +135,10 @@ def _largest(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
 def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
     if plan.lower_bound_bytes <= budget:
         return ()
-    chosen: list[_Proving] = []
-    for one in sorted(_proving(plan), key=lambda one: -one.nbytes):
+    chosen: list[_ProvingBuffer] = []
+    for one in sorted(_proving_buffers(plan), key=lambda one: -one.nbytes):
         chosen.append(one)
-        if _stacked(chosen) > budget:
+        if _stacked_bytes(chosen) > budget:
             top = max(chosen, key=lambda one: one.slack)
             return _largest_first(
                 LiveBuffer(one.rounded - one.slack if one is top else one.rounded, one.values) for one in chosen
@@ -147,7 +147,7 @@ def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proving:
+class _ProvingBuffer:
     """A buffer of a proof: the values, the needed bytes, the needed bytes rounded up to the alignment, and `slack`.
 
     `slack` is the largest padding that the topmost buffer may omit.
@@ -159,34 +159,36 @@ class _Proving:
     slack: int
 
 
-def _proving(plan: MemoryPlan) -> list[_Proving]:
+def _proving_buffers(plan: MemoryPlan) -> list[_ProvingBuffer]:
     """Return the buffers of the lower bound's proof, sized at the common live point with the largest sum.
 
     Without a common live point the function returns the buffers in whole.
     """
     alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the topmost buffer of every arena needs no padding
-    members = [block for block in slots(plan) if block.buffer in set(plan.proof)]
-    points = {begin for block in members for strip in block.strips for begin, _ in strip.live}
+    members = [block for block in planned_buffers(plan) if block.buffer in set(plan.proof)]
+    points = {begin for block in members for strip in block.segments for begin, _ in strip.live}
     common = [point for point in points if all(holds(block.live, point) for block in members)]
-    candidates = [[_needed(b, b.needed(point), alignment) for b in members] for point in sorted(common)]
-    alone = [_needed(block, (block.nbytes,), alignment) for block in members]
-    return max(candidates, key=_stacked, default=alone)
+    candidates = [
+        [_proving_buffer(b, b.sizes_needed_at(point), alignment) for b in members] for point in sorted(common)
+    ]
+    alone = [_proving_buffer(block, (block.nbytes,), alignment) for block in members]
+    return max(candidates, key=_stacked_bytes, default=alone)
 
 
-def _stacked(several: Iterable[_Proving]) -> int:
+def _stacked_bytes(several: Iterable[_ProvingBuffer]) -> int:
     """Return the bytes of buffers side by side, with the buffer of the largest padding on top, without padding."""
     buffers = list(several)
     return sum(one.rounded for one in buffers) - max((one.slack for one in buffers), default=0)
 
 
-def _needed(block: Block, sizes: tuple[int, ...], alignment: int) -> _Proving:
+def _proving_buffer(block: PlannedBuffer, sizes: tuple[int, ...], alignment: int) -> _ProvingBuffer:
     """Return the proof record of a buffer with segments of the given sizes, rounded like `packing` rounds.
 
     The code repeats the rounding of `packing`, because executing a plan must not import `packing`.
     """
     rounded = [-(-size // alignment) * alignment for size in sizes]
     slack = max(whole - size for whole, size in zip(rounded, sizes, strict=True))
-    return _Proving(block.values, sum(sizes), sum(rounded), slack)
+    return _ProvingBuffer(block.values, sum(sizes), sum(rounded), slack)
 
 
 def _largest_first(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:

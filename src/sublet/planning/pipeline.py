@@ -1,11 +1,13 @@
-"""The pipeline from a graph to a proven memory plan, stage by stage.
+"""The pipeline from a graph to a proven memory plan: the table of contents of planning.
 
-verify -> schedule -> (control flow -> live ranges -> sharing) -> interference -> segments -> packing -> assembly ->
-check
+    plan_memory      verify the graph; candidate orders; the smallest plan over the orders
+    plan_in_order    attempts in one order: a loop-carried value that the checker cannot follow is copied, not renamed
+    one attempt      control flow, live ranges, coalescing, renamed loop carries     analysis/alias_planner.py
+                     interference (a Problem), segments, packing (a Packing)         planning/place_buffers.py
+                     the plan (a MemoryPlan)                                         planning/assemble_plan.py
+                     the check: a replay byte by byte, then the proof of the bound   checker/
 
-The stages in brackets run again with more renamed values, as long as renaming saves copies. Interference to packing run
-again (`place_buffers`) if segmented buffers may need less than rectangles. All stages run again with fewer renamed
-values if the checker cannot follow a binding.
+Renaming runs again as long as renaming saves copies. Packing runs again if segments may need less than rectangles.
 """
 
 from __future__ import annotations
@@ -15,34 +17,34 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 
-from sublet.analysis.copied import copied_moves, forbid
-from sublet.analysis.layouts import Layouts
+from sublet.analysis.alias_planner import AliasPlanner
 from sublet.analysis.options import Options
-from sublet.analysis.streams import streamed
+from sublet.analysis.residual_copies import find_residual_copies, require_no_copies
+from sublet.analysis.streams import assign_streams
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
-from sublet.base.extras import require
-from sublet.checker import require_valid
+from sublet.base.optional_imports import require
+from sublet.checker import CheckResult, require_valid
 from sublet.ir.graph import Graph, Value
-from sublet.ir.model import Model, Written, as_model
+from sublet.ir.model import GraphInPython, Model, as_model
 from sublet.ir.recipe import GIVEN, LEAST, LESS, OWN
 from sublet.ops.verify import verify
-from sublet.packing.auto import AUTO
+from sublet.packing.portfolio import AUTO
 from sublet.packing.search import SEARCH
-from sublet.passes.on_demand import on_demand
-from sublet.passes.order import ordered
-from sublet.passes.ordering.search import orders_of_less
+from sublet.passes.ordering.order_search import candidate_orders
+from sublet.passes.reordering import with_lower_peak
+from sublet.passes.sink_invariant import with_late_invariants
 from sublet.plan import MemoryPlan
-from sublet.plan.schedule import Schedule, is_serial, serial
-from sublet.planning.assemble import assemble
-from sublet.planning.jointly import Joint, jointly
-from sublet.planning.placing import Progress, place
-from sublet.planning.unfollowed import MOST_NAMED, unfollowed
+from sublet.plan.schedule import Schedule, is_serial, serial_schedule
+from sublet.planning.assemble_plan import assemble_plan
+from sublet.planning.checker_fallback import MAX_NAMED_ATTEMPTS, carries_to_copy
+from sublet.planning.joint_cpsat import solve_jointly
+from sublet.planning.place_buffers import place_buffers
+from sublet.planning.plan_request import PlanRequest, Progress
 
 
 def plan_memory(
-    network: Graph | Model | Written,
+    network: Graph | Model | GraphInPython,
     options: Options | None = None,
     *,
     schedule: Schedule | None = None,
@@ -62,9 +64,10 @@ def plan_memory(
     model = as_model(network)
     options = options or Options()
     verify(model.graph)
-    with _uncollected():
-        orders = (schedule,) if schedule is not None else schedules(model.graph, options)
-        plan, number = _of_least(model.graph, orders, options, progress)
+    with _garbage_collection_off():
+        orders = (schedule,) if schedule is not None else candidate_schedules(model.graph, options)
+        requests = [PlanRequest(model.graph, each, options, progress) for each in orders]
+        plan, number = smallest_plan(requests)
     order = OWN if schedule is not None else LESS if number else GIVEN
     return replace(
         plan,
@@ -75,7 +78,7 @@ def plan_memory(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _garbage_collection_off() -> Iterator[None]:
     """Disable garbage collection: planning allocates millions of records and hardly any cycle."""
     collecting = gc.isenabled()
     gc.disable()
@@ -86,122 +89,128 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
+def candidate_schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
     """Return the schedules to plan: the graph's own order, and other orders if the options ask for less memory.
 
     The other orders are the best greedy order and the orders found by searches from it. Only plans show the order with
     the smallest arena.
     """
-    own = on_demand(graph)
+    own = with_late_invariants(graph)
     orders = [own]
     if options.order != GIVEN:
-        for other in (on_demand(ordered(own)), *orders_of_less(own, outside(graph, options))):
+        for other in (
+            with_late_invariants(with_lower_peak(own)),
+            *candidate_orders(own, values_outside_arena(graph, options)),
+        ):
             orders += [other] if other not in orders else []
-    return tuple(serial(each) if options.streams == 1 else streamed(each, options.streams) for each in orders)
+    return tuple(
+        serial_schedule(each) if options.streams == 1 else assign_streams(each, options.streams) for each in orders
+    )
 
 
-def outside(graph: Graph, options: Options) -> frozenset[Value]:
+def values_outside_arena(graph: Graph, options: Options) -> frozenset[Value]:
     """Return the values in memory of the caller."""
     ends = (*graph.inputs, *graph.outputs) if options.io == "bound" else ()
     return frozenset((*ends, *(graph.weights if options.weights == "bound" else ())))
 
 
-def _of_least(
-    graph: Graph, orders: Sequence[Schedule], options: Options, progress: Progress | None
-) -> tuple[MemoryPlan, int]:
-    """Return the plan with the smallest arena over all orders, and the number of its order.
+def smallest_plan(requests: Sequence[PlanRequest]) -> tuple[MemoryPlan, int]:
+    """Return the plan with the smallest arena over all orders of one graph, and the number of its order.
 
     An order may exceed the memory regions, or move bytes although moves are forbidden; such orders are skipped, and the
     error is raised only if every order fails. A plan rejected by the checker is a bug whatever the order, and the error
     propagates. The graph's own order, the first, is planned last: it wins ties, and the packer need not improve it once
-    its bound is above the smallest arena. With order="least", CP-SAT may add one more order, numbered `len(orders)`.
+    its bound is above the smallest arena. With order="least", CP-SAT may add one more order, numbered `len(requests)`.
     """
     plans: dict[int, MemoryPlan] = {}
     failed: dict[int, CapacityError | PlanError] = {}
-    for number in (*range(1, len(orders)), 0):
-        least = min((plan.arena_bytes for plan in plans.values()), default=None)
+    for number in (*range(1, len(requests)), 0):
+        smallest = min((plan.arena_bytes for plan in plans.values()), default=None)
         try:
-            plans[number] = _planned(graph, orders[number], options, progress, least)
+            plans[number] = plan_in_order(replace(requests[number], smallest_arena=smallest))
         except (CapacityError, PlanError) as error:
             failed[number] = error
     if not plans:
         raise failed[0]
     best = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
-    if options.order == LEAST:
+    if requests[0].options.order == LEAST:
         require("ortools", "exact")
         try:
-            joint = _jointly(graph, plans[best], options)
+            plan = _plan_jointly(requests[0], plans[best])
         except KeyboardInterrupt:
             return replace(plans[best], stopped="interrupt"), best
-        if joint is not None:
-            plan = _planned(graph, serial(joint.graph), options, progress, plans[best].arena_bytes - 1, joint.offsets)
-            if plan.arena_bytes < plans[best].arena_bytes:
-                return plan, len(orders)
+        if plan is not None and plan.arena_bytes < plans[best].arena_bytes:
+            return plan, len(requests)
     return plans[best], best
 
 
-def _jointly(graph: Graph, plan: MemoryPlan, options: Options) -> Joint | None:
-    """Return the joint solution of CP-SAT for a plan in a single stream and arena; None if unavailable or no better."""
-    asked = options.strategy == AUTO and options.share and not options.regions
-    if not asked or not is_serial(plan.schedule) or len(plan.arenas) != 1:
-        return None
-    nodes = {node.name: node for node in graph.nodes}
-    in_order = replace(graph, nodes=tuple(nodes[step.node] for step in plan.schedule.steps))
-    return jointly(in_order, plan, outside(graph, options), options.timeout)
+def _plan_jointly(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan | None:
+    """Return the plan in the order and with the offsets that CP-SAT finds for a plan; None if there are none.
 
-
-def _planned(
-    graph: Graph,
-    schedule: Schedule,
-    options: Options,
-    progress: Progress | None,
-    least: int | None,
-    placed: Mapping[Value, int] = MappingProxyType({}),
-) -> MemoryPlan:
-    """Return the plan of a graph in one order; values the checker cannot follow are copied in the next attempt.
-
-    `least` is the arena of the best plan in another order: a larger arena need not be improved. `placed` fixes offsets
-    of values, in bytes; the offsets are used only if they lower the arena.
+    CP-SAT decides order, coalescing and offsets together, for a plan in a single stream and arena.
     """
+    options = request.options
+    is_asked = options.strategy == AUTO and options.share and not options.regions
+    if not is_asked or not is_serial(plan.schedule) or len(plan.arenas) != 1:
+        return None
+    nodes = {node.name: node for node in request.graph.nodes}
+    in_order = replace(request.graph, nodes=tuple(nodes[step.node] for step in plan.schedule.steps))
+    outside = values_outside_arena(request.graph, options)
+    joint = solve_jointly(in_order, plan, outside, options.timeout)
+    if joint is None:
+        return None
+    schedule, smallest = serial_schedule(joint.graph), plan.arena_bytes - 1
+    return plan_in_order(replace(request, schedule=schedule, smallest_arena=smallest, fixed_offsets=joint.offsets))
+
+
+def plan_in_order(request: PlanRequest) -> MemoryPlan:
+    """Return the checked plan of a graph in one order.
+
+    The checker may fail to follow which bytes a renamed loop-carried value is bound to. The next attempt then copies
+    the value. All attempts share the time limit. Raises PlanViolation if the checker rejects the plan that renames no
+    value.
+    """
+    graph, timeout = request.graph, request.options.timeout
     copied: frozenset[Value] = frozenset()
-    named, begin, left = 0, time.monotonic(), options
-    layouts = Layouts(graph, schedule, options)
+    attempts, begin = 0, time.monotonic()
+    aliases = AliasPlanner(graph, request.schedule, request.options)
     while True:
         try:
-            return _proven(graph, schedule, layouts, left, progress, copied, least, placed)
-        except PlanViolation as refused:
-            more = unfollowed(graph, refused.findings, copied, by_name=named < MOST_NAMED)
+            return _attempt(request, aliases, copied)
+        except PlanViolation as violation:
+            more = carries_to_copy(graph, violation.findings, copied, by_name=attempts < MAX_NAMED_ATTEMPTS)
             if more == copied:
                 raise
-            copied, named = more, named + 1
-            if options.timeout is not None:  # attempts share the time limit
-                left = replace(options, timeout=max(0.0, begin + options.timeout - time.monotonic()))
+            copied, attempts = more, attempts + 1
+        if timeout is not None:
+            left = max(0.0, begin + timeout - time.monotonic())
+            request = replace(request, options=replace(request.options, timeout=left))
 
 
-def _proven(
-    graph: Graph,
-    schedule: Schedule,
-    layouts: Layouts,
-    options: Options,
-    progress: Progress | None,
-    copied: frozenset[Value],
-    least: int | None,
-    placed: Mapping[Value, int],
-) -> MemoryPlan:
-    """Return the checked plan of a graph in one order, without renaming any value in `copied`.
+def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value]) -> MemoryPlan:
+    """Return the checked plan, without renaming any value in `copied`.
+
+    The stages, in order: control flow, live ranges, coalescing and renamed loop carries (`AliasPlanner.best`);
+    interference, segments and packing (`place_buffers`); the plan; the checker.
+    """
+    assignment = aliases.best(copied)
+    moves = find_residual_copies(request.graph, assignment, aliases)
+    if request.options.forbid_copies:
+        require_no_copies(moves)
+    placed, placement = place_buffers(request, aliases, assignment)
+    if placed is not assignment:
+        moves = find_residual_copies(request.graph, placed, aliases)
+    plan = assemble_plan(request.graph, request.schedule, placed, aliases, placement, moves)
+    return with_proven_bound(plan, require_valid(request.graph, request.schedule, plan))
+
+
+def with_proven_bound(plan: MemoryPlan, result: CheckResult) -> MemoryPlan:
+    """Return the plan with a lower bound that the checker has proven.
 
     If the checker cannot prove the bound of the plan, the plan claims the bound proven by the checker, unless a search
     over exactly the live ranges that the checker found gave the bound.
     """
-    layout = layouts.settled(copied)
-    moves = copied_moves(graph, layout, layouts)
-    if options.forbid_copies:
-        forbid(moves)
-    chosen, packed = place(graph, layout, layouts, options, progress, least, placed)
-    if chosen is not layout:
-        moves = copied_moves(graph, chosen, layouts)
-    plan = assemble(graph, schedule, chosen, layouts, packed, moves)
-    judged = require_valid(graph, schedule, plan).bound
-    if judged.why and not (plan.bound == SEARCH and judged.followed):
-        return replace(plan, lower_bound_bytes=judged.proven, bound="peak", proof=judged.proof)
+    bound = result.bound
+    if bound.unproven_reason and not (plan.bound == SEARCH and bound.has_exact_live_ranges):
+        return replace(plan, lower_bound_bytes=bound.proven_bytes, bound="peak", proof=bound.proof)
     return plan

@@ -10,15 +10,15 @@ import numpy as np
 from sublet.base.errors import KernelError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import Spec, TensorSpec
-from sublet.runtime.dtypes import pack, packed
-from sublet.runtime.kernel import Call, Cell, Operand
+from sublet.runtime.dtypes import is_packed, pack
+from sublet.runtime.kernel import Call, Operand, UnplannedCell
 
 
-def nothing() -> None:
+def no_op() -> None:
     """Return without effect: the call of a step without work."""
 
 
-class InTurn:
+class CallSequence:
     """A sequence of calls as a single call.
 
     `reached` is the number of the call that raised in the latest run, None if none raised.
@@ -40,10 +40,10 @@ class InTurn:
             raise
 
 
-def in_turn(calls: Sequence[Call]) -> Call:
+def sequence_calls(calls: Sequence[Call]) -> Call:
     """Return one call for several; no-ops are dropped."""
-    present = [call for call in calls if call is not nothing]
-    return present[0] if len(present) == 1 else InTurn(present)
+    present = [call for call in calls if call is not no_op]
+    return present[0] if len(present) == 1 else CallSequence(present)
 
 
 def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None = None) -> None:
@@ -51,14 +51,14 @@ def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None
 
     Raises KernelError, naming the value `what`, if type or shape differ from the plan.
     """
-    if isinstance(to, Cell):
+    if isinstance(to, UnplannedCell):
         to.content = content
         return
     if not isinstance(to, np.ndarray):  # a tensor on a device: type and shape are as planned, nothing to check
         to[...] = content
         return
     array, shape, dtype = np.asarray(content), to.shape, to.dtype
-    shared = spec if isinstance(spec, TensorSpec) and packed(spec) else None
+    shared = spec if isinstance(spec, TensorSpec) and is_packed(spec) else None
     if shared is not None:
         shape, dtype = shared.shape, NUMPY[shared.dtype]
     if array.shape != shape or array.dtype != dtype:

@@ -11,14 +11,14 @@ from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType, TensorSpec
 
 
-def packed(spec: TensorSpec) -> bool:
+def is_packed(spec: TensorSpec) -> bool:
     """True if several elements share a byte."""
     return spec.dtype.bits < 8
 
 
 def array_over(raw: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
     """Return the tensor in `raw` as an array over the same bytes; packed types stay bytes."""
-    if packed(spec):
+    if is_packed(spec):
         return raw
     return raw.view(NUMPY[spec.dtype]).reshape(spec.shape)
 
@@ -48,6 +48,6 @@ def unpack(raw: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
     return elements.astype(NUMPY[spec.dtype]).reshape(spec.shape)
 
 
-def plain(operand: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+def unpacked_elements(operand: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     """Return the elements of the tensor at `operand`, unpacked if packed; a copy only for packed types."""
-    return unpack(operand, spec) if packed(spec) else operand
+    return unpack(operand, spec) if is_packed(spec) else operand

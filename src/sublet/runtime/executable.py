@@ -12,36 +12,36 @@ import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
 from sublet.base.errors import RunError
+from sublet.base.escape import known_names, printable
 from sublet.base.forks import renew_in_children
-from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
-from sublet.plan import Context, MemoryPlan, Region, bound_to
-from sublet.runtime.contents import Contents
-from sublet.runtime.dtypes import packed, plain
-from sublet.runtime.given import by_name
-from sublet.runtime.kernel import Array, Cell
-from sublet.runtime.kernels import Kernels, bind_node
-from sublet.runtime.left import UNBEGUN, left_by
-from sublet.runtime.memory import Memory, Places, Raw, aligned_bytes, raw_bytes
-from sublet.runtime.moments import moments
-from sublet.runtime.program import Program, Watch, build, unwatched
-from sublet.runtime.programs import Programs
-from sublet.runtime.results import Form, Views, as_it_is, form_of
-from sublet.runtime.rounds import stacked_outputs
-from sublet.runtime.state import State
+from sublet.plan import Context, MemoryPlan, Region, bound_storage_name
+from sublet.runtime.caller_arrays import inputs_by_name
+from sublet.runtime.caller_memory import CallerContents
+from sublet.runtime.dtypes import is_packed, unpacked_elements
+from sublet.runtime.failed_state import NO_POINTS, state_after_failure
+from sublet.runtime.kernel import Array, UnplannedCell
+from sublet.runtime.kernel_choice import Kernels, bind_node
+from sublet.runtime.loop import stacked_outputs
+from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
+from sublet.runtime.point_accesses import accesses_of_points
+from sublet.runtime.program import BoundProgram, Watch, build_program, pass_through
+from sublet.runtime.program_cache import ProgramCache
+from sublet.runtime.results import Form, Views, as_numpy, output_form
+from sublet.runtime.state import ExecutableState
 from sublet.runtime.streams import Workers
-from sublet.runtime.weights import Weights
+from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import (
     NOT_YET,
     Allocated,
     Workspace,
     bytes_in_use,
     content_bytes,
-    giving_back,
-    growth,
-    peak_of,
-    workspace,
+    growth_since,
+    measure_peak,
+    returning_freed_memory,
+    workspace_of,
 )
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
@@ -87,21 +87,21 @@ class Executable:
         self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
-        self._memory = Memory(graph, plan)
-        self._turn = self._memory.turns
-        self.moments = moments(graph, plan, self._memory.pointers)
-        self._state = State(graph, self._memory)
-        self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
+        self._memory = ExecutableMemory(graph, plan)
+        self._locks = self._memory.locks
+        self.point_accesses = accesses_of_points(graph, plan, self._memory.pointers)
+        self._state = ExecutableState(graph, self._memory)
+        self._contents = CallerContents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
-        self._program: Program | None = None  # the latest program
-        self._programs = Programs(self._memory, lambda: self._built(unwatched, self._workers))
-        self._form: Form = as_it_is
+        self._program: BoundProgram | None = None  # the latest program
+        self._programs = ProgramCache(self._memory, lambda: self._build_program(pass_through, self._workers))
+        self._form: Form = as_numpy
         self._runs = 0  # number of runs and rebinds: views of an older count are invalid
-        self._there = False  # True if the storages hold outputs of a run
-        self._kept = kept_bytes
+        self._has_outputs = False  # True if the storages hold outputs of a run
+        self._kept_bytes = kept_bytes
         parts = self._contents, self._memory, self._state
-        self.weights = Weights(graph, *parts, constants, self.inputs, self._forget)
+        self.weights = ExecutableWeights(graph, *parts, constants, self.inputs, self._forget_programs)
         self._allocated = Allocated(reason=NOT_YET)
         renew_in_children(self)
 
@@ -114,15 +114,15 @@ class Executable:
 
         Raises RunError for a wrong input, KernelError when a kernel fails.
         """
-        with self._turn.own, self._turn.shared():
-            self._run(by_name(inputs, named))
-            return self._given(copy=True)
+        with self._locks.own, self._locks.shared_lock():
+            self._run(inputs_by_name(inputs, named))
+            return self._outputs_for_caller(copy=True)
 
     def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Views:
         """Run once, and return outputs as views of the planned memory: valid until the next run."""
-        with self._turn.own, self._turn.shared():
-            self._run(by_name(inputs, named))
-            return Views(self._given(copy=False), lambda: self._runs, self.hold, repr(self))
+        with self._locks.own, self._locks.shared_lock():
+            self._run(inputs_by_name(inputs, named))
+            return Views(self._outputs_for_caller(copy=False), lambda: self._runs, self.hold, repr(self))
 
     def outputs_as(self, form: str | Callable[[Any], Any]) -> Self:
         """Set the array type of outputs of calls, `views`, `hold` and `state`; the memory stays the same. Return self.
@@ -130,7 +130,7 @@ class Executable:
         "numpy", "torch", "dlpack" (`Shared`, accepted by any library with DLPack), or a function of a `Shared`,
         such as `jax.dlpack.from_dlpack`.
         """
-        self._form = form_of(form)
+        self._form = output_form(form)
         return self
 
     def hold(self, name: str) -> Any:
@@ -139,27 +139,29 @@ class Executable:
         Nothing is copied. The output must have been planned with `io="bound"`, and so have separate memory.
         Raises RunError for other outputs; calls return copies of those.
         """
-        with self._turn.own:
+        with self._locks.own:
             value = self.outputs.get(name)
             if value is None:
                 raise RunError(f"there is no output {printable(name)!r}; there are {known_names(self.outputs)}")
-            storage = bound_to(value.name)
-            apart = storage in self._memory.storages and self._memory.ended().region(value).storage == storage
+            storage = bound_storage_name(value.name)
+            apart = (
+                storage in self._memory.storages and self._memory.places_after_run().region(value).storage == storage
+            )
             exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
-            if not apart or exchanged or value in self.graph.updated:
+            if not apart or exchanged or value in self.graph.updated_values:
                 hint = "plan with io='bound', or take the copy a call gives"
                 raise RunError(f"{name!r} has no memory of its own: {hint}")
-            if not self._there:
+            if not self._has_outputs:
                 raise RunError(f"{name!r} is not there: run first, and hold it before other memory is bound")
-            found = self._form(self._result(value, self._memory.ended(), copy=False))
-            self._memory.bring(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
+            found = self._form(self._result(value, self._memory.places_after_run(), copy=False))
+            self._memory.adopt_bytes(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
             self._rebind(storage)
             return found
 
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, as the first run does otherwise."""
-        with self._turn.own:
-            self._program = self._programs.current()
+        with self._locks.own:
+            self._program = self._programs.current_program()
 
     def bind(self, name: str, memory: Any) -> None:
         """Use memory of the caller for an input, output or weight, or for a whole arena.
@@ -169,31 +171,31 @@ class Executable:
         or output can be bound if planned with `io="bound"`. Raises RunError when name, size, alignment,
         type or layout do not fit.
         """
-        with self._turn.own:
-            self._begin()
-            if self._programs.patched(name, memory):
+        with self._locks.own:
+            self._invalidate_views()
+            if self._programs.try_repoint(name, memory):
                 return
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
-                with self._turn.shared():
+                with self._locks.shared_lock():
                     saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
-                self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
-                with self._turn.shared():  # possibly another lock: the lock shared over the new memory
+                self._memory.adopt_bytes(name, raw, f"the {name}", self.plan.alignment)
+                with self._locks.shared_lock():  # possibly another lock: the lock shared over the new memory
                     self._contents.load_weights()
                     self._state.restore(saved)
-                self._forget()
+                self._forget_programs()
                 return
             value, other_weight = self._contents.bind(name, memory)
             if other_weight:
-                self._forget(content=True)
-            elif self._rebind(bound_to(value.name)) and value not in self.graph.updated:
+                self._forget_programs(content=True)
+            elif self._rebind(bound_storage_name(value.name)) and value not in self.graph.updated_values:
                 self._programs.learn(name, value)
 
     @property
     def updated(self) -> tuple[str, ...]:
         """The names of the inputs and weights forming the state."""
         names = {value: name for name, value in self.inputs.items()}
-        return tuple(names.get(value, value.name) for value in self.graph.updated)
+        return tuple(names.get(value, value.name) for value in self.graph.updated_values)
 
     def state(self, name: str) -> Any:
         """Return a copy of the content of an updated input or weight: the content at the start of the next run.
@@ -201,8 +203,8 @@ class Executable:
         After a failed run the content may be half-written: the note of the error names the values. Raises RunError
         when `name` is not updated, or was never given a content.
         """
-        with self._turn.own, self._turn.shared():
-            found = self._held(self._state.readable(self._updated(name), name))
+        with self._locks.own, self._locks.shared_lock():
+            found = self._copy_of_state(self._state.require_readable(self._updated_value(name), name))
             return self._form(found) if isinstance(found, np.ndarray) else found
 
     def set_state(self, name: str, content: Any) -> None:
@@ -210,8 +212,8 @@ class Executable:
 
         Raises RunError when `name` is not updated, or when type or shape do not fit.
         """
-        with self._turn.own, self._turn.shared():
-            self._contents.give(self._updated(name), content, f"state {printable(name)}")
+        with self._locks.own, self._locks.shared_lock():
+            self._contents.set_content(self._updated_value(name), content, f"state {printable(name)}")
 
     @property
     def arena_bytes(self) -> int:
@@ -226,17 +228,17 @@ class Executable:
     @property
     def nodes_of_backends(self) -> dict[str, int]:
         """The number of nodes computed by each backend, sub-graphs included; under "" nodes that only copy bytes."""
-        with self._turn.own:
-            names = [chosen.backend if chosen else "" for chosen in self._chosen().values()]
+        with self._locks.own:
+            names = [chosen.backend if chosen else "" for chosen in self._chosen_kernels().values()]
         return dict(Counter(names))
 
     @property
     def memory(self) -> Workspace:
         """All memory needed to run; allocations of libraries are known only after `measured`."""
-        with self._turn.own:
-            scratch = [chosen.kernel.scratch for chosen in self._chosen().values() if chosen]
+        with self._locks.own:
+            scratch = [chosen.kernel.scratch for chosen in self._chosen_kernels().values() if chosen]
             contents = [cell.content for cell in self._memory.cells.values()]
-            return workspace(self.plan, scratch, contents, self._allocated)
+            return workspace_of(self.plan, scratch, contents, self._allocated)
 
     def measured(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once, and measure the allocations of libraries during the run; `memory` returns the result.
@@ -244,15 +246,15 @@ class Executable:
         Kept bytes are measured around the very first run, temporary bytes around a second run from
         the same state.
         """
-        given = by_name(inputs, named)
-        with self._turn.own, self._turn.shared(), giving_back():
+        given = inputs_by_name(inputs, named)
+        with self._locks.own, self._locks.shared_lock(), returning_freed_memory():
             saved = self._state.save()
             self._run(given)
             self._state.restore(saved)
-            self._contents.feed(given)
-            peak, reason = peak_of(self._execute, self._memory.written())
+            self._contents.load_inputs(given)
+            peak, reason = measure_peak(self._execute, self._memory.written_storages())
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
-            return self._given(copy=True)
+            return self._outputs_for_caller(copy=True)
 
     def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
         """Return the current bytes of a value."""
@@ -271,7 +273,7 @@ class Executable:
         """Let the threads of the streams end."""
         self._workers.close()
 
-    def watched(
+    def run_watched(
         self,
         inputs: Mapping[str, Any],
         watch: Watch,
@@ -287,31 +289,36 @@ class Executable:
         in `left`.
         """
         arenas = arenas or {}
-        with self._turn.own, self._turn.shared(), self._turn.running(self.graph.name), self._state.kept() as saved:
-            self._begin()
+        with (
+            self._locks.own,
+            self._locks.shared_lock(),
+            self._locks.running(self.graph.name),
+            self._state.restoring() as saved,
+        ):
+            self._invalidate_views()
             before = {name: self._memory.raw(name) for name in arenas}
             try:
                 for name, arena in arenas.items():
-                    self._memory.bring(name, arena, f"the {name}", self.plan.alignment)
+                    self._memory.adopt_bytes(name, arena, f"the {name}", self.plan.alignment)
                 self._contents.load_weights()
                 self._state.restore(saved)
-                self._contents.feed(inputs)
-                program = self._built(watch, None if serial else self._workers)
+                self._contents.load_inputs(inputs)
+                program = self._build_program(watch, None if serial else self._workers)
                 program.run()
                 if left is not None:
-                    left.update((name, self._held(self._updated(name))) for name in self.updated)
+                    left.update((name, self._copy_of_state(self._updated_value(name))) for name in self.updated)
                 return self._results(copy=True)
             finally:
                 for name, arena in before.items():
-                    self._memory.bring(name, arena, f"the {name}", 1)
+                    self._memory.adopt_bytes(name, arena, f"the {name}", 1)
 
     def renew_in_child(self) -> None:
         """Free the locks in the child of a fork, and drop everything with threads of the parent."""
-        if self._turn.renewed():
-            self._state.interrupted()
-        self._forget(content=True)
+        if self._locks.renew_locks():
+            self._state.mark_all_uncertain()
+        self._forget_programs(content=True)
 
-    def _forget(self, content: bool = False) -> None:
+    def _forget_programs(self, content: bool = False) -> None:
         """Drop all programs; with `content`, also drop the kernels, which depend on contents of weights."""
         self._program = None
         self._programs.forget()
@@ -320,87 +327,89 @@ class Executable:
 
     def _rebind(self, storage: str) -> bool:
         """Rebind programs to the current memory of a storage; True if only some calls were rebound."""
-        done = self._programs.rebind(storage, lambda: partial(bind_node, kernels=self._chosen()))
+        done = self._programs.rebind(storage, lambda: partial(bind_node, kernels=self._chosen_kernels()))
         self._program = self._program if done else None
         return done
 
-    def _built(self, watch: Watch, workers: Workers | None) -> Program:
+    def _build_program(self, watch: Watch, workers: Workers | None) -> BoundProgram:
         """Return a program bound with the chosen kernels."""
-        bind = partial(bind_node, kernels=self._chosen())
-        return build(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
+        bind = partial(bind_node, kernels=self._chosen_kernels())
+        return build_program(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
 
-    def _given(self, *, copy: bool) -> dict[str, Any]:
+    def _outputs_for_caller(self, *, copy: bool) -> dict[str, Any]:
         """Return the outputs in the array type set by the caller; contents other than arrays stay unchanged."""
         found, form = self._results(copy=copy), self._form
-        if form is as_it_is:
+        if form is as_numpy:
             return found
         return {name: form(content) if isinstance(content, np.ndarray) else content for name, content in found.items()}
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
         """Return the outputs by name, as NumPy arrays."""
-        places = self._memory.ended()
+        places = self._memory.places_after_run()
         return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
 
-    def _chosen(self) -> Kernels:
+    def _chosen_kernels(self) -> Kernels:
         """Return the kernels, chosen on first use."""
         if self._kernels is None:
-            here, known = self._memory.here(), self.graph.constants
+            here, known = self._memory.places_at(), self.graph.constants
             self._kernels = self._make_kernels({v: here.array(v) for v in known if isinstance(v.spec, TensorSpec)})
         return self._kernels
 
-    def _begin(self) -> None:
+    def _invalidate_views(self) -> None:
         """Invalidate all views."""
         self._runs += 1
-        self._there = False
+        self._has_outputs = False
 
     def _run(self, given: Mapping[str, Any]) -> None:
-        with self._turn.running(self.graph.name):
+        with self._locks.running(self.graph.name):
             self._run_alone(given)
 
     def _run_alone(self, given: Mapping[str, Any]) -> None:
         """Run once, under the locks; the first run also measures the bytes kept by libraries."""
-        self._begin()
-        self._contents.feed(given)
-        if self._allocated.held_bytes is not None or self._kept is None:
+        self._invalidate_views()
+        self._contents.load_inputs(given)
+        if self._allocated.held_bytes is not None or self._kept_bytes is None:
             self._execute()
             return
         before, own = bytes_in_use(), self._own_bytes()
         self._execute()
-        grown = growth(before)
+        grown = growth_since(before)
         if grown is not None:
-            held = max(0, self._kept + grown - (self._own_bytes() - own))
+            held = max(0, self._kept_bytes + grown - (self._own_bytes() - own))
             self._allocated = replace(self._allocated, held_bytes=held)
 
     def _own_bytes(self) -> int:
         """Return the bytes held by the executable: storages, and contents outside the plan."""
-        return self._memory.present_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
+        return self._memory.allocated_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
 
     def _execute(self) -> None:
         """Run the current program on the present contents."""
-        program = self._program = self._programs.current()
-        program.failed = UNBEGUN
-        with self._state.running(lambda: left_by(self.graph, self.plan, self.moments, program.failed)):
+        program = self._program = self._programs.current_program()
+        program.failed = NO_POINTS
+        with self._state.running(
+            lambda: state_after_failure(self.graph, self.plan, self.point_accesses, program.failed)
+        ):
             program.run()
-        self._there = True
+        self._has_outputs = True
 
-    def _held(self, value: Value) -> Any:
+    def _copy_of_state(self, value: Value) -> Any:
         """Return a copy of the current content of a value."""
-        return self._result(value, self._memory.here(), copy=True)
+        return self._result(value, self._memory.places_at(), copy=True)
 
-    def _result(self, value: Value, places: Places, *, copy: bool) -> Any:
+    def _result(self, value: Value, places: ValuePlaces, *, copy: bool) -> Any:
         operand = places.operand(value)
-        if isinstance(operand, Cell):
+        if isinstance(operand, UnplannedCell):
             return operand.content
         assert isinstance(value.spec, TensorSpec)
         if value in self._stacked:
-            operand = self._stacked[value].made(operand, self._memory.rounds)
-        if packed(value.spec):
-            return plain(operand, value.spec)
+            operand = self._stacked[value].computed_rows(operand, self._memory.trip_counts)
+        if is_packed(value.spec):
+            return unpacked_elements(operand, value.spec)
         return operand.copy() if copy else operand
 
-    def _updated(self, name: str) -> Value:
+    def _updated_value(self, name: str) -> Value:
         """Return the updated value with the given name. Raises RunError for another name."""
-        for known, value in zip(self.updated, self.graph.updated, strict=True):
+        for known, value in zip(self.updated, self.graph.updated_values, strict=True):
             if name == known:
                 return value
         raise RunError(f"no run updates {printable(name)!r}; updated are {known_names(self.updated)}")

@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 @dataclass(eq=False, slots=True)
-class Cell:
+class UnplannedCell:
     """The content of a value outside the plan: an array, a list of arrays, or None.
 
     The content shares no memory with other values: a kernel copies its result into the cell.
@@ -31,7 +31,7 @@ class Cell:
     content: Any = None
 
 
-Operand = Array | Cell
+Operand = Array | UnplannedCell
 """An input or output of a kernel: an array over the bytes of a value, at a fixed address, or a cell.
 
 The array has the shape and type of the value (ml_dtypes for types missing in NumPy); for types with fewer than 8 bits
@@ -57,7 +57,7 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
-class Keeping(Protocol):
+class AliasAware(Protocol):
     """A kernel aware of views and of concat operands in place.
 
     A node with views or parts that is more than a copy gets no other kernel. Nodes that only copy bytes run without
@@ -77,7 +77,7 @@ Compute = Callable[[Sequence[Any], Sequence[Any], Any], Any]
 class Immediate(Protocol):
     """A kernel able to compute without binding, for nodes that run once, as in a dynamic graph."""
 
-    def over(self, array: Array) -> Any:
+    def library_view(self, array: Array) -> Any:
         """Return the same bytes as seen by the library of the kernel, for `at_once`. Valid as long as the bytes are."""
 
     def at_once(self) -> Compute:
@@ -94,13 +94,13 @@ class Direct(Protocol):
 
 
 @runtime_checkable
-class Joinable(Protocol):
+class Mergeable(Protocol):
     """A bound call mergeable with the following calls, at less cost than separate calls."""
 
     def __call__(self) -> Any:
         """Run the call alone."""
 
-    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+    def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
         """Merge the call with the first n of `following`, in order; return the merged call and n."""
 
 
@@ -113,10 +113,10 @@ class Patchable(Protocol):
 
 
 @runtime_checkable
-class Pointable(Protocol):
+class Repointable(Protocol):
     """A merged call of several nodes, with rebound nodes able to move to new addresses without their kernels."""
 
-    def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
+    def operand_setter(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
         """Return a setter of another array for `operands` of node `number`; None if only the kernel can rebind.
 
         The new array has the same type and shape. `operands` are positions, inputs before outputs.
@@ -124,10 +124,10 @@ class Pointable(Protocol):
 
 
 @runtime_checkable
-class Movable(Protocol):
+class Relocatable(Protocol):
     """A bound call able to move to new addresses without rebinding."""
 
-    def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call | None:
+    def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call | None:
         """Return a call with operands relocated to the current iterations; None if not possible.
 
         `strides` lists by name the strides of the values moving from iteration to iteration; `current` maps each loop

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from sublet.base.errors import RunError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
-from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
-from sublet.plan.exchange import followers
+from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_storage_name
+from sublet.plan.storage_swap import next_storages
 from sublet.runtime.dtypes import array_over
-from sublet.runtime.kernel import Array, Cell, Operand
-from sublet.runtime.turns import Turn
+from sublet.runtime.kernel import Array, Operand, UnplannedCell
+from sublet.runtime.run_locks import RunLocks
 
 Raw = NDArray[np.uint8]
 
@@ -25,7 +25,7 @@ READ_ONLY = ("weight", "input")
 """Kinds of storages never written by a run, except storages of updated values."""
 
 
-NOWHERE = (0, 0)
+NO_RANGE = (0, 0)
 """The address range of a storage not allocated yet."""
 
 
@@ -47,18 +47,18 @@ def raw_bytes(array: NDArray[Any]) -> Raw:
     return array.reshape(-1).view(np.uint8)
 
 
-class Spans:
+class StorageSpans:
     """Address ranges of storages, written ones separate, to detect overlap with other memory."""
 
     def __init__(self, written: Collection[str]) -> None:
-        self._written = dict.fromkeys(written, NOWHERE)
+        self._written = dict.fromkeys(written, NO_RANGE)
         self._read: dict[str, tuple[int, int]] = {}
 
-    def put(self, storage: str, begin: int, end: int) -> None:
+    def set_span(self, storage: str, begin: int, end: int) -> None:
         """Set the address range [begin, end) of a storage."""
         (self._written if storage in self._written else self._read)[storage] = (begin, end)
 
-    def meets(self, storage: str, begin: int, end: int) -> str:
+    def conflicting_storage(self, storage: str, begin: int, end: int) -> str:
         """Return another storage overlapping [begin, end) if a run writes to either of the two; "" for none."""
         for spans in (self._written, self._read) if storage in self._written else (self._written,):
             for other, (first, last) in spans.items():
@@ -67,7 +67,7 @@ class Spans:
         return ""
 
 
-class Memory:
+class ExecutableMemory:
     """The storages of a plan, allocated or provided by the caller, and the place of every value.
 
     Invariant: an array returned by `operand` stays valid until its storage is replaced or swapped.
@@ -88,42 +88,42 @@ class Memory:
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
         self.pointed: dict[str, Region] = {}
-        self._heads = _heads(graph, plan, self.pointers)
-        self.rounds: dict[str, int] = {}
-        self.current: dict[str, int] = {}
-        self.moving = {stride.loop for placement in plan.placements for stride in placement.strides}
-        self.ways: dict[str, int] = {}
-        self.deciding = {name for record in plan.rolled for jump in record.jumps for name, _ in jump.ways}
-        self._placed: dict[str, list[Placement]] = {}
+        self._entry_bindings = _static_entry_bindings(graph, plan, self.pointers)
+        self.trip_counts: dict[str, int] = {}
+        self.current_iterations: dict[str, int] = {}
+        self.striding_loops = {stride.loop for placement in plan.placements for stride in placement.strides}
+        self.exits_taken: dict[str, int] = {}
+        self.deciding_nodes = {name for record in plan.rolled for jump in record.jumps for name, _ in jump.ways}
+        self._placements_of: dict[str, list[Placement]] = {}
         for placement in plan.placements:
-            self._placed.setdefault(placement.value, []).append(placement)
-        self.cells = {value.name: Cell(value.name) for value in graph.outside}
+            self._placements_of.setdefault(placement.value, []).append(placement)
+        self.cells = {value.name: UnplannedCell(value.name) for value in graph.unplannable_values}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.arenas)
-        self.callers: set[str] = set()
-        updated = {bound_to(value.name) for value in graph.updated}
+        self.caller_storages: set[str] = set()
+        updated = {bound_storage_name(value.name) for value in graph.updated_values}
         self._written = {s.name: None for s in plan.storages if s.kind not in READ_ONLY or s.name in updated}
-        self._spans = Spans(self._written)
-        self.turns = Turn()
+        self._spans = StorageSpans(self._written)
+        self.locks = RunLocks()
         self._claimed = {s.name for s in plan.storages if s.kind == "weight"}.union(self.arenas, updated)
 
     def raw(self, storage: str) -> Raw:
         """Return the bytes of a storage, allocated on first use."""
         if storage not in self._raw:
             self._raw[storage] = aligned_bytes(self.storages[storage].nbytes, self.plan.alignment)
-            self._spanned({storage: self._raw[storage]})
+            self._record_spans({storage: self._raw[storage]})
         return self._raw[storage]
 
     @property
-    def present_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """The bytes of all storages allocated or provided so far."""
         return sum(raw.nbytes for raw in self._raw.values())
 
-    def written(self) -> list[Raw]:
+    def written_storages(self) -> list[Raw]:
         """Return the storages written by a run."""
         return [self.raw(name) for name in self._written]
 
-    def bring(self, storage: str, raw: Raw, what: str, alignment: int) -> None:
+    def adopt_bytes(self, storage: str, raw: Raw, what: str, alignment: int) -> None:
         """Use bytes of the caller as a storage.
 
         Raises RunError when the bytes are too few, misaligned, read-only although written by the network, or shared
@@ -137,51 +137,61 @@ class Memory:
             raise RunError(f"{what}: its address must be a multiple of {alignment}; see sublet.aligned_bytes")
         if storage in self._written and not raw.flags.writeable:
             raise RunError(f"{what}: is read-only, but the network writes to it")
-        other = self._spans.meets(storage, address, address + needed)
+        other = self._spans.conflicting_storage(storage, address, address + needed)
         if other:
             raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
-        self._spans.put(storage, address, address + needed)
+        self._spans.set_span(storage, address, address + needed)
         if storage in self._claimed:
-            self.turns.claim(storage, address, address + needed, storage in self._written)
+            self.locks.claim(storage, address, address + needed, storage in self._written)
 
     def lend(self, storage: str) -> None:
         """Record that other executables may use the bytes of a storage."""
         address = self.raw(storage).ctypes.data
-        self.turns.claim(storage, address, address + self.raw(storage).size, storage in self._written)
+        self.locks.claim(storage, address, address + self.raw(storage).size, storage in self._written)
 
     @property
-    def stay(self) -> dict[str, str]:
+    def swaps_by_copy(self) -> dict[str, str]:
         """The values of cycles with a storage bound by the caller: each maps to the value whose content it receives."""
-        return followers([cycle for cycle in self.plan.exchanged if not self.callers.isdisjoint(map(bound_to, cycle))])
+        return next_storages(
+            [
+                cycle
+                for cycle in self.plan.exchanged
+                if not self.caller_storages.isdisjoint(map(bound_storage_name, cycle))
+            ]
+        )
 
-    def turn(self) -> None:
+    def swap_storages(self) -> None:
         """Swap the storages of all cycles without storages bound by the caller."""
-        gets, stay = followers(self.plan.exchanged), self.stay
-        swapped = {bound_to(name): self.raw(bound_to(other)) for name, other in gets.items() if name not in stay}
-        self._put(swapped)  # in one update: an interrupt occurs before or after
+        gets, stay = next_storages(self.plan.exchanged), self.swaps_by_copy
+        swapped = {
+            bound_storage_name(name): self.raw(bound_storage_name(other))
+            for name, other in gets.items()
+            if name not in stay
+        }
+        self._set_storages(swapped)  # in one update: an interrupt occurs before or after
 
     @contextmanager
-    def put_back(self) -> Iterator[None]:
+    def restoring_storages(self) -> Iterator[None]:
         """Restore the names of all storages after the block."""
         before = dict(self._raw)
         try:
             yield
         finally:
-            self._put(before)
+            self._set_storages(before)
 
-    def _put(self, raws: Mapping[str, Raw]) -> None:
+    def _set_storages(self, raws: Mapping[str, Raw]) -> None:
         self._raw.update(raws)
-        self._spanned(raws)
+        self._record_spans(raws)
 
-    def _spanned(self, raws: Mapping[str, Raw]) -> None:
+    def _record_spans(self, raws: Mapping[str, Raw]) -> None:
         for name, raw in raws.items():
-            self._spans.put(name, raw.ctypes.data, raw.ctypes.data + raw.size)
+            self._spans.set_span(name, raw.ctypes.data, raw.ctypes.data + raw.size)
 
     @property
     def arrangement(self) -> tuple[int, ...]:
         """The current addresses of the storages of all values in swap cycles."""
-        return tuple(self.raw(bound_to(name)).ctypes.data for cycle in self.plan.exchanged for name in cycle)
+        return tuple(self.raw(bound_storage_name(name)).ctypes.data for cycle in self.plan.exchanged for name in cycle)
 
     def region(
         self,
@@ -196,32 +206,39 @@ class Memory:
         by default the current iterations.
         """
         if value.name in self.pointers:
-            return self.head(value, context) or (self.pointed if pointed is None else pointed)[value.name]
+            return self.entry_binding(value, context) or (self.pointed if pointed is None else pointed)[value.name]
         placement = self.placement(value, context)
         if not placement.strides:
             return placement.region
-        rounds = self.current if rounds is None else rounds
+        rounds = self.current_iterations if rounds is None else rounds
         further = sum(rounds.get(stride.loop, 0) * stride.step for stride in placement.strides)
         return replace(placement.region, offset=placement.region.offset + further)
 
-    def head(self, pointer: Value, context: Context) -> Region | None:
+    def entry_binding(self, pointer: Value, context: Context) -> Region | None:
         """Return the region bound to a renamed carry in a body version; None if known only during the run."""
         copies = (context[:depth] for depth in range(len(context), 0, -1))
-        return next((self._heads[pointer.name, here] for here in copies if (pointer.name, here) in self._heads), None)
+        return next(
+            (
+                self._entry_bindings[pointer.name, here]
+                for here in copies
+                if (pointer.name, here) in self._entry_bindings
+            ),
+            None,
+        )
 
     def placement(self, value: Value, context: Context) -> Placement:
         """Return the placement of a value in the body versions `context`; the value is no renamed carry."""
-        for placement in self._placed[value.name]:
+        for placement in self._placements_of[value.name]:
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
                 return placement
         raise RunError(f"value {value} has no place in the copy {context} of the loops around it")
 
     def strides(self, value: Value, context: Context) -> tuple[Stride, ...]:
         """Return the strides of a value over the iterations of its enclosing loops."""
-        fixed = not self.moving or not value.nbytes or value.name in self.pointers
+        fixed = not self.striding_loops or not value.nbytes or value.name in self.pointers
         return () if fixed else self.placement(value, context).strides
 
-    def steps_through(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
+    def is_step_of(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
         """True if a slice or row lies inside its whole in every iteration."""
         strides = self.strides(part, context)
         if not strides or whole.name in self.pointers:
@@ -239,17 +256,22 @@ class Memory:
         """Return the array of a value in a region; an empty array for None, a value without bytes."""
         return array_over(_EMPTY if region is None else self.bytes_at(region), spec)
 
-    def ended(self) -> Places:
+    def places_after_run(self) -> ValuePlaces:
         """Return the places after a run: swapped storages have exchanged their names."""
-        becomes = {bound_to(other): bound_to(name) for name, other in followers(self.plan.exchanged).items()}
-        return Places(self, becomes=becomes)
+        becomes = {
+            bound_storage_name(other): bound_storage_name(name)
+            for name, other in next_storages(self.plan.exchanged).items()
+        }
+        return ValuePlaces(self, renamed_storages=becomes)
 
-    def here(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Places:
+    def places_at(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> ValuePlaces:
         """Return the places in the body versions `context`, given carry bindings `pointed`."""
-        return Places(self, context, pointed)
+        return ValuePlaces(self, context, pointed)
 
 
-def _heads(graph: Graph, plan: MemoryPlan, pointers: frozenset[str]) -> dict[tuple[str, Context], Region]:
+def _static_entry_bindings(
+    graph: Graph, plan: MemoryPlan, pointers: frozenset[str]
+) -> dict[tuple[str, Context], Region]:
     """Return the regions bound to renamed parameters in each body version, where independent of run and iteration."""
     loops = {node.name: node for node in graph.walk() if isinstance(node, While)} if plan.rolled else {}
     bindings: dict[tuple[str, Context], Region] = {}
@@ -263,23 +285,27 @@ def _heads(graph: Graph, plan: MemoryPlan, pointers: frozenset[str]) -> dict[tup
 
 
 @dataclass(frozen=True)
-class Places:
+class ValuePlaces:
     """The places of values at one point of the program.
 
     Without `pointed` or `rounds`, the current carry bindings and iterations apply. `becomes` maps old to new names of
     storages after a swap.
     """
 
-    memory: Memory
+    memory: ExecutableMemory
     context: Context = ()
     pointed: Mapping[str, Region] | None = None
     rounds: Mapping[str, int] | None = None
-    becomes: Mapping[str, str] = field(default_factory=dict)
+    renamed_storages: Mapping[str, str] = field(default_factory=dict)
 
     def region(self, value: Value) -> Region:
         """Return the region of a planned value."""
         region = self.memory.region(value, self.context, self.pointed, self.rounds)
-        return replace(region, storage=self.becomes[region.storage]) if region.storage in self.becomes else region
+        return (
+            replace(region, storage=self.renamed_storages[region.storage])
+            if region.storage in self.renamed_storages
+            else region
+        )
 
     def bytes_of(self, value: Value) -> Raw:
         """Return the bytes of a planned value."""
@@ -294,7 +320,7 @@ class Places:
     def array(self, value: Value) -> Array:
         """Return the array of a planned value."""
         operand = self.operand(value)
-        assert not isinstance(operand, Cell)
+        assert not isinstance(operand, UnplannedCell)
         return operand
 
 

@@ -12,17 +12,17 @@ from sublet.base.forks import fork_lock
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Value, While
-from sublet.plan import bound_to
-from sublet.runtime.calls import nothing, store
-from sublet.runtime.dtypes import packed
-from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.runtime.located import address, along, copied, overlapping, put
-from sublet.runtime.memory import Memory
+from sublet.plan import bound_storage_name
+from sublet.runtime.array_ops import address_of, arrays_overlap, axis_first, copy_elements, copy_of
+from sublet.runtime.calls import no_op, store
+from sublet.runtime.dtypes import is_packed
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.memory import ExecutableMemory
 
 Pair = tuple[Operand, Operand]
 
 
-class Moved:
+class CopyCounter:
     """A thread-safe counter of the bytes copied by loops and branches during a run."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Moved:
             self.nbytes += nbytes
 
 
-def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
+def parallel_move(pairs: Sequence[Pair], moved: CopyCounter) -> Call:
     """Return a call assigning every source to its destination, as if all at once.
 
     Pairs with equal addresses cost nothing. If a destination overlaps a source still to read, the copies are ordered
@@ -42,9 +42,9 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
     """
     work = [(source, to) for source, to in pairs if not _same_place(source, to)]
     if not work:
-        return nothing
-    ordered, clash = _ordered(work)
-    nbytes = sum(to.nbytes for _, to in work if not isinstance(to, Cell))
+        return no_op
+    ordered, clash = _order_moves(work)
+    nbytes = sum(to.nbytes for _, to in work if not isinstance(to, UnplannedCell))
 
     def in_order() -> None:
         for source, to in ordered:
@@ -52,7 +52,7 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
         moved.add(nbytes)
 
     def all_read_first() -> None:
-        contents = [_content(source) for source, _ in ordered]
+        contents = [_content_of(source) for source, _ in ordered]
         for content, (_, to) in zip(contents, ordered, strict=True):
             store(content, to)
         moved.add(nbytes)
@@ -60,29 +60,32 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
     return all_read_first if clash else in_order
 
 
-def exchanging(memory: Memory, moved: Moved) -> Call:
+def bind_storage_swap(memory: ExecutableMemory, moved: CopyCounter) -> Call:
     """Return a call swapping the storages of updated values after a run, as planned.
 
     Storages bound by the caller keep their value: cycles with a bound storage are copied.
     """
-    pairs = [(memory.raw(bound_to(other)), memory.raw(bound_to(name))) for name, other in memory.stay.items()]
+    pairs = [
+        (memory.raw(bound_storage_name(other)), memory.raw(bound_storage_name(name)))
+        for name, other in memory.swaps_by_copy.items()
+    ]
     copy = parallel_move(pairs, moved)
 
     def exchange() -> None:
         copy()
-        memory.turn()
+        memory.swap_storages()
 
     return exchange
 
 
 def _same_place(a: Operand, b: Operand) -> bool:
     """True if two operands are the same bytes, the same cell, or empty."""
-    if isinstance(a, Cell) or isinstance(b, Cell):
+    if isinstance(a, UnplannedCell) or isinstance(b, UnplannedCell):
         return a is b
-    return a.nbytes == 0 or (address(a) == address(b) and a.nbytes == b.nbytes)
+    return a.nbytes == 0 or (address_of(a) == address_of(b) and a.nbytes == b.nbytes)
 
 
-def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
+def _order_moves(work: list[Pair]) -> tuple[list[Pair], bool]:
     """Return (pairs ordered so that no copy destroys a later source, False); for a cycle (`work`, True)."""
     remaining, ordered = list(work), list[Pair]()
     while remaining:
@@ -99,40 +102,40 @@ def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
 
 
 def _overlap(a: Operand, b: Operand) -> bool:
-    if isinstance(a, Cell) or isinstance(b, Cell):
+    if isinstance(a, UnplannedCell) or isinstance(b, UnplannedCell):
         return a is b
-    return overlapping(a, b)
+    return arrays_overlap(a, b)
 
 
-def _content(source: Operand) -> Any:
-    return source.content if isinstance(source, Cell) else copied(source)
+def _content_of(source: Operand) -> Any:
+    return source.content if isinstance(source, UnplannedCell) else copy_of(source)
 
 
 def assign(source: Operand, to: Operand) -> None:
     """Copy the content of one operand to another."""
-    if isinstance(source, Cell) or isinstance(to, Cell):
-        store(_content(source), to)
+    if isinstance(source, UnplannedCell) or isinstance(to, UnplannedCell):
+        store(_content_of(source), to)
     else:
-        put(source, to)
+        copy_elements(source, to)
 
 
-Take = Callable[[int], None]
+IterationAction = Callable[[int], None]
 Operands = Callable[[Value], Operand]
-Step = tuple[Value, Value, int, bool]
+LoopStep = tuple[Value, Value, int, bool]
 """(slice or row, sequence or stacked output, axis, True if iteration 0 is at the far end)."""
 
 
-def fetcher(slices: Sequence[Step], at: Operands) -> Take | None:
+def bind_fetch(slices: Sequence[LoopStep], at: Operands) -> IterationAction | None:
     """Return a function of the iteration copying slices out of their sequences; None without slices."""
-    return _each([_taker(at(value), at(sequence), axis, back) for value, sequence, axis, back in slices])
+    return _run_all([_slice_copy(at(value), at(sequence), axis, back) for value, sequence, axis, back in slices])
 
 
-def storer(rows: Sequence[Step], at: Operands) -> Take | None:
+def bind_row_store(rows: Sequence[LoopStep], at: Operands) -> IterationAction | None:
     """Return a function of the iteration copying rows into the stacked outputs; None without rows."""
-    return _each([_placer(at(row), at(whole), axis, back) for row, whole, axis, back in rows])
+    return _run_all([_row_copy(at(row), at(whole), axis, back) for row, whole, axis, back in rows])
 
 
-def _each(copies: list[Take]) -> Take | None:
+def _run_all(copies: list[IterationAction]) -> IterationAction | None:
     if len(copies) < 2:
         return copies[0] if copies else None
 
@@ -143,37 +146,37 @@ def _each(copies: list[Take]) -> Take | None:
     return all_of_them
 
 
-def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Take:
+def _slice_copy(value: Operand, sequence: Operand, axis: int, backwards: bool) -> IterationAction:
     """Return a function of the iteration copying a slice out of a sequence."""
 
     def take(k: int) -> None:
-        whole = np.asarray(sequence.content if isinstance(sequence, Cell) else sequence)
+        whole = np.asarray(sequence.content if isinstance(sequence, UnplannedCell) else sequence)
         if k >= whole.shape[axis]:
             raise RunError(f"the loop goes on beyond the {whole.shape[axis]} slices of its input")
         index = whole.shape[axis] - 1 - k if backwards else k
         store(np.take(whole, index, axis), value)
 
-    if isinstance(sequence, Cell) or isinstance(value, Cell):
+    if isinstance(sequence, UnplannedCell) or isinstance(value, UnplannedCell):
         return take
-    return _between(along(sequence, axis), value, backwards, store=False)
+    return _lane_copy(axis_first(sequence, axis), value, backwards, store=False)
 
 
-def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
+def _row_copy(row: Operand, whole: Operand, axis: int, backwards: bool) -> IterationAction:
     """Return a function of the iteration copying a row into a stacked output."""
-    if not isinstance(whole, Cell) and not isinstance(row, Cell):
-        return _between(along(whole, axis), row, backwards, store=True)
+    if not isinstance(whole, UnplannedCell) and not isinstance(row, UnplannedCell):
+        return _lane_copy(axis_first(whole, axis), row, backwards, store=True)
 
     def place(k: int) -> None:
-        if isinstance(whole, Cell):
-            whole.content.append(_content(row))
+        if isinstance(whole, UnplannedCell):
+            whole.content.append(_content_of(row))
         else:
             index = whole.shape[axis] - 1 - k if backwards else k
-            store(_content(row), np.moveaxis(whole, axis, 0)[index])
+            store(_content_of(row), np.moveaxis(whole, axis, 0)[index])
 
     return place
 
 
-def _between(lanes: Array, item: Array, backwards: bool, *, store: bool) -> Take:
+def _lane_copy(lanes: Array, item: Array, backwards: bool, *, store: bool) -> IterationAction:
     """Return a function of the iteration copying between `item` and one lane of `lanes`."""
     if backwards:
         lanes = lanes[::-1]
@@ -187,24 +190,28 @@ def _between(lanes: Array, item: Array, backwards: bool, *, store: bool) -> Take
     return store_lane if store else take_lane
 
 
-def open_rows(node: While, at: Operands) -> list[Cell]:
+def open_rows(node: While, at: Operands) -> list[UnplannedCell]:
     """Return the cells of stacked outputs with an unknown number of rows; the cells collect lists of rows."""
-    return [cell for value in node.stacked if value is not None and isinstance(cell := at(value), Cell)]
+    return [
+        cell for value in node.stacked_outputs if value is not None and isinstance(cell := at(value), UnplannedCell)
+    ]
 
 
 def close_rows(node: While, at: Operands) -> None:
     """Turn the collected lists of rows into arrays."""
-    for row, value, axis, backwards in zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True):
+    for row, value, axis, backwards in zip(
+        node.rows, node.stacked_outputs, node.row_axes, node.row_reversed, strict=True
+    ):
         cell = at(value) if value is not None else None
-        if isinstance(cell, Cell):
+        if isinstance(cell, UnplannedCell):
             rows = cell.content[::-1] if backwards else cell.content
-            cell.content = np.stack(rows, axis) if rows else _no_rows(row, axis)
+            cell.content = np.stack(rows, axis) if rows else _empty_stack(row, axis)
 
 
 _ELEMENTS = {"str": np.dtype(object), **{dtype.text: kind for dtype, kind in NUMPY.items()}}
 
 
-def _no_rows(row: Value, axis: int) -> Array:
+def _empty_stack(row: Value, axis: int) -> Array:
     """Return the result of stacking zero rows: element type of `row`, unknown extents 0."""
     if isinstance(row.spec, TensorSpec):
         shape, dtype = row.spec.shape, NUMPY[row.spec.dtype]
@@ -218,15 +225,15 @@ def check_moves(node: While | CaseOf) -> None:
     """Raise RunError if elements smaller than a byte would move as slices or rows, or to or from a cell."""
     what = f"{'loop' if isinstance(node, While) else 'branch'} {node.name}"
     for value in (*node.slices, *node.rows) if isinstance(node, While) else ():
-        if isinstance(value.spec, TensorSpec) and packed(value.spec):
+        if isinstance(value.spec, TensorSpec) and is_packed(value.spec):
             raise RunError(f"{what}: slices and rows of {value.spec.dtype} elements cannot be run yet")
-    for a, b in _moves(node):
+    for a, b in _assignments_of(node):
         for spec, other in ((a.spec, b), (b.spec, a)):
-            if isinstance(spec, TensorSpec) and packed(spec) and not other.plannable:
+            if isinstance(spec, TensorSpec) and is_packed(spec) and not other.plannable:
                 raise RunError(f"{what}: {spec.dtype} elements of a shape that depends on data cannot be run yet")
 
 
-def _moves(node: While | CaseOf) -> list[tuple[Value, Value]]:
+def _assignments_of(node: While | CaseOf) -> list[tuple[Value, Value]]:
     """Return the (source, target) assignments of a loop (entry, carry, exit) or of all arms of a branch."""
     if isinstance(node, While):
         ends = (*node.inits, *node.updates, *node.parameters), (*node.parameters, *node.parameters, *node.finals)

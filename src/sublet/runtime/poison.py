@@ -19,12 +19,12 @@ import numpy as np
 from sublet.base.errors import RunError
 from sublet.base.ranges import merge
 from sublet.ir.graph import Value
-from sublet.ops.op import lookup, shared
-from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_to
+from sublet.ops.op import lookup, present_shares
+from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_storage_name
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.moments import Moment
+from sublet.runtime.point_accesses import PointAccesses
 
 POISON = 0xFF
 """The poison byte: floats become NaN, integers -1 or the maximum, booleans neither false nor true."""
@@ -44,7 +44,7 @@ def run_poisoned(
     """
     arenas = _GuardedArenas(executable.plan)
     poisoner = _Poisoner(executable, arenas)
-    return executable.watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True, left=left)
+    return executable.run_watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True, left=left)
 
 
 class _GuardedArenas:
@@ -54,7 +54,7 @@ class _GuardedArenas:
     """
 
     def __init__(self, plan: MemoryPlan) -> None:
-        updated = {bound_to(name) for name in plan.updated}
+        updated = {bound_storage_name(name) for name in plan.updated}
         arenas = [storage for storage in plan.storages if storage.kind == ARENA or storage.name in updated]
         step = plan.alignment
         guard = -(-GUARD // step) * step
@@ -93,7 +93,7 @@ class _Poisoner:
     def watch(self, index: int, action: Call) -> Call:
         """Return the action with poisoning before, and checks after."""
         point, block = self._used.points[index].point, self._arenas.block
-        free = _complement(merge((*self._used.before(index), *self._used.written(index))), block.size)
+        free = _complement(merge((*self._used.live_before(index), *self._used.bytes_written(index))), block.size)
 
         def act() -> Any:
             in_place = self._used.in_place(index)  # depends on the current bindings of renamed carries
@@ -118,8 +118,8 @@ class _Poisoner:
         """Return the bytes used at one point but dead when the next begins."""
         if index == 0:
             return ()
-        used = merge((*self._used.before(previous), *self._used.written(previous)))
-        return _minus(used, self._used.before(index))
+        used = merge((*self._used.live_before(previous), *self._used.bytes_written(previous)))
+        return _subtract_ranges(used, self._used.live_before(index))
 
 
 class _UsedBytes:
@@ -128,22 +128,22 @@ class _UsedBytes:
     def __init__(self, executable: Executable, begins: Mapping[str, int]) -> None:
         self._executable = executable
         self._begins = begins
-        self.points = executable.moments
+        self.points = executable.point_accesses
         regions = [self._range(place.region) for place in executable.plan.placements]
         placed = [(place, found) for place, found in zip(executable.plan.placements, regions, strict=True) if found]
         lasting = {value.name for value in executable.graph.constants}
         fixed = [found for place, found in placed if place.value in lasting]
-        self._before: list[list[Range]] = [list(fixed) for _ in self.points]
-        self._written: list[list[Range]] = [[] for _ in self.points]
-        touched = list(_touched(self.points, executable.plan))
+        self._live_ranges: list[list[Range]] = [list(fixed) for _ in self.points]
+        self._written_ranges: list[list[Range]] = [[] for _ in self.points]
+        touched = list(_names_read_and_written(self.points, executable.plan))
         for place, found in placed:
             for index in (index for begin, end in place.live for index in range(begin, end)):
                 reads, writes = touched[index]
-                here = place.value in writes and _in(place, self.points[index].copies)
+                here = place.value in writes and _is_in_versions(place, self.points[index].copies)
                 if here:
-                    self._written[index].append(found)
+                    self._written_ranges[index].append(found)
                 if not here or place.value in reads:
-                    self._before[index].append(found)
+                    self._live_ranges[index].append(found)
 
     def _range(self, region: Region | None) -> Range | None:
         """Return the bytes of a region in the block; None for a region outside the block, or without bytes."""
@@ -153,40 +153,40 @@ class _UsedBytes:
         return (begin, begin + region.nbytes)
 
     @cache  # noqa: B019 (lives as long as one run)
-    def before(self, index: int) -> Sequence[Range]:
+    def live_before(self, index: int) -> Sequence[Range]:
         """Return the bytes live when the point reads."""
-        return merge(self._before[index])
+        return merge(self._live_ranges[index])
 
-    def written(self, index: int) -> Sequence[Range]:
+    def bytes_written(self, index: int) -> Sequence[Range]:
         """Return the regions of the values written by the point."""
-        return merge(self._written[index])
+        return merge(self._written_ranges[index])
 
     def in_place(self, index: int) -> Sequence[Range]:
         """Return the regions of views and concat operands already in place at the point."""
         copies, aliased = self.points[index].copies, list[Range]()
-        for offset, inner, whole in self._shared(index):
-            place, around = self._now(inner, copies), self._now(whole, copies)
+        for offset, inner, whole in self._possible_aliases(index):
+            place, around = self._current_range(inner, copies), self._current_range(whole, copies)
             if place is not None and around is not None and place[0] == around[0] + offset:
                 aliased.append(place)
         return merge(aliased)
 
     @cache  # noqa: B019
-    def _shared(self, index: int) -> Sequence[tuple[int, Value, Value]]:
+    def _possible_aliases(self, index: int) -> Sequence[tuple[int, Value, Value]]:
         """Return the possible aliases of the node of a point: (offset, part, whole)."""
         point = self.points[index]
         if point.kind != RUN or point.node is None:
             return ()
         op, node = lookup(point.node.op), point.node
-        views = [(offset, output, base) for output, base, offset in shared(node, op.views(node))]
-        parts = [(offset, part, output) for output, part, offset in shared(node, op.parts(node))]
+        views = [(offset, output, base) for output, base, offset in present_shares(node, op.views(node))]
+        parts = [(offset, part, output) for output, part, offset in present_shares(node, op.parts(node))]
         return [*views, *parts]
 
-    def _now(self, value: Value, copies: Context) -> Range | None:
+    def _current_range(self, value: Value, copies: Context) -> Range | None:
         """Return the bytes of a value in the block in the current iteration."""
         return self._range(self._executable.region_of(value, copies)) if value.plannable else None
 
 
-def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:
+def _names_read_and_written(points: Iterable[PointAccesses], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:
     """Yield for each point the names possibly read, with values bound to renamed carries, and the names written."""
     stands_for = {place.value: place.stands_for for place in plan.placements if place.stands_for}
     for point in points:
@@ -195,17 +195,17 @@ def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[s
         yield reads, {value.name for value in point.writes}
 
 
-def _in(place: Placement, copies: Context) -> bool:
+def _is_in_versions(place: Placement, copies: Context) -> bool:
     """True if a placement applies to the body versions `copies`."""
     return any(copies[: len(context)] == context for context in place.copies or ((),))
 
 
 def _complement(ranges: Iterable[Range], size: int) -> list[Range]:
     """Return the bytes of [0, size) outside `ranges`, which are sorted and disjoint."""
-    return _minus([(0, size)], ranges)
+    return _subtract_ranges([(0, size)], ranges)
 
 
-def _minus(ranges: Iterable[Range], without: Iterable[Range]) -> list[Range]:
+def _subtract_ranges(ranges: Iterable[Range], without: Iterable[Range]) -> list[Range]:
     """Return the bytes of `ranges` outside `without`; both sorted and disjoint."""
     remaining: list[Range] = []
     holes = list(without)

@@ -22,7 +22,7 @@ from sublet.plan import Placement
 from sublet.plan.schedule import Schedule
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
-from sublet.runtime.moments import Moment
+from sublet.runtime.point_accesses import PointAccesses
 
 MAX_EVENTS = 100_000
 """Most events kept in a trace, to bound the memory of long loops; further events are only counted and summed."""
@@ -35,7 +35,7 @@ PROCESS = 1
 class Cost:
     """A point of the program, with the number of its runs and their total seconds."""
 
-    point: Moment
+    point: PointAccesses
     runs: int
     seconds: float
 
@@ -57,7 +57,7 @@ class Profile:
     """
 
     def __init__(self, executable: Executable, max_events: int = MAX_EVENTS) -> None:
-        self._points = executable.moments
+        self._points = executable.point_accesses
         self._plan = executable.plan
         self._streams = _streams(executable.graph, executable.plan.schedule)
         self._max_events = max_events
@@ -83,7 +83,7 @@ class Profile:
         return run_timed
 
     @property
-    def dropped(self) -> int:
+    def dropped_events(self) -> int:
         """The number of events beyond the limit of the trace."""
         return sum(self._runs) - len(self._events)
 
@@ -105,9 +105,13 @@ class Profile:
             {"name": "thread_name", "ph": "M", "pid": PROCESS, "tid": lane, "args": {"name": name}}
             for lane, name in lanes.values()
         ]
-        content += [self._complete(event, lanes[event.thread][0], origin) for event in events]
+        content += [self._complete_event(event, lanes[event.thread][0], origin) for event in events]
         content += self._live_bytes(events, origin)
-        about = {"graph": self._plan.graph, "arena_bytes": self._plan.arena_bytes, "events_dropped": self.dropped}
+        about = {
+            "graph": self._plan.graph,
+            "arena_bytes": self._plan.arena_bytes,
+            "events_dropped": self.dropped_events,
+        }
         return {"traceEvents": content, "displayTimeUnit": "ms", "otherData": about}
 
     def save(self, path: str | Path) -> None:
@@ -129,7 +133,7 @@ class Profile:
         """Return the stream of the outermost step of a point."""
         return self._streams.get(self._points[index].point.node)
 
-    def _complete(self, event: _Event, lane: int, origin: int) -> dict[str, Any]:
+    def _complete_event(self, event: _Event, lane: int, origin: int) -> dict[str, Any]:
         """Return the trace event of one run of a point."""
         point = self._points[event.point]
         arguments: dict[str, Any] = {"point": event.point, "stream": self._stream(event.point)}

@@ -10,45 +10,45 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sublet.base.errors import PlanError, RunError
+from sublet.ir.dataflow import slices_and_rows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import steps
-from sublet.plan import Context, Region, Rolled, Stride
-from sublet.plan.exchange import placed
+from sublet.plan import Context, Region, RolledLoop, Stride
 from sublet.plan.schedule import Schedule
-from sublet.runtime.calls import nothing
-from sublet.runtime.cuts import CUT
-from sublet.runtime.joining import Guarded, guarded, joined
+from sublet.plan.storage_swap import graph_with_swapped_updates
+from sublet.runtime.call_merging import ErrorContext, merge_calls, with_error_context
+from sublet.runtime.calls import no_op
+from sublet.runtime.carry_targets import NOWHERE, CurrentRow, Target, resolve_target
+from sublet.runtime.failed_state import NO_POINTS, PointRange
 from sublet.runtime.kernel import Call, Operand
-from sublet.runtime.left import UNBEGUN, Span
-from sublet.runtime.memory import Memory, Places
+from sublet.runtime.lazy_binding import LazyBinding
+from sublet.runtime.loop import BoundBodyVersion, BoundLoop, counter_writer, scalar_reader, store_then_carry
+from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 from sublet.runtime.moves import (
-    Moved,
-    Step,
+    CopyCounter,
+    LoopStep,
+    bind_fetch,
+    bind_row_store,
+    bind_storage_swap,
     check_moves,
-    exchanging,
-    fetcher,
     open_rows,
     parallel_move,
-    storer,
 )
-from sublet.runtime.rebinding import BindNode, Holders
-from sublet.runtime.rounds import Loop, Round, both, counter, reader
+from sublet.runtime.rebinding import AddressHolders, BindNode
 from sublet.runtime.streams import Task, Workers, streamed_calls
-from sublet.runtime.targets import NOWHERE, RowOfNow, Target, now
-from sublet.runtime.varying import Varying
+from sublet.runtime.suspension import SUSPEND
 
 Watch = Callable[[int, Call], Call]
 """(index of the point, its action) -> the action called in its place."""
 
-SpanOf = Callable[[Call], Span]
+SpanOf = Callable[[Call], PointRange]
 
 
-def unwatched(point: int, action: Call) -> Call:
+def pass_through(point: int, action: Call) -> Call:
     """Return every action unchanged."""
     return action
 
 
-class Program:
+class BoundProgram:
     """A bound program; `calls` run the program once.
 
     moved    the counter of bytes copied by loops, branches and updates
@@ -56,18 +56,20 @@ class Program:
     failed   the points of the step that raised; UNBEGUN before a run, and past all points after a complete run
     """
 
-    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: int, span: SpanOf, holders: Holders) -> None:
+    def __init__(
+        self, calls: tuple[Call, ...], moved: CopyCounter, points: int, span: SpanOf, holders: AddressHolders
+    ) -> None:
         self.calls = calls
         self.holders = holders
         self.moved = moved
-        self.failed = UNBEGUN
-        self._ended = Span(points + 1, points + 1)
+        self.failed = NO_POINTS
+        self._ended = PointRange(points + 1, points + 1)
         self._span = span
 
     def run(self) -> None:
         """Run the program once."""
         self.moved.nbytes = 0
-        call: Call = nothing
+        call: Call = no_op
         try:
             for call in self.calls:
                 call()
@@ -77,33 +79,33 @@ class Program:
         self.failed = self._ended
 
 
-def build(
+def build_program(
     graph: Graph,
     schedule: Schedule,
-    memory: Memory,
+    memory: ExecutableMemory,
     bind: BindNode,
     workers: Workers | None,
-    watch: Watch = unwatched,
-) -> Program:
+    watch: Watch = pass_through,
+) -> BoundProgram:
     """Return the program of `graph` in the order of `schedule`, in bound memory.
 
     Without `workers` the streams run in the calling thread, in the order of the schedule. Raises PlanError when
     the plan lists other points than the program has.
     """
-    builder = _Builder(memory, bind, workers, watch)
-    start = builder.point("start", None, nothing)
-    body = builder.graph(graph, schedule)
-    graph = placed(graph, memory.plan.exchanged)
+    builder = _ProgramBuilder(memory, bind, workers, watch)
+    start = builder.bind_point("start", None, no_op)
+    body = builder.bind_graph(graph, schedule)
+    graph = graph_with_swapped_updates(graph, memory.plan.exchanged)
     sources = [source for _, source in graph.updates]
-    update = builder.move("update", None, sources, graph.updated) if sources else nothing
-    end = builder.point("end", None, nothing)
-    exchange = builder.exchange()
-    calls = tuple(call for call in (start, *body, update, end, exchange) if call is not nothing)
-    builder.holders.ended(calls)
-    return Program(calls, builder.moved, builder.points, builder.span, builder.holders)
+    update = builder.move_point("update", None, sources, graph.updated_values) if sources else no_op
+    end = builder.bind_point("end", None, no_op)
+    exchange = builder.bind_swap()
+    calls = tuple(call for call in (start, *body, update, end, exchange) if call is not no_op)
+    builder.holders.record_calls(calls)
+    return BoundProgram(calls, builder.moved, builder.points, builder.span_of, builder.holders)
 
 
-class _Builder:
+class _ProgramBuilder:
     """Builds the program in the order of the points of the plan.
 
     The body of a loop is bound once per body version. Most bindings of renamed carries are known while building: the
@@ -111,7 +113,7 @@ class _Builder:
     only during the run is bound lazily, once per case.
     """
 
-    def __init__(self, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
+    def __init__(self, memory: ExecutableMemory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
         self._points = memory.plan.points
         self.points = 0  # number of points bound so far
         self._memory = memory
@@ -120,22 +122,22 @@ class _Builder:
         self._watch = watch
         self._context: Context = ()
         self._known: dict[str, Region] = {}  # regions of renamed results of loops and branches, the same in every run
-        self._spans: dict[Call | str, Span] = {}  # by call, and by node name
+        self._spans: dict[Call | str, PointRange] = {}  # by call, and by node name
         self._depth = 0  # nesting depth of the graph being built: 1 for the root
-        self.holders = Holders(memory)
-        self.moved = Moved()
+        self.holders = AddressHolders(memory)
+        self.moved = CopyCounter()
 
-    def span(self, call: Call) -> Span:
+    def span_of(self, call: Call) -> PointRange:
         """Return the points run by a call of the program, or, after a failure, the points of the failed nodes.
 
         A call running several streams covers all points.
         """
-        if isinstance(call, Guarded):
-            first, last = (self._spans[node.name] for node in call.reached)
-            return Span(first.begin, last.end)
-        return self._spans.get(call, Span(0, len(self._points)))
+        if isinstance(call, ErrorContext):
+            first, last = (self._spans[node.name] for node in call.nodes_at_failure)
+            return PointRange(first.begin, last.end)
+        return self._spans.get(call, PointRange(0, len(self._points)))
 
-    def point(self, kind: str, node: Node | None, action: Call) -> Call:
+    def bind_point(self, kind: str, node: Node | None, action: Call) -> Call:
         """Return the watched action of the next point. Raises PlanError if the plan lists another point."""
         number, name = self.points, node.name if node else ""
         listed = [(point.kind, point.node) for point in self._points[number : number + 1]]
@@ -143,46 +145,52 @@ class _Builder:
             raise PlanError(f"the plan does not list {kind} {name} as its point {number}: plan the model again")
         self.points += 1
         watched = self._watch(number, action)
-        self._spans[watched] = Span(number, number + 1)
+        self._spans[watched] = PointRange(number, number + 1)
         return watched
 
-    def exchange(self) -> Call:
+    def bind_swap(self) -> Call:
         """Return the call that swaps storages after all points."""
         if not self._memory.plan.exchanged:
-            return nothing
-        call, count = exchanging(self._memory, self.moved), len(self._points)
-        self._spans[call] = Span(count, count + 1)
+            return no_op
+        call, count = bind_storage_swap(self._memory, self.moved), len(self._points)
+        self._spans[call] = PointRange(count, count + 1)
         return call
 
-    def graph(self, graph: Graph, schedule: Schedule) -> list[Call]:
-        return self.steps(graph, schedule, 0, len(schedule.steps))
+    def bind_graph(self, graph: Graph, schedule: Schedule) -> list[Call]:
+        return self.bind_steps(graph, schedule, 0, len(schedule.steps))
 
-    def steps(self, graph: Graph, schedule: Schedule, begin: int, end: int) -> list[Call]:
+    def bind_steps(self, graph: Graph, schedule: Schedule, begin: int, end: int) -> list[Call]:
         by_name = {node.name: node for node in graph.nodes}
         tasks: list[Task] = []
         self._depth += 1
         for step in schedule.steps[begin:end]:
             node, begin_point = by_name[step.node], self.points
-            call = self.step(node, schedule.bodies.get(node.name, ()))
-            self._spans[call] = self._spans[node.name] = Span(begin_point, self.points)
+            call = self.bind_step(node, schedule.bodies.get(node.name, ()))
+            self._spans[call] = self._spans[node.name] = PointRange(begin_point, self.points)
             tasks.append(Task(step, call))
         self._depth -= 1
         if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
-        return joined([task.call for task in tasks if task.call is not nothing])
+        return merge_calls([task.call for task in tasks if task.call is not no_op])
 
-    def step(self, node: Node, bodies: Sequence[Schedule]) -> Call:
+    def bind_step(self, node: Node, bodies: Sequence[Schedule]) -> Call:
         if isinstance(node, While):
-            return self.loop(node, bodies[0])
+            return self.bind_loop(node, bodies[0])
         if isinstance(node, CaseOf):
-            return self.branch(node, bodies)
-        if node.op == CUT:
-            return self.point("run", node, Guarded((node,), nothing))
+            return self.bind_branch(node, bodies)
+        if node.op == SUSPEND:
+            return self.bind_point("run", node, ErrorContext((node,), no_op))
         values = (*node.uses, *node.defs)
         root = node if self._depth == 1 else None
-        return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places)), root))
+        return self.bind_point(
+            "run",
+            node,
+            self.bind_at_places(values, lambda places: with_error_context(node, self._bind(node, places)), root),
+        )
 
-    def bound(self, values: Iterable[Value], make: Callable[[Places], Any], root: Node | None = None) -> Any:
+    def bind_at_places(
+        self, values: Iterable[Value], make: Callable[[ValuePlaces], Any], root: Node | None = None
+    ) -> Any:
         """Return `make` applied to the places of `values`; if the places depend on the run, a lazily bound action.
 
         `root` is the node of the call, if at the root level.
@@ -194,54 +202,56 @@ class _Builder:
         for value in values:
             if strides := self._memory.strides(value, self._context):
                 moving[value.name] = strides
-            target = self.target(value) if value.name in self._memory.pointers else None
+            target = self.target_of(value) if value.name in self._memory.pointers else None
             if isinstance(target, Region):
                 fixed[value.name] = target
             elif target is not None:
                 varying[value.name] = None
         if not varying and not moving:
-            action = make(self._memory.here(self._context, fixed))
-            if action is not nothing:
+            action = make(self._memory.places_at(self._context, fixed))
+            if action is not no_op:
                 self.holders.note(values, self._context, fixed, root)
             return action
         self.holders.note(values, self._context, None if varying else fixed)
-        return Varying(self._memory, self._context, fixed, tuple(varying), moving, make)
+        return LazyBinding(self._memory, self._context, fixed, tuple(varying), moving, make)
 
-    def target(self, value: Value) -> Target:
+    def target_of(self, value: Value) -> Target:
         """Return the target of a value: its region, or its binding if the value is a renamed carry."""
         if value.name in self._memory.pointers:
-            known = self._memory.head(value, self._context) or self._known.get(value.name)
+            known = self._memory.entry_binding(value, self._context) or self._known.get(value.name)
             return known or value
         if self._memory.strides(value, self._context):
-            return RowOfNow(value, self._context)
+            return CurrentRow(value, self._context)
         return self._memory.region(value, self._context, {})
 
-    def move(self, kind: str, node: Node | None, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
+    def move_point(
+        self, kind: str, node: Node | None, sources: Sequence[Value], targets: Sequence[Value | None]
+    ) -> Call:
         """Return a point with a parallel assignment: real values are copied, renamed carries are rebound."""
-        return self.point(kind, node, self.moving(sources, targets))
+        return self.bind_point(kind, node, self.bind_move(sources, targets))
 
-    def moving(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
+    def bind_move(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
         """Return the call of a parallel assignment, without a point."""
         pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
         real = [(source, to) for source, to in pairs if to.name not in self._memory.pointers]
-        aims = {to.name: self.target(source) for source, to in pairs if to.name in self._memory.pointers}
+        aims = {to.name: self.target_of(source) for source, to in pairs if to.name in self._memory.pointers}
 
-        def make(places: Places) -> Call:
+        def make(places: ValuePlaces) -> Call:
             return parallel_move([(places.operand(source), places.operand(to)) for source, to in real], self.moved)
 
-        copy: Call = self.bound((value for pair in real for value in pair), make)
+        copy: Call = self.bind_at_places((value for pair in real for value in pair), make)
         pointed = self._memory.pointed
         if not aims:
             return copy
 
         def assign() -> None:
-            assigned = {to: now(aim, self._memory) for to, aim in aims.items()}
+            assigned = {to: resolve_target(aim, self._memory) for to, aim in aims.items()}
             copy()
             pointed.update(assigned)
 
         return assign
 
-    def aim(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
+    def record_exit_targets(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
         """Record the regions of renamed results after a loop or branch, where all exits bind the same region."""
         for position, pointer in enumerate(pointers):
             if pointer is not None and pointer.name in self._memory.pointers:
@@ -250,28 +260,32 @@ class _Builder:
                 if isinstance(first, Region) and all(other == first for other in others):
                     self._known[pointer.name] = first
 
-    def aims(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
+    def exit_targets(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
         """Return the target of each renamed carry among `targets`; NOWHERE for other values."""
         pointers = self._memory.pointers
         pairs = zip(sources, targets, strict=True)
-        return [self.target(s) if t is not None and t.name in pointers else NOWHERE for s, t in pairs]
+        return [self.target_of(s) if t is not None and t.name in pointers else NOWHERE for s, t in pairs]
 
-    def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
+    def bind_branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
         """Return the call of a branch: read the index, run an arm or the fallback."""
         check_moves(node)
-        look = self.point("branch", node, self.bound([node.index], lambda places: reader(places.operand(node.index))))
+        look = self.bind_point(
+            "branch", node, self.bind_at_places([node.index], lambda places: scalar_reader(places.operand(node.index)))
+        )
         arms: list[tuple[Call, ...]] = []
         ways: list[list[Target]] = []
         for arm, schedule in zip(node.arms, bodies, strict=True):
-            inside = self.graph(arm, schedule)
-            ways.append(self.aims(arm.outputs, node.outputs))
-            leave = self.leaving(node, len(arms), self.move("yield", node, arm.outputs, node.outputs))
-            arms.append(_present(*inside, leave))
+            inside = self.bind_graph(arm, schedule)
+            ways.append(self.exit_targets(arm.outputs, node.outputs))
+            leave = self.exit_call(node, len(arms), self.move_point("yield", node, arm.outputs, node.outputs))
+            arms.append(_without_no_ops(*inside, leave))
         bypass: tuple[Call, ...] | None = None
         if node.fallbacks:
-            ways.append(self.aims(node.fallbacks, node.outputs))
-            bypass = _present(self.leaving(node, len(arms), self.move("yield", node, node.fallbacks, node.outputs)))
-        self.aim(node.outputs, ways)
+            ways.append(self.exit_targets(node.fallbacks, node.outputs))
+            bypass = _without_no_ops(
+                self.exit_call(node, len(arms), self.move_point("yield", node, node.fallbacks, node.outputs))
+            )
+        self.record_exit_targets(node.outputs, ways)
 
         def take_arm() -> None:
             which = int(look())
@@ -286,39 +300,41 @@ class _Builder:
 
         return take_arm
 
-    def loop(self, node: While, schedule: Schedule) -> Call:
+    def bind_loop(self, node: While, schedule: Schedule) -> Call:
         """Return the call of a loop, with all body versions bound."""
         check_moves(node)
-        places = self._memory.here(self._context, {})
+        places = self._memory.places_at(self._context, {})
         collecting = open_rows(node, places.operand)
         outer, rolled = self._context, self._memory.rolled.get((node.name, self._context))
         copies: list[Context] = [outer]
         if rolled is not None:
             copies = [(*outer, (node.name, copy)) for copy in range(rolled.copies)]
-        assigned = [None if self.told(parameter, copies) else parameter for parameter in node.parameters]
-        enter = self.move("enter", node, node.inits, assigned)
-        rounds: list[Round] = []
+        assigned = [None if self.is_bound_by_plan(parameter, copies) else parameter for parameter in node.parameters]
+        enter = self.move_point("enter", node, node.inits, assigned)
+        rounds: list[BoundBodyVersion] = []
         for self._context in copies:
-            rounds.append(self.round(node, schedule, assigned))
+            rounds.append(self.bind_version(node, schedule, assigned))
         ways: list[list[Target]] = []
         for copy, self._context in enumerate(copies):
-            rounds[copy].leave = self.leaving(node, copy, self.move("exit", node, node.parameters, node.finals))
-            ways.append(self.aims(node.parameters, node.finals))
+            rounds[copy].exit_call = self.exit_call(
+                node, copy, self.move_point("exit", node, node.parameters, node.finals)
+            )
+            ways.append(self.exit_targets(node.parameters, node.finals))
         self._context = outer
-        self.aim(node.finals, ways)
-        following = [0] if rolled is None else [self.following(rolled, copy) for copy in range(rolled.copies)]
-        return Loop(node, enter, rounds, following, collecting, places, self.moved).run
+        self.record_exit_targets(node.finals, ways)
+        following = [0] if rolled is None else [self.version_after(rolled, copy) for copy in range(rolled.copies)]
+        return BoundLoop(node, enter, rounds, following, collecting, places, self.moved).run
 
-    def told(self, parameter: Value, copies: Iterable[Context]) -> bool:
+    def is_bound_by_plan(self, parameter: Value, copies: Iterable[Context]) -> bool:
         """True if the plan binds a renamed parameter in every body version: no assignment during the run."""
         pointing = parameter.name in self._memory.pointers
-        return pointing and all(self._memory.head(parameter, copy) is not None for copy in copies)
+        return pointing and all(self._memory.entry_binding(parameter, copy) is not None for copy in copies)
 
-    def leaving(self, node: Node, way: int, leave: Call) -> Call:
+    def exit_call(self, node: Node, way: int, leave: Call) -> Call:
         """Return the exit of a loop or branch, recording the exit edge if the edge decides a later transition."""
-        if node.name not in self._memory.deciding:
+        if node.name not in self._memory.deciding_nodes:
             return leave
-        ways, name = self._memory.ways, node.name
+        ways, name = self._memory.exits_taken, node.name
 
         def note() -> None:
             ways[name] = way
@@ -326,51 +342,57 @@ class _Builder:
 
         return note
 
-    def following(self, rolled: Rolled, copy: int) -> int | Callable[[], int]:
+    def version_after(self, rolled: RolledLoop, copy: int) -> int | Callable[[], int]:
         """Return the body version after version `copy`, or a function that decides during the run."""
-        ways = self._memory.ways
+        ways = self._memory.exits_taken
         if any(jump.copy == copy and jump.ways for jump in rolled.jumps):
-            return lambda: rolled.after(copy, ways)
-        return rolled.after(copy, ways)
+            return lambda: rolled.next_version(copy, ways)
+        return rolled.next_version(copy, ways)
 
-    def round(self, node: While, schedule: Schedule, assigned: Sequence[Value | None]) -> Round:
+    def bind_version(self, node: While, schedule: Schedule, assigned: Sequence[Value | None]) -> BoundBodyVersion:
         """Bind one body version; `assigned` lists the parameters assigned by the updates, None for skipped ones."""
-        body, here = node.body, self._memory.here(self._context, {})
-        begin = self.point_of_round("round", node, counter(here.operand(node.counter)))
-        before = tuple(self.steps(body, schedule, 0, node.check))
+        body, here = node.body, self._memory.places_at(self._context, {})
+        begin = self.bind_iteration_point("round", node, counter_writer(here.operand(node.counter)))
+        before = tuple(self.bind_steps(body, schedule, 0, node.check))
         condition = node.condition
-        goes_on = self.point("check", node, self.bound([condition], lambda places: reader(places.operand(condition))))
-        slices, rows = self.copied(node, "slice"), self.copied(node, "row")
+        goes_on = self.bind_point(
+            "check", node, self.bind_at_places([condition], lambda places: scalar_reader(places.operand(condition)))
+        )
+        slices, rows = self.copied_steps(node, "slice"), self.copied_steps(node, "row")
         fetch = None
         if node.slices:
-            take = slices and self.bound(_values(slices), lambda places: fetcher(slices, places.operand))
-            fetch = self.point_of_round("fetch", node, take or None)
-        rest = tuple(self.steps(body, schedule, node.check, len(schedule.steps)))
-        store = self.bound(_values(rows), lambda places: storer(rows, places.operand)) if rows else None
-        carry = self.moving(node.updates, assigned)
-        end = self.point_of_round("next", node, both(store, carry))
-        return Round(begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows)))
+            take = slices and self.bind_at_places(_values(slices), lambda places: bind_fetch(slices, places.operand))
+            fetch = self.bind_iteration_point("fetch", node, take or None)
+        rest = tuple(self.bind_steps(body, schedule, node.check, len(schedule.steps)))
+        store = (
+            self.bind_at_places(_values(rows), lambda places: bind_row_store(rows, places.operand)) if rows else None
+        )
+        carry = self.bind_move(node.updates, assigned)
+        end = self.bind_iteration_point("next", node, store_then_carry(store, carry))
+        return BoundBodyVersion(
+            begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows))
+        )
 
-    def copied(self, node: While, kind: str) -> list[Step]:
+    def copied_steps(self, node: While, kind: str) -> list[LoopStep]:
         """Return the slices or rows outside their wholes, which need a copy."""
         return [
             (part, whole, axis, backwards)
-            for found, part, whole, axis, backwards in steps(node)
+            for found, part, whole, axis, backwards in slices_and_rows(node)
             if found == kind
-            and not self._memory.steps_through(part, whole, Stride(node.name, part.nbytes, backwards), self._context)
+            and not self._memory.is_step_of(part, whole, Stride(node.name, part.nbytes, backwards), self._context)
         ]
 
-    def point_of_round(
+    def bind_iteration_point(
         self, kind: str, node: Node, action: Callable[[int], None] | None
     ) -> Callable[[int], None] | None:
         """Return the watched action of the next point, for an action that receives the number of the iteration."""
         current = [0]
         if action is None:
-            watched = self.point(kind, node, nothing)
-            return None if watched is nothing else lambda k: watched()
+            watched = self.bind_point(kind, node, no_op)
+            return None if watched is no_op else lambda k: watched()
         act = action
         plain: Call = lambda: act(current[0])  # noqa: E731
-        watched = self.point(kind, node, plain)
+        watched = self.bind_point(kind, node, plain)
         if watched is plain:
             return act
 
@@ -381,14 +403,14 @@ class _Builder:
         return tell
 
 
-def _values(steps: Iterable[Step]) -> list[Value]:
+def _values(steps: Iterable[LoopStep]) -> list[Value]:
     return [value for part, whole, *_ in steps for value in (part, whole)]
 
 
-def _present(*calls: Call) -> tuple[Call, ...]:
-    return tuple(call for call in calls if call is not nothing)
+def _without_no_ops(*calls: Call) -> tuple[Call, ...]:
+    return tuple(call for call in calls if call is not no_op)
 
 
-def operands(values: Sequence[Value | None], places: Places) -> list[Operand | None]:
+def operands(values: Sequence[Value | None], places: ValuePlaces) -> list[Operand | None]:
     """Return the operand of each value of a node; None for an omitted value."""
     return [None if value is None else places.operand(value) for value in values]

@@ -12,19 +12,19 @@ from sublet.base.arrays import array_of
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.plan import Context, Region, bound_to
-from sublet.runtime.dtypes import array_over, packed
-from sublet.runtime.joining import Guarded
+from sublet.plan import Context, Region, bound_storage_name
+from sublet.runtime.call_merging import ErrorContext
+from sublet.runtime.dtypes import array_over, is_packed
 from sublet.runtime.kernel import Array, Call, Operand
-from sublet.runtime.memory import Memory, Places, raw_bytes
+from sublet.runtime.memory import ExecutableMemory, ValuePlaces, raw_bytes
 
-BindNode = Callable[[Node, Places], Call]
+BindNode = Callable[[Node, ValuePlaces], Call]
 
 
-class _Held(Places):
+class _RootNodePlaces(ValuePlaces):
     """The places of the values of one root-level node: looked up once, and again after a change of memory."""
 
-    def __init__(self, memory: Memory, pointed: Mapping[str, Region], node: Node) -> None:
+    def __init__(self, memory: ExecutableMemory, pointed: Mapping[str, Region], node: Node) -> None:
         super().__init__(memory, (), pointed)
         self.regions: dict[str, Region] = {}
         self.operands: dict[str, Operand] = {}
@@ -44,17 +44,17 @@ class _Held(Places):
             self.operands[value.name] = operand
         return operand
 
-    def pointers(self, node: Node, storage: str, call: Guarded, number: int) -> list[_Pointer] | None:
+    def repointers(self, node: Node, storage: str, call: ErrorContext, number: int) -> list[_Repointer] | None:
         """Return setters pointing the call of the node at new memory; None if only the kernel can rebind."""
         operands = [(i, value) for i, value in enumerate((*node.inputs, *node.outputs)) if value is not None]
         setters = []
         for name, region in self.regions.items():
             if region.storage == storage:
                 here = {i: value for i, value in operands if value.name == name}
-                point = call.pointing(number, here) if here else None
+                point = call.operand_setter(number, here) if here else None
                 if point is None:
                     return None
-                setters.append(_Pointer(next(iter(here.values())), region, self.operands, point))
+                setters.append(_Repointer(next(iter(here.values())), region, self.operands, point))
         return setters
 
     def forget(self, storage: str) -> None:
@@ -65,7 +65,7 @@ class _Held(Places):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pointer:
+class _Repointer:
     """A setter pointing a call at new memory of a value; `operands` caches the arrays of the node, by name."""
 
     value: Value
@@ -74,18 +74,18 @@ class _Pointer:
     point: Callable[[Array], None]
 
 
-class Patch:
+class ValueRepointer:
     """A fast path pointing a program at new memory of a value, without lookups and without kernels."""
 
-    def __init__(self, memory: Memory, value: Value, pointers: Sequence[_Pointer]) -> None:
+    def __init__(self, memory: ExecutableMemory, value: Value, pointers: Sequence[_Repointer]) -> None:
         assert isinstance(value.spec, TensorSpec)
         self._memory = memory
-        self._storage = bound_to(value.name)
+        self._storage = bound_storage_name(value.name)
         self._shape, self._dtype = value.spec.shape, NUMPY[value.spec.dtype]
         self._whole = [(each.operands, each.value.name, each.point) for each in pointers if self._is_all(each)]
         self._parts = [each for each in pointers if not self._is_all(each)]
 
-    def _is_all(self, pointer: _Pointer) -> bool:
+    def _is_all(self, pointer: _Repointer) -> bool:
         spec, offset = pointer.value.spec, pointer.region.offset
         return (
             offset == 0
@@ -99,7 +99,7 @@ class Patch:
         if array.dtype != self._dtype or array.shape != self._shape or not array.flags.c_contiguous:
             return False
         raw = raw_bytes(array)
-        self._memory.bring(self._storage, raw, what, self._dtype.itemsize)
+        self._memory.adopt_bytes(self._storage, raw, what, self._dtype.itemsize)
         for operands, name, point in self._whole:
             operands[name] = array
             point(array)
@@ -112,21 +112,21 @@ class Patch:
         return True
 
 
-class Holders:
+class AddressHolders:
     """For each storage the root-level nodes with its addresses, recorded while the program is built.
 
     Other holders of addresses (loops, branches, moves, regions known only during the run) cannot be rebound one by one:
     the whole program is then bound again.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ExecutableMemory) -> None:
         self._memory = memory
         self._nodes: dict[str, list[Node]] = {}
         self._pointed: dict[str, Mapping[str, Region]] = {}  # by node: the bindings of its renamed carries
         self._others: set[str] = set()
-        self._calls: dict[str, tuple[Guarded, int]] = {}  # by node: its call, and its number within the call
-        self._held: dict[str, _Held] = {}  # by node
-        self._patches: dict[str, Patch] = {}  # by the name used by the caller
+        self._calls: dict[str, tuple[ErrorContext, int]] = {}  # by node: its call, and its number within the call
+        self._node_places: dict[str, _RootNodePlaces] = {}  # by node
+        self._patches: dict[str, ValueRepointer] = {}  # by the name used by the caller
 
     def note(
         self, values: Iterable[Value], context: Context, pointed: Mapping[str, Region] | None, node: Node | None = None
@@ -152,10 +152,10 @@ class Holders:
         if pointed:
             self._pointed[node.name] = pointed
 
-    def ended(self, calls: Iterable[Call]) -> None:
+    def record_calls(self, calls: Iterable[Call]) -> None:
         """Record the calls of the finished program."""
         for call in calls:
-            if isinstance(call, Guarded):
+            if isinstance(call, ErrorContext):
                 self._calls.update((node.name, (call, number)) for number, node in enumerate(call.nodes))
 
     def rebind(self, storage: str, bind: BindNode) -> bool:
@@ -168,9 +168,11 @@ class Holders:
         for node in self._nodes.get(storage, ()):
             if node.name not in self._calls:
                 return False
-            held = self._held.get(node.name)
+            held = self._node_places.get(node.name)
             if held is None:
-                held = self._held[node.name] = _Held(self._memory, self._pointed.get(node.name, {}), node)
+                held = self._node_places[node.name] = _RootNodePlaces(
+                    self._memory, self._pointed.get(node.name, {}), node
+                )
             held.forget(storage)
             call, number = self._calls[node.name]
             if not call.patch(number, bind(node, held)):
@@ -179,18 +181,18 @@ class Holders:
 
     def learn(self, name: str, value: Value) -> None:
         """Prepare fast repointing of a value after a rebind, unless some call needs its kernel each time."""
-        storage, spec, setters = bound_to(value.name), value.spec, list[_Pointer]()
-        if storage in self._others or not isinstance(spec, TensorSpec) or packed(spec):
+        storage, spec, setters = bound_storage_name(value.name), value.spec, list[_Repointer]()
+        if storage in self._others or not isinstance(spec, TensorSpec) or is_packed(spec):
             return
         for node in self._nodes.get(storage, ()):
             call, number = self._calls[node.name]
-            pointers = self._held[node.name].pointers(node, storage, call, number)
+            pointers = self._node_places[node.name].repointers(node, storage, call, number)
             if pointers is None:
                 return
             setters += pointers
-        self._patches[name] = Patch(self._memory, value, setters)
+        self._patches[name] = ValueRepointer(self._memory, value, setters)
 
-    def patched(self, name: str, given: Any) -> bool:
+    def try_repoint(self, name: str, given: Any) -> bool:
         """True if repointing sufficed to bind the memory `given`. Raises RunError when the memory does not fit."""
         patch = self._patches.get(name)
         return patch is not None and patch(given, name)

@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sublet.base.arrays import torch_over
-from sublet.base.dlpack import Shared
+from sublet.base.dlpack import SharedArray
 from sublet.base.errors import RunError
-from sublet.base.printable import known_names, printable
+from sublet.base.escape import known_names, printable
 from sublet.runtime.kernel import Array
 
 Form = Callable[[Array], Any]
 
 
-def as_it_is(array: Array) -> Array:
+def as_numpy(array: Array) -> Array:
     """Return the NumPy array unchanged."""
     return array
 
 
-FORMS: Mapping[str, Form] = {"numpy": as_it_is, "torch": torch_over, "dlpack": Shared}
+FORMS: Mapping[str, Form] = {"numpy": as_numpy, "torch": torch_over, "dlpack": SharedArray}
 
 
-def form_of(asked: str | Callable[[Any], Any]) -> Form:
+def output_form(asked: str | Callable[[Any], Any]) -> Form:
     """Return the converter of outputs: by name, or a function of a `Shared`. Raises RunError for another name."""
     if callable(asked):
         make = asked
-        return lambda array: make(Shared(array))
+        return lambda array: make(SharedArray(array))
     if asked not in FORMS:
         raise RunError(
             f"outputs cannot be given as {printable(str(asked))!r}: there are {known_names(FORMS)}, or a function"
@@ -43,39 +43,39 @@ class Views(Mapping[str, Any]):
     def __init__(
         self, found: Mapping[str, Any], runs: Callable[[], int], hold: Callable[[str], Any], owner: str
     ) -> None:
-        self._found = dict(found)
-        self._runs, self._made = runs, runs()
+        self._outputs = dict(found)
+        self._runs, self._made_at = runs, runs()
         self._hold = hold
         self._owner = owner
-        self._held: set[str] = set()
+        self._held_names: set[str] = set()
 
     @property
     def good(self) -> bool:
         """True if the executable has not run since."""
-        return self._runs() == self._made
+        return self._runs() == self._made_at
 
     def __getitem__(self, name: str) -> Any:
-        found = self._found[name]
-        if name not in self._held and not self.good:
+        found = self._outputs[name]
+        if name not in self._held_names and not self.good:
             raise RunError(
                 f"the view of {printable(name)!r} was good until the next run of {self._owner}: hold it before"
             )
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._outputs)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._outputs)
 
     def __repr__(self) -> str:
         until = "good until the next run" if self.good else "no longer good, since it ran again"
-        return f"<Views of {self._owner}: {known_names(self._found)}; {until}>"
+        return f"<Views of {self._owner}: {known_names(self._outputs)}; {until}>"
 
     def hold(self, name: str) -> Any:
         """Return an output that stays valid permanently: see `Executable.hold`."""
-        if name not in self._held:
+        if name not in self._held_names:
             self[name]
-            self._found[name] = self._hold(name)
-            self._held.add(name)
-        return self._found[name]
+            self._outputs[name] = self._hold(name)
+            self._held_names.add(name)
+        return self._outputs[name]

@@ -13,19 +13,19 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from sublet.base.forks import fork_lock, renew_in_children
-from sublet.plan.schedule import Step
-from sublet.runtime.calls import nothing
+from sublet.plan.schedule import ScheduleStep
+from sublet.runtime.calls import no_op
 from sublet.runtime.kernel import Call
 
 Job = Callable[[], None]
-RUNNING, NOBODY = "running", "nobody"
+RUNNING, NOT_TO_RUN = "running", "nobody"
 
 
 @dataclass(frozen=True)
 class Task:
     """A step of the schedule with its bound call."""
 
-    step: Step
+    step: ScheduleStep
     call: Call
 
 
@@ -69,7 +69,7 @@ class _Signal(Event):
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _LaneStep:
     """A step of a stream: the signals to wait for, the call, and the signal to set."""
 
     waits: tuple[_Signal, ...]
@@ -85,20 +85,20 @@ def streamed_calls(tasks: Sequence[Task], workers: Workers) -> list[Call]:
     names = {task.step.node for task in tasks}
     awaited = {name for task in tasks for name in task.step.waits if name in names}
     signals = {task.step.node: _Signal() for task in tasks if task.step.node in awaited}
-    lanes: dict[int, list[_Entry]] = {}
+    lanes: dict[int, list[_LaneStep]] = {}
     for task in tasks:
         waits = tuple(signals[name] for name in task.step.waits if name in names)
-        entry = _Entry(waits, task.call, signals.get(task.step.node))
+        entry = _LaneStep(waits, task.call, signals.get(task.step.node))
         lanes.setdefault(task.step.stream, []).append(entry)
     if len(lanes) < 2:
-        return [task.call for task in tasks if task.call is not nothing]
+        return [task.call for task in tasks if task.call is not no_op]
     return [_Parallel(list(lanes.values()), list(signals.values()), workers).run]
 
 
 class _Parallel:
     """Streams with a common start and end, also after an interrupt."""
 
-    def __init__(self, lanes: list[list[_Entry]], signals: list[_Signal], workers: Workers) -> None:
+    def __init__(self, lanes: list[list[_LaneStep]], signals: list[_Signal], workers: Workers) -> None:
         self._lanes = lanes
         self._signals = signals
         self._workers = workers
@@ -148,7 +148,7 @@ class _Parallel:
             try:
                 if not complete:
                     self._fail(KeyboardInterrupt())
-                if self._failure is None or owners.setdefault(number, NOBODY) is RUNNING:
+                if self._failure is None or owners.setdefault(number, NOT_TO_RUN) is RUNNING:
                     self._ended[number].wait()
                 number += 1
             except KeyboardInterrupt:

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.cache import add_entry, entry, remove_entry
-from sublet.base.extras import version_of
+from sublet.base.cache import add_entry, find_entry, remove_entry
+from sublet.base.optional_imports import version_of
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX as NN
-from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over
-from sublet.runtime.kernel import Array, Backend, Call, Joinable
+from sublet.runtime.kernel import Array, Backend, Call, Mergeable
 from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.node_copies import byte_copies
 
 CACHE, CHOICE = "tuned", "choice.json"
 FORMAT = "2"
@@ -64,7 +64,7 @@ class Tuner:
         answers: dict[str, str] = {}
         chosen: dict[str, str] = {}
         for node in graph.walk():
-            if not _timed(node):
+            if not _is_tunable(node):
                 continue
             question = self._question(node, constants)
             if question not in answers:
@@ -81,7 +81,7 @@ class Tuner:
         answers: dict[str, float | None] = {}
         seconds_of: dict[str, float] = {}
         for node in graph.nodes:
-            if not _timed(node):
+            if not _is_tunable(node):
                 continue
             question = f"seconds of {self._question(node, constants)}"
             if question not in answers:
@@ -93,22 +93,22 @@ class Tuner:
 
     def _seconds(self, node: Node, constants: Mapping[Value, Array], question: str) -> float | None:
         """Return the seconds of one run of the node; None if timing is not possible."""
-        left = self._left(node)
+        left = self._workspace_left(node)
         if left < 0:
             return None
         key = sha256(question.encode()).hexdigest()
-        cached = _remembered(key, "seconds")
+        cached = _cached_answer(key, "seconds")
         if isinstance(cached, float):
             return cached
         first = next(
             (b for b in self.backends if (kernel := b.kernel(node, constants)) and kernel.scratch <= left), None
         )
-        seconds = timed(node, [first], constants).get(first.name) if first is not None else None
+        seconds = time_backends(node, [first], constants).get(first.name) if first is not None else None
         if seconds is not None:
-            _keep(key, {"seconds": seconds, "question": question})
+            _save_answer(key, {"seconds": seconds, "question": question})
         return seconds
 
-    def _left(self, node: Node) -> int:
+    def _workspace_left(self, node: Node) -> int:
         """Return the bytes of the workspace left beside the operands of the node."""
         return self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
 
@@ -127,24 +127,24 @@ class Tuner:
     def _answer(self, node: Node, constants: Mapping[Value, Array], question: str) -> str:
         """Return the name of the fastest backend; "" without a choice."""
         key = sha256(question.encode()).hexdigest()
-        cached = _remembered(key, "backend")
+        cached = _cached_answer(key, "backend")
         if cached in ("", *(backend.name for backend in self.backends)):
             return str(cached)
-        left = self._left(node)
+        left = self._workspace_left(node)
         candidates = [b for b in self.backends if b.name != REFERENCE or node.op.startswith(NN)]
         able = [b for b in candidates if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
-        seconds = timed(node, able, constants) if len(able) > 1 else {}
+        seconds = time_backends(node, able, constants) if len(able) > 1 else {}
         best = min(seconds, key=lambda name: seconds[name]) if len(seconds) > 1 else ""
-        _keep(key, {"backend": best, "seconds": seconds, "question": question})
+        _save_answer(key, {"backend": best, "seconds": seconds, "question": question})
         return best
 
 
-def _timed(node: Node) -> bool:
+def _is_tunable(node: Node) -> bool:
     """True if a kernel computes the node."""
     return not node.subgraphs and node.plannable and byte_copies(node) is None
 
 
-def _keep(key: str, content: Mapping[str, Any]) -> None:
+def _save_answer(key: str, content: Mapping[str, Any]) -> None:
     """Store an answer in the cache on disk."""
     text = json.dumps(content)
 
@@ -154,9 +154,9 @@ def _keep(key: str, content: Mapping[str, Any]) -> None:
     add_entry(CACHE, key, write)
 
 
-def _remembered(key: str, name: str) -> Any:
+def _cached_answer(key: str, name: str) -> Any:
     """Return the cached answer, None if absent; an unreadable entry is removed."""
-    cached = entry(CACHE, key)
+    cached = find_entry(CACHE, key)
     if cached is None:
         return None
     try:
@@ -166,7 +166,7 @@ def _remembered(key: str, name: str) -> Any:
         return None
 
 
-def timed(node: Node, backends: Sequence[Backend], constants: Mapping[Value, Array]) -> dict[str, float]:
+def time_backends(node: Node, backends: Sequence[Backend], constants: Mapping[Value, Array]) -> dict[str, float]:
     """Return the seconds per run of the node for each backend; backends failing on made-up operands are left out.
 
     Where some backends merge calls, a backend without merging also pays for the start of the next merged call.
@@ -174,23 +174,23 @@ def timed(node: Node, backends: Sequence[Backend], constants: Mapping[Value, Arr
     seconds_of: dict[str, float] = {}
     starts: dict[str, float] = {}
     for backend in backends:
-        calls = _bound(node, backend, constants)
+        calls = _bind_scratch_calls(node, backend, constants)
         if not calls:
             continue
-        seconds_of[backend.name] = alone = _least(calls[0], 1)
-        if isinstance(calls[0], Joinable):
-            chain, more = calls[0].joined(calls[1:])
-            seconds_of[backend.name] = min(alone, _least(chain, 1 + more))
+        seconds_of[backend.name] = alone = _best_seconds(calls[0], 1)
+        if isinstance(calls[0], Mergeable):
+            chain, more = calls[0].merge_following(calls[1:])
+            seconds_of[backend.name] = min(alone, _best_seconds(chain, 1 + more))
             starts[backend.name] = alone - seconds_of[backend.name]
     start = max(starts.values(), default=0.0)
     return {name: seconds + (0.0 if name in starts else start) for name, seconds in seconds_of.items()}
 
 
-def _bound(node: Node, backend: Backend, constants: Mapping[Value, Array]) -> list[Call]:
+def _bind_scratch_calls(node: Node, backend: Backend, constants: Mapping[Value, Array]) -> list[Call]:
     """Return calls of the node under several names on the same scratch arrays, after one run; none on failure."""
-    known = {value: constants[value] if value in constants else _made_up(value) for value in node.uses}
+    known = {value: constants[value] if value in constants else _array_of_ones(value) for value in node.uses}
     inputs = [None if value is None else known[value] for value in node.inputs]
-    outputs = [None if value is None else _made_up(value) for value in node.outputs]
+    outputs = [None if value is None else _array_of_ones(value) for value in node.outputs]
     calls: list[Call] = []
     try:
         for i in range(CHAIN):
@@ -199,14 +199,14 @@ def _bound(node: Node, backend: Backend, constants: Mapping[Value, Array]) -> li
             scratch = aligned_bytes(kernel.scratch, 64) if kernel.scratch else None
             calls.append(kernel.bind(inputs, outputs, scratch))
             calls[0]()
-            if not isinstance(calls[0], Joinable):
+            if not isinstance(calls[0], Mergeable):
                 break
     except Exception:  # a made-up operand may be invalid for the op: an index out of range, a negative extent
         return []
     return calls
 
 
-def _made_up(value: Value) -> Array:
+def _array_of_ones(value: Value) -> Array:
     """Return an array of ones: no divisor is 0, and most indices are in range."""
     spec = value.spec
     assert isinstance(spec, TensorSpec)
@@ -215,7 +215,7 @@ def _made_up(value: Value) -> Array:
     return array
 
 
-def _least(call: Call, runs: int) -> float:
+def _best_seconds(call: Call, runs: int) -> float:
     """Return the seconds per run of a call making `runs` runs: the best of several rounds of calls."""
     begin = perf_counter()
     call()

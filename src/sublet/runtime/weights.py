@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from sublet.base.errors import RunError
-from sublet.base.interrupts import uninterrupted
-from sublet.base.printable import known_names, printable
+from sublet.base.escape import known_names, printable
+from sublet.base.interrupts import defer_interrupts
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
-from sublet.plan import bound_to
-from sublet.runtime.contents import Contents
-from sublet.runtime.given import content_for
+from sublet.plan import bound_storage_name
+from sublet.runtime.caller_arrays import content_for
+from sublet.runtime.caller_memory import CallerContents
 from sublet.runtime.kernel import Array
-from sublet.runtime.memory import Memory
-from sublet.runtime.state import State
+from sublet.runtime.memory import ExecutableMemory
+from sublet.runtime.state import ExecutableState
 
 
-class Weights(Mapping[str, Any]):
+class ExecutableWeights(Mapping[str, Any]):
     """Every parameter, state and frozen weight by name, including optimizer state and the random key.
 
     `weights[name]` is a copy of the content at the start of the next run; `weights[name] = array` sets another content.
@@ -30,9 +30,9 @@ class Weights(Mapping[str, Any]):
     def __init__(
         self,
         graph: Graph,
-        contents: Contents,
-        memory: Memory,
-        state: State,
+        contents: CallerContents,
+        memory: ExecutableMemory,
+        state: ExecutableState,
         constants: Collection[str],
         inputs: Mapping[str, Value],
         changed: Callable[[bool], None],
@@ -41,28 +41,28 @@ class Weights(Mapping[str, Any]):
 
         `changed` is called after a change of memory, with True if kernels depend on the old content.
         """
-        self._updated = frozenset(graph.updated)
+        self._updated = frozenset(graph.updated_values)
         self._values = {v.name: v for v in graph.weights if v.literal is None and v.name not in constants}
         self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
         self._values |= self._inputs
         self._contents, self._memory, self._state = contents, memory, state
-        self._turn, self._changed = memory.turns, changed
+        self._turn, self._changed = memory.locks, changed
 
     def __repr__(self) -> str:
-        return f"<Weights: {len(self)}, {sum(value.nbytes for value in self._there().values()):,} bytes>"
+        return f"<Weights: {len(self)}, {sum(value.nbytes for value in self._available_values().values()):,} bytes>"
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._there())
+        return iter(self._available_values())
 
     def __len__(self) -> int:
-        return len(self._there())
+        return len(self._available_values())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._there()
+        return name in self._available_values()
 
     def __getitem__(self, name: str) -> Any:
-        with self._turn.own, self._turn.shared():
-            found = self._array(self._named(name), name)
+        with self._turn.own, self._turn.shared_lock():
+            found = self._array(self._value_by_name(name), name)
             return found.copy() if hasattr(found, "copy") else found
 
     def __setitem__(self, name: str, content: Any) -> None:
@@ -73,12 +73,12 @@ class Weights(Mapping[str, Any]):
 
         Raises RunError for an unknown name, or for a type or shape that does not fit.
         """
-        with self._turn.own, self._turn.shared(), uninterrupted():
-            values = {name: self._values[self._known(name)] for name in contents}
+        with self._turn.own, self._turn.shared_lock(), defer_interrupts():
+            values = {name: self._values[self._require_known(name)] for name in contents}
             given = {name: content_for(value, contents[name], f"weight {name}") for name, value in values.items()}
             for name, content in given.items():
                 if values[name] in self._updated:
-                    self._contents.give(values[name], content, f"weight {name}")
+                    self._contents.set_content(values[name], content, f"weight {name}")
                 else:
                     self._contents.replace(values[name], content)
             if not self._updated.issuperset(values.values()):
@@ -87,45 +87,47 @@ class Weights(Mapping[str, Any]):
     @contextmanager
     def reading(self) -> Iterator[dict[str, Array]]:
         """Yield all weights as arrays over their storages, while no run is possible."""
-        with self._turn.own, self._turn.shared():
-            yield {name: self._array(self._named(name), name) for name in self._there()}
+        with self._turn.own, self._turn.shared_lock():
+            yield {name: self._array(self._value_by_name(name), name) for name in self._available_values()}
 
-    def lent(self, name: str) -> Array:
+    def lend_weight(self, name: str) -> Array:
         """Return the memory of a weight, fixed from now on; valid until other memory is bound.
 
         Raises RunError when the weight lies in the arena.
         """
         with self._turn.own:
-            value = self._named(name)
-            if bound_to(value.name) not in self._memory.storages:
+            value = self._value_by_name(name)
+            if bound_storage_name(value.name) not in self._memory.storages:
                 raise RunError(f"weight {printable(name)!r} lies in the arena: plan with weights='bound' to share it")
             if any(value.name in cycle for cycle in self._memory.plan.exchanged):
-                self._memory.callers.add(bound_to(value.name))
+                self._memory.caller_storages.add(bound_storage_name(value.name))
                 self._changed(False)
-            self._memory.lend(bound_to(value.name))
-            return self._memory.here().array(value)
+            self._memory.lend(bound_storage_name(value.name))
+            return self._memory.places_at().array(value)
 
-    def later(self, contents: Mapping[str, Any]) -> None:
+    def set_initial_contents(self, contents: Mapping[str, Any]) -> None:
         """Do nothing: an executable creates no weights after compilation."""
 
-    def _there(self) -> dict[str, Value]:
+    def _available_values(self) -> dict[str, Value]:
         """Return the weights with a content, by name."""
         return {
-            name: value for name, value in self._values.items() if name not in self._inputs or self._state.known(value)
+            name: value
+            for name, value in self._values.items()
+            if name not in self._inputs or self._state.has_content(value)
         }
 
-    def _known(self, name: str) -> str:
+    def _require_known(self, name: str) -> str:
         """Return the name. Raises RunError for an unknown name."""
         if name not in self._values:
             raise RunError(f"there is no weight {printable(name)!r}; there are {known_names(self._values)}")
         return name
 
-    def _named(self, name: str) -> Value:
+    def _value_by_name(self, name: str) -> Value:
         """Return the value of a weight. Raises RunError if an updated value has no content."""
-        value = self._values[self._known(name)]
-        return self._state.readable(value, name) if value in self._updated else value
+        value = self._values[self._require_known(name)]
+        return self._state.require_readable(value, name) if value in self._updated else value
 
     def _array(self, value: Value, name: str) -> Any:
         if not isinstance(value.spec, TensorSpec):
             raise RunError(f"weight {printable(name)!r} lies outside the plan: {value.spec}")
-        return self._memory.here().array(value)
+        return self._memory.places_at().array(value)

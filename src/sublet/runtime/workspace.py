@@ -80,7 +80,7 @@ class Workspace:
     allocated: Allocated
 
 
-def workspace(plan: MemoryPlan, scratch: Iterable[int], contents: Iterable[Any], allocated: Allocated) -> Workspace:
+def workspace_of(plan: MemoryPlan, scratch: Iterable[int], contents: Iterable[Any], allocated: Allocated) -> Workspace:
     """Return the memory record of a plan, given scratch sizes of its kernels and contents outside the plan."""
     bound = {"input": 0, "output": 0, "weight": 0}
     for storage in plan.storages:
@@ -118,13 +118,13 @@ def bytes_in_use() -> int | None:
     return int(figures.uordblks + figures.hblkhd)
 
 
-def growth(before: int | None) -> int | None:
+def growth_since(before: int | None) -> int | None:
     """Return the growth of the bytes in use since `before`; may be negative, None if unavailable."""
     now = bytes_in_use()
     return None if before is None or now is None else now - before
 
 
-def peak_of(action: Callable[[], None], storages: Iterable[Raw]) -> tuple[int | None, str]:
+def measure_peak(action: Callable[[], None], storages: Iterable[Raw]) -> tuple[int | None, str]:
     """Return the rise of resident memory while `action` runs and writes to `storages`; or None, and the reason.
 
     The caller has run `action` before, and calls this function within `returning_freed_memory`.
@@ -133,18 +133,18 @@ def peak_of(action: Callable[[], None], storages: Iterable[Raw]) -> tuple[int | 
         if raw.flags.writeable:
             touched = raw[::PAGE]
             np.bitwise_or(touched, 0, out=touched)
-    _give_back()
+    _return_freed_memory()
     try:
         CLEAR_REFS.write_text(RESET_PEAK)
-        start, _ = _status("VmRSS"), _status("VmHWM")
+        start, _ = _status_bytes("VmRSS"), _status_bytes("VmHWM")
     except (OSError, ValueError) as error:
         action()
         return None, f"the peak of this process cannot be reset: {error}"
     action()
-    return max(0, _status("VmHWM") - start), ""
+    return max(0, _status_bytes("VmHWM") - start), ""
 
 
-def _status(field: str) -> int:
+def _status_bytes(field: str) -> int:
     """Return the bytes of a field of /proc/self/status. Raises ValueError if absent."""
     for line in STATUS.read_text().splitlines():
         name, _, amount = line.partition(":")
@@ -179,7 +179,7 @@ def _libc() -> Any:
 
 
 @contextmanager
-def giving_back() -> Iterator[None]:
+def returning_freed_memory() -> Iterator[None]:
     """Return freed memory to the system at once inside the block, so that new allocations raise the resident memory.
 
     `malloc_trim` covers only the main heap, hence the threshold. A fixed threshold ends glibc's dynamic adjustment of
@@ -196,6 +196,6 @@ def giving_back() -> Iterator[None]:
         _libc().mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_MMAP_THRESHOLD)
 
 
-def _give_back() -> None:
+def _return_freed_memory() -> None:
     if _libc() is not None:
         _libc().malloc_trim(0)

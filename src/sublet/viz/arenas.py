@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from sublet.plan import UNLIMITED
 
-APART = 20
+GAP_DIVISOR = 20
 """The gap between two arenas is the height of all arenas divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class DrawnArena:
     """An arena with byte 0 drawn at the address `begin`.
 
     nbytes     the size of the arena
@@ -32,10 +32,10 @@ class Arena:
         return self.begin + max(self.nbytes, self.bound)
 
 
-def begins(heights: Iterable[int]) -> list[int]:
+def drawn_begins(heights: Iterable[int]) -> list[int]:
     """Return the drawn begin addresses of arenas with the given heights, with gaps between the arenas."""
     sizes = list(heights)
-    gap = max(1, sum(sizes) // APART)
+    gap = max(1, sum(sizes) // GAP_DIVISOR)
     begin_addresses, begin = [], 0
     for height in sizes:
         begin_addresses.append(begin)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 BUFFERS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8")
 CURVE = "#0b62c4"
-OTHER = "#b35900"
+OTHER_CURVE = "#b35900"
 """The colour of a second plan's curve."""
 
 PEAK = "#c2185b"
@@ -20,7 +20,7 @@ def rgb(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-def mixed(colour: str, other: str, share: float) -> str:
+def mix_colours(colour: str, other: str, share: float) -> str:
     """Return `colour` mixed with a `share` (0 to 1) of `other`."""
     parts = (round(a + (b - a) * share) for a, b in zip(rgb(colour), rgb(other), strict=True))
     return "#" + "".join(f"{part:02x}" for part in parts)
@@ -30,7 +30,7 @@ def value_colour(block: int, how: str) -> str:
     """Return the colour of a value: paler for views, parts, slices and rows; deeper for in-place and carried values."""
     colour = BUFFERS[block % len(BUFFERS)]
     if how in ("view", "part", "slice", "row"):
-        return mixed(colour, "#ffffff", 0.45)
+        return mix_colours(colour, "#ffffff", 0.45)
     if how in ("inplace", "carry"):
-        return mixed(colour, "#1e283c", 0.16)
+        return mix_colours(colour, "#1e283c", 0.16)
     return colour

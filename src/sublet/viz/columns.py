@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
-Column = tuple[str, int, int]
+ColumnPlace = tuple[str, int, int]
 """Type, byte position among the columns, count."""
 
 _WIDTHS = (
@@ -32,7 +32,7 @@ class Columns:
     def __init__(self) -> None:
         self._packed = bytearray()
 
-    def add(self, numbers: Iterable[int]) -> Column:
+    def add(self, numbers: Iterable[int]) -> ColumnPlace:
         """Append numbers from 0 to 2^64 - 1, and return type, byte position and count."""
         values = list(numbers)
         largest = max(values, default=0)
@@ -45,7 +45,7 @@ class Columns:
         self._packed += bytes(-len(self._packed) % 8)
         return name, position, len(values)
 
-    def deflated(self, model: dict[str, Any]) -> str:
+    def to_base64(self, model: dict[str, Any]) -> str:
         """Return the model as JSON with the columns, compressed, in base64.
 
         Before compression: the length of the JSON in 8 bytes, the JSON padded to a multiple of 8 bytes, the columns.

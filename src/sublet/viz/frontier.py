@@ -11,31 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sublet.planning.budget.answers import Answer, Outcome, Point
-from sublet.viz.rectangles import Picture, rectangles
+from sublet.planning.budget.result import BudgetResult, PlannedProgram, SearchOutcome
+from sublet.viz.view_model import Picture, picture_of_plan
 
 IN_THIS_ORDER = "in this order, every node run where it stands, and clones besides"
 
 
 @dataclass(frozen=True)
-class Spot:
+class FrontierPoint:
     """A program of the curve: arena bytes, predicted seconds, additional time as a share of the plain time, changes."""
 
     nbytes: int
     seconds: float
     extra: float
-    done: str
+    changes: str
     in_pieces: bool
 
 
 @dataclass(frozen=True)
-class Step:
+class TimeBound:
     """A time bound: no program of the class `of` takes fewer seconds within `begin` to `end` bytes."""
 
     begin: int
     end: int
     seconds: float
-    of: str
+    programs: str
 
 
 @dataclass(frozen=True)
@@ -49,63 +49,70 @@ class Frontier:
     costs    the source of the predicted times
     """
 
-    spots: tuple[Spot, ...]
-    steps: tuple[Step, ...]
+    points: tuple[FrontierPoint, ...]
+    bounds: tuple[TimeBound, ...]
     floors: tuple[tuple[int, str], ...]
     missed: tuple[tuple[int, str], ...]
     costs: str
 
 
-def frontier_of(found: Sequence[Answer]) -> tuple[Frontier, list[Picture]]:
+def frontier_of(found: Sequence[BudgetResult]) -> tuple[Frontier, list[Picture]]:
     """Return the curve of budget results (largest budget first), and a picture of the plan at each point."""
-    points = _points(found)
+    points = _distinct_programs(found)
     curve = Frontier(
-        tuple(Spot(p.nbytes, p.seconds, _extra(p, found[0].plain), p.done, p.split > 0) for p in points),
-        tuple(_steps([answer for answer in found if answer.outcome is Outcome.FITS])),
-        tuple(_floors(found[-1])),
-        tuple((each.budget, _missed(each)) for each in found if each.outcome is not Outcome.FITS),
-        found[0].costs,
+        tuple(
+            FrontierPoint(p.nbytes, p.seconds, _extra_share(p, found[0].plain), p.changes_in_words, p.split_count > 0)
+            for p in points
+        ),
+        tuple(_time_bounds([answer for answer in found if answer.outcome is SearchOutcome.FITS])),
+        tuple(_memory_floors(found[-1])),
+        tuple((each.budget, _describe_miss(each)) for each in found if each.outcome is not SearchOutcome.FITS),
+        found[0].cost_source,
     )
-    return curve, [rectangles(point.plan) for point in points]
+    return curve, [picture_of_plan(point.plan) for point in points]
 
 
-def _points(found: Sequence[Answer]) -> list[Point]:
+def _distinct_programs(found: Sequence[BudgetResult]) -> list[PlannedProgram]:
     """Return the distinct programs, largest first: those that fit a budget, and the smallest if no program fits."""
-    by_identity = {id(answer.point): answer.point for answer in found}
+    by_identity = {id(answer.program): answer.program for answer in found}
     return sorted(by_identity.values(), key=lambda point: -point.nbytes)
 
 
-def _extra(point: Point, plain: Point) -> float:
+def _extra_share(point: PlannedProgram, plain: PlannedProgram) -> float:
     """Return the additional time of a program, as a share of the plain time."""
     return point.seconds / plain.seconds - 1 if plain.seconds else 0.0
 
 
-def _steps(fitting: Sequence[Answer]) -> list[Step]:
+def _time_bounds(fitting: Sequence[BudgetResult]) -> list[TimeBound]:
     """Return the time bounds of the results within the budget."""
-    ends = [*(answer.budget for answer in fitting), fitting[-1].point.nbytes] if fitting else []
+    ends = [*(answer.budget for answer in fitting), fitting[-1].program.nbytes] if fitting else []
     return [
-        Step(begin, end, answer.least_seconds, _of(answer))
+        TimeBound(begin, end, answer.least_seconds, _describe_programs(answer))
         for (end, begin), answer in zip(pairwise(ends), fitting, strict=True)
         if answer.least_seconds is not None
     ]
 
 
-def _of(answer: Answer) -> str:
+def _describe_programs(answer: BudgetResult) -> str:
     """Return a description of the programs covered by a time bound."""
-    return f"programs of the nodes {'in the same pieces' if answer.point.split else 'as given'} {IN_THIS_ORDER}"
+    return f"programs of the nodes {'in the same pieces' if answer.program.split_count else 'as given'} {IN_THIS_ORDER}"
 
 
-def _floors(last: Answer) -> list[tuple[int, str]]:
+def _memory_floors(last: BudgetResult) -> list[tuple[int, str]]:
     """Return the memory bounds: for the nodes as given, and for the tried ways of splitting nodes."""
     extra_words = " or brought away" if len(last.plain.plan.arenas) > 1 else ""
     floors = [
         (last.floor.nbytes, f"programs of the nodes as given, in any order, whatever is computed again{extra_words}")
     ]
-    if last.finer is not None:
-        floors.append((last.finer.nbytes, "programs of the nodes in pieces, in the ways that were tried"))
+    if last.split_floor is not None:
+        floors.append((last.split_floor.nbytes, "programs of the nodes in pieces, in the ways that were tried"))
     return floors
 
 
-def _missed(answer: Answer) -> str:
+def _describe_miss(answer: BudgetResult) -> str:
     """Return the reason for a budget without a program."""
-    return answer.claim if answer.outcome is Outcome.IMPOSSIBLE else "no program was found; nothing more is known"
+    return (
+        answer.bound_in_words
+        if answer.outcome is SearchOutcome.IMPOSSIBLE
+        else "no program was found; nothing more is known"
+    )

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.files import write
-from sublet.plan.advised import Advised
+from sublet.plan.advice import Advised
 from sublet.viz.columns import Columns
 from sublet.viz.frontier import Frontier
-from sublet.viz.rectangles import Curve, Picture, reserved
+from sublet.viz.view_model import Curve, Picture, partly_used_buffers
 
-HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
+SHARING_KINDS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
 """The kinds of sharing, in the order of HOWS in `page/model.js`."""
 
 SCRIPTS = (
@@ -45,7 +45,7 @@ SCRIPTS = (
 )
 """The scripts in the order of concatenation: constants must precede their first use."""
 
-_EXACT = 1 << 53
+_EXACT_LIMIT = 1 << 53
 """The smallest absolute value not guaranteed to be exact as a double."""
 
 
@@ -53,134 +53,145 @@ def write_html(
     picture: Picture, path: str | Path, others: Sequence[Picture] = (), curve: Frontier | None = None
 ) -> None:
     """Write the page. Raises SubletError if the file cannot be written."""
-    write(Path(path), html(picture, others, curve).encode("utf-8"))
+    write(Path(path), render_page(picture, others, curve).encode("utf-8"))
 
 
-def html(picture: Picture, others: Sequence[Picture] = (), curve: Frontier | None = None) -> str:
+def render_page(picture: Picture, others: Sequence[Picture] = (), curve: Frontier | None = None) -> str:
     """Return the whole page as text; all parts from the plan are pure ASCII.
 
     With a `curve`, `picture` and `others` are the maps of the points of the curve: the page shows the first map, and a
     click on a point shows the map of the point.
     """
-    style = _asset("page.css")
-    script = '"use strict";\n(async () => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    style = _read_asset("page.css")
+    script = '"use strict";\n(async () => {\n' + "\n".join(_read_asset(name) for name in SCRIPTS) + "})();\n"
     parts = {
         "STYLE": style,
-        "STYLE-HASH": _hash(style),
+        "STYLE-HASH": _csp_hash(style),
         "SCRIPT": script,
-        "SCRIPT-HASH": _hash(script),
-        "MODEL": _block("model", _model(picture))
-        + "".join(_block(f"model-{k}", _model(other)) for k, other in enumerate(others, 1)),
+        "SCRIPT-HASH": _csp_hash(script),
+        "MODEL": _data_block("model", _picture_data(picture))
+        + "".join(_data_block(f"model-{k}", _picture_data(other)) for k, other in enumerate(others, 1)),
         "FRONTIER": ""
         if curve is None
-        else _block("curve", b64encode(dumps(_frontier(curve)).encode()).decode("ascii")),
+        else _data_block("curve", b64encode(dumps(_frontier_data(curve)).encode()).decode("ascii")),
     }
-    pieces = _asset("page.html").split("@@")
+    pieces = _read_asset("page.html").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def _block(name: str, text: str) -> str:
+def _data_block(name: str, text: str) -> str:
     return f'<script type="text/plain" id="{name}">{text}</script>\n'
 
 
-def _frontier(curve: Frontier) -> dict[str, Any]:
+def _frontier_data(curve: Frontier) -> dict[str, Any]:
     """Return the curve as JSON data. The page draws bytes and prints rounded bytes only."""
     return {
-        "spots": [[s.nbytes, s.seconds, s.extra, s.done, s.in_pieces] for s in curve.spots],
-        "steps": [[s.begin, s.end, s.seconds, s.of] for s in curve.steps],
+        "spots": [[s.nbytes, s.seconds, s.extra, s.changes, s.in_pieces] for s in curve.points],
+        "steps": [[s.begin, s.end, s.seconds, s.programs] for s in curve.bounds],
         "floors": curve.floors,
         "missed": curve.missed,
         "costs": curve.costs,
     }
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (files("sublet.viz") / "page" / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return "sha256-" + b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _model(picture: Picture) -> str:
+def _picture_data(picture: Picture) -> str:
     columns = Columns()
     model = {
         "title": picture.title,
-        "figures": _figures(picture),
-        "origin": _number(picture.begin),
-        "duration": _number(picture.end - picture.begin),
-        "height": _number(picture.height),
+        "figures": _figures_data(picture),
+        "origin": _exact_number(picture.begin),
+        "duration": _exact_number(picture.end - picture.begin),
+        "height": _exact_number(picture.top_address),
         "points": len(picture.points),
-        "peak": {"point": _number(picture.peak.point - picture.begin), "bytes": _number(picture.peak.nbytes)},
-        **_placements(picture, columns),
+        "peak": {
+            "point": _exact_number(picture.peak.point - picture.begin),
+            "bytes": _exact_number(picture.peak.nbytes),
+        },
+        **_placement_columns(picture, columns),
         "rectangles": {
             "begin": columns.add(piece.begin - picture.begin for piece in picture.rectangles),
             "length": columns.add(piece.end - piece.begin for piece in picture.rectangles),
             "placement": columns.add(piece.placement for piece in picture.rectangles),
         },
-        "blocks": _blocks(picture, columns),
+        "blocks": _buffer_columns(picture, columns),
         "bands": [[b.label, b.begin, b.end, b.exit, b.depth, int(b.kept), int(b.repeats)] for b in picture.bands],
         "coverage": picture.coverage,
         "outside": [list(value) for value in picture.outside],
         "assumed": picture.assumed,
-        "arenas": [[a.name, _number(a.begin), _number(a.nbytes), _number(a.bound), a.capacity] for a in picture.arenas],
-        "budget": None if picture.budget is None else _number(picture.budget),
+        "arenas": [
+            [a.name, _exact_number(a.begin), _exact_number(a.nbytes), _exact_number(a.bound), a.capacity]
+            for a in picture.arenas
+        ],
+        "budget": None if picture.budget is None else _exact_number(picture.budget),
         "label": picture.label,
         "others": [
-            {"label": o.label, "arena": _number(o.arena_bytes), "first": o.first, **_curve(picture, columns, o.curve)}
+            {
+                "label": o.label,
+                "arena": _exact_number(o.arena_bytes),
+                "first": o.first_placement,
+                **_curve_columns(picture, columns, o.curve),
+            }
             for o in picture.others
         ],
         "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
-        "advice": None if picture.advice is None else _advice(picture.advice),
-        "curve": _curve(picture, columns, picture.curve),
+        "advice": None if picture.advice is None else _advice_data(picture.advice),
+        "curve": _curve_columns(picture, columns, picture.curve),
     }
-    return columns.deflated(model)
+    return columns.to_base64(model)
 
 
-def _advice(advised: Advised) -> dict[str, Any]:
+def _advice_data(advised: Advised) -> dict[str, Any]:
     """Return the helpful changes, and the changes tried without success or not planned."""
     numbers = ("arena_bytes", "saved_bytes", "outside_bytes")
     return {
         "helping": [
-            [each.kind, each.what, each.how, *(_number(getattr(each, name)) for name in numbers)]
-            for each in advised.helping
+            [each.kind, each.what, each.how, *(_exact_number(getattr(each, name)) for name in numbers)]
+            for each in advised.helpful
         ],
-        "vain": [each.how if each.kind == "option" else each.what for each in advised.vain],
+        "vain": [each.how if each.kind == "option" else each.what for each in advised.unhelpful],
         "failed": list(advised.failed),
         "stopped": advised.stopped,
     }
 
 
-def _curve(picture: Picture, columns: Columns, curve: Curve) -> dict[str, Any]:
+def _curve_columns(picture: Picture, columns: Columns, curve: Curve) -> dict[str, Any]:
     return {
         "point": columns.add(point - picture.begin for point, _ in curve),
         "bytes": columns.add(level for _, level in curve),
     }
 
 
-def _figures(picture: Picture) -> dict[str, Any]:
+def _figures_data(picture: Picture) -> dict[str, Any]:
     return {
-        "arena": _number(picture.arena_bytes),
-        "lowerBound": _number(picture.lower_bound_bytes),
+        "arena": _exact_number(picture.arena_bytes),
+        "lowerBound": _exact_number(picture.lower_bound_bytes),
         "boundSource": picture.lower_bound_source,
         "gap": picture.gap,
         "claimed": picture.claimed,
-        "proof": "" if picture.coverage else picture.proof.removeprefix("gap "),
-        "total": _number(picture.total_bytes),
-        "views": _number(picture.view_bytes),
-        "inplace": _number(picture.inplace_bytes),
+        "proof": "" if picture.coverage else picture.proof_words.removeprefix("gap "),
+        "total": _exact_number(picture.total_bytes),
+        "views": _exact_number(picture.view_bytes),
+        "inplace": _exact_number(picture.inplace_bytes),
         "strategy": picture.strategy,
-        "alignment": _number(picture.alignment),
-        "bound": [[kind, _number(nbytes)] for kind, nbytes in picture.bound],
+        "alignment": _exact_number(picture.alignment),
+        "bound": [[kind, _exact_number(nbytes)] for kind, nbytes in picture.bound],
     }
 
 
-def _number(value: int) -> int | str:
+def _exact_number(value: int) -> int | str:
     """Return the integer, or decimal text for an integer not exactly representable as a double."""
-    return value if abs(value) < _EXACT else str(value)
+    return value if abs(value) < _EXACT_LIMIT else str(value)
 
 
-def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
+def _placement_columns(picture: Picture, columns: Columns) -> dict[str, Any]:
     """Return the columns with one row a placement, and the words referenced by position.
 
     The words begin with the names of the points, followed by the names of the placements; both may repeat.
@@ -208,7 +219,7 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
             "scope": columns.add(position[text] for text in scopes),
             "source": columns.add(position[text] for text in sources),
             "rounds": columns.add(position[when] for when in rounds),
-            "how": columns.add(HOWS.index(place.how) if place.how in HOWS else 0 for place in places),
+            "how": columns.add(SHARING_KINDS.index(place.how) if place.how in SHARING_KINDS else 0 for place in places),
             "block": columns.add(colour.get(place.buffer, len(colour)) for place in places),
             "offset": columns.add(place.region.offset for place in places),
             "nbytes": columns.add(place.region.nbytes for place in places),
@@ -216,9 +227,9 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _blocks(picture: Picture, columns: Columns) -> dict[str, Any]:
+def _buffer_columns(picture: Picture, columns: Columns) -> dict[str, Any]:
     """Return the buffers, and the live ranges of buffers with smaller values, drawn beneath the values."""
-    pieces = [(i, begin, end) for i, block in reserved(picture) for begin, end in block.live]
+    pieces = [(i, begin, end) for i, block in partly_used_buffers(picture) for begin, end in block.live]
     return {
         "offset": columns.add(block.offset for block in picture.blocks),
         "nbytes": columns.add(block.nbytes for block in picture.blocks),

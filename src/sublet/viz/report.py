@@ -10,14 +10,14 @@ from sublet.base.ranges import highest
 from sublet.ir.recipe import Recipe
 from sublet.plan import OPEN, POINTER, UNLIMITED, MemoryPlan
 from sublet.plan.coverage import planned_values
-from sublet.plan.figures import bytes_by_edge, multiview, updated
-from sublet.plan.relief import relief
-from sublet.plan.slots import curve, slots
-from sublet.plan.verdict import EVERY, Verdict, buffers_at_peak, most_bytes
-from sublet.viz.loops import turns
+from sublet.plan.intervals import live_bytes_curve, planned_buffers
+from sublet.plan.peak_contributors import peak_contributors
+from sublet.plan.statistics import bytes_by_edge, multiview_values, update_statistics
+from sublet.plan.verdict import EVERY, Verdict, buffers_at_peak, max_total_bytes
+from sublet.viz.loop_bands import describe_versions
 
 
-def _control(plan: MemoryPlan) -> dict[str, Any]:
+def _control_flow_json(plan: MemoryPlan) -> dict[str, Any]:
     """Return loops, renamed loop-carried values, and copied bytes."""
     return {
         "loops": [
@@ -27,12 +27,12 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
                 "first": record.first,
                 "ring": record.ring,
                 "jumps": [{"copy": j.copy, "ways": dict(j.ways), "next": j.next} for j in record.jumps],
-                "words": turns(record),
+                "words": describe_versions(record),
             }
             for record in plan.rolled
         ],
         "pointers": {p.value: list(p.stands_for) for p in plan.placements if p.how == POINTER},
-        "multiview": list(multiview(plan)),
+        "multiview": list(multiview_values(plan)),
         "moves": [
             {"edge": str(m.edge), "source": m.source, "destination": m.destination, "nbytes": m.nbytes, "why": m.why}
             for m in plan.moves
@@ -45,10 +45,10 @@ def recipe_json(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe of the planned graph as JSON data."""
     content = asdict(recipe)
     types = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
-    return {**content, "scratch": dict(recipe.scratch), **types, "words": recipe.words}
+    return {**content, "scratch": dict(recipe.scratch), **types, "words": recipe.description}
 
 
-def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
+def plan_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
     """Return figures, peak and tensors of a plan. Sizes and offsets are bytes; begin and end are points.
 
     Arena and bound cover the planned values. With uncounted values, `gap` is null; `most_bytes` is null if unknown.
@@ -63,13 +63,13 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "gap": plan.gap,
         "planned": len(planned_values(plan)),
         "not_counted": len(plan.not_counted),
-        "most_bytes": most_bytes(plan, largest),
+        "most_bytes": max_total_bytes(plan, largest),
         "total_bytes": plan.total_bytes,
         "view_bytes": plan.view_bytes,
         "inplace_bytes": plan.inplace_bytes,
         "bound_bytes": plan.bound_bytes,
         "updated": list(plan.updated),
-        "updated_bytes": updated(plan).nbytes,
+        "updated_bytes": update_statistics(plan).nbytes,
         "exchanged": [list(cycle) for cycle in plan.exchanged],
         "alignment": plan.alignment,
         "strategy": plan.strategy,
@@ -78,22 +78,22 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "recipe": recipe_json(plan.recipe),
         "dims": dict(plan.dims),
         "max_trips": dict(plan.max_trips),
-        **_control(plan),
+        **_control_flow_json(plan),
         "peak": {
             "point": plan.peak.point,
-            "node": str(plan.at_peak),
+            "node": str(plan.peak_point),
             "bytes": plan.peak.nbytes,
             "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
         },
-        "relief": _relief(plan),
-        "regions": _regions(plan),
-        "tensors": _tensors(plan),
-        "outside": _outside(plan, largest),
+        "relief": _contributors_json(plan),
+        "regions": _regions_json(plan),
+        "tensors": _tensors_json(plan),
+        "outside": _unplanned_json(plan, largest),
     }
-    return content if verdict is None else content | decision_json(verdict)
+    return content if verdict is None else content | verdict_json(verdict)
 
 
-def _relief(plan: MemoryPlan) -> dict[str, Any]:
+def _contributors_json(plan: MemoryPlan) -> dict[str, Any]:
     """Return, for each buffer at the peak, the peak without the buffer, and with half of the buffer at a time."""
     return {
         "estimate": True,
@@ -104,28 +104,28 @@ def _relief(plan: MemoryPlan) -> dict[str, Any]:
                 "peak_without_bytes": one.without_bytes,
                 "peak_halved_bytes": one.halved_bytes,
             }
-            for one in relief(plan)
+            for one in peak_contributors(plan)
         ],
     }
 
 
-def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
+def _regions_json(plan: MemoryPlan) -> list[dict[str, Any]]:
     """Return size, capacity and peak bytes of each memory."""
-    blocks = list(slots(plan))
+    blocks = list(planned_buffers(plan))
     return [
         {
             "name": storage.name,
             "nbytes": storage.nbytes,
             "capacity_bytes": None if storage.capacity == UNLIMITED else storage.capacity,
             "bytes_a_second": storage.rate or None,
-            "peak_bytes": highest(curve(b for b in blocks if b.arena == storage.name))[1],
+            "peak_bytes": highest(live_bytes_curve(b for b in blocks if b.arena == storage.name))[1],
             "buffers": sum(block.arena == storage.name for block in blocks),
         }
         for storage in plan.arenas
     ]
 
 
-def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
+def _tensors_json(plan: MemoryPlan) -> list[dict[str, Any]]:
     """Return the placements."""
     return [
         {
@@ -148,7 +148,7 @@ def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any]]:
+def _unplanned_json(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the values outside of the plan."""
     return [
         {
@@ -156,7 +156,7 @@ def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any
             "type": o.type,
             "dtype": o.dtype or None,
             "dims": [None if extent == OPEN else extent for extent in o.dims] or None,
-            "most_bytes": o.most_bytes(largest.get(o.value, largest.get(EVERY))),
+            "most_bytes": o.max_bytes(largest.get(o.value, largest.get(EVERY))),
             "bound": o.bound,
             "reason": o.reason,
         }
@@ -164,7 +164,7 @@ def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any
     ]
 
 
-def decision_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON data.
 
     `fits` is true, false, or null if unknown. `proven` is true if the verdict holds for every packing without
@@ -174,7 +174,7 @@ def decision_json(verdict: Verdict) -> dict[str, Any]:
         "budget_bytes": verdict.budget,
         "verdict": verdict.outcome.value,
         "fits": verdict.fits,
-        "proven": verdict.proven,
+        "proven": verdict.is_proven,
         "least_bytes": verdict.least,
         "most_bytes": verdict.most,
         "max_dim": dict(verdict.largest),

@@ -8,39 +8,39 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human, percent
-from sublet.base.printable import listed, printable
+from sublet.base.escape import abbreviated_list, printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.coverage import assumptions, coverage, planned_values
-from sublet.plan.figures import bytes_by_edge, multiview, updated
-from sublet.plan.relief import relief
+from sublet.plan.peak_contributors import peak_contributors
+from sublet.plan.statistics import bytes_by_edge, multiview_values, update_statistics
 from sublet.plan.verdict import buffers_at_peak
-from sublet.viz.buffers import SHOWN, buffer_table
-from sublet.viz.loops import turns
+from sublet.viz.buffer_table import MAX_BUFFERS, buffer_table
+from sublet.viz.loop_bands import describe_versions
 
 
-def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
+def render_summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
     """Return the figures of a plan, the peak, and the values outside; `claimed` says why the figures are not proven."""
-    parts: list[RenderableType] = [_figures(plan, claimed), Text(), *_peak(plan)]
+    parts: list[RenderableType] = [_figures_table(plan, claimed), Text(), *_render_peak(plan)]
     if claimed:
         parts.insert(0, Text(f"{claimed}: what follows is what the file says (--model proves it)", "yellow"))
     if plan.schedule.bodies:
-        parts += [Text(), *_loops(plan)]
-    if copied := updated(plan).copied:
-        parts += [Text(), Text("bytes copied at the end of each run:"), _edge(plan, Edge(UPDATE), copied)]
+        parts += [Text(), *_describe_loops(plan)]
+    if copied := update_statistics(plan).copied:
+        parts += [Text(), Text("bytes copied at the end of each run:"), _describe_edge(plan, Edge(UPDATE), copied)]
     if plan.stopped:
         parts.insert(1, Text(f"the search was stopped by {plan.stopped}: the best so far", "yellow"))
     if plan.outside:
-        parts += [Text(), *_outside(plan)]
+        parts += [Text(), *_describe_unplanned(plan)]
     return Group(*parts)
 
 
-def _used(arena: Storage) -> str:
+def _describe_arena(arena: Storage) -> str:
     """Return the bytes of an arena, and the rate of an arena accessed by transfers only."""
     transfers = f", by transfers alone, at {arena.rate / 1e9:g} GB/s" if arena.rate else ""
     return f"{arena.nbytes:,} bytes{transfers}"
 
 
-def _figures(plan: MemoryPlan, claimed: str) -> Table:
+def _figures_table(plan: MemoryPlan, claimed: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -49,49 +49,49 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
     listed_arenas = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
-        *((f"  {escape(printable(arena.name))}", arena.nbytes, _used(arena)) for arena in listed_arenas),
-        ("lower bound", plan.lower_bound_bytes, f"{_gap(plan, claimed)} ({bound})"),
-        ("without reuse", plan.total_bytes, _ratio(plan)),
+        *((f"  {escape(printable(arena.name))}", arena.nbytes, _describe_arena(arena)) for arena in listed_arenas),
+        ("lower bound", plan.lower_bound_bytes, f"{_describe_gap(plan, claimed)} ({bound})"),
+        ("without reuse", plan.total_bytes, _describe_reuse(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
         ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input that dies"),
     ]
-    for kind, nbytes in _bound_sums(plan).items():
+    for kind, nbytes in _bound_bytes_by_kind(plan).items():
         rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
     if plan.updated:
-        update_figures = updated(plan)
+        update_figures = update_statistics(plan)
         rows.append(
             (
                 "updated in place",
                 update_figures.nbytes,
-                f"kept for the next run: {update_figures.words}; copied: {human(update_figures.copied)}",
+                f"kept for the next run: {update_figures.description}; copied: {human(update_figures.copied)}",
             )
         )
     for name, nbytes, remark in rows:
         table.add_row(name, human(nbytes), remark)
-    table.add_row("graph", "", printable(plan.recipe.words))
+    table.add_row("graph", "", printable(plan.recipe.description))
     for name, words in (("covers", coverage(plan)), ("assumed", assumptions(plan))):
         if words:
             table.add_row(name, "", Text(words, "yellow"))
     return table
 
 
-def _gap(plan: MemoryPlan, claimed: str) -> str:
+def _describe_gap(plan: MemoryPlan, claimed: str) -> str:
     if plan.gap is None:
         return "of the planned part" if plan.not_counted else "of all regions together"
     if claimed:
         return f"gap {percent(plan.gap)} as the file says"
     words = "optimal for these buffers in this order" if plan.gap == 0 else f"gap {percent(plan.gap)}"
-    return f"{words} if the assumed types are true" if plan.assumed else words
+    return f"{words} if the assumed types are true" if plan.assumed_types else words
 
 
-def _ratio(plan: MemoryPlan) -> str:
+def _describe_reuse(plan: MemoryPlan) -> str:
     tensors = len(planned_values(plan))
     word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
     return f"{tensors} {word}, each with bytes of its own{times}"
 
 
-def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
+def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
     sums: dict[str, int] = {}
     for storage in plan.storages:
         if storage.kind != ARENA:
@@ -99,18 +99,18 @@ def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
     return sums
 
 
-def _peak(plan: MemoryPlan) -> list[RenderableType]:
-    where = f"point {plan.peak.point} of {len(plan.points)}, {str(plan.at_peak)!r}"
+def _render_peak(plan: MemoryPlan) -> list[RenderableType]:
+    where = f"point {plan.peak.point} of {len(plan.points)}, {str(plan.peak_point)!r}"
     return [
         Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
         buffer_table(buffers_at_peak(plan), plan),
-        *_relief(plan),
+        *_describe_contributor(plan),
     ]
 
 
-def _relief(plan: MemoryPlan) -> list[RenderableType]:
+def _describe_contributor(plan: MemoryPlan) -> list[RenderableType]:
     """Return a line on the buffer with the most effect on the peak, marked as an estimate."""
-    best = next(iter(relief(plan)), None)
+    best = next(iter(peak_contributors(plan)), None)
     if best is None or best.without_bytes >= plan.peak.nbytes:
         return []
     rest, halved = human(best.without_bytes), human(best.halved_bytes)
@@ -120,17 +120,17 @@ def _relief(plan: MemoryPlan) -> list[RenderableType]:
     return [Text(printable(f"estimate: {words} (nothing was planned for this; --advise plans changes)"), "dim")]
 
 
-def _pointers(plan: MemoryPlan) -> list[Placement]:
+def _renamed_carries(plan: MemoryPlan) -> list[Placement]:
     return [place for place in plan.placements if place.how == POINTER]
 
 
-def _loops(plan: MemoryPlan) -> list[RenderableType]:
+def _describe_loops(plan: MemoryPlan) -> list[RenderableType]:
     """Return lines on the body versions of loops, and on the bytes copied on each control-flow edge."""
-    pointers, multiview_count = len(_pointers(plan)), len(multiview(plan))
+    pointers, multiview_count = len(_renamed_carries(plan)), len(multiview_values(plan))
     edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge.kind != UPDATE}
-    lines: list[RenderableType] = [Text(printable(turns(record))) for record in plan.rolled[:SHOWN]]
-    if len(plan.rolled) > SHOWN:
-        lines.append(Text(f"and {len(plan.rolled) - SHOWN} more loops like these"))
+    lines: list[RenderableType] = [Text(printable(describe_versions(record))) for record in plan.rolled[:MAX_BUFFERS]]
+    if len(plan.rolled) > MAX_BUFFERS:
+        lines.append(Text(f"and {len(plan.rolled) - MAX_BUFFERS} more loops like these"))
     if pointers or multiview_count:
         is_, have = ("is a pointer", "has") if pointers == 1 else ("are pointers", "have")
         what = f"{pointers} value{'s' if pointers != 1 else ''} {is_} and {have} no bytes"
@@ -140,20 +140,20 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
     lines.append(Text("bytes moved by loops and branches, at most, each time they pass an edge:"))
-    lines += [_edge(plan, edge, nbytes) for edge, nbytes in list(edges.items())[:SHOWN]]
-    if len(edges) > SHOWN:
-        lines.append(Text(f"  and {len(edges) - SHOWN} more edges (all are in the plan file)"))
+    lines += [_describe_edge(plan, edge, nbytes) for edge, nbytes in list(edges.items())[:MAX_BUFFERS]]
+    if len(edges) > MAX_BUFFERS:
+        lines.append(Text(f"  and {len(edges) - MAX_BUFFERS} more edges (all are in the plan file)"))
     return lines
 
 
-def _edge(plan: MemoryPlan, edge: Edge, nbytes: int) -> Text:
+def _describe_edge(plan: MemoryPlan, edge: Edge, nbytes: int) -> Text:
     """Return a line on the bytes copied on an edge, with the reason for the first copy."""
     moves = [move for move in plan.moves if move.edge == edge]
-    copies = listed([f"{move.source} to {move.destination}" for move in moves], 1)
+    copies = abbreviated_list([f"{move.source} to {move.destination}" for move in moves], 1)
     return Text(printable(f"  {edge}: {human(nbytes)}, {copies}: {moves[0].why}"))
 
 
-def _outside(plan: MemoryPlan) -> list[RenderableType]:
+def _describe_unplanned(plan: MemoryPlan) -> list[RenderableType]:
     """Return one line a reason: a single cause often leaves many values outside."""
     reasons: dict[str, list[str]] = {}
     for value in plan.outside:
@@ -164,8 +164,8 @@ def _outside(plan: MemoryPlan) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(f"{count} value{'s' if count > 1 else ''} outside the arena{bound_words}", "yellow")
     ]
-    for reason, names in list(reasons.items())[:SHOWN]:
-        lines.append(Text(printable(f"  {listed(names, 1)}: {reason}")))
-    if len(reasons) > SHOWN:
-        lines.append(Text(f"  and {len(reasons) - SHOWN} more reasons (all are in the plan file)"))
+    for reason, names in list(reasons.items())[:MAX_BUFFERS]:
+        lines.append(Text(printable(f"  {abbreviated_list(names, 1)}: {reason}")))
+    if len(reasons) > MAX_BUFFERS:
+        lines.append(Text(f"  and {len(reasons) - MAX_BUFFERS} more reasons (all are in the plan file)"))
     return lines

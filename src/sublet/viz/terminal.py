@@ -14,9 +14,9 @@ from rich.segment import Segment
 from rich.style import Style
 
 from sublet.base.bytesize import human
-from sublet.viz.colours import BUFFERS, mixed
-from sublet.viz.grid import FREE, grid, name_letters
-from sublet.viz.rectangles import Picture, live_columns, point_name
+from sublet.viz.colours import BUFFERS, mix_colours
+from sublet.viz.grid import FREE, fill_grid, name_letters
+from sublet.viz.view_model import Picture, live_bytes_by_column, point_label
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -28,7 +28,7 @@ _CURVE = "#4a90d9"
 
 _AXIS = 10
 """Characters left of the map: a label of nine characters, and the axis."""
-_AROUND = 6
+_OTHER_LINES = 6
 """Lines around the map: peak, axis, point numbers, two of the sparkline, figures."""
 
 
@@ -42,9 +42,9 @@ class MemoryMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = max(8, min(self.width, options.max_width) - _AXIS)
-        rows = max(3, self.height - _AROUND)
+        rows = max(3, self.height - _OTHER_LINES)
         coloured = console.color_system is not None and not console.no_color
-        draw = _Drawing(self.picture, columns, rows, coloured and not options.ascii_only, options.ascii_only)
+        draw = _MapDrawing(self.picture, columns, rows, coloured and not options.ascii_only, options.ascii_only)
         for line in draw.lines():
             yield from line
             yield Segment.line()
@@ -55,7 +55,7 @@ def memory_map(picture: Picture, width: int = 80, height: int = 24) -> MemoryMap
     return MemoryMap(picture, width, height)
 
 
-class _Drawing:
+class _MapDrawing:
     """The lines of one map, as segments of styled text."""
 
     def __init__(self, picture: Picture, columns: int, rows: int, coloured: bool, ascii_only: bool) -> None:
@@ -67,7 +67,7 @@ class _Drawing:
         span = picture.end - picture.begin
         middle = 2 * (picture.peak.point - picture.begin) + 1
         self.peak = min(columns - 1, max(0, middle * columns // (2 * span)))
-        self.addresses = self._addresses()
+        self.addresses = self._address_labels()
 
     def lines(self) -> list[list[Segment]]:
         """Return all lines: peak, map, axis, times, sparkline and figures."""
@@ -78,25 +78,25 @@ class _Drawing:
         return [
             self._peak_line(),
             *([self._margin(row), *cells] for row, cells in enumerate(rows)),
-            [self._quiet(" " * (_AXIS - 1) + corner + rule)],
+            [self._dim_segment(" " * (_AXIS - 1) + corner + rule)],
             self._time_line(),
             *self._sparkline(),
-            [self._quiet(" " * _AXIS + self._fitting(_figures(picture)))],
+            [self._dim_segment(" " * _AXIS + self._fit_width(_figures_line(picture)))],
         ]
 
     def _style(self, colour: str | None = None, background: str | None = None, dim: bool = False) -> Style | None:
         return Style(color=colour, bgcolor=background, dim=dim) if self.coloured else None
 
-    def _quiet(self, text: str) -> Segment:
+    def _dim_segment(self, text: str) -> Segment:
         return Segment(text, self._style(dim=True))
 
-    def _both_ends(self, name: str) -> str:
+    def _shorten_middle(self, name: str) -> str:
         """Return a name shortened in the middle: plans differ at the beginning of names, regions at the end."""
         most, dots = _AXIS - 1, "~" if self.ascii_only else "…"
         kept = (most - len(dots)) // 2
-        return self._fitting(name if len(name) <= most else name[:kept] + dots + name[-kept:])
+        return self._fit_width(name if len(name) <= most else name[:kept] + dots + name[-kept:])
 
-    def _fitting(self, text: str) -> str:
+    def _fit_width(self, text: str) -> str:
         """Return the text, printable and cut to the width of the map."""
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
         if self.ascii_only:
@@ -107,25 +107,25 @@ class _Drawing:
     def _peak_line(self) -> list[Segment]:
         peak = self.picture.peak
         mark = "v" if self.ascii_only else "▼"
-        text_at_peak = self._fitting(
-            f"peak{self.picture.whose} {human(peak.nbytes)} at {point_name(self.picture, peak.point)}"
+        text_at_peak = self._fit_width(
+            f"peak{self.picture.plan_suffix} {human(peak.nbytes)} at {point_label(self.picture, peak.point)}"
         )
         before = f"{text_at_peak} {mark}"
         if self.peak + 1 >= len(before):
             text = " " * (self.peak + 1 - len(before)) + before
         else:
-            text = " " * self.peak + self._fitting(f"{mark} {text_at_peak}")[: self.columns - self.peak]
+            text = " " * self.peak + self._fit_width(f"{mark} {text_at_peak}")[: self.columns - self.peak]
         return [Segment(" " * _AXIS), Segment(text, self._style(_PEAK))]
 
-    def _addresses(self) -> dict[int, str]:
+    def _address_labels(self) -> dict[int, str]:
         """Return labels by row: the top, and round addresses with at least three rows between labels.
 
         For several arenas, the name at the bottom of each arena and the size at the top.
         """
-        height = self.picture.height
+        height = self.picture.top_address
         if len(self.picture.arenas) > 1:
             labels_at = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
-            labels_at += [(a.begin, self._both_ends(a.name)) for a in self.picture.arenas]
+            labels_at += [(a.begin, self._shorten_middle(a.name)) for a in self.picture.arenas]
             return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in labels_at}
         step = 1 << max(0, (height * 3 // self.rows).bit_length())
         labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
@@ -134,10 +134,10 @@ class _Drawing:
     def _margin(self, row: int) -> Segment:
         label = self.addresses.get(row, "")
         axis = "|" if self.ascii_only else "┤" if label else "│"
-        return self._quiet(f"{label:>{_AXIS - 1}}{axis}")
+        return self._dim_segment(f"{label:>{_AXIS - 1}}{axis}")
 
     def _coloured_rows(self) -> list[list[Segment]]:
-        cells = grid(self.picture, self.columns, self.rows * 2)
+        cells = fill_grid(self.picture, self.columns, self.rows * 2)
         uniform = [
             [upper if upper == lower else FREE for upper, lower in zip(above, below, strict=True)]
             for above, below in zip(cells[::2], cells[1::2], strict=True)
@@ -145,7 +145,7 @@ class _Drawing:
         letters = name_letters(self.picture, uniform)
         return [
             [
-                self._letter(letters[row, column], column, uniform[row][column])
+                self._letter_segment(letters[row, column], column, uniform[row][column])
                 if (row, column) in letters
                 else self._half_blocks(column, cells[2 * row][column], cells[2 * row + 1][column])
                 for column in range(self.columns)
@@ -153,12 +153,12 @@ class _Drawing:
             for row in range(self.rows)
         ]
 
-    def _letter(self, letter: str, column: int, block: int) -> Segment:
-        return Segment(letter, self._style(_LETTER, self._shade(column, block)))
+    def _letter_segment(self, letter: str, column: int, block: int) -> Segment:
+        return Segment(letter, self._style(_LETTER, self._cell_colour(column, block)))
 
     def _half_blocks(self, column: int, above: int, below: int) -> Segment:
         """Return two cells in one character. A free half shows the background of the terminal."""
-        upper, lower = self._shade(column, above), self._shade(column, below)
+        upper, lower = self._cell_colour(column, above), self._cell_colour(column, below)
         if upper is None and lower is None:
             return Segment("│" if column == self.peak else " ", self._style(_PEAK, dim=True))
         if upper is None:
@@ -169,15 +169,15 @@ class _Drawing:
             return Segment("█", self._style(upper))
         return Segment("▀", self._style(upper, lower))
 
-    def _shade(self, column: int, block: int) -> str | None:
+    def _cell_colour(self, column: int, block: int) -> str | None:
         if block == FREE:
             return None
         colour = BUFFERS[block % len(BUFFERS)]
-        return mixed(colour, _PEAK, 0.45) if column == self.peak else colour
+        return mix_colours(colour, _PEAK, 0.45) if column == self.peak else colour
 
     def _lettered_rows(self) -> list[list[Segment]]:
         """Return the rows without colour: one letter a buffer, and the name between spaces where there is room."""
-        rows = grid(self.picture, self.columns, self.rows)
+        rows = fill_grid(self.picture, self.columns, self.rows)
         names = name_letters(self.picture, rows, margin=" ")
         rule = "|" if self.ascii_only else "│"
 
@@ -194,14 +194,14 @@ class _Drawing:
         first, last = str(self.picture.begin), str(self.picture.end)
         middle = str((self.picture.begin + self.picture.end) // 2)
         inner = max(0, self.columns - len(first) - len(last))
-        return [self._quiet(" " * _AXIS + first + middle.center(inner)[:inner] + last)]
+        return [self._dim_segment(" " * _AXIS + first + middle.center(inner)[:inner] + last)]
 
     def _sparkline(self) -> list[list[Segment]]:
         """Return the live bytes in two lines of eight steps each, with the column of the peak in a separate colour."""
         bars = _PLAIN_BARS if self.ascii_only else _BARS
         steps = 2 * len(bars)
         top = max(self.picture.arena_bytes, self.picture.peak.nbytes, 1)
-        levels = [-(-level * steps // top) for level in live_columns(self.picture, self.columns)]
+        levels = [-(-level * steps // top) for level in live_bytes_by_column(self.picture, self.columns)]
         labels = ("live", "bytes")
         lines = []
         for line, floor in enumerate((len(bars), 0)):
@@ -210,7 +210,7 @@ class _Drawing:
             curve, peak = self._style(_CURVE), self._style(_PEAK)
             lines.append(
                 [
-                    self._quiet(f"{labels[line]:>{_AXIS - 1}} "),
+                    self._dim_segment(f"{labels[line]:>{_AXIS - 1}} "),
                     Segment(before, curve),
                     Segment(at, peak),
                     Segment(after, curve),
@@ -219,7 +219,7 @@ class _Drawing:
         return lines
 
 
-def _figures(picture: Picture) -> str:
+def _figures_line(picture: Picture) -> str:
     if picture.others:
-        return f"{picture.sizes}; live bytes{picture.whose}"
-    return f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  {picture.proof}"
+        return f"{picture.arena_sizes}; live bytes{picture.plan_suffix}"
+    return f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  {picture.proof_words}"

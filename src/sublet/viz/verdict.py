@@ -6,26 +6,26 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sublet.base.bytesize import human
-from sublet.base.printable import printable
+from sublet.base.escape import printable
 from sublet.plan import MemoryPlan
-from sublet.plan.coverage import assumptions, named
-from sublet.plan.verdict import EVERY, Outcome, Verdict
-from sublet.viz.buffers import buffer_table
+from sublet.plan.coverage import assumptions, first_names
+from sublet.plan.verdict import EVERY, BudgetOutcome, Verdict
+from sublet.viz.buffer_table import buffer_table
 
 
-def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
+def render_verdict(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     """Return a sentence on the verdict, and a table of the tensors in the proof, if any."""
     budget = human(verdict.budget)
-    if verdict.outcome is Outcome.FITS:
-        return _fits(verdict, plan)
-    if verdict.outcome is Outcome.UNKNOWN:
-        return Text(f"Unknown whether it fits the budget of {budget}: {_missing(verdict, plan)}", "yellow")
-    if not verdict.settled:
+    if verdict.outcome is BudgetOutcome.FITS:
+        return _describe_fit(verdict, plan)
+    if verdict.outcome is BudgetOutcome.UNKNOWN:
+        return Text(f"Unknown whether it fits the budget of {budget}: {_describe_uncounted(verdict, plan)}", "yellow")
+    if not verdict.is_settled:
         over = human(plan.arena_bytes - verdict.budget)
         head = f"This plan does not fit the budget of {budget}: {over} too much"
         tail = f"Not proven that none does: the lower bound is {human(verdict.least)}"
-        return Text(f"{head}{_if(verdict, plan)}. {tail}.", "red")
-    head = f"Cannot fit the budget of {budget} in this order{_if(verdict, plan)}"
+        return Text(f"{head}{_describe_conditions(verdict, plan)}. {tail}.", "red")
+    head = f"Cannot fit the budget of {budget} in this order{_describe_conditions(verdict, plan)}"
     if not verdict.proof:
         return Text(f"{head}: the search refuted every arena below {human(verdict.least)}.", "red")
     total = human(sum(live.nbytes for live in verdict.proof))
@@ -33,14 +33,14 @@ def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     return Group(heading, buffer_table(verdict.proof, plan))
 
 
-def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
+def _describe_fit(verdict: Verdict, plan: MemoryPlan) -> Text:
     assert verdict.most is not None
     spare = human(verdict.budget - verdict.most)
     whose = "its" if len(plan.not_counted) == 1 else "their"
-    outside = f", with {_values(plan)} outside at {whose} largest" if plan.not_counted else ""
-    conditions = _if(verdict, plan)
+    outside = f", with {_count_uncounted(plan)} outside at {whose} largest" if plan.not_counted else ""
+    conditions = _describe_conditions(verdict, plan)
     head = f"Fits the budget of {human(verdict.budget)}{conditions}"
-    updated_bytes = _kept_outside(plan)
+    updated_bytes = _updated_bytes_outside(plan)
     updated_words = (
         f" {human(updated_bytes)} that each run updates and keeps lie outside the arena, and are not held against it."
     )
@@ -48,17 +48,17 @@ def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
     return Text(words, "yellow" if conditions or outside or updated_bytes else "green")
 
 
-def _kept_outside(plan: MemoryPlan) -> int:
+def _updated_bytes_outside(plan: MemoryPlan) -> int:
     """Return the bytes outside of all arenas that must be memory: states, and trained weights."""
     arenas = {arena.name for arena in plan.arenas}
     kept = {place.value: place.region for place in plan.placements if place.value in plan.updated}
     return sum(region.nbytes for region in kept.values() if region.storage not in arenas)
 
 
-def _if(verdict: Verdict, plan: MemoryPlan) -> str:
+def _describe_conditions(verdict: Verdict, plan: MemoryPlan) -> str:
     """Return the assumptions of the verdict, as text."""
-    conditions = [assumptions(plan)] if plan.assumed else []
-    if verdict.outcome is Outcome.FITS and plan.not_counted:
+    conditions = [assumptions(plan)] if plan.assumed_types else []
+    if verdict.outcome is BudgetOutcome.FITS and plan.not_counted:
         for name, extent in verdict.largest:
             every = "of any other value outside" if len(verdict.largest) > 1 else "of a value outside"
             whose = every if name == EVERY else f"of {printable(name)}"
@@ -66,17 +66,19 @@ def _if(verdict: Verdict, plan: MemoryPlan) -> str:
     return f" if {', and '.join(conditions)}" if conditions else ""
 
 
-def _missing(verdict: Verdict, plan: MemoryPlan) -> str:
+def _describe_uncounted(verdict: Verdict, plan: MemoryPlan) -> str:
     """Return a text on the uncounted values, and on possible remedies."""
     arena = f"the planned part takes {human(plan.arena_bytes)}"
     if verdict.most is not None:
         more = human(verdict.most - plan.arena_bytes)
-        return f"{arena}, and {_values(plan)} outside at most {more} more. Tell smaller bounds, or more budget."
-    names = named(plan.not_counted)
+        return (
+            f"{arena}, and {_count_uncounted(plan)} outside at most {more} more. Tell smaller bounds, or more budget."
+        )
+    names = first_names(plan.not_counted)
     how = "Tell shapes with --assume NAME=SHAPE, or the largest extents with --max-dim."
-    return f"{arena}, and {_values(plan)} outside not counted: {names}. {how}"
+    return f"{arena}, and {_count_uncounted(plan)} outside not counted: {names}. {how}"
 
 
-def _values(plan: MemoryPlan) -> str:
+def _count_uncounted(plan: MemoryPlan) -> str:
     count = len(plan.not_counted)
     return f"{count} value{'s' if count != 1 else ''}"

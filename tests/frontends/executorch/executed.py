@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from sublet.frontends.executorch.instructions import Jump, Kernel, Method, Move
+from sublet.frontends.executorch.instructions import ExecutorchMethod, JumpIfFalse, KernelCall, ValueMove
 
 ROUNDS = 3
 
@@ -19,13 +19,13 @@ Mark = tuple[int, int]
 class Executed:
     """One run. `wrong` tells the first tensor that did not hold what was written to it when it was read."""
 
-    def __init__(self, method: Method, seed: int) -> None:
+    def __init__(self, method: ExecutorchMethod, seed: int) -> None:
         self._method, self._random = method, random.Random(seed)
         self._memory: dict[tuple[int, int], Mark] = {}
         self._place = {number: value.place for number, value in enumerate(method.values)}
         self._holds: dict[int, list[Mark | None]] = {}
         self._writes, self._filled = 0, dict[int, int]()
-        self._changes = {n for each in method.instructions if isinstance(each, Kernel) for n in each.arguments}
+        self._changes = {n for each in method.instructions if isinstance(each, KernelCall) for n in each.arguments}
         self.wrong = ""
 
     def run(self) -> str:
@@ -38,11 +38,11 @@ class Executed:
         at, taken = 0, dict[int, int]()
         while at < len(self._method.instructions) and not self.wrong:
             each, at = self._method.instructions[at], at + 1
-            if isinstance(each, Kernel):
+            if isinstance(each, KernelCall):
                 self._kernel(each.operator, each.arguments)
-            elif isinstance(each, Move):
+            elif isinstance(each, ValueMove):
                 self._name(each.source, each.target)
-            elif isinstance(each, Jump):
+            elif isinstance(each, JumpIfFalse):
                 self._read(each.value)
                 if self._jumps(each, at - 1, taken):
                     at = each.to
@@ -50,7 +50,7 @@ class Executed:
             self._read(number)
         return self.wrong
 
-    def _jumps(self, jump: Jump, at: int, taken: dict[int, int]) -> bool:
+    def _jumps(self, jump: JumpIfFalse, at: int, taken: dict[int, int]) -> bool:
         truth = self._method.values[jump.value].truth
         if jump.to <= at:
             taken[at] = taken.get(at, 0) + 1

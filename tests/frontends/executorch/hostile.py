@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import ModelError
-from sublet.foreign.executorch import judged_programs
-from sublet.frontends.executorch.instructions import Method
-from sublet.frontends.executorch.program import Bytes
+from sublet.foreign.executorch import judge_programs
+from sublet.frontends.executorch.instructions import ExecutorchMethod
+from sublet.frontends.executorch.program import ByteRange
 from sublet.frontends.executorch.pte import methods_of
 from sublet.frontends.executorch.replay import replay
 from tests.frontends.damage import NAME, Format, arguments, tell
@@ -25,13 +25,13 @@ PROGRAMS = sorted(Path(__file__).with_name("programs").glob("*.pte"))
 WAYS = 6
 
 
-def method(path: Path) -> Method:
+def method(path: Path) -> ExecutorchMethod:
     """The only method of a program."""
     (only,) = methods_of(path.read_bytes(), path.name)
     return only
 
 
-def with_places(whole: Method, draw: random.Random) -> Method:
+def with_places(whole: ExecutorchMethod, draw: random.Random) -> ExecutorchMethod:
     """The method with a few tensors elsewhere; in half of the cases all that lie in one place go together."""
     values = list(whole.values)
     for _ in range(draw.randint(1, 3)):
@@ -42,14 +42,14 @@ def with_places(whole: Method, draw: random.Random) -> Method:
         together = draw.random() < 0.5
         for number, value in enumerate(values):
             if number == chosen or (together and value.place == place):
-                values[number] = replace(value, place=Bytes(place.memory, begin, begin + (value.nbytes or 0)))
+                values[number] = replace(value, place=ByteRange(place.memory, begin, begin + (value.nbytes or 0)))
     return replace(whole, values=values)
 
 
-def used(_: bytes, methods: list[Method], __: bool) -> str:
+def used(_: bytes, methods: list[ExecutorchMethod], __: bool) -> str:
     """A program that was read is judged, or refused in words."""
     try:
-        judged_programs([each.program() for each in methods])
+        judge_programs([each.as_steps() for each in methods])
     except ModelError:
         return "read, and refused"
     return "judged"
@@ -62,9 +62,9 @@ def files() -> list[bytes]:
 FILES = Format(files, lambda raw: methods_of(raw, NAME), used)
 
 
-def accepted(changed: Method) -> bool:
+def accepted(changed: ExecutorchMethod) -> bool:
     """Whether the judge accepts a changed plan. Raises AssertionError for one that then computes wrong."""
-    if replay(changed.program()):
+    if replay(changed.as_steps()):
         return False
     wrong = [words for seed in range(WAYS) if (words := Executed(changed, seed).run())]
     assert not wrong, wrong[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 
 ROOT = Path(__file__).parents[3]
 PYTHON = "SUBLET_EXECUTORCH_PYTHON"
@@ -26,7 +26,7 @@ WRONG = {"two conds", "nested conds", "a view of a cond", "two outcomes", "two m
 
 
 def run(*arguments: str) -> str:
-    python = os.environ.get(PYTHON) or (sys.executable if installed("executorch") else "")
+    python = os.environ.get(PYTHON) or (sys.executable if is_installed("executorch") else "")
     if not python:
         pytest.skip(f"{PYTHON} names no Python with executorch")
     done = subprocess.run([python, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=1500)

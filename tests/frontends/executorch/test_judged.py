@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.foreign import By, Outcome
-from sublet.foreign.executorch import judged_pte
-from sublet.frontends.executorch.instructions import Method
+from sublet.foreign import Evidence, ForeignOutcome
+from sublet.foreign.executorch import judge_pte
+from sublet.frontends.executorch.instructions import ExecutorchMethod
 from sublet.frontends.executorch.pte import methods_of
 from sublet.frontends.executorch.replay import replay
 from tests.frontends.damage import judge_many
@@ -34,7 +34,7 @@ RIGHT = [path.stem for path in sorted(PROGRAMS.glob("*.pte")) if path.stem not i
 PATHS = 6
 
 
-def method(name: str) -> Method:
+def method(name: str) -> ExecutorchMethod:
     path = PROGRAMS / f"{name}.pte"
     (only,) = methods_of(path.read_bytes(), path.name)
     return only
@@ -42,15 +42,15 @@ def method(name: str) -> Method:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_plan_that_computes_wrongly_is_refused_by_name(name: str) -> None:
-    found = judged_pte(PROGRAMS / f"{name}.pte")
-    assert found.outcome is Outcome.WRONG
+    found = judge_pte(PROGRAMS / f"{name}.pte")
+    assert found.outcome is ForeignOutcome.WRONG
     assert [(finding.rule, *finding.names) for finding in found.findings] == WRONG[name]
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_plan_is_accepted_and_held_against_a_bound(name: str) -> None:
-    found = judged_pte(PROGRAMS / f"{name}.pte")
-    assert (found.outcome, found.by) == (Outcome.RIGHT, By.INSTRUCTIONS)
+    found = judge_pte(PROGRAMS / f"{name}.pte")
+    assert (found.outcome, found.evidence) == (ForeignOutcome.RIGHT, Evidence.INSTRUCTIONS)
     assert 0 < found.lower_bound_bytes <= found.nbytes
 
 
@@ -65,7 +65,7 @@ def test_what_is_accepted_of_changed_plans_runs_right(name: str) -> None:
     whole, draw, accepted = method(name), random.Random(name), 0
     for seed in range(60):
         changed = with_places(whole, draw)
-        if not replay(changed.program()):
+        if not replay(changed.as_steps()):
             accepted += 1
             assert Executed(changed, seed).run() == ""
     assert accepted < 60
@@ -90,7 +90,7 @@ def test_an_input_given_after_another_over_the_same_bytes_is_refused() -> None:
     place = values[first].place
     assert place is not None
     values[second] = replace(values[second], place=replace(place, end=place.begin + (values[second].nbytes or 0)))
-    findings = replay(replace(whole, values=values).program())
+    findings = replay(replace(whole, values=values).as_steps())
     assert {finding.rule for finding in findings} >= {"written-while-read"}
 
 
@@ -100,9 +100,9 @@ def test_out_of_a_memory_or_off_an_element_is_refused() -> None:
         value if value.place is None else replace(value, place=replace(value.place, begin=value.place.begin + 2))
         for value in whole.values
     ]
-    rules = {finding.rule for finding in replay(replace(whole, values=values).program())}
+    rules = {finding.rule for finding in replay(replace(whole, values=values).as_steps())}
     assert "misaligned" in rules
-    assert "outside" in {finding.rule for finding in replay(replace(whole, memories={0: 0, 1: 64}).program())}
+    assert "outside" in {finding.rule for finding in replay(replace(whole, memories={0: 0, 1: 64}).as_steps())}
 
 
 def test_the_command_refuses_and_accepts() -> None:

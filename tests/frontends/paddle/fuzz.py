@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sublet.frontends.paddle.arena import arena
-from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.policies.ours.reorder import optimise_early
+from sublet.frontends.paddle.arena import to_arena_form
+from sublet.frontends.paddle.checking import judge_equivalence
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.frontends.paddle.policies.ours.reorder import run_updates_early
 
 from .mutants import MUTATIONS, Mutation
 
@@ -122,28 +122,28 @@ def answered(tally: Tally, python: str, folder: Path) -> dict[str, Answer]:
 
 
 def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, bool]], tally: Tally) -> None:
-    original = decode((folder / f"{seed}.pb").read_bytes(), seed)
-    loss, sizes = json.loads((folder / f"{seed}.json").read_text())["loss"], bound(original)
-    own = judge(original, original, sizes, keep=[loss])
+    original = decode_program((folder / f"{seed}.pb").read_bytes(), seed)
+    loss, sizes = json.loads((folder / f"{seed}.json").read_text())["loss"], infer_sizes(original)
+    own = judge_equivalence(original, original, sizes, keep=[loss])
     if not own.equal:
         tally.wrong.append(f"{seed}: the checker does not follow the program: {own.findings[0]}")
         return
     rng = random.Random(int(seed))
-    rewritten: list[tuple[str, Program | None]] = [(OURS, ours(original, {loss}))]
+    rewritten: list[tuple[str, PaddleProgram | None]] = [(OURS, apply_own_policy(original, {loss}))]
     if tally.arenas:
-        early = optimise_early(original)
-        rewritten.append((ARENA, arena(early, bound(early), {loss}).program))
+        early = run_updates_early(original)
+        rewritten.append((ARENA, to_arena_form(early, infer_sizes(early), {loss}).program))
     for mutation in rng.choices(tally.mutations, k=mutants):
         rewritten.append((mutation.__name__, mutation(rng, original)))
     for i, (kind, program) in enumerate(rewritten):
         if program is None or program == original:
             continue
-        judged = judge(original, program, sizes, keep=[loss])
+        judged = judge_equivalence(original, program, sizes, keep=[loss])
         (tally.accepted if judged.equal else tally.refused)[kind] += 1
         if kind in (OURS, ARENA) and not judged.equal:
             tally.wrong.append(f"{seed}: our own rewriting ({kind}) is refused: {judged.findings[0]}")
         file = f"{seed}.{i}.pb"
-        (folder / file).write_bytes(encode(program))
+        (folder / file).write_bytes(encode_program(program))
         told[file] = (kind, judged.equal)
 
 

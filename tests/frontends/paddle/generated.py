@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.program import (
+    PaddleAttr,
+    PaddleBlock,
+    PaddleOp,
+    PaddleProgram,
+    PaddleVar,
+    new_op,
+    new_var,
+)
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 
 MOST_ROUNDS = 3
@@ -27,7 +35,7 @@ class Writer:
     """Writes one program; `sure` are the variables that surely have content at a point, by name."""
 
     random: random.Random
-    blocks: list[tuple[int, dict[str, Var], list[Op]]] = field(default_factory=list)
+    blocks: list[tuple[int, dict[str, PaddleVar], list[PaddleOp]]] = field(default_factory=list)
     count: int = 0
 
     def block(self, parent: int) -> int:
@@ -82,7 +90,13 @@ class Writer:
         scopes = new_var(f"{flag}.scopes", None, kind="STEP_SCOPES")
         self.blocks[block][1][scopes.name] = scopes
         slots = {"Condition": [flag], "X": list(sure)}
-        self.op(block, "while", slots, {"Out": [flag], "StepScopes": [scopes.name]}, {"sub_block": Attr("BLOCK", body)})
+        self.op(
+            block,
+            "while",
+            slots,
+            {"Out": [flag], "StepScopes": [scopes.name]},
+            {"sub_block": PaddleAttr("BLOCK", body)},
+        )
 
     def branch(self, block: int, sure: list[str], depth: int) -> None:
         flag = self.flag(block, self.random.choice(sure))
@@ -106,11 +120,11 @@ class Writer:
         if out is not None:
             self.op(body, "assign", {"X": [self.random.choice(inner)]}, {"Out": [out]})
         outs = {"Out": [out] if out else []}
-        more = {"sub_block": Attr("BLOCK", body), "is_scalar_condition": True}
+        more = {"sub_block": PaddleAttr("BLOCK", body), "is_scalar_condition": True}
         self.op(block, "conditional_block", {"Cond": [flag], "Input": list(sure)}, outs, more)
 
 
-def generated(seed: int, depth: int = 3) -> Program:
+def generated(seed: int, depth: int = 3) -> PaddleProgram:
     """A program with one feed, a persistable variable that a run may change, and up to three fetches."""
     writer = Writer(random.Random(seed))
     writer.block(-1)
@@ -122,8 +136,8 @@ def generated(seed: int, depth: int = 3) -> Program:
     writer.fill(0, sure, depth)
     for column in range(writer.random.randint(1, 3)):
         writer.op(0, "fetch", {"X": [writer.random.choice(sure)]}, {"Out": ["fetch"]}, {"col": column})
-    blocks = [Block(i, parent, -1, vars_, tuple(ops)) for i, (parent, vars_, ops) in enumerate(writer.blocks)]
-    return Program(tuple(blocks))
+    blocks = [PaddleBlock(i, parent, -1, vars_, tuple(ops)) for i, (parent, vars_, ops) in enumerate(writer.blocks)]
+    return PaddleProgram(tuple(blocks))
 
 
 def truth(content: int) -> bool:
@@ -146,13 +160,13 @@ def computed(kind: str, inputs: Mapping[str, list[int]]) -> int:
 class Executor:
     """Runs a program as Paddle does: a scope for each block, for each time that it runs."""
 
-    program: Program
+    program: PaddleProgram
     outputs: list[int] = field(default_factory=list)
 
     def run(self, block: int, scopes: dict[int, dict[str, int]]) -> None:
         scopes = {**scopes, block: {}} if block else scopes
         for op in self.program.blocks[block].ops:
-            inner = op.block()
+            inner = op.block_index()
             if op.type == "feed":
                 continue
             if op.type == "fetch":
@@ -167,12 +181,12 @@ class Executor:
                     self.run(inner or 0, scopes)
             else:
                 ready = {s: [self.at(block, name, scopes) for name in names] for s, names in op.inputs.items()}
-                home = self.program.home(block, op.writes[0])
+                home = self.program.declaring_block(block, op.writes[0])
                 scopes[home or 0][op.writes[0]] = computed(op.type, ready)
 
     def at(self, block: int, name: str, scopes: dict[int, dict[str, int]]) -> int:
         """What a variable holds; what nobody wrote must not matter."""
-        return scopes[self.program.home(block, name) or 0].get(name, -2)
+        return scopes[self.program.declaring_block(block, name) or 0].get(name, -2)
 
 
 def follow(graph: Graph, known: dict[Value, int]) -> None:

@@ -6,10 +6,10 @@ python -m tests.frontends.paddle.hostile --flips 10000
 from __future__ import annotations
 
 from sublet.base.errors import SubletError
-from sublet.frontends.paddle.convert.model import from_program
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.convert.model import model_from_program
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.paddle.given import BESIDE
@@ -19,11 +19,11 @@ def files() -> list[bytes]:
     return [(BESIDE / name).read_bytes() for name in ("loopnet0.pdmodel", "cond.pb")]
 
 
-def used(raw: bytes, program: Program, deep: bool) -> str:
+def used(raw: bytes, program: PaddleProgram, deep: bool) -> str:
     """What becomes of a program that was read."""
-    assert encode(program) == raw
+    assert encode_program(program) == raw
     try:
-        model = from_program(program)
+        model = model_from_program(program)
         if deep:
             plan_memory(model)
     except SubletError:
@@ -31,7 +31,7 @@ def used(raw: bytes, program: Program, deep: bool) -> str:
     return "read as a model"
 
 
-PROGRAMS = Format(files, lambda raw: decode(raw, NAME), used)
+PROGRAMS = Format(files, lambda raw: decode_program(raw, NAME), used)
 
 if __name__ == "__main__":
     tell(PROGRAMS, arguments(__doc__).parse_args())

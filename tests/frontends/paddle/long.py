@@ -17,45 +17,45 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.measured import IN_ORDER
 from benchmarks.paddle.policies import PROGRAMS, Case, arena_form, written
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.running.verify import Comparison, compare, run, verify
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.frontends.paddle.running.verify import TrainingComparison, compare_outcomes, run_in_paddle, verify
 
 STEPS, LONG = 50, 500
 TRANSLATION, *OTHERS = [name for name in PROGRAMS if "40" not in name]
 
 
 def small(case: Case) -> bytes:
-    return encode(ours(case.program, case.training.fetch))
+    return encode_program(apply_own_policy(case.program, case.training.fetch))
 
 
-def shared(name: str, python: str | None = None) -> Comparison:
+def shared(name: str, python: str | None = None) -> TrainingComparison:
     """With names that tensors share."""
     case = written(PROGRAMS[name], STEPS)
-    return verify(encode(case.program), small(case), case.training, python)
+    return verify(encode_program(case.program), small(case), case.training, python)
 
 
-def poisoned(name: str) -> Comparison:
+def poisoned(name: str) -> TrainingComparison:
     """In an arena."""
     case = written(PROGRAMS[name], STEPS)
     form = arena_form(case, poisoned=True)
-    return verify(encode(case.program), encode(form.program), replace(case.training, flags=IN_ORDER))
+    return verify(encode_program(case.program), encode_program(form.program), replace(case.training, flags=IN_ORDER))
 
 
-def resumed() -> Comparison:
+def resumed() -> TrainingComparison:
     """The whole training as written, beside two halves as rewritten with a checkpoint between them."""
     case = written(PROGRAMS[TRANSLATION], LONG)
     with TemporaryDirectory() as folder:
         middle = str(Path(folder, "middle"))
         halves = replace(case.training, steps=LONG // 2)
-        first = run(small(case), replace(halves, save=middle))
-        second = run(small(case), replace(halves, first=LONG // 2, restore=middle))
-    whole = run(encode(case.program), case.training)
+        first = run_in_paddle(small(case), replace(halves, save=middle))
+        second = run_in_paddle(small(case), replace(halves, first=LONG // 2, restore=middle))
+    whole = run_in_paddle(encode_program(case.program), case.training)
     both = replace(second, fetched=first.fetched + second.fetched, peaks=first.peaks + second.peaks)
-    return compare(whole, both, case.training.fetch)
+    return compare_outcomes(whole, both, case.training.fetch)
 
 
-def cases(pythons: list[str]) -> Iterator[tuple[str, Callable[[], Comparison]]]:
+def cases(pythons: list[str]) -> Iterator[tuple[str, Callable[[], TrainingComparison]]]:
     """By name, what is run."""
     for name in (TRANSLATION, *OTHERS):
         yield f"{name}, {STEPS} steps", lambda name=name: shared(name)  # type: ignore[misc]

@@ -6,30 +6,30 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Block, Program
+from sublet.frontends.paddle.format.program import EMPTY_NAME, TENSOR, PaddleBlock, PaddleProgram
 
-Mutation = Callable[[random.Random, Program], Program | None]
+Mutation = Callable[[random.Random, PaddleProgram], PaddleProgram | None]
 
 
-def with_block(program: Program, index: int, **changes: object) -> Program:
+def with_block(program: PaddleProgram, index: int, **changes: object) -> PaddleProgram:
     blocks = list(program.blocks)
     blocks[index] = replace(blocks[index], **changes)  # type: ignore[arg-type]
     return replace(program, blocks=tuple(blocks))
 
 
-def renamed(program: Program, old: str, new: str, blocks: tuple[int, ...]) -> Program:
+def renamed(program: PaddleProgram, old: str, new: str, blocks: tuple[int, ...]) -> PaddleProgram:
     """Another name for a variable in some blocks, wherever an op names it in a slot."""
     for index in blocks:
-        ops = tuple(op.renamed({old: new}) for op in program.blocks[index].ops)
+        ops = tuple(op.with_names({old: new}) for op in program.blocks[index].ops)
         program = with_block(program, index, ops=ops)
     return program
 
 
-def _tensors(block: Block) -> list[str]:
-    return [v.name for v in block.vars.values() if v.kind == TENSOR and not v.persistable and v.name != EMPTY]
+def _tensors(block: PaddleBlock) -> list[str]:
+    return [v.name for v in block.vars.values() if v.kind == TENSOR and not v.persistable and v.name != EMPTY_NAME]
 
 
-def rename_one(rng: random.Random, program: Program) -> Program | None:
+def rename_one(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """One variable takes the name of another of its shape, everywhere or in its own block only."""
     block = rng.choice(program.blocks)
     names = _tensors(block)
@@ -42,7 +42,7 @@ def rename_one(rng: random.Random, program: Program) -> Program | None:
     return renamed(program, old, new, everywhere if rng.random() < 0.6 else (block.index,))
 
 
-def rename_in_place(rng: random.Random, program: Program) -> Program | None:
+def rename_in_place(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """The output of an op takes the name of an input, everywhere."""
     block = rng.choice([block for block in program.blocks if block.ops])
     op = rng.choice(block.ops)
@@ -56,7 +56,7 @@ def rename_in_place(rng: random.Random, program: Program) -> Program | None:
     return renamed(program, old, new, tuple(range(len(program.blocks))))
 
 
-def rename_gradient(rng: random.Random, program: Program) -> Program | None:
+def rename_gradient(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """A gradient in a gradient block gets another name, as the transpiler of 2019 did with `cond`."""
     blocks = [block for block in program.blocks if block.forward >= 0]
     if not blocks:
@@ -69,7 +69,7 @@ def rename_gradient(rng: random.Random, program: Program) -> Program | None:
     return renamed(program, old, new, (block.index,)) if block.vars[old].dims == block.vars[new].dims else None
 
 
-def swap(rng: random.Random, program: Program) -> Program | None:
+def swap(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """Two ops change places."""
     block = rng.choice(program.blocks)
     if len(block.ops) < 2:
@@ -81,7 +81,7 @@ def swap(rng: random.Random, program: Program) -> Program | None:
     return with_block(program, block.index, ops=tuple(ops))
 
 
-def proxy(rng: random.Random, program: Program) -> Program | None:
+def proxy(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """An op of a gradient block reads another variable of the same shape."""
     block = rng.choice(program.blocks)
     if not block.ops:
@@ -101,7 +101,7 @@ def proxy(rng: random.Random, program: Program) -> Program | None:
     return with_block(program, block.index, ops=tuple(ops))
 
 
-def declare_outside(rng: random.Random, program: Program) -> Program | None:
+def declare_outside(rng: random.Random, program: PaddleProgram) -> PaddleProgram | None:
     """A variable of a block becomes one of the block around it."""
     inner = [block for block in program.blocks if block.parent >= 0 and _tensors(block)]
     if not inner:

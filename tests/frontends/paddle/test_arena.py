@@ -6,49 +6,49 @@ from itertools import combinations
 
 import pytest
 
-from sublet.analysis.liveness import liveness
+from sublet.analysis.liveness import compute_live_ranges
 from sublet.base.errors import ModelError
-from sublet.frontends.paddle.arena import Arena, arena
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.lives.flow import flow
-from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.arena import ArenaForm, to_arena_form
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.lives.control_flow import build_flow
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
 from sublet.frontends.paddle.operators import facts
-from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.operators.shapes import infer_sizes
 from tests.frontends.paddle.given import program_files
 
 MT, COND = "mean_2.tmp_0", "mean_1.tmp_0"
 GIVEN = [("mt.pb", MT), ("cond.pb", COND)]
 
 
-def read(name: str) -> Program:
+def read(name: str) -> PaddleProgram:
     path = next(path for path in program_files() if path.name == name)
-    return decode(path.read_bytes(), name)
+    return decode_program(path.read_bytes(), name)
 
 
-def formed(name: str, loss: str) -> tuple[Program, Arena]:
+def formed(name: str, loss: str) -> tuple[PaddleProgram, ArenaForm]:
     program = read(name)
-    return program, arena(program, bound(program), [loss])
+    return program, to_arena_form(program, infer_sizes(program), [loss])
 
 
 @pytest.mark.parametrize(("name", "loss"), GIVEN)
 def test_what_is_needed_together_lies_apart(name: str, loss: str) -> None:
     """But for an output that a fact puts in the place of an input, and a copy on what it copies."""
     program, form = formed(name, loss)
-    graph = flow(program, [Place(0, loss)], by_shape=False)
-    lives = liveness(graph)
+    graph = build_flow(program, [ScopedVariable(0, loss)], by_shape=False)
+    lives = compute_live_ranges(graph)
     allowed = {
-        (graph.scopes.place(block.index, one), graph.scopes.place(block.index, other))
+        (graph.scopes.resolve(block.index, one), graph.scopes.resolve(block.index, other))
         for block in program.blocks
         for op in block.ops
-        for source, target in facts.of(op.type).placed | facts.of(op.type).placed_first
+        for source, target in facts.facts_of(op.type).placed | facts.facts_of(op.type).placed_first
         for one in op.inputs.get(source, ())
         for other in op.outputs.get(target, ())
     }
     shared = 0
     for (one, (begin, size)), (other, (from_, length)) in combinations(sorted(form.places.items()), 2):
         if begin < from_ + length and from_ < begin + size:
-            halves = [{half for b, e in lives.halves[place] for half in range(b, e)} for place in (one, other)]
+            halves = [{half for b, e in lives.slot_ranges[place] for half in range(b, e)} for place in (one, other)]
             points = [{half // 2 for half in each} for each in halves]
             if points[0] & points[1]:
                 assert {(one, other), (other, one)} & allowed, f"{one} and {other} overlap"
@@ -66,26 +66,28 @@ def test_the_arena_is_as_small_as_its_bound(name: str, loss: str) -> None:
 
 def test_what_trips_keep_and_what_is_fetched_stays_outside() -> None:
     program, form = formed("mt.pb", MT)
-    kept = {place for point in flow(program, by_shape=False).points if point.kind == "keep" for place in point.uses}
+    kept = {
+        place for point in build_flow(program, by_shape=False).points if point.kind == "keep" for place in point.uses
+    }
     assert kept
     assert not kept & form.places.keys()
-    assert Place(0, MT) not in form.places
+    assert ScopedVariable(0, MT) not in form.places
     assert all(not program.blocks[place.block].vars[place.name].persistable for place in form.places)
     assert not form.places.keys() & form.outside.keys()
 
 
 def test_an_op_that_compares_allocations_has_its_output_on_its_input_or_elsewhere() -> None:
     program, form = formed("mt.pb", MT)
-    scopes = flow(program).scopes
+    scopes = build_flow(program).scopes
     seen = 0
     for block in program.blocks:
         for op in block.ops:
-            if facts.of(op.type).holder:
+            if facts.facts_of(op.type).holder:
                 out, given = (
-                    scopes.place(block.index, op.outputs["Out"][0]),
-                    scopes.place(block.index, op.inputs["X"][0]),
+                    scopes.resolve(block.index, op.outputs["Out"][0]),
+                    scopes.resolve(block.index, op.inputs["X"][0]),
                 )
-                beside = [scopes.place(block.index, name) for name in op.reads]
+                beside = [scopes.resolve(block.index, name) for name in op.reads]
                 if out in form.places and any(place in form.places for place in beside):
                     assert form.places[out] == form.places[given]
                     seen += 1
@@ -110,4 +112,4 @@ def test_every_block_makes_views_of_its_own_variables(name: str, loss: str) -> N
 def test_a_program_in_the_arena_form_is_refused() -> None:
     _, form = formed("cond.pb", COND)
     with pytest.raises(ModelError, match="already"):
-        arena(form.program, bound(form.program), [COND])
+        to_arena_form(form.program, infer_sizes(form.program), [COND])

@@ -10,12 +10,22 @@ from itertools import pairwise
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.arena import arena
-from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.arena import to_arena_form
+from sublet.frontends.paddle.checking import judge_equivalence
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import (
+    EMPTY_NAME,
+    TENSOR,
+    PaddleAttr,
+    PaddleBlock,
+    PaddleOp,
+    PaddleProgram,
+    PaddleVar,
+    new_op,
+    new_var,
+)
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.policies.ours import apply_own_policy
 
 from .given import BESIDE
 from .mutants import renamed, with_block
@@ -24,16 +34,18 @@ from .written import op, runs, straight, tensors
 LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
 
 
-def given(name: str) -> Program:
+def given(name: str) -> PaddleProgram:
     path = BESIDE / f"{name}.pb"
-    return decode(path.read_bytes(), str(path))
+    return decode_program(path.read_bytes(), str(path))
 
 
-def rules(original: Program, rewritten: Program, loss: str) -> set[str]:
-    return {finding.rule for finding in judge(original, rewritten, bound(original), keep=[loss]).findings}
+def rules(original: PaddleProgram, rewritten: PaddleProgram, loss: str) -> set[str]:
+    return {
+        finding.rule for finding in judge_equivalence(original, rewritten, infer_sizes(original), keep=[loss]).findings
+    }
 
 
-def changed(program: Program, block: int, type_: str, change: Callable[[Op], Op]) -> Program:
+def changed(program: PaddleProgram, block: int, type_: str, change: Callable[[PaddleOp], PaddleOp]) -> PaddleProgram:
     """The first op of a type in a block, changed."""
     ops = list(program.blocks[block].ops)
     i = next(i for i, op in enumerate(ops) if op.type == type_)
@@ -43,7 +55,7 @@ def changed(program: Program, block: int, type_: str, change: Callable[[Op], Op]
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_program_computes_what_it_computes(name: str) -> None:
-    judgement = judge(given(name), given(name), bound(given(name)), keep=[LOSSES[name]])
+    judgement = judge_equivalence(given(name), given(name), infer_sizes(given(name)), keep=[LOSSES[name]])
     assert (judgement.findings, judgement.every_way, judgement.trips) == ((), True, ())
 
 
@@ -123,7 +135,7 @@ def test_a_block_takes_nothing_from_around_it_that_its_owner_does_not_name() -> 
     assert "unnamed" in rules(mt, wrong, LOSSES["mt"])
 
 
-def chain(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
+def chain(views: Mapping[str, tuple[int, int]], arena: int = 0) -> PaddleProgram:
     """x -> relu -> relu -> relu -> y, of four floats each, with some of a, b and c views of one tensor."""
     names = ("x", "a", "b", "c", "y")
     variables = {name: new_var(name, DType.F32, (4,)) for name in names}
@@ -135,7 +147,7 @@ def chain(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
     for name, (begin, end) in views.items():
         spans = {"begin_idx": begin, "end_idx": end}
         first.append(new_op("view_slice", {"input": ("arena",)}, {"out": (name,)}, spans))
-    return Program((Block(0, -1, -1, variables, (*first, *ops)),))
+    return PaddleProgram((PaddleBlock(0, -1, -1, variables, (*first, *ops)),))
 
 
 @pytest.mark.parametrize(
@@ -154,11 +166,11 @@ def test_places_in_an_arena(views: Mapping[str, tuple[int, int]], wrong: set[str
 
 
 def test_a_place_that_is_needed_later_is_not_written_over() -> None:
-    def fork(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
+    def fork(views: Mapping[str, tuple[int, int]], arena: int = 0) -> PaddleProgram:
         program = chain(views, arena)
         last = new_op("elementwise_add", {"X": ("a",), "Y": ("y",)}, {"Out": ("z",)})
         block = program.blocks[0]
-        variables: dict[str, Var] = {**block.vars, "z": new_var("z", DType.F32, (4,))}
+        variables: dict[str, PaddleVar] = {**block.vars, "z": new_var("z", DType.F32, (4,))}
         return with_block(program, 0, ops=(*block.ops, last), vars=variables)
 
     views = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
@@ -175,7 +187,7 @@ def test_what_nobody_has_written_yet_is_not_there() -> None:
     write = new_op("write_to_array", {"X": ["x"], "I": ["i"]}, {"Out": ["array"]})
     read = new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["y"]})
     end = new_op("mean", {"X": ["x"]}, {"Out": ["loss"]})
-    program = Program((Block(0, -1, -1, vars, (number, write, read, end)),), 3_000_000)
+    program = PaddleProgram((PaddleBlock(0, -1, -1, vars, (number, write, read, end)),), 3_000_000)
     early = with_block(program, 0, ops=(number, read, write, end))
     assert rules(program, program, "loss") == set()
     assert "absent" in rules(program, early, "loss")
@@ -195,21 +207,21 @@ READERS = {
 """An op of each kind that handles bytes; nobody uses its result."""
 
 
-def beside(*ops: Op) -> Program:
+def beside(*ops: PaddleOp) -> PaddleProgram:
     """A program with ops whose results nobody uses, in front of the one that writes `late`."""
     vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "out", "late", "loss")}
     vars |= {"i": new_var("i", DType.I64, (1,)), "array": new_var("array", DType.F32, (4,), kind="TENSOR_ARRAY")}
     number = new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})
     late = new_op("relu", {"X": ["w"]}, {"Out": ["late"]})
     end = new_op("mean", {"X": ["late"]}, {"Out": ["loss"]})
-    return Program((Block(0, -1, -1, vars, (number, *ops, late, end)),), 3_000_000)
+    return PaddleProgram((PaddleBlock(0, -1, -1, vars, (number, *ops, late, end)),), 3_000_000)
 
 
 @pytest.mark.parametrize("kind", READERS)
 def test_nobody_reads_what_is_not_written_yet(kind: str) -> None:
     """It fails in Paddle, also where nobody uses what comes of it; where not at once, then at the next op that does."""
     right = READERS[kind]
-    early = right.renamed({"x": "late"})
+    early = right.with_names({"x": "late"})
     assert not rules(beside(right), beside(right), "loss")
     assert rules(beside(right), beside(early), "loss") == {"absent"}
     assert not rules(beside(early), beside(early), "loss")  # then Paddle can do without
@@ -224,32 +236,36 @@ def test_operands_are_of_types_that_the_original_has_there_also_in_a_block_that_
         for name, dtype, value in (("go", 0, 0.0), ("i", 3, 0.0), ("n", 3, 3.0))
     ]
     slots = {"Condition": ["go"], "X": ["i", "n"]}
-    attributes = {"sub_block": Attr("BLOCK", 1), "is_test": True}
+    attributes = {"sub_block": PaddleAttr("BLOCK", 1), "is_test": True}
     loop = new_op("while", slots, {"Out": ["go", "i"], "StepScopes": ["scopes"]}, attributes)
     end = new_op("mean", {"X": ["n"]}, {"Out": ["loss"]})
     less = new_op("less_than", {"X": ["i"], "Y": ["n"]}, {"Out": ["go"]})
 
-    def program(compared: Op) -> Program:
-        return Program((Block(0, -1, -1, vars, (*never, loop, end)), Block(1, 0, -1, {}, (compared,))), 3_000_000)
+    def program(compared: PaddleOp) -> PaddleProgram:
+        return PaddleProgram(
+            (PaddleBlock(0, -1, -1, vars, (*never, loop, end)), PaddleBlock(1, 0, -1, {}, (compared,))), 3_000_000
+        )
 
     assert not rules(program(less), program(less), "loss")
-    assert rules(program(less), program(less.renamed({"i": "go"})), "loss") == {"types"}
+    assert rules(program(less), program(less.with_names({"i": "go"})), "loss") == {"types"}
 
 
 def test_a_mutant_that_never_ends_is_followed_as_far_as_the_original() -> None:
     """Found by the fuzz, where one took minutes."""
-    vars: dict[str, Var] = {name: new_var(name, DType.I64, (1,)) for name in ("i", "n")}
+    vars: dict[str, PaddleVar] = {name: new_var(name, DType.I64, (1,)) for name in ("i", "n")}
     vars |= {"go": new_var("go", DType.BOOL, (1,)), "scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     fill = new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})
     numbers = (fill, new_op("fill_constant", {}, {"Out": ["n"]}, {"shape": (1,), "value": 3.0}))
     less = new_op("less_than", {"X": ["i"], "Y": ["n"]}, {"Out": ["go"]})
     on = new_op("increment", {"X": ["i"]}, {"Out": ["i"]}, {"step": 1.0})
     slots = {"Condition": ["go"], "X": ["i", "n"]}
-    attributes = {"sub_block": Attr("BLOCK", 1), "is_test": True}
+    attributes = {"sub_block": PaddleAttr("BLOCK", 1), "is_test": True}
     loop = new_op("while", slots, {"Out": ["go", "i"], "StepScopes": ["scopes"]}, attributes)
 
-    def program(*body: Op) -> Program:
-        return Program((Block(0, -1, -1, vars, (*numbers, less, loop)), Block(1, 0, -1, {}, body)), 3_000_000)
+    def program(*body: PaddleOp) -> PaddleProgram:
+        return PaddleProgram(
+            (PaddleBlock(0, -1, -1, vars, (*numbers, less, loop)), PaddleBlock(1, 0, -1, {}, body)), 3_000_000
+        )
 
     assert not rules(program(on, less), program(on, less), "i")
     endless = rules(program(on, less), program(less), "i")
@@ -268,7 +284,7 @@ def test_the_gradient_of_a_branch_is_what_its_block_itself_holds() -> None:
     writes = {**last.outputs, "X@GRAD": ()}
     without = with_block(cond, 3, vars=own, ops=(*others, replace(last, outputs=writes)))
 
-    def asking(shape_of: str) -> Program:
+    def asking(shape_of: str) -> PaddleProgram:
         reader = new_op("elementwise_add_grad", {"Out@GRAD": [zeros], "X": [shape_of]}, {"X@GRAD": [name]})
         return changed(without, 0, "sum", lambda _: reader)
 
@@ -279,22 +295,22 @@ def test_the_gradients_of_a_loop_are_variables_of_its_block() -> None:
     """Paddle renames them in the scope of a round, and fails where they are around it."""
     mt = given("mt")
     op = next(op for op in mt.blocks[0].ops if op.type == "while_grad")
-    block = mt.blocks[op.block() or 0]
+    block = mt.blocks[op.block_index() or 0]
     tensors = [name for name, var in block.vars.items() if var.kind == TENSOR]
     given_out = zip(op.inputs["X"], op.outputs["X@GRAD"], strict=True)
-    name = next(f"{x}@GRAD" for x, gradient in given_out if gradient != EMPTY and f"{x}@GRAD" in tensors)
+    name = next(f"{x}@GRAD" for x, gradient in given_out if gradient != EMPTY_NAME and f"{x}@GRAD" in tensors)
     own = {each: var for each, var in block.vars.items() if each != name}
     outer = {**mt.blocks[block.parent].vars, name: block.vars[name]}
     outside = with_block(with_block(mt, block.index, vars=own), block.parent, vars=outer)
     assert "absent" in rules(mt, outside, LOSSES["mt"])
 
 
-def going_back(*back: str) -> Program:
+def going_back(*back: str) -> PaddleProgram:
     """The gradient of a loop over `x` and `s`, given that of `s`, which is read once more when the loop is done."""
     outer = tensors("x", "y", "s", "s@GRAD", "x@GRAD", "out") | {"go": new_var("go", DType.BOOL, (1,))}
     outer |= {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     loop = {"X": ["x", "s"], "Condition": ["go"]}, {"Out": ["s"], "StepScopes": ["scopes"]}
-    reverse = {"X": ["x", "s"], "Out@GRAD": ["s@GRAD"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD", EMPTY]}
+    reverse = {"X": ["x", "s"], "Out@GRAD": ["s@GRAD"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD", EMPTY_NAME]}
     ops = (
         runs("while", 1, *loop),
         op("s@GRAD = tanh(y)"),
@@ -302,8 +318,12 @@ def going_back(*back: str) -> Program:
         op("out = sum(x@GRAD, s@GRAD)"),
     )
     body, inner = (op("s = relu(x)"),), tensors("x@GRAD", "a", "b")
-    blocks = Block(0, -1, -1, outer, ops), Block(1, 0, -1, {}, body), Block(2, 0, 1, inner, tuple(map(op, back)))
-    return Program(blocks, 3_000_000)
+    blocks = (
+        PaddleBlock(0, -1, -1, outer, ops),
+        PaddleBlock(1, 0, -1, {}, body),
+        PaddleBlock(2, 0, 1, inner, tuple(map(op, back))),
+    )
+    return PaddleProgram(blocks, 3_000_000)
 
 
 def test_the_gradient_that_a_loop_is_given_lies_where_its_rounds_have_it() -> None:
@@ -317,9 +337,9 @@ def test_the_gradient_that_a_loop_is_given_lies_where_its_rounds_have_it() -> No
     assert "differs" in rules(beside, over, "out")
 
 
-def untaken(*ops: Op) -> Program:
+def untaken(*ops: PaddleOp) -> PaddleProgram:
     """A program with a branch that writes `short` and `long`, and with ops that may find nothing there."""
-    vars: dict[str, Var] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}
+    vars: dict[str, PaddleVar] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}
     vars |= {
         name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "short", "near", "other", "made", "more", "out")
     }
@@ -327,8 +347,10 @@ def untaken(*ops: Op) -> Program:
     vars |= {"i": new_var("i", DType.I64, (1,)), "array": new_var("array", DType.F32, (4,), kind="TENSOR_ARRAY")}
     written = [new_op("tanh", {"X": [x]}, {"Out": [out]}) for x, out in (("x", "short"), ("loss", "long"))]
     owner = {"Cond": ["go"], "Input": ["x", "loss"]}, {"Out": ["short", "long"], "Scope": ["scope"]}
-    taken = new_op("conditional_block", *owner, {"sub_block": Attr("BLOCK", 1), "is_scalar_condition": True})
-    return Program((Block(0, -1, -1, vars, (taken, *ops)), Block(1, 0, -1, {}, tuple(written))), 3_000_000)
+    taken = new_op("conditional_block", *owner, {"sub_block": PaddleAttr("BLOCK", 1), "is_scalar_condition": True})
+    return PaddleProgram(
+        (PaddleBlock(0, -1, -1, vars, (taken, *ops)), PaddleBlock(1, 0, -1, {}, tuple(written))), 3_000_000
+    )
 
 
 FAR = new_op("assign", {"X": ["long"]}, {"Out": ["far"]})
@@ -347,8 +369,8 @@ def test_nothing_has_no_extents() -> None:
 @pytest.mark.parametrize("first", ["near", "short"])
 def test_nothing_gets_no_memory_by_being_written_over(first: str) -> None:
     """Found by running mutants in Paddle: `tanh` fails, but computes of what lies there where it is in place."""
-    ops = (FAR, NEAR, *USED) if first == "near" else tuple(op.renamed({"near": "short"}) for op in USED)
-    original, over = untaken(*ops), untaken(*(op.renamed({"made": first}) for op in ops))
+    ops = (FAR, NEAR, *USED) if first == "near" else tuple(op.with_names({"near": "short"}) for op in USED)
+    original, over = untaken(*ops), untaken(*(op.with_names({"made": first}) for op in ops))
     assert rules(original, over, "out") == {"absent"}
     assert not rules(over, over, "out")
 
@@ -357,7 +379,7 @@ def test_nothing_is_assigned_to_nothing_only() -> None:
     """Elsewhere memory stays there in Paddle, without extents: what reads it computes, and does not fail."""
     other = new_op("relu", {"X": ["x"]}, {"Out": ["other"]})
     original, over = (
-        untaken(other, *(op.renamed({"near": near}) for op in (NEAR, *USED))) for near in ("near", "other")
+        untaken(other, *(op.with_names({"near": near}) for op in (NEAR, *USED))) for near in ("near", "other")
     )
     assert rules(original, over, "out") == {"absent"}
     assert not rules(over, over, "out")
@@ -380,15 +402,15 @@ def test_nothing_that_is_chosen_or_put_into_an_array_leaves_what_is_there(kind: 
     """Shown in Paddle 2.6.2 and 3.0.0: the branch is not taken, and what is read is what was written before."""
     before = new_op("relu", {"X": ["x"]}, {"Out": ["near"]})
     program = untaken(before, *CHOSEN[kind], *USED)
-    another = untaken(before.renamed({"x": "w"}), *CHOSEN[kind], *USED)
+    another = untaken(before.with_names({"x": "w"}), *CHOSEN[kind], *USED)
     assert not rules(program, program, "out")
     assert "differs" in rules(program, another, "out")
 
 
 def test_what_may_hold_nothing_keeps_a_name_and_memory_of_its_own() -> None:
     program = untaken(FAR, NEAR, *USED)
-    by_name, placed = ours(program, ["out"]), arena(program, bound(program), ["out"])
-    assert by_name.blocks[0].ops[1:] == (FAR, NEAR, *(op.renamed({"more": "made"}) for op in USED))
+    by_name, placed = apply_own_policy(program, ["out"]), to_arena_form(program, infer_sizes(program), ["out"])
+    assert by_name.blocks[0].ops[1:] == (FAR, NEAR, *(op.with_names({"more": "made"}) for op in USED))
     assert {place.name for place in placed.places} == {"made", "more"}
     assert not rules(program, by_name, "out") | rules(program, placed.program, "out")
 
@@ -404,8 +426,8 @@ def test_a_copy_on_what_it_copies_is_that_too() -> None:
         new_op("mean", {"X": ["copy"]}, {"Out": ["mean"]}),
         new_op("elementwise_add", {"X": ["made"], "Y": ["mean"]}, {"Out": ["out"]}),
     )
-    program = Program((Block(0, -1, -1, vars, ops),), 3_000_000)
-    form = arena(program, bound(program), ["out"])
+    program = PaddleProgram((PaddleBlock(0, -1, -1, vars, ops),), 3_000_000)
+    form = to_arena_form(program, infer_sizes(program), ["out"])
     places = {place.name: at for place, at in form.places.items()}
     assert places["made"] == places["copy"]
     assert not rules(program, form.program, "out")
@@ -418,14 +440,14 @@ def test_a_copy_on_what_it_copies_is_that_too() -> None:
         assert rules(*wrong, "out") == {"destroyed", "differs", "new"}
 
 
-def viewed(*ops: Op) -> Program:
+def viewed(*ops: PaddleOp) -> PaddleProgram:
     """A program with `all`, of which `long` is a view as a whole, and `short` its first half."""
     vars = {name: new_var(name, DType.F32, (8,)) for name in ("x", "all", "long")}
     vars |= {"short": new_var("short", DType.F32, (4,)), "out": new_var("out", DType.F32, (1,))}
-    begin = [new_op("empty", {}, {"Out": ["all"]}, {"shape": Attr("LONGS", (8,))})]
+    begin = [new_op("empty", {}, {"Out": ["all"]}, {"shape": PaddleAttr("LONGS", (8,))})]
     for name, end in (("long", 8), ("short", 4)):
         begin += [new_op("view_slice", {"input": ["all"]}, {"out": [name]}, {"begin_idx": 0, "end_idx": end})]
-    return Program((Block(0, -1, -1, vars, (*begin, *ops)),), 3_000_000)
+    return PaddleProgram((PaddleBlock(0, -1, -1, vars, (*begin, *ops)),), 3_000_000)
 
 
 @pytest.mark.parametrize("name", ["short", "all"])
@@ -438,7 +460,7 @@ def test_a_view_is_what_was_written_by_its_name(name: str) -> None:
 
 
 def test_nothing_leaves_an_element_that_was_taken_apart() -> None:
-    def program(read: str) -> Program:
+    def program(read: str) -> PaddleProgram:
         vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "late", "out")}
         vars |= {name: new_var(name, DType.F32, (4,), kind="TENSOR_ARRAY") for name in ("xs", "ws")}
         vars |= {"i": new_var("i", DType.I64, (1,)), "table": new_var("table", None, kind="LOD_RANK_TABLE")}
@@ -448,7 +470,7 @@ def test_nothing_leaves_an_element_that_was_taken_apart() -> None:
             ops += [new_op("write_to_array", {"X": ["late"], "I": ["i"]}, {"Out": [array]})]
         ops += [new_op("read_from_array", {"X": [read], "I": ["i"]}, {"Out": ["out"]})]
         ops += [new_op("relu", {"X": ["x"]}, {"Out": ["late"]})]
-        return Program((Block(0, -1, -1, vars, tuple(ops)),), 3_000_000)
+        return PaddleProgram((PaddleBlock(0, -1, -1, vars, tuple(ops)),), 3_000_000)
 
     assert not rules(program("xs"), program("xs"), "out")
     assert "differs" in rules(program("xs"), program("ws"), "out")
@@ -458,15 +480,15 @@ def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:
     """An original in which one op finds nothing says nothing about other ops of that type, or that slot."""
     without = new_op("sum", {"X": ["x", "late"]}, {"Out": ["out"]})
     other = new_op("sum", {"X": ["w", "x"]}, {"Out": ["out"]})
-    assert rules(beside(without, other), beside(without, other.renamed({"x": "late"})), "loss") == {"absent"}
+    assert rules(beside(without, other), beside(without, other.with_names({"x": "late"})), "loss") == {"absent"}
 
 
 def test_an_element_that_holds_nothing_is_nothing() -> None:
     """Found by running mutants in Paddle: what was read too early, and put into an array, is not there either."""
     write, read = READERS["write_to_array"], new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["out"]})
     use = new_op("tanh", {"X": ["out"]}, {"Out": ["out"]})
-    early = beside(write.renamed({"x": "late"}), read, use)
-    wrong = judge(beside(write, read, use), early, bound(early), keep=["loss"]).findings
+    early = beside(write.with_names({"x": "late"}), read, use)
+    wrong = judge_equivalence(beside(write, read, use), early, infer_sizes(early), keep=["loss"]).findings
     found = {finding.where.rpartition("(")[2] for finding in wrong if finding.rule == "absent"}
     assert found == {"write_to_array)", "read_from_array)", "tanh)"}
 
@@ -475,8 +497,8 @@ def test_an_element_that_holds_nothing_is_nothing() -> None:
 def test_an_op_is_applied_to_nothing_new(kind: str) -> None:
     """Found by running mutants in Paddle: it may refuse what it was never given, a bool beside an integer, say."""
     right = READERS[kind]
-    assert rules(beside(right), beside(right.renamed({"x": "w"})), "loss") == {"new"}
-    assert not rules(beside(right, right.renamed({"x": "w"})), beside(right.renamed({"x": "w"})), "loss")
+    assert rules(beside(right), beside(right.with_names({"x": "w"})), "loss") == {"new"}
+    assert not rules(beside(right, right.with_names({"x": "w"})), beside(right.with_names({"x": "w"})), "loss")
 
 
 def test_an_input_of_a_loop_is_there_before_it() -> None:
@@ -527,7 +549,7 @@ def test_a_view_is_of_bytes() -> None:
     """Found by running the translation in Paddle, which fails."""
     program = straight("a = relu(x)", "b = tanh(a)", "c = sigmoid(x)", "d = exp(c)")
     slots = {"X": ["x"]}, {"Out": ["a"], "XShape": ["c"]}
-    reshaped = new_op("reshape2", *slots, {"shape": Attr("INTS", (4,))})
+    reshaped = new_op("reshape2", *slots, {"shape": PaddleAttr("INTS", (4,))})
     program = with_block(program, 0, ops=(reshaped, *program.blocks[0].ops[1:2]))
     viewed = (*program.blocks[0].ops, new_op("share_data", {"X": ["c"]}, {"Out": ["a"]}))
     assert rules(program, with_block(program, 0, ops=viewed), "b") == {"new"}

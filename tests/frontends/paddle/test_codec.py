@@ -10,20 +10,20 @@ import pytest
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
 from sublet.frontends.paddle.format import wire
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Attr, Block, Program, new_op, new_var
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleProgram, new_op, new_var
 from tests.frontends.damage import judge_many
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.hostile import PROGRAMS
 
 
-def read(name: str) -> tuple[bytes, Program]:
+def read(name: str) -> tuple[bytes, PaddleProgram]:
     raw = (BESIDE / name).read_bytes()
-    return raw, decode(raw, name)
+    return raw, decode_program(raw, name)
 
 
-def anew(program: Program) -> Program:
+def anew(program: PaddleProgram) -> PaddleProgram:
     """The same program as if no file had it."""
     blocks = []
     for block in program.blocks:
@@ -39,12 +39,12 @@ def anew(program: Program) -> Program:
 @pytest.mark.parametrize("path", program_files(), ids=lambda path: path.name)
 def test_every_program_comes_out_byte_for_byte(path: Path) -> None:
     raw = path.read_bytes()
-    program = decode(raw, path.name)
-    assert encode(program) == raw
-    assert decode(encode(anew(program)), path.name) == program
+    program = decode_program(raw, path.name)
+    assert encode_program(program) == raw
+    assert decode_program(encode_program(anew(program)), path.name) == program
 
 
-def changed(program: Program, position: int, **changes: object) -> Program:
+def changed(program: PaddleProgram, position: int, **changes: object) -> PaddleProgram:
     """The program with one operator of block 0 changed."""
     block = program.blocks[0]
     ops = tuple(replace(op, **changes) if i == position else op for i, op in enumerate(block.ops))  # type: ignore[arg-type]
@@ -61,12 +61,12 @@ def different(a: bytes, b: bytes) -> int:
 def test_what_is_changed_comes_through_and_the_rest_stays() -> None:
     raw, program = read("loopnet0.pdmodel")
     named = changed(program, 5, outputs={"Out": ("elsewhere_var_0",)})
-    out = encode(named)
-    assert decode(out, "x") == named
+    out = encode_program(named)
+    assert decode_program(out, "x") == named
     assert 0 < different(raw, out) < 16
     op = program.blocks[0].ops[1]
-    attrs = {**op.attrs, "value": replace(op.attrs["value"], value=2.5), "own": Attr("STRINGS", ("a", "b"))}
-    assert decode(encode(changed(program, 1, attrs=attrs)), "x").blocks[0].ops[1].attrs == attrs
+    attrs = {**op.attrs, "value": replace(op.attrs["value"], value=2.5), "own": PaddleAttr("STRINGS", ("a", "b"))}
+    assert decode_program(encode_program(changed(program, 1, attrs=attrs)), "x").blocks[0].ops[1].attrs == attrs
 
 
 def test_each_field_of_a_variable_comes_through() -> None:
@@ -79,24 +79,28 @@ def test_each_field_of_a_variable_comes_through() -> None:
         for old in ("x", "gru_cell_0.b_0"):
             var = replace(block.vars[old], **changes)  # type: ignore[arg-type]
             vars_ = {(var.name if name == old else name): (var if name == old else v) for name, v in block.vars.items()}
-            again = decode(encode(replace(program, blocks=(replace(block, vars=vars_), *program.blocks[1:]))), "x")
+            again = decode_program(
+                encode_program(replace(program, blocks=(replace(block, vars=vars_), *program.blocks[1:]))), "x"
+            )
             assert again.blocks[0].vars[var.name] == var
 
 
 def test_records_made_anew_are_written() -> None:
-    values: dict[str, Attr] = {
-        "i": Attr("INT", -3), "f": Attr("FLOAT", 0.5), "s": Attr("STRING", "\udcff raw"), "is": Attr("INTS", (1, -2)),
-        "fs": Attr("FLOATS", (0.5, -1.0)), "ss": Attr("STRINGS", ("a", "")), "b": Attr("BOOLEAN", True),
-        "bs": Attr("BOOLEANS", (True, False)), "l": Attr("LONG", -(1 << 62)), "ls": Attr("LONGS", (1 << 40,)),
-        "ds": Attr("FLOAT64S", (1e300,)), "v": Attr("VAR", "x"), "vs": Attr("VARS", ("x", "y")),
-        "d": Attr("FLOAT64", -1e300), "c": Attr("SCALAR", 1 + 2j), "cs": Attr("SCALARS", (True, 2, 0.5)),
-        "inner": Attr("BLOCK", 1), "inners": Attr("BLOCKS", (1,)),
+    values: dict[str, PaddleAttr] = {
+        "i": PaddleAttr("INT", -3), "f": PaddleAttr("FLOAT", 0.5), "s": PaddleAttr("STRING", "\udcff raw"),
+        "is": PaddleAttr("INTS", (1, -2)), "fs": PaddleAttr("FLOATS", (0.5, -1.0)),
+        "ss": PaddleAttr("STRINGS", ("a", "")), "b": PaddleAttr("BOOLEAN", True),
+        "bs": PaddleAttr("BOOLEANS", (True, False)), "l": PaddleAttr("LONG", -(1 << 62)),
+        "ls": PaddleAttr("LONGS", (1 << 40,)), "ds": PaddleAttr("FLOAT64S", (1e300,)), "v": PaddleAttr("VAR", "x"),
+        "vs": PaddleAttr("VARS", ("x", "y")), "d": PaddleAttr("FLOAT64", -1e300), "c": PaddleAttr("SCALAR", 1 + 2j),
+        "cs": PaddleAttr("SCALARS", (True, 2, 0.5)), "inner": PaddleAttr("BLOCK", 1),
+        "inners": PaddleAttr("BLOCKS", (1,)),
     }  # fmt: skip
     op = new_op("own", {"X": ["x", "y"]}, {"Out": []}, values)
     variables = [new_var("x", DType.F32, (2, -1), persistable=True), new_var("s", None, kind="STEP_SCOPES")]
-    blocks = (Block(0, -1, -1, {v.name: v for v in variables}, (op,)), Block(1, 0, -1, {}, ()))
-    program = Program(blocks, 3_000_000)
-    assert decode(encode(program), "x") == program
+    blocks = (PaddleBlock(0, -1, -1, {v.name: v for v in variables}, (op,)), PaddleBlock(1, 0, -1, {}, ()))
+    program = PaddleProgram(blocks, 3_000_000)
+    assert decode_program(encode_program(program), "x") == program
 
 
 def test_plain_values_become_the_plainest_attributes() -> None:
@@ -110,35 +114,39 @@ def test_plain_values_become_the_plainest_attributes() -> None:
 
 @pytest.mark.parametrize(
     ("attr", "message"),
-    [(Attr("INT", "text"), "cannot hold"), (Attr("FLOAT", 1e300), "cannot hold"), (Attr("TENSOR", 1), "does not know")],
+    [
+        (PaddleAttr("INT", "text"), "cannot hold"),
+        (PaddleAttr("FLOAT", 1e300), "cannot hold"),
+        (PaddleAttr("TENSOR", 1), "does not know"),
+    ],
 )
-def test_attributes_that_cannot_be_written_are_named(attr: Attr, message: str) -> None:
-    program = Program((Block(0, -1, -1, {}, (new_op("own", {}, {}, {"a": attr}),)),))
+def test_attributes_that_cannot_be_written_are_named(attr: PaddleAttr, message: str) -> None:
+    program = PaddleProgram((PaddleBlock(0, -1, -1, {}, (new_op("own", {}, {}, {"a": attr}),)),))
     with pytest.raises(ModelError, match=f"attribute 'a'.*{message}"):
-        encode(program)
+        encode_program(program)
 
 
 def test_unknown_fields_stay_where_they_are() -> None:
     raw, _ = read("loopnet0.pdmodel")
-    more = wire.texts(99, ["later"]) + raw + wire.integers(98, [7])
-    program = decode(more, "x")
-    assert encode(program) == more
-    newer = encode(replace(program, version=3_003_001))
-    assert newer.startswith(wire.texts(99, ["later"]))
-    assert newer.endswith(wire.integers(98, [7]))
-    assert decode(newer, "x").version == 3_003_001
+    more = wire.encode_texts(99, ["later"]) + raw + wire.encode_integers(98, [7])
+    program = decode_program(more, "x")
+    assert encode_program(program) == more
+    newer = encode_program(replace(program, version=3_003_001))
+    assert newer.startswith(wire.encode_texts(99, ["later"]))
+    assert newer.endswith(wire.encode_integers(98, [7]))
+    assert decode_program(newer, "x").version == 3_003_001
 
 
-def nested(depth: int) -> Program:
+def nested(depth: int) -> PaddleProgram:
     """Loops in loops."""
-    ops = [new_op("while", {}, {}, {"sub_block": Attr("BLOCK", i + 1)}) for i in range(depth)]
-    blocks = [Block(i, i - 1, -1, {}, tuple(ops[i : i + 1])) for i in range(depth + 1)]
-    return Program(tuple(blocks))
+    ops = [new_op("while", {}, {}, {"sub_block": PaddleAttr("BLOCK", i + 1)}) for i in range(depth)]
+    blocks = [PaddleBlock(i, i - 1, -1, {}, tuple(ops[i : i + 1])) for i in range(depth + 1)]
+    return PaddleProgram(tuple(blocks))
 
 
-def owned_twice() -> Program:
-    op = new_op("while", {}, {}, {"sub_block": Attr("BLOCK", 1)})
-    return Program((Block(0, -1, -1, {}, (op, op)), Block(1, 0, -1, {}, ())))
+def owned_twice() -> PaddleProgram:
+    op = new_op("while", {}, {}, {"sub_block": PaddleAttr("BLOCK", 1)})
+    return PaddleProgram((PaddleBlock(0, -1, -1, {}, (op, op)), PaddleBlock(1, 0, -1, {}, ())))
 
 
 @pytest.mark.parametrize(
@@ -151,15 +159,21 @@ def owned_twice() -> Program:
         (b"\x08\x01", "field 1 is a number, not a string or message"),
         (b"\x0b", "no field begins with 11"),
         (b"\xff" * 11, "a number does not end"),
-        (wire.messages(1, [wire.integers(1, [0]) + wire.integers(2, [7])]), "cannot lie in block 7"),
-        (wire.messages(1, [wire.integers(1, [3]) + wire.integers(2, [-1])]), "says that it is block 3"),
-        (encode(nested(65)), "more than 64 blocks deep"),
-        (encode(owned_twice()), "not its own"),
+        (
+            wire.encode_messages(1, [wire.encode_integers(1, [0]) + wire.encode_integers(2, [7])]),
+            "cannot lie in block 7",
+        ),
+        (
+            wire.encode_messages(1, [wire.encode_integers(1, [3]) + wire.encode_integers(2, [-1])]),
+            "says that it is block 3",
+        ),
+        (encode_program(nested(65)), "more than 64 blocks deep"),
+        (encode_program(owned_twice()), "not its own"),
     ],
 )
 def test_lying_bytes_are_refused_with_their_place(raw: bytes, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        decode(raw, "x.pb")
+        decode_program(raw, "x.pb")
 
 
 def test_damaged_programs_are_refused_or_read_as_they_are() -> None:

@@ -10,12 +10,20 @@ import pytest
 from sublet.analysis.options import Options
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
-from sublet.frontends.model import read_model
-from sublet.frontends.paddle.convert.model import from_program
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.operators.effects import facts_where
-from sublet.frontends.paddle.operators.facts import FACTS, OpFacts, of, of_shapes
+from sublet.frontends.model_formats import read_model
+from sublet.frontends.paddle.convert.model import model_from_program
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import (
+    PaddleAttr,
+    PaddleBlock,
+    PaddleOp,
+    PaddleProgram,
+    PaddleVar,
+    new_op,
+    new_var,
+)
+from sublet.frontends.paddle.operators.effects import facts_for_dims
+from sublet.frontends.paddle.operators.facts import FACTS, OpFacts, facts_of, facts_of_shapes
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory
@@ -27,9 +35,9 @@ SAMPLE = 60
 PLANNED = 8
 
 
-def both(program: Program) -> None:
+def both(program: PaddleProgram) -> None:
     """Runs a program and its graph from the same contents, and compares outputs and state."""
-    model = from_program(program)
+    model = model_from_program(program)
     executor = Executor(program)
     names = [*model.inputs, *(value.name for value in model.graph.weights)]
     start = {name: 11 * at + 7 for at, name in enumerate(names)}
@@ -50,7 +58,7 @@ def test_a_graph_computes_what_its_program_computes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(1000, 1000 + PLANNED))
 def test_graphs_of_programs_are_planned(seed: int) -> None:
-    plan = plan_memory(from_program(generated(seed)))
+    plan = plan_memory(model_from_program(generated(seed)))
     assert plan.arena_bytes >= plan.lower_bound_bytes
 
 
@@ -67,18 +75,18 @@ def test_the_given_loop_and_branch() -> None:
     assert plan.arena_bytes == plan.lower_bound_bytes <= 1608
 
 
-def block(ops: list[Op], variables: list[Var], index: int = 0, parent: int = -1) -> Block:
-    return Block(index, parent, -1, {var.name: var for var in variables}, tuple(ops))
+def block(ops: list[PaddleOp], variables: list[PaddleVar], index: int = 0, parent: int = -1) -> PaddleBlock:
+    return PaddleBlock(index, parent, -1, {var.name: var for var in variables}, tuple(ops))
 
 
-def fetched(name: str) -> Op:
+def fetched(name: str) -> PaddleOp:
     return new_op("fetch", {"X": [name]}, {"Out": ["fetch"]}, {"col": 0})
 
 
 FETCH = new_var("fetch", None, kind="FETCH_LIST", persistable=True)
 
 
-def tensor(name: str, *dims: int, persistable: bool = False) -> Var:
+def tensor(name: str, *dims: int, persistable: bool = False) -> PaddleVar:
     return new_var(name, DType.F32, dims, persistable=persistable)
 
 
@@ -89,7 +97,7 @@ def test_running_statistics_stay_as_they_are_in_inference() -> None:
     variables = [tensor("x", 2, 3, 4, 4), tensor("y", 2, 3, 4, 4), tensor("a", 3), tensor("c", 3), *names, FETCH]
     for test in (True, False):
         ops = [new_op("batch_norm", slots, outs, {"is_test": test}), fetched("y")]
-        graph = from_program(Program((block(ops, variables),))).graph
+        graph = model_from_program(PaddleProgram((block(ops, variables),))).graph
         assert len(graph.updates) == (0 if test else 2)
 
 
@@ -98,18 +106,18 @@ def test_arrays_lie_outside_the_plan_and_keep_what_was_written() -> None:
     variables = [tensor("x", 2, 3), tensor("y", 2, 3), new_var("i", DType.I64, (1,)), array, FETCH]
     write = new_op("write_to_array", {"X": ["x"], "I": ["i"]}, {"Out": ["array"]})
     read = new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["y"]})
-    graph = from_program(Program((block([write, write, read, fetched("y")], variables),))).graph
-    assert [value.name for value in graph.outside] == ["array", "array.1"]
+    graph = model_from_program(PaddleProgram((block([write, write, read, fetched("y")], variables),))).graph
+    assert [value.name for value in graph.unplannable_values] == ["array", "array.1"]
     assert graph.nodes[0].defs[0] in graph.nodes[1].uses
-    assert "as many tensors as the run writes" in str(getattr(graph.outside[0].spec, "reason", ""))
+    assert "as many tensors as the run writes" in str(getattr(graph.unplannable_values[0].spec, "reason", ""))
 
 
 def test_an_operator_without_a_rule_leaves_its_output_outside() -> None:
     variables = [tensor("x", 2, 3), tensor("y", -1, 3), FETCH]
-    graph = from_program(
-        Program((block([new_op("own", {"X": ["x"]}, {"Out": ["y"]}), fetched("y")], variables),))
+    graph = model_from_program(
+        PaddleProgram((block([new_op("own", {"X": ["x"]}, {"Out": ["y"]}), fetched("y")], variables),))
     ).graph
-    (outside,) = graph.outside
+    (outside,) = graph.unplannable_values
     assert "operator own has no shape rule" in getattr(outside.spec, "reason", "")
 
 
@@ -117,16 +125,16 @@ def test_training_programs_and_unknown_blocks_are_refused() -> None:
     with pytest.raises(ModelError, match="sublet transpile"):
         read_model(BESIDE / "mt.pb")
     variables = [tensor("x", 2), tensor("y", 2), FETCH]
-    ops = [new_op("recurrent", {"X": ["x"]}, {"Out": ["y"]}, {"sub_block": Attr("BLOCK", 1)}), fetched("y")]
+    ops = [new_op("recurrent", {"X": ["x"]}, {"Out": ["y"]}, {"sub_block": PaddleAttr("BLOCK", 1)}), fetched("y")]
     with pytest.raises(ModelError, match="what recurrent does with its block 1 is not known"):
-        from_program(Program((block(ops, variables), block([], [], 1, 0))))
+        model_from_program(PaddleProgram((block(ops, variables), block([], [], 1, 0))))
 
 
 def test_a_condition_must_be_one_bool() -> None:
     variables = [tensor("x", 2), tensor("y", 2), FETCH]
-    ops = [new_op("while", {"Condition": ["x"]}, {"Out": ["y"]}, {"sub_block": Attr("BLOCK", 1)}), fetched("y")]
+    ops = [new_op("while", {"Condition": ["x"]}, {"Out": ["y"]}, {"sub_block": PaddleAttr("BLOCK", 1)}), fetched("y")]
     with pytest.raises(ModelError, match="condition 'x' is f32"):
-        from_program(Program((block(ops, variables), block([], [], 1, 0))))
+        model_from_program(PaddleProgram((block(ops, variables), block([], [], 1, 0))))
 
 
 def test_the_program_is_planned_and_checked_by_commands(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -158,9 +166,9 @@ def test_inputs_and_outputs_may_lie_outside_the_arena() -> None:
 
 
 def test_open_extents_are_told_through_dims() -> None:
-    program = decode((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")
+    program = decode_program((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")
     with pytest.raises(ModelError, match="names no extent"):
-        from_program(program, {"batch": 2})
+        model_from_program(program, {"batch": 2})
 
 
 @pytest.fixture
@@ -174,17 +182,17 @@ def test_what_may_be_overwritten_depends_on_shapes() -> None:
     for x, y, shares in (((2, 4), (2, 4), [0, 1]), ((2, 4), (4,), [0]), ((1, 4), (2, 4), [1])):
         ops = [new_op("elementwise_add", {"X": ["x"], "Y": ["y"]}, {"Out": ["z"]}, {"axis": -1}), fetched("z")]
         variables = [tensor("x", *x), tensor("y", *y), tensor("z", 2, 4), FETCH]
-        (node,) = from_program(Program((block(ops, variables),))).graph.nodes
+        (node,) = model_from_program(PaddleProgram((block(ops, variables),))).graph.nodes
         assert [share.input for share in lookup(node.op).inplace(node)] == shares
 
 
 def test_what_is_right_by_chance_is_not_done_in_place() -> None:
     """Each was seen to be wrong in Paddle for other sizes than those of the programs that were tried."""
-    assert not of("mul").inplace
-    assert not of("depthwise_conv2d").placed
+    assert not facts_of("mul").inplace
+    assert not facts_of("depthwise_conv2d").placed
     for width, safe in ((16, True), (12, False), (35, False)):
-        assert bool(of_shapes("layer_norm", (3, width), None).placed) is safe
-    assert not of_shapes("layer_norm", None, None).inplace
+        assert bool(facts_of_shapes("layer_norm", (3, width), None).placed) is safe
+    assert not facts_of_shapes("layer_norm", None, None).inplace
 
 
 def test_a_square_that_is_broadcast_along_its_first_axes_is_not_taken_for_one_along_its_last() -> None:
@@ -193,7 +201,7 @@ def test_a_square_that_is_broadcast_along_its_first_axes_is_not_taken_for_one_al
     def facts(axis: int) -> OpFacts:
         slots = {"X": ["x"], "Y": ["y"], "Out@GRAD": ["g"]}
         op = new_op("elementwise_add_grad", slots, {"X@GRAD": ["a"], "Y@GRAD": ["b"]}, {"axis": axis})
-        return facts_where(op, {"x": (7, 7, 7), "y": (7, 7)}.get)
+        return facts_for_dims(op, {"x": (7, 7, 7), "y": (7, 7)}.get)
 
     assert facts(-1) == facts(1)
     assert not facts(1).moves

@@ -6,21 +6,21 @@ from random import Random
 
 import pytest
 
-from sublet.analysis.liveness import live_sets
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.lives.flow import Flow, Place, Point, flow
-from sublet.frontends.paddle.lives.scopes import Scopes
+from sublet.analysis.liveness import live_in_out
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.lives.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
+from sublet.frontends.paddle.lives.scopes import PaddleScopes
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight
 
 FILES = {path.name: path for path in program_files()}
 
 
-def read(name: str) -> Program:
+def read(name: str) -> PaddleProgram:
     if name not in FILES:
         pytest.skip(f"{name} is only in the shared programs")
-    return decode(FILES[name].read_bytes(), name)
+    return decode_program(FILES[name].read_bytes(), name)
 
 
 def names(places: object) -> set[str]:
@@ -29,22 +29,22 @@ def names(places: object) -> set[str]:
 
 
 def test_the_seeds_example_has_the_seeds_sets() -> None:
-    laid = flow(straight("a = op1(b, c)", "d = op2(a)", "e = op3(d, f)"))
-    sets = live_sets(laid)
-    at = [laid.at[0, index] for index in range(3)]
+    laid = build_flow(straight("a = op1(b, c)", "d = op2(a)", "e = op3(d, f)"))
+    sets = live_in_out(laid)
+    at = [laid.point_of_operator[0, index] for index in range(3)]
     assert [names(laid.points[point].uses) for point in at] == [{"b", "c"}, {"a"}, {"d", "f"}]
     assert [names(laid.points[point].defs) for point in at] == [{"a"}, {"d"}, {"e"}]
     assert [names(sets[point][0]) for point in at] == [{"b", "c", "f"}, {"a", "f"}, {"d", "f"}]
     assert [names(sets[point][1]) for point in at] == [{"a", "f"}, {"d", "f"}, set()]
 
 
-def back_edges(laid: Flow) -> list[tuple[Point, Point]]:
+def back_edges(laid: PaddleFlow) -> list[tuple[PaddlePoint, PaddlePoint]]:
     """Edges from a point to an earlier one."""
     points = laid.points
     return [
         (point, points[follower])
         for index, point in enumerate(points)
-        for follower in laid.followers[index]
+        for follower in laid.successors[index]
         if follower <= index
     ]
 
@@ -53,7 +53,8 @@ def back_edges(laid: Flow) -> list[tuple[Point, Point]]:
 def test_machine_translation_has_both_back_edges_of_each_loop(name: str, loops: int) -> None:
     program = read(name)
     found = [
-        (last.kind, program.blocks[head.block].ops[head.op].type, head.kind) for last, head in back_edges(flow(program))
+        (last.kind, program.blocks[head.block].ops[head.op].type, head.kind)
+        for last, head in back_edges(build_flow(program))
     ]
     assert sorted(found) == sorted([("keep", "while", "head"), ("add", "while_grad", "head")] * loops)
 
@@ -61,12 +62,12 @@ def test_machine_translation_has_both_back_edges_of_each_loop(name: str, loops: 
 def test_the_books_machine_translation_has_the_sets_of_its_blocks() -> None:
     """The design lists the operators of three blocks; these are sets in the two inside."""
     program = read("book_mt_1.8.5.pb")
-    laid = flow(program)
-    sets = live_sets(laid)
+    laid = build_flow(program)
+    sets = live_in_out(laid)
     counter, states = "fill_constant_0.tmp_0", "dynamic_rnn_mem_array_0"
 
     def at(block: int, index: int) -> tuple[set[str], set[str], set[str], set[str]]:
-        point = laid.at[block, index]
+        point = laid.point_of_operator[block, index]
         into, out = (names(frozenset(each for each in live if each.block == block)) for live in sets[point])
         return names(laid.points[point].uses), names(laid.points[point].defs), into, out
 
@@ -89,60 +90,64 @@ def test_the_books_machine_translation_has_the_sets_of_its_blocks() -> None:
 
 
 def test_machine_translation_needs_its_feeds_and_nothing_else() -> None:
-    laid = flow(read("mt.pb"))
-    assert names(live_sets(laid)[0][1]) - names(laid.points[0].defs) == {"src", "trg", "nxt"}
+    laid = build_flow(read("mt.pb"))
+    assert names(live_in_out(laid)[0][1]) - names(laid.points[0].defs) == {"src", "trg", "nxt"}
 
 
 def test_a_trip_backwards_finds_what_the_loop_took_in_that_trip() -> None:
     """The state before a step of the encoder, which block 0 has under one name, is another in each trip."""
-    scopes = Scopes(read("mt.pb"))
-    assert scopes.place(1, "fill_constant_5.tmp_0") == Place(0, "fill_constant_5.tmp_0")
-    assert scopes.place(4, "fill_constant_5.tmp_0") == Place(1, "fill_constant_5.tmp_0")
-    assert scopes.place(4, "transpose_0.tmp_0") == Place(0, "transpose_0.tmp_0")  # copied, but the same in every trip
-    assert "transpose_0.tmp_0" in scopes.copied[1]
-    assert scopes.place(4, "sigmoid_0.tmp_0") == Place(1, "sigmoid_0.tmp_0")
+    scopes = PaddleScopes(read("mt.pb"))
+    assert scopes.resolve(1, "fill_constant_5.tmp_0") == ScopedVariable(0, "fill_constant_5.tmp_0")
+    assert scopes.resolve(4, "fill_constant_5.tmp_0") == ScopedVariable(1, "fill_constant_5.tmp_0")
+    assert scopes.resolve(4, "transpose_0.tmp_0") == ScopedVariable(
+        0, "transpose_0.tmp_0"
+    )  # copied, but the same in every trip
+    assert "transpose_0.tmp_0" in scopes.copied_inputs[1]
+    assert scopes.resolve(4, "sigmoid_0.tmp_0") == ScopedVariable(1, "sigmoid_0.tmp_0")
 
 
 def test_the_state_of_a_loop_is_alive_along_its_back_edge() -> None:
     """In a flow without it, what a trip leaves for the next one would be dead at the end of the body."""
-    laid = flow(read("mt.pb"))
-    sets = live_sets(laid)
+    laid = build_flow(read("mt.pb"))
+    sets = live_in_out(laid)
     last_points = [index for index, point in enumerate(laid.points) if point.kind == "keep"]
     assert len(last_points) == 2
     for last in last_points:
-        assert Place(0, "fill_constant_5.tmp_0") in sets[last][1]
+        assert ScopedVariable(0, "fill_constant_5.tmp_0") in sets[last][1]
 
 
 def test_values_of_one_trip_are_dead_when_the_next_begins() -> None:
     program = read("mt.pb")
-    laid = flow(program)
-    sets = live_sets(laid)
+    laid = build_flow(program)
+    sets = live_in_out(laid)
     for index, point in enumerate(laid.points):
         if point.kind == "head":
-            inner = program.blocks[point.block].ops[point.op].block()
+            inner = program.blocks[point.block].ops[point.op].block_index()
             assert not [place for place in sets[index][0] if place.block == inner]
 
 
 def test_what_a_branch_writes_is_nothing_before_it_and_needed_after_it() -> None:
-    laid = flow(read("cond.pb"))
-    sets = live_sets(laid)
-    written, head = Place(0, "_generated_var_0"), laid.at[0, 6]
+    laid = build_flow(read("cond.pb"))
+    sets = live_in_out(laid)
+    written, head = ScopedVariable(0, "_generated_var_0"), laid.point_of_operator[0, 6]
     assert laid.points[head].kind == "head"
     assert written not in sets[head][0]
-    chosen = next(point for point in laid.at.values() if written in laid.points[point].uses)
+    chosen = next(point for point in laid.point_of_operator.values() if written in laid.points[point].uses)
     assert written in sets[chosen][0]
-    assert Place(1, "tanh_0.tmp_0") not in sets[chosen][0]  # it is in the scope that the branch keeps
+    assert ScopedVariable(1, "tanh_0.tmp_0") not in sets[chosen][0]  # it is in the scope that the branch keeps
 
 
 def test_without_shapes_less_is_alive() -> None:
     program = read("mt.pb")
-    all_of_it, bytes_of_it = (flow(program, by_shape=by_shape) for by_shape in (True, False))
+    all_of_it, bytes_of_it = (build_flow(program, by_shape=by_shape) for by_shape in (True, False))
     kept = [next(point for point in laid.points if point.kind == "keep") for laid in (all_of_it, bytes_of_it)]
     assert set(kept[1].uses) < set(kept[0].uses)
-    assert Place(1, "tmp_7") in set(kept[0].uses) - set(kept[1].uses)  # elementwise_add_grad asks for its shape
+    assert ScopedVariable(1, "tmp_7") in set(kept[0].uses) - set(
+        kept[1].uses
+    )  # elementwise_add_grad asks for its shape
 
 
-def live_by_paths(laid: Flow, place: Place, index: int) -> bool:
+def live_by_paths(laid: PaddleFlow, place: ScopedVariable, index: int) -> bool:
     """Whether some path from before a point comes to a use of a place and not to a definition before."""
     todo, seen = [index], set()
     while todo:
@@ -153,17 +158,17 @@ def live_by_paths(laid: Flow, place: Place, index: int) -> bool:
         point = laid.points[at]
         if place in point.uses:
             return True
-        if place not in point.defs and place not in point.forgotten:
-            todo += laid.followers[at]
+        if place not in point.defs and place not in point.kills:
+            todo += laid.successors[at]
     return False
 
 
-def random_flow(random: Random) -> Flow:
+def random_flow(random: Random) -> PaddleFlow:
     """Points that use and define some of five names, with edges to any others."""
     count = random.randint(1, 12)
-    places = [Place(0, name) for name in "abcde"]
+    places = [ScopedVariable(0, name) for name in "abcde"]
     draw = lambda most: tuple(random.sample(places, random.randint(0, most)))  # noqa: E731
-    points = tuple(Point("op", 0, index, draw(2), draw(1), (), draw(1)) for index in range(count))
+    points = tuple(PaddlePoint("op", 0, index, draw(2), draw(1), (), draw(1)) for index in range(count))
     followers = tuple(
         tuple(
             sorted(
@@ -172,7 +177,7 @@ def random_flow(random: Random) -> Flow:
         )
         for index in range(count)
     )
-    return Flow(points, followers, Scopes(Program(())))
+    return PaddleFlow(points, followers, PaddleScopes(PaddleProgram(())))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -181,17 +186,17 @@ def test_liveness_is_what_a_search_over_paths_finds(seed: int) -> None:
     for _ in range(60):
         laid = random_flow(random)
         places = {place for point in laid.points for place in (*point.uses, *point.defs)}
-        for index, (into, out) in enumerate(live_sets(laid)):
+        for index, (into, out) in enumerate(live_in_out(laid)):
             assert into == {place for place in places if live_by_paths(laid, place, index)}
             assert out == {
-                place for place in places for after in laid.followers[index] if live_by_paths(laid, place, after)
+                place for place in places for after in laid.successors[index] if live_by_paths(laid, place, after)
             }
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_liveness_of_given_programs_is_what_a_search_over_paths_finds(name: str) -> None:
-    laid = flow(read(name))
-    sets, random = live_sets(laid), Random(1)
+    laid = build_flow(read(name))
+    sets, random = live_in_out(laid), Random(1)
     places = sorted({place for point in laid.points for place in (*point.uses, *point.defs)})
     for place in random.sample(places, min(len(places), 40)):
         for index in random.sample(range(len(laid.points)), min(len(laid.points), 40)):

@@ -10,9 +10,9 @@ import pytest
 
 from sublet.base.errors import MissingExtraError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, new_op, new_var
-from sublet.frontends.paddle.running.verify import python
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.frontends.paddle.running.verify import find_paddle_python
 
 from .fuzz import Tally, answered, batch, settle
 
@@ -21,7 +21,7 @@ from .fuzz import Tally, answered, batch, settle
 def found() -> str:
     """The Python that has Paddle."""
     try:
-        return python()
+        return find_paddle_python()
     except MissingExtraError as missing:
         pytest.skip(str(missing))
 
@@ -35,25 +35,27 @@ def test_what_is_accepted_computes_the_same_bits_in_paddle(found: str) -> None:
     assert sum(tally.refused.values())
 
 
-def around(*ops: Op) -> Program:
+def around(*ops: PaddleOp) -> PaddleProgram:
     """A program that adds one to what it is fed, with ops in front, and an empty block that they may run."""
     vars = {name: new_var(name, DType.F32, (4, 4)) for name in ("x", "loss", "made")}
     vars |= {"go": new_var("go", DType.BOOL, (1,)), "scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     end = new_op("scale", {"X": ["x"]}, {"Out": ["loss"]}, {"scale": 1.0, "bias": 1.0, "bias_after_scale": True})
-    return Program((Block(0, -1, -1, vars, (*ops, end)), Block(1, 0, -1, {}, ())), 3_000_000)
+    return PaddleProgram((PaddleBlock(0, -1, -1, vars, (*ops, end)), PaddleBlock(1, 0, -1, {}, ())), 3_000_000)
 
 
 def test_a_program_that_takes_too_much_has_that_for_an_answer(found: str, tmp_path: Path) -> None:
     """Mutants do: one made a loop endless. The programs after it are run all the same."""
     go = new_op("fill_constant", {}, {"Out": ["go"]}, {"shape": [1], "dtype": 0, "value": 1.0})
     slots = {"Condition": ["go"], "X": ["x"]}
-    attributes = {"sub_block": Attr("BLOCK", 1), "is_test": True}
+    attributes = {"sub_block": PaddleAttr("BLOCK", 1), "is_test": True}
     endless = new_op("while", slots, {"Out": ["go"], "StepScopes": ["scopes"]}, attributes)
     huge = new_op("fill_constant", {}, {"Out": ["made"]}, {"shape": [1 << 29], "dtype": 5, "value": 1.0})
     for name, program in {"1": around(go, endless), "2": around(huge), "3": around()}.items():
-        (tmp_path / f"{name}.pb").write_bytes(encode(program))
+        (tmp_path / f"{name}.pb").write_bytes(encode_program(program))
     for name in "123":
-        (tmp_path / f"{name}.start.pb").write_bytes(encode(Program((Block(0, -1, -1, {}, ()),), 3_000_000)))
+        (tmp_path / f"{name}.start.pb").write_bytes(
+            encode_program(PaddleProgram((PaddleBlock(0, -1, -1, {}, ()),), 3_000_000))
+        )
         np.savez(tmp_path / f"{name}.npz", **{"0": np.zeros((4, 4), np.float32)})
         (tmp_path / f"{name}.json").write_text(json.dumps({"loss": "loss"}))
     answers = answered(Tally(computing=2), found, tmp_path)

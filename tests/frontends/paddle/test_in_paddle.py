@@ -22,19 +22,28 @@ import pytest
 
 from benchmarks.paddle import book
 from sublet.base.errors import MissingExtraError, RunError
-from sublet.base.extras import installed
-from sublet.frontends.paddle.arena import Arena, arena, lasting
+from sublet.base.optional_imports import is_installed
+from sublet.frontends.paddle.arena import ArenaForm, to_arena_form, with_lasting_arena
 from sublet.frontends.paddle.arena.views import ARENA
-from sublet.frontends.paddle.format.completing import completed
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Program, new_op
-from sublet.frontends.paddle.lives.flow import flow
-from sublet.frontends.paddle.operators.effects import there
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.running.verify import PYTHON, Comparison, Outcome, Training, compare, python, run, verify
-from sublet.frontends.paddle.transpile import Asked, transpile
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.missing_types import with_missing_types
+from sublet.frontends.paddle.format.program import PaddleProgram, new_op
+from sublet.frontends.paddle.lives.control_flow import build_flow
+from sublet.frontends.paddle.operators.effects import nonempty_names
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.frontends.paddle.running.verify import (
+    PYTHON,
+    Training,
+    TrainingComparison,
+    TrainingOutcome,
+    compare_outcomes,
+    find_paddle_python,
+    run_in_paddle,
+    verify,
+)
+from sublet.frontends.paddle.transpile import TranspileRequest, transpile
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
 TWO_LINES = Path(__file__).with_name("two_lines.py")
@@ -54,23 +63,25 @@ class Written:
     training: Training
 
     @cached_property
-    def whole(self) -> Outcome:
+    def whole(self) -> TrainingOutcome:
         """What Paddle makes of the program as it is."""
-        return run(self.program, self.training)
+        return run_in_paddle(self.program, self.training)
 
-    def beside(self, rewritten: bytes, **changes: Any) -> Comparison:
+    def beside(self, rewritten: bytes, **changes: Any) -> TrainingComparison:
         """The program as it is, and another one in its place."""
-        return compare(self.whole, run(rewritten, replace(self.training, **changes)), self.training.fetch)
+        return compare_outcomes(
+            self.whole, run_in_paddle(rewritten, replace(self.training, **changes)), self.training.fetch
+        )
 
     @cached_property
     def rewritten(self) -> bytes:
-        return encode(ours(decode(self.program, "the program"), self.training.fetch))
+        return encode_program(apply_own_policy(decode_program(self.program, "the program"), self.training.fetch))
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
     try:
-        chosen = python()
+        chosen = find_paddle_python()
     except MissingExtraError as error:
         pytest.skip(str(error))
 
@@ -98,9 +109,9 @@ SEQUENTIAL = {"FLAGS_new_executor_sequential_run": "1"}
 def test_fifty_steps_are_equal_in_a_poisoned_arena(written: Callable[..., Written], network: str) -> None:
     """The arena is full of NaN before every run."""
     made = written(network, *SMALL[network])
-    program = decode(made.program, network)
-    form = arena(program, bound(program), made.training.fetch, poisoned=True)
-    found = made.beside(encode(form.program), flags=SEQUENTIAL)
+    program = decode_program(made.program, network)
+    form = to_arena_form(program, infer_sizes(program), made.training.fetch, poisoned=True)
+    found = made.beside(encode_program(form.program), flags=SEQUENTIAL)
     assert found.equal, found.differences[:3]
     assert len(form.places) > 20
 
@@ -108,23 +119,25 @@ def test_fifty_steps_are_equal_in_a_poisoned_arena(written: Callable[..., Writte
 def test_fifty_steps_are_equal_in_a_lasting_arena(written: Callable[..., Written]) -> None:
     """It is there once, whatever Paddle frees late: steps after the first hold no second one."""
     made = written("transformer", *SMALL["transformer"])
-    program = decode(made.program, "transformer")
-    form = arena(program, bound(program), made.training.fetch, poisoned=True)
-    found = made.beside(encode(lasting(form.program)), flags=SEQUENTIAL)
+    program = decode_program(made.program, "transformer")
+    form = to_arena_form(program, infer_sizes(program), made.training.fetch, poisoned=True)
+    found = made.beside(encode_program(with_lasting_arena(form.program)), flags=SEQUENTIAL)
     assert found.equal, found.differences[:3]
     assert max(found.rewritten.peaks[1:]) < found.rewritten.peaks[0]
 
 
 def test_the_two_lines_in_paddle(written: Callable[..., Written]) -> None:
     """A `paddle.static.Program` that is built in Paddle, transpiled and trained there for ten steps."""
-    version = subprocess.run([python(), "-c", VERSION], check=True, capture_output=True, text=True).stdout.strip()
+    version = subprocess.run(
+        [find_paddle_python(), "-c", VERSION], check=True, capture_output=True, text=True
+    ).stdout.strip()
     here = "{}.{}".format(*sys.version_info)
     if version != here:
         pytest.skip(
             f"the Python that has Paddle is {version}, which cannot import what Sublet needs of this one, {here}"
         )
     folder = sysconfig.get_path("purelib")
-    done = subprocess.run([python(), str(TWO_LINES), folder], check=True, capture_output=True, text=True)
+    done = subprocess.run([find_paddle_python(), str(TWO_LINES), folder], check=True, capture_output=True, text=True)
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["kind"] == told["untouched"] == told["rewritten"] is True
     before, after = told["losses"]
@@ -138,30 +151,30 @@ def test_every_planned_variable_lies_at_its_address(
 ) -> None:
     """A Python function after every operator is given the arena and what was written, and subtracts the addresses."""
     made = written(network, *SMALL[network])
-    program = decode(made.program, network)
-    form = arena(program, bound(program), made.training.fetch)
+    program = decode_program(made.program, network)
+    form = to_arena_form(program, infer_sizes(program), made.training.fetch)
     watched, wanted = watched_places(form)
-    (tmp_path / "program.pb").write_bytes(encode(watched))
+    (tmp_path / "program.pb").write_bytes(encode_program(watched))
     assert made.training.startup is not None
     (tmp_path / "startup.pb").write_bytes(made.training.startup)
     feeds = {f"{name}.{run}": array for run, feed in enumerate(made.training.feeds) for name, array in feed.items()}
     np.savez(tmp_path / "feeds.npz", **feeds)
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     script = Path(__file__).with_name("addresses.py")
-    subprocess.run([python(), str(script), str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([find_paddle_python(), str(script), str(tmp_path)], check=True, capture_output=True)
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["elsewhere"] == []
     assert set(seen["names"]) == {str(place) for place in form.places}
 
 
-def watched_places(form: Arena) -> tuple[Program, list[list[tuple[str, int]]]]:
+def watched_places(form: ArenaForm) -> tuple[PaddleProgram, list[list[tuple[str, int]]]]:
     """The program with a `py_func` after each operator that writes what is planned, and the offsets each should see."""
-    scopes, wanted, blocks = flow(form.program).scopes, [], []
+    scopes, wanted, blocks = build_flow(form.program).scopes, [], []
     for block in form.program.blocks:
         ops = []
         for op in block.ops:
             ops.append(op)
-            places = {name: scopes.place(block.index, name) for name in there(op.writes)}
+            places = {name: scopes.resolve(block.index, name) for name in nonempty_names(op.writes)}
             mine = [name for name, place in places.items() if place in form.places]
             if mine and op.type not in ("view_slice", "while", "conditional_block"):
                 wanted.append([(str(places[name]), form.places[places[name]][0]) for name in mine])
@@ -193,10 +206,10 @@ def test_training_goes_on_from_a_checkpoint(written: Callable[..., Written], tmp
     """Saved by Paddle in the middle of a rewritten training, restored by Paddle: as if nothing had been."""
     made = written("translation", *SMALL["translation"])
     middle = str(tmp_path / "middle")
-    first = run(made.rewritten, replace(made.training, steps=25, save=middle))
-    second = run(made.rewritten, replace(made.training, steps=25, first=25, restore=middle))
+    first = run_in_paddle(made.rewritten, replace(made.training, steps=25, save=middle))
+    second = run_in_paddle(made.rewritten, replace(made.training, steps=25, first=25, restore=middle))
     both = replace(second, fetched=first.fetched + second.fetched)
-    assert compare(made.whole, both, made.training.fetch).differences == ()
+    assert compare_outcomes(made.whole, both, made.training.fetch).differences == ()
 
 
 def test_the_book_in_the_paddle_it_was_written_by() -> None:
@@ -205,7 +218,7 @@ def test_the_book_in_the_paddle_it_was_written_by() -> None:
     if not chosen:
         pytest.skip("SUBLET_PADDLE_1_PYTHON names no Python that has paddlepaddle 1.8.5")
     raw = book.BOOK.read_bytes()
-    rewritten = encode(ours(decode(raw, book.BOOK.name), [book.LOSS]))
+    rewritten = encode_program(apply_own_policy(decode_program(raw, book.BOOK.name), [book.LOSS]))
     found = verify(raw, rewritten, book.training(steps=50), chosen)
     assert found.equal, found.differences[:3]
     assert found.original.version == "1.8.5"
@@ -213,10 +226,10 @@ def test_the_book_in_the_paddle_it_was_written_by() -> None:
 
 def test_another_program_is_told_by_step_and_name(written: Callable[..., Written]) -> None:
     made = written("branch", *SMALL["branch"])
-    program = decode(made.program, "the program")
+    program = decode_program(made.program, "the program")
     ops = tuple(replace(op, type="sigmoid") if op.type == "tanh" else op for op in program.blocks[0].ops)
     other = replace(program, blocks=(replace(program.blocks[0], ops=ops), *program.blocks[1:]))
-    found = made.beside(encode(other))
+    found = made.beside(encode_program(other))
     assert found.differences[0].startswith(f"step 0, {made.training.fetch[0]}: ")
     assert any("at the end" in line for line in found.differences)
 
@@ -225,14 +238,14 @@ def test_a_gradient_without_a_data_type_is_repaired(written: Callable[..., Writt
     """Paddle 2.6.2 and 3.0.0 write such a program of an LSTM cell, do not parse it, and train what is made of it."""
     made = written("lstm", "--batch", "2", "--source", "5")
     with pytest.raises(RunError, match="Failed to parse program_desc"):
-        run(made.program, replace(made.training, steps=3))
-    program = decode(made.program, "the program")
-    whole, names = completed(program)
-    small = transpile(program, Asked(keep=made.training.fetch))
+        run_in_paddle(made.program, replace(made.training, steps=3))
+    program = decode_program(made.program, "the program")
+    whole, names = with_missing_types(program)
+    small = transpile(program, TranspileRequest(keep=made.training.fetch))
     assert [name.partition("@")[1:] for name in names] == [("@", "GRAD")]
     assert small.report.completed == names
-    assert small.report.proven
-    found = verify(encode(whole), encode(small.program), replace(made.training, steps=3))
+    assert small.report.is_proven
+    found = verify(encode_program(whole), encode_program(small.program), replace(made.training, steps=3))
     assert found.equal
     assert found.rewritten.peak < found.original.peak
 
@@ -240,24 +253,24 @@ def test_a_gradient_without_a_data_type_is_repaired(written: Callable[..., Writt
 def test_what_paddle_refuses_is_told_in_its_words(written: Callable[..., Written]) -> None:
     made = written("branch", *SMALL["branch"])
     with pytest.raises(RunError, match=r"did not run in Paddle.*\n(.*\n)*.*nobody"):
-        run(made.program, replace(made.training, fetch=["nobody"], steps=3))
+        run_in_paddle(made.program, replace(made.training, fetch=["nobody"], steps=3))
 
 
 def test_no_python_with_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PYTHON, raising=False)
-    if installed("paddle"):
-        assert python()
+    if is_installed("paddle"):
+        assert find_paddle_python()
     else:
         with pytest.raises(MissingExtraError, match=PYTHON):
-            python()
+            find_paddle_python()
 
 
 def test_a_python_that_is_not_there() -> None:
     with pytest.raises(RunError, match="cannot start '/nowhere/python'"):
-        run(b"", Training(None, [], []), "/nowhere/python")
+        run_in_paddle(b"", Training(None, [], []), "/nowhere/python")
 
 
-ONE = Outcome("3.0.0", ((("0x1p+0",),), (("0x1p+1", "0x1p+2"),)), (10, 30, 20), {"w": "ab"})
+ONE = TrainingOutcome("3.0.0", ((("0x1p+0",),), (("0x1p+1", "0x1p+2"),)), (10, 30, 20), {"w": "ab"})
 
 
 @pytest.mark.parametrize(
@@ -270,8 +283,8 @@ ONE = Outcome("3.0.0", ((("0x1p+0",),), (("0x1p+1", "0x1p+2"),)), (10, 30, 20), 
         (replace(ONE, state={}), ("w holds other bytes at the end",)),
     ],
 )
-def test_what_differs(other: Outcome, differences: tuple[str, ...]) -> None:
-    assert compare(ONE, other, ["loss"]).differences == differences
+def test_what_differs(other: TrainingOutcome, differences: tuple[str, ...]) -> None:
+    assert compare_outcomes(ONE, other, ["loss"]).differences == differences
 
 
 def test_the_peak_is_the_middle_of_the_steps() -> None:

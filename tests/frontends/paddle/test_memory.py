@@ -9,12 +9,12 @@ import pytest
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Block, Program, new_var
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import Memory, SizesOf, memory, memory_of
-from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import PaddleBlock, PaddleProgram, new_var
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.peaks.memory import BytesFromSizes, PredictedMemory, predict_memory, predict_memory_of
+from sublet.frontends.paddle.policies.ours import apply_own_policy
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import op, runs, straight, tensors
 
@@ -22,14 +22,14 @@ FILES = {path.name: path for path in program_files()}
 MT, MEAN = "mean_2.tmp_0", "mean_1.tmp_0"
 
 
-def read(name: str) -> Program:
+def read(name: str) -> PaddleProgram:
     if name not in FILES:
         pytest.skip(f"{name} is only in the shared programs")
-    return decode(FILES[name].read_bytes(), name)
+    return decode_program(FILES[name].read_bytes(), name)
 
 
-def held(program: Program, loss: str) -> Memory:
-    return memory(bound(program), frozenset({Place(0, loss)}))
+def held(program: PaddleProgram, loss: str) -> PredictedMemory:
+    return predict_memory(infer_sizes(program), frozenset({ScopedVariable(0, loss)}))
 
 
 def test_machine_translation_as_measured() -> None:
@@ -47,7 +47,7 @@ def test_machine_translation_written_by_an_older_version_as_measured() -> None:
     assert found.uncollected == pytest.approx(16_363_836, rel=1e-6)
 
 
-def retimed(program: Program, source: int, target: int) -> Program:
+def retimed(program: PaddleProgram, source: int, target: int) -> PaddleProgram:
     """The machine translation for other lengths of sentences: its feeds, its counts, and what it declares."""
     block, vars, ops = program.blocks[0], dict(program.blocks[0].vars), list(program.blocks[0].ops)
     for name, length in (("src", source), ("trg", target), ("nxt", target)):
@@ -58,11 +58,11 @@ def retimed(program: Program, source: int, target: int) -> Program:
         attrs["value"] = replace(attrs["value"], value=float(length))
         ops[position] = replace(ops[position], attrs=attrs)
     changed = replace(program, blocks=(replace(block, vars=vars, ops=tuple(ops)), *program.blocks[1:]))
-    sizes = bound(changed)
+    sizes = infer_sizes(changed)
     blocks = []
     for each in changed.blocks:
-        dims = {name: sizes.seen.get((each.index, name.partition("@GRAD")[0])) for name in each.vars}
-        dims |= {name: sizes.seen.get((0, name.partition("@GRAD")[0])) for name in each.vars if dims[name] is None}
+        dims = {name: sizes.dims_seen.get((each.index, name.partition("@GRAD")[0])) for name in each.vars}
+        dims |= {name: sizes.dims_seen.get((0, name.partition("@GRAD")[0])) for name in each.vars if dims[name] is None}
         declared = {
             name: replace(var, dims=tuple(extent or 0 for extent in every[0]))
             if (every := dims[name]) and every[0]
@@ -100,10 +100,10 @@ def test_resnet_as_measured() -> None:
 def test_the_book_as_measured(rewritten: bool, measured: int) -> None:
     """Paddle 1.8.5, 16 sentences of 8 words each: what it asked of the system in every run but the first."""
     program, loss = read("book_mt_1.8.5.pb"), "mean_0.tmp_0"
-    program = ours(program, [loss]) if rewritten else program
+    program = apply_own_policy(program, [loss]) if rewritten else program
     words = {"src_word_id", "target_language_word", "target_language_next_word"}
-    sizes = bound(program, dict.fromkeys(words, (16 * 8, 1)), {"sequences": 16})
-    assert memory(sizes, frozenset({Place(0, loss)}), {"": 8}).collected.peak == measured
+    sizes = infer_sizes(program, dict.fromkeys(words, (16 * 8, 1)), {"sequences": 16})
+    assert predict_memory(sizes, frozenset({ScopedVariable(0, loss)}), {"": 8}).collected.peak == measured
 
 
 SOURCES = 115
@@ -117,26 +117,26 @@ def test_the_book_as_measured_where_sentences_end_one_by_one(rewritten: bool, me
     What is not predicted is the state of the sentences that have just ended, which is read before it is cut off.
     """
     program, loss = read("book_mt_1.8.5.pb"), "mean_0.tmp_0"
-    program = ours(program, [loss]) if rewritten else program
+    program = apply_own_policy(program, [loss]) if rewritten else program
     shapes = {"src_word_id": (SOURCES, 1)}
     shapes |= dict.fromkeys(("target_language_word", "target_language_next_word"), (sum(LENGTHS), 1))
     left = [sum(length > trip for length in LENGTHS) for trip in range(max(LENGTHS))]
-    by_count = {count: bound(program, shapes, {"sequences": count}) for count in left}
-    keep, trips = frozenset({Place(0, loss)}), {"": max(LENGTHS)}
-    found = memory(by_count[len(LENGTHS)], keep, trips, [by_count[count] for count in left])
+    by_count = {count: infer_sizes(program, shapes, {"sequences": count}) for count in left}
+    keep, trips = frozenset({ScopedVariable(0, loss)}), {"": max(LENGTHS)}
+    found = predict_memory(by_count[len(LENGTHS)], keep, trips, [by_count[count] for count in left])
     assert found.collected.peak == pytest.approx(measured, rel=5e-4)
     assert found.bound <= found.collected.peak
-    alike = memory(by_count[len(LENGTHS)], keep, trips, [by_count[len(LENGTHS)]] * max(LENGTHS))
-    assert alike == memory(by_count[len(LENGTHS)], keep, trips)
+    alike = predict_memory(by_count[len(LENGTHS)], keep, trips, [by_count[len(LENGTHS)]] * max(LENGTHS))
+    assert alike == predict_memory(by_count[len(LENGTHS)], keep, trips)
     assert alike.collected.peak > 1.15 * measured  # as if all were as long as the longest
 
 
 def test_scratch_that_was_measured_counts_while_its_operator_runs() -> None:
     program = straight("a = op1(x)", "b = op1(a)", "c = op1(b)")
-    plain = SizesOf(bound(program))
+    plain = BytesFromSizes(infer_sizes(program))
 
     def found(scratch: dict[tuple[int, int], int]) -> tuple[int, int]:
-        held = memory_of(program, plain, frozenset({Place(0, "c")}), scratch=scratch).collected
+        held = predict_memory_of(program, plain, frozenset({ScopedVariable(0, "c")}), scratch=scratch).collected
         return held.peak, held.with_scratch
 
     assert found({}) == (32, 32)
@@ -160,7 +160,7 @@ def test_in_place_needs_one_copy_where_it_is_safe() -> None:
     assert (kept.collected.peak, kept.bound) == (48, 48)
 
 
-def loop(trained: bool) -> Program:
+def loop(trained: bool) -> PaddleProgram:
     """A loop of one operator that writes 16 bytes a trip; its gradient reads them."""
     from_zero = {**tensors("h", "c", "h@GRAD"), "scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     body = op("t = op3(h)"), op("h = relu(t)")
@@ -184,27 +184,27 @@ def loop(trained: bool) -> Program:
     return program_of((*first, tuple(ops)), *blocks)
 
 
-def program_of(*blocks: tuple[object, ...]) -> Program:
-    return Program(tuple(Block(*block) for block in blocks), 3_000_000)  # type: ignore[arg-type]
+def program_of(*blocks: tuple[object, ...]) -> PaddleProgram:
+    return PaddleProgram(tuple(PaddleBlock(*block) for block in blocks), 3_000_000)  # type: ignore[arg-type]
 
 
 def test_a_loop_that_is_trained_keeps_each_trip() -> None:
     """Each trip keeps t, and the copy of h that every trip's scope gets."""
-    sizes = bound(loop(True))
-    peaks = [memory(sizes, trips={"c": trips}).collected.peak for trips in (1, 2, 3, 10)]
+    sizes = infer_sizes(loop(True))
+    peaks = [predict_memory(sizes, trips={"c": trips}).collected.peak for trips in (1, 2, 3, 10)]
     assert [after - before for before, after in pairwise(peaks)] == [32, 32, 7 * 32]
 
 
 def test_a_loop_that_is_not_trained_keeps_nothing() -> None:
-    sizes = bound(loop(False))
-    assert len({memory(sizes, trips={"": trips}).collected.peak for trips in (1, 2, 10)}) == 1
+    sizes = infer_sizes(loop(False))
+    assert len({predict_memory(sizes, trips={"": trips}).collected.peak for trips in (1, 2, 10)}) == 1
 
 
 def test_trips_that_the_program_tells_are_its_own() -> None:
     program = read("mt.pb")
-    assert memory(bound(program), trips={"": 2}).collected.trips == {1: 30, 2: 30}
+    assert predict_memory(infer_sizes(program), trips={"": 2}).collected.trips == {1: 30, 2: 30}
 
 
 def test_trips_that_nobody_tells_are_asked_for() -> None:
     with pytest.raises(PlanError, match=r"--max-trips c=N"):
-        memory(bound(loop(True)))
+        predict_memory(infer_sizes(loop(True)))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sublet.base.errors import ModelError
-from sublet.frontends.model import read_model
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.params import Param, read_params
+from sublet.frontends.model_formats import read_model
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.params import StoredParam, read_params
 from tests.frontends.paddle.given import BESIDE
 
-PROGRAM = decode((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")
+PROGRAM = decode_program((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")
 RAW = (BESIDE / "loopnet0.pdiparams").read_bytes()
 
 
@@ -28,7 +28,7 @@ def test_every_weight_lies_where_it_is_said_to() -> None:
     assert set(model.weights) == {weight.name for weight in model.graph.weights}
     for weight in model.graph.weights:
         param = model.weights[weight.name]
-        assert isinstance(param, Param)
+        assert isinstance(param, StoredParam)
         assert param.spec == weight.spec
         content = param.array()
         assert content.shape == param.spec.shape
@@ -76,6 +76,6 @@ def verdict(folder: Path, at: int, bit: int) -> str:
 
 
 def test_weights_of_another_program_are_refused() -> None:
-    other = decode((BESIDE / "cond.pb").read_bytes(), "cond")
+    other = decode_program((BESIDE / "cond.pb").read_bytes(), "cond")
     with pytest.raises(ModelError):
         read_params(BESIDE / "loopnet0.pdiparams", other)

@@ -11,9 +11,9 @@ import pytest
 
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.model import read_model
-from sublet.frontends.paddle.convert.pir import from_block
-from sublet.frontends.paddle.format.pir import decode
+from sublet.frontends.model_formats import read_model
+from sublet.frontends.paddle.convert.pir import model_from_block
+from sublet.frontends.paddle.format.pir import decode_pir
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.paddle.given import BESIDE
@@ -30,7 +30,7 @@ def test_a_program_with_a_loop_and_a_branch_is_planned() -> None:
     (case,) = (node for node in model.graph.nodes if isinstance(node, CaseOf))
     assert loop.carried == 3
     assert len(case.arms) == 2
-    assert model.graph.outside == ()
+    assert model.graph.unplannable_values == ()
     assert model.graph.outputs[0].spec == TensorSpec(DType.F32, (2, 8))
     assert {weight.name for weight in model.graph.weights} >= {"conv2d_0.w_0", "linear_1.b_0"}
     plan = plan_memory(model)
@@ -44,7 +44,7 @@ def test_the_arm_that_runs_when_the_condition_holds_is_the_second() -> None:
     (branch,) = (op for op in content["program"]["regions"][0]["blocks"][0]["ops"] if op["#"] == "1.if")
     counts = [len(region["blocks"][0]["ops"]) for region in branch["regions"]]
     branch["regions"][0]["blocks"][0]["ops"].insert(0, branch["regions"][0]["blocks"][0]["ops"][0])
-    again = from_block(decode(json.dumps(content), NAME), {"x.0": 2}, NAME)
+    again = model_from_block(decode_pir(json.dumps(content), NAME), {"x.0": 2}, NAME)
     (other,) = (node for node in again.graph.nodes if isinstance(node, CaseOf))
     assert [len(arm.nodes) for arm in case.arms] == [count - 1 for count in reversed(counts)]
     assert [len(arm.nodes) for arm in other.arms] == [counts[1] - 1, counts[0]]
@@ -104,7 +104,7 @@ def test_damaged_programs_are_refused_in_words() -> None:
         for _ in range(rng.choice([1, 1, 3])):
             damaged(content, rng)
         try:
-            model = from_block(decode(json.dumps(content), "damaged"), {"x.0": 2}, "damaged")
+            model = model_from_block(decode_pir(json.dumps(content), "damaged"), {"x.0": 2}, "damaged")
             if seed % 20 == 0:
                 plan_memory(model)
         except SubletError as error:
@@ -146,4 +146,4 @@ def test_loops_in_loops_take_bounded_time() -> None:
     ops = [go, x, inner[0], op("1.fetch", [96], [94])]
     content = {"base_code": {"magic": "pir"}, "program": {"regions": [{"blocks": [{"args": [], "ops": ops}]}]}}
     with pytest.raises(ModelError, match="too many rounds"):
-        from_block(decode(json.dumps(content), "deep"), {"x.0": 2}, "deep")
+        model_from_block(decode_pir(json.dumps(content), "deep"), {"x.0": 2}, "deep")

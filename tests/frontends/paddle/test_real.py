@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.frontends.model import read_model
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.model_formats import read_model
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
 from sublet.planning.pipeline import plan_memory
 
 FOLDER = os.environ.get("SUBLET_PADDLE_MODELS", "")
@@ -30,9 +30,9 @@ def test_the_arena_is_its_bound(name: str, shape: tuple[int, ...], most: int) ->
     """Inputs and outputs included; at most what it was before all facts were found."""
     path = MODELS[name]
     raw = path.read_bytes()
-    assert encode(decode(raw, name)) == raw
+    assert encode_program(decode_program(raw, name)) == raw
     model = read_model(path, {f"x.{axis}": extent for axis, extent in enumerate(shape)})
     assert set(model.weights) == {weight.name for weight in model.graph.weights}
-    assert model.graph.outside == ()
+    assert model.graph.unplannable_values == ()
     plan = plan_memory(model)
     assert plan.arena_bytes == plan.lower_bound_bytes <= most

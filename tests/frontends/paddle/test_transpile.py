@@ -13,11 +13,11 @@ import sublet
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.tensor import DType
 from sublet.frontends.paddle.arena.views import ARENA
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Program, new_var
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleProgram, new_var
 from sublet.frontends.paddle.lives.live_sets import live_lines
-from sublet.frontends.paddle.transpile import BASELINES, Asked, Report, kept, transpile
+from sublet.frontends.paddle.transpile import BASELINES, TranspileReport, TranspileRequest, names_to_keep, transpile
 from tests.commands import Cli
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.written import straight
@@ -25,27 +25,27 @@ from tests.frontends.paddle.written import straight
 FILES = {path.name: path for path in program_files()}
 
 
-def read(name: str) -> Program:
+def read(name: str) -> PaddleProgram:
     if name not in FILES:
         pytest.skip(f"{name} is only in the shared programs")
-    return decode(FILES[name].read_bytes(), name)
+    return decode_program(FILES[name].read_bytes(), name)
 
 
-def report(name: str, policy: str, **more: Any) -> Report:
-    return transpile(read(name), Asked(policy, **more)).report
+def report(name: str, policy: str, **more: Any) -> TranspileReport:
+    return transpile(read(name), TranspileRequest(policy, **more)).report
 
 
 def test_level_0_on_cond_is_refused_and_told() -> None:
     """It trains wrong, as the published one does; the checker does not know the policy, only the two programs."""
     found = report("cond.pb", "level0")
-    assert not found.proven
+    assert not found.is_proven
     assert {"linear_0.w_0", "linear_0.b_0"} <= {finding.where.removeprefix("%") for finding in found.findings}
 
 
 def test_our_own_policy_is_proven_and_holds_less() -> None:
     for name in ("cond.pb", "transformer.pb"):
         found = report(name, "sublet")
-        assert found.proven
+        assert found.is_proven
         assert found.before is not None
         assert found.after is not None
         assert found.after.bound <= found.after.collected.peak < found.before.collected.peak
@@ -53,7 +53,7 @@ def test_our_own_policy_is_proven_and_holds_less() -> None:
 
 def test_machine_translation_needs_less_than_a_quarter() -> None:
     found = report("mt.pb", "sublet")
-    assert found.proven
+    assert found.is_proven
     assert found.before is not None
     assert found.after is not None
     assert found.before.collected.peak == 49_167_894
@@ -72,13 +72,13 @@ def test_a_baseline_is_given_with_what_was_found(policy: str) -> None:
 
 
 def test_what_is_fetched_is_kept() -> None:
-    assert "mean_2.tmp_0" in kept(read("mt.pb"))  # op_role says that it is the loss
-    assert kept(read("cond.pb"), ["relu_0.tmp_0"])[0] == "relu_0.tmp_0"
-    made = transpile(read("cond.pb"), Asked(keep=("relu_0.tmp_0", "square_0.tmp_0")))
+    assert "mean_2.tmp_0" in names_to_keep(read("mt.pb"))  # op_role says that it is the loss
+    assert names_to_keep(read("cond.pb"), ["relu_0.tmp_0"])[0] == "relu_0.tmp_0"
+    made = transpile(read("cond.pb"), TranspileRequest(keep=("relu_0.tmp_0", "square_0.tmp_0")))
     written = [name for op in made.program.blocks[0].ops for name in op.writes]
     assert written.count("relu_0.tmp_0") == written.count("square_0.tmp_0") == 1
     with pytest.raises(ModelError, match=r"no variable 'relu_0.tmp' to keep in block 0; did you mean 'relu_0.tmp_0'"):
-        transpile(read("cond.pb"), Asked(keep=("relu_0.tmp",)))
+        transpile(read("cond.pb"), TranspileRequest(keep=("relu_0.tmp",)))
 
 
 def test_unknown_operators_are_left_alone_and_told() -> None:
@@ -89,12 +89,12 @@ def test_unknown_operators_are_left_alone_and_told() -> None:
     assert [op.outputs["Out"] for op in made.program.blocks[0].ops][:3] == [("a",), ("b",), ("c",)]
 
 
-def untyped(program: Program, *names: str) -> Program:
+def untyped(program: PaddleProgram, *names: str) -> PaddleProgram:
     """The program as it is read from a file that does not say the type of these variables' elements."""
     top = program.blocks[0]
     changed = {name: replace(top.vars[name], dtype=None) for name in names}
     blocks = (replace(top, vars={**top.vars, **changed}), *program.blocks[1:])
-    return decode(encode(replace(program, blocks=blocks)), "untyped")
+    return decode_program(encode_program(replace(program, blocks=blocks)), "untyped")
 
 
 def test_a_gradient_without_a_data_type_is_given_that_of_its_variable() -> None:
@@ -105,7 +105,7 @@ def test_a_gradient_without_a_data_type_is_given_that_of_its_variable() -> None:
     assert made.report.completed == tuple(gradients)
     assert whole.report.completed == ()
     assert made.program == whole.program
-    assert decode(encode(made.program), "made").blocks[0].vars == whole.program.blocks[0].vars
+    assert decode_program(encode_program(made.program), "made").blocks[0].vars == whole.program.blocks[0].vars
 
 
 def test_another_variable_without_a_data_type_is_an_error_that_says_what_to_do() -> None:
@@ -122,17 +122,17 @@ def test_open_extents_are_told_by_name() -> None:
     opened = {name: new_var(name, DType.F32, (-1, 4)) for name in block.vars}
     unbound = replace(program, blocks=(replace(block, vars=opened),))
     assert "--shape x=1,4" in transpile(unbound).report.unknown_bytes
-    told = transpile(unbound, Asked(shapes={"x": (2, 4)})).report
+    told = transpile(unbound, TranspileRequest(shapes={"x": (2, 4)})).report
     assert told.before is not None
     assert told.before.collected.peak == 64
 
 
 def test_a_policy_that_is_not_there() -> None:
     with pytest.raises(PlanError, match="there is no policy 'level2': choose one of seed, level0, level1, sublet"):
-        transpile(read("cond.pb"), Asked("level2"))
+        transpile(read("cond.pb"), TranspileRequest("level2"))
 
 
-class PaddleProgram:
+class FakeStaticProgram:
     """What Paddle's Program has of it: bytes, and the way back."""
 
     def __init__(self, raw: bytes) -> None:
@@ -143,24 +143,24 @@ class PaddleProgram:
         return self.raw
 
     @staticmethod
-    def parse_from_string(raw: bytes) -> PaddleProgram:
-        return PaddleProgram(raw)
+    def parse_from_string(raw: bytes) -> FakeStaticProgram:
+        return FakeStaticProgram(raw)
 
 
 def test_the_two_lines_of_the_original() -> None:
     raw = (BESIDE / "cond.pb").read_bytes()
-    given = PaddleProgram(raw)
+    given = FakeStaticProgram(raw)
     small = sublet.paddle.transpile(given)
-    assert isinstance(small, PaddleProgram)
+    assert isinstance(small, FakeStaticProgram)
     assert small.raw == sublet.paddle.transpile(raw) != raw
     assert given.raw == raw
 
 
 def test_the_arguments_of_the_original(capsys: pytest.CaptureFixture[str]) -> None:
     program = read("cond.pb")
-    raw = encode(program)
+    raw = encode_program(program)
     by_level = sublet.paddle.transpile(raw, print_log=True, level=0)
-    assert by_level == encode(transpile(program, Asked("level0")).program)
+    assert by_level == encode_program(transpile(program, TranspileRequest("level0")).program)
     assert "level0: 1,643,530 -> 1,774,602 bytes" in capsys.readouterr().err
 
     class Variable:
@@ -191,7 +191,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     assert status == 0
     assert "proven: what persists and what is kept comes out the same, for every way through branches" in said
     assert said.count("REFUSED") == 3  # the baselines, in the table
-    assert decode(out.read_bytes(), "small.pb") == transpile(read("cond.pb")).program
+    assert decode_program(out.read_bytes(), "small.pb") == transpile(read("cond.pb")).program
 
 
 def test_the_command_of_a_baseline_that_trains_wrong(cli: Cli) -> None:
@@ -212,8 +212,8 @@ ARENAS = {"mt.pb": 11_107_952, "cond.pb": 1_773_574}
 
 @pytest.mark.parametrize("name", ARENAS)
 def test_the_arena_form_as_measured(name: str) -> None:
-    made = transpile(read(name), Asked(arena=True)).report
-    assert made.proven  # before variables are placed
+    made = transpile(read(name), TranspileRequest(arena=True)).report
+    assert made.is_proven  # before variables are placed
     assert made.arena is not None
     assert made.arena.bytes == made.arena.bound
     assert made.after is not None
@@ -222,19 +222,21 @@ def test_the_arena_form_as_measured(name: str) -> None:
 
 def test_a_lasting_arena_is_counted_too() -> None:
     """It persists, so that runs find it there: what is predicted is not less for that."""
-    once, stays = (transpile(read("cond.pb"), Asked(arena=True, lasting=lasting)) for lasting in (False, True))
+    once, stays = (
+        transpile(read("cond.pb"), TranspileRequest(arena=True, lasting=lasting)) for lasting in (False, True)
+    )
     assert stays.program.blocks[0].vars[ARENA].persistable
     assert not once.program.blocks[0].vars[ARENA].persistable
     assert stays.program.blocks[0].ops == once.program.blocks[0].ops
     assert stays.report == once.report
     assert stays.report.arena is not None
-    assert stays.report.arena.proven
+    assert stays.report.arena.is_proven
 
 
 def test_the_command_of_a_lasting_arena(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "arena.pb"
     assert cli("transpile", BESIDE / "cond.pb", "--arena", "--lasting", "--out", out)[0] == 0
-    assert decode(out.read_bytes(), "arena.pb").blocks[0].vars[ARENA].persistable
+    assert decode_program(out.read_bytes(), "arena.pb").blocks[0].vars[ARENA].persistable
     status, _, said = cli("transpile", BESIDE / "cond.pb", "--lasting")
     assert status == 2
     assert "only an arena can be lasting: add --arena" in said
@@ -247,7 +249,7 @@ def test_the_command_of_an_arena(cli: Cli, tmp_path: Path) -> None:
     assert told["arena"]["bytes"] == told["arena"]["lower_bound_bytes"] == 327_680
     assert status == (0 if told["arena"]["proven"] else 3)
     assert told["proven"] == told["arena"]["proven"]
-    views = [op for op in decode(out.read_bytes(), "arena.pb").blocks[1].ops if op.type == "view_slice"]
+    views = [op for op in decode_program(out.read_bytes(), "arena.pb").blocks[1].ops if op.type == "view_slice"]
     assert views
     assert cli("transpile", BESIDE / "cond.pb", "--arena", "--policy", "seed")[0] == 2
 

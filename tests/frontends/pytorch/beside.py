@@ -25,9 +25,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sublet.frontends.torch.extents import ASKED
-from sublet.frontends.torch.probes import TABLE
-from sublet.ops.aten.dialect import PREFIX, facts
+from sublet.frontends.torch import kernel_extents, kernel_probes
+from sublet.ops.aten.dialect import PREFIX, facts_by_name
 from tests.frontends.pytorch.find_facts import operator
 from tests.frontends.pytorch.laid import LAYOUTS, SEED, laid
 
@@ -58,7 +57,7 @@ class Beside(TorchDispatchMode):
         """Runs the operator, and compares."""
         results = self._compared(function, args, kwargs or {})
         name = str(function).removeprefix(PREFIX)
-        if name in facts() and facts()[name].out and self._calls[name] < MOST:
+        if name in facts_by_name() and facts_by_name()[name].out and self._calls[name] < MOST:
             self._calls[name] += 1
             for given in _one_laid_otherwise((args, kwargs or {})):
                 with contextlib.suppress(RuntimeError):  # PyTorch does not take each operand in every layout
@@ -68,13 +67,13 @@ class Beside(TorchDispatchMode):
     def _compared(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         traced = _traced(function, args, kwargs)
         results = function(*args, **kwargs)
-        if traced is None or str(function) in ASKED:
+        if traced is None or str(function) in kernel_extents.PROBED_OPERATORS:
             return results
         name = str(function).removeprefix(PREFIX)
-        if name in facts() and facts()[name].out:
+        if name in facts_by_name() and facts_by_name()[name].out:
             self._told(name, traced, results, args, kwargs)
         found = pytree.tree_leaves(results)
-        if _draws(function) and name in facts() and facts()[name].out:
+        if _draws(function) and name in facts_by_name() and facts_by_name()[name].out:
             steps = [[_steps(each) for each in side] for side in (found, traced)]
             if steps[0] != steps[1]:
                 self.wrong.setdefault(name, f"draws in the order of strides {steps[0]}, and {steps[1]} are traced")
@@ -85,7 +84,7 @@ class Beside(TorchDispatchMode):
 
     def _told(self, name: str, traced: Sequence[Any], results: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Run it by its `out=`, which must compute the results."""
-        out = operator(facts()[name].out)
+        out = operator(facts_by_name()[name].out)
         names = [each.name for each in out._schema.arguments]
         places = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in traced]
         before = [(each.data_ptr(), each.shape, each.stride()) for each in places]
@@ -96,21 +95,23 @@ class Beside(TorchDispatchMode):
             with torch.inference_mode():
                 out(*given, **told)
         except RuntimeError as error:
-            self.wrong.setdefault(name, f"{facts()[name].out} raises {str(error).splitlines()[0]}")
+            self.wrong.setdefault(name, f"{facts_by_name()[name].out} raises {str(error).splitlines()[0]}")
             return
         self.ran.add(name)
         for place, (address, shape, strides) in zip(places, before, strict=True):
             relaid = _steps(place) != _steps(place, strides)
             if place.data_ptr() != address or place.shape != shape or relaid:
                 now = f"{list(place.shape)} by {place.stride()}"
-                self.wrong.setdefault(name, f"{facts()[name].out} makes {now} of {list(shape)} by {strides}")
+                self.wrong.setdefault(name, f"{facts_by_name()[name].out} makes {now} of {list(shape)} by {strides}")
         if not _draws(out) and not name.startswith(("empty", "new_empty")):
             for place, result in zip(places, pytree.tree_leaves(results), strict=True):
                 if place.shape == result.shape and not _close(place, result):
                     laid = ", ".join(
                         str(each.stride()) for each in pytree.tree_leaves(given) if hasattr(each, "stride")
                     )
-                    self.wrong.setdefault(name, f"{facts()[name].out} computes something else of strides {laid}")
+                    self.wrong.setdefault(
+                        name, f"{facts_by_name()[name].out} computes something else of strides {laid}"
+                    )
 
 
 class Mixed(TorchDispatchMode):
@@ -148,7 +149,7 @@ class Mixed(TorchDispatchMode):
 
 
 def _is_known(function: Any) -> bool:
-    return str(function) in TABLE or str(function) in ASKED
+    return str(function) in kernel_probes.PROBED_OPERATORS or str(function) in kernel_extents.PROBED_OPERATORS
 
 
 def _in_two_types(given: Any) -> Iterator[Any]:
@@ -256,7 +257,7 @@ def main() -> None:
     if isinstance(beside, Mixed):
         print(f"{count} samples; {len(beside.wrong)} operators give other types than traced")
         raise SystemExit(bool(beside.wrong) or not count)
-    used = sum(bool(each.out) for each in facts().values())
+    used = sum(bool(each.out) for each in facts_by_name().values())
     print(f"{count} samples; {len(beside.ran)} of {used} operators with `out=`; {len(beside.wrong)} wrong")
     raise SystemExit(bool(beside.wrong) or not beside.ran)
 

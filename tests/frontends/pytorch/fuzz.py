@@ -22,9 +22,9 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sublet
-from sublet.api.torch.backend import PLANNED, backend
-from sublet.api.torch.captured import capture
-from sublet.api.torch.flights import Pool
+from sublet.api.torch.arena_pool import ArenaPool
+from sublet.api.torch.backend import DEFAULT_OPTIONS, backend
+from sublet.api.torch.joint_graph import capture_program
 from tests.frontends.pytorch import on_device
 from tests.frontends.pytorch.on_device import recorded
 
@@ -216,12 +216,12 @@ def _judge_poisoned(program: Program, seed: int) -> str:
         args = given(seed)
         right = functional(*given(seed))
         traced = make_fx(functional, tracing_mode="fake")(*args)
-    pool = Pool(capture(traced, None, (), {}), args, replace(PLANNED, alignment=1))
-    arena = pool.take().arena
-    piece = pool.captured.pieces[0]
-    inputs = {tensor.value.name: args[position] for position, tensor in piece.given.items()}
-    sublet.run_poisoned(arena.run, inputs)
-    found = pool.given_back(arena, 0, args)
+    pool = ArenaPool(capture_program(traced, None, (), {}), args, replace(DEFAULT_OPTIONS, alignment=1))
+    arena = pool.lease().arena
+    piece = pool.captured.passes[0]
+    inputs = {tensor.value.name: args[position] for position, tensor in piece.arguments.items()}
+    sublet.run_poisoned(arena.executable, inputs)
+    found = pool.results_of_pass(arena, 0, args)
     if not equal(found, right):
         return "an output differs in a poisoned arena"
     with torch.no_grad():
@@ -268,8 +268,13 @@ def main() -> None:
     parser.add_argument("--recorded", dest="compiler", action="store_const", const=recorded)
     asked = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
-    for deciding in ("partition", "apart", "common"):  # tensors of any size are computed again, memory is shared
-        sys.modules[f"sublet.api.torch.{deciding}"].LEAST = 1  # type: ignore[attr-defined]
+    limits = {
+        "joint_partition": "MIN_RECOMPUTED_BYTES",
+        "rematerialize_late_uses": "MIN_RECOMPUTED_BYTES",
+        "shared_scratch": "MIN_SAVED_BYTES",
+    }
+    for module, limit in limits.items():  # tensors of any size are computed again, memory is shared
+        setattr(sys.modules[f"sublet.api.torch.{module}"], limit, 1)
     counts: dict[str, int] = {}
     try:
         for seed in range(asked.first, asked.first + asked.programs):

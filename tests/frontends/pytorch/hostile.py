@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import sublet
-from sublet.frontends.torch.exported import quietly
+from sublet.frontends.torch.exported_program import silence_tracing
 from tests.audit import MARK, require_known, watched
 from tests.frontends.damage import NAME, Format, arguments, judged, tell
 
@@ -64,7 +64,7 @@ class Chosen(nn.Module):
 def saved(module: nn.Module, x: Any) -> bytes:
     """A program as torch.export.save writes it."""
     into = io.BytesIO()
-    with quietly():
+    with silence_tracing():
         torch.export.save(torch.export.export(module, (x,)), into)
     return into.getvalue()
 

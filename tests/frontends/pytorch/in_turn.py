@@ -12,24 +12,24 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sublet.base.errors import ModelError
-from sublet.frontends.torch.fewer import with_fewer_samples
-from sublet.frontends.torch.rows import Rows, State
+from sublet.frontends.torch.batch_axis import BatchAxis, OptionalBatchAxis
+from sublet.frontends.torch.smaller_batch import with_smaller_batch
 
 MOST = 40
 """Choices of axes that are tried of one program."""
 
 
-def choices(inputs: Sequence[Any], draw: random.Random) -> Iterator[tuple[int, list[State]]]:
+def choices(inputs: Sequence[Any], draw: random.Random) -> Iterator[tuple[int, list[OptionalBatchAxis]]]:
     """Samples, and where they lie in each input."""
     for extent in sorted({n for each in inputs for n in each.shape if n > 1}):
-        axes = [[None, *(Rows(i) for i, n in enumerate(each.shape) if n == extent)] for each in inputs]
+        axes = [[None, *(BatchAxis(i) for i, n in enumerate(each.shape) if n == extent)] for each in inputs]
         found = [list(each) for each in itertools.islice(itertools.product(*axes), 1, 2000)]
         yield from ((extent, each) for each in draw.sample(found, min(len(found), MOST)))
 
 
-def in_turn(module: Any, states: Sequence[State], inputs: Sequence[Any], samples: int) -> list[Any]:
+def in_turn(module: Any, states: Sequence[OptionalBatchAxis], inputs: Sequence[Any], samples: int) -> list[Any]:
     """What a module gives when it is computed sample by sample. Raises ModelError where it is not."""
-    fewer = with_fewer_samples(module, states, samples, 1)
+    fewer = with_smaller_batch(module, states, samples, 1)
     parts = []
     for number in range(samples):
         given = [
@@ -37,7 +37,7 @@ def in_turn(module: Any, states: Sequence[State], inputs: Sequence[Any], samples
         ]
         parts.append(fewer.module(*given))
     found = []
-    for position, at in enumerate(fewer.results):
+    for position, at in enumerate(fewer.result_axes):
         each = [part[position] for part in parts]
         found.append(each[-1] if at is None else torch.cat(each, at.axis))
     return found

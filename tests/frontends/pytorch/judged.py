@@ -18,10 +18,10 @@ from torch._functorch.compilers import nop
 from torch.utils import _pytree as pytree
 
 import sublet
-from sublet.api.torch.captured import Captured, capture
-from sublet.api.torch.flights import Arena, Pool
+from sublet.api.torch.arena_pool import ArenaPool, BoundArena
+from sublet.api.torch.joint_graph import CapturedProgram, capture_program
 from sublet.base.errors import RunError, SubletError
-from sublet.frontends.torch.exported import Held, first_line
+from sublet.frontends.torch.exported_program import TorchContent, error_summary
 
 Function = Callable[..., Any]
 
@@ -74,7 +74,7 @@ def _judge(function: Function, inputs: Sequence[Any], contents: bool) -> Verdict
     try:
         right = _seeded(_flat(function), given)
     except Exception as error:  # whatever a kernel of PyTorch's says of its arguments
-        return Verdict(EAGER, first_line(error))
+        return Verdict(EAGER, error_summary(error))
     exact = Exact(function, inputs)
     first = _judged(function, inputs, given, right, exact, False, contents)
     if first.kind not in FINE:
@@ -117,7 +117,7 @@ def _judged(
         except Exception as error:  # whatever tracing meets
             if planned.pool is not None:
                 raise
-            return Verdict(UNTRACED, first_line(error))
+            return Verdict(UNTRACED, error_summary(error))
         words = f"{'poisoned, ' * (how is _poisoned)}{'inputs outlive, ' * kept}"
         for i, (one, other) in enumerate(zip([*founds, *args], [*wanted, *after], strict=True)):
             what = f"result {i}" if i < len(wanted) else f"input {i - len(wanted)}"
@@ -147,9 +147,9 @@ class _Planned:
     """
 
     def __init__(self) -> None:
-        self.pool: Pool | None = None
+        self.pool: ArenaPool | None = None
         self.draws = False
-        self.how: Callable[[Pool, Sequence[Any]], list[Any]] = _run
+        self.how: Callable[[ArenaPool, Sequence[Any]], list[Any]] = _run
 
     def compile(self, graph: Any, example: Sequence[Any]) -> Function:
         """What AOTAutograd calls."""
@@ -158,7 +158,7 @@ class _Planned:
 
         def call(*args: Any) -> list[Any]:
             if self.pool is None:
-                self.pool = Pool(capture(graph, None, (), {}), args, sublet.Options(alignment=64))
+                self.pool = ArenaPool(capture_program(graph, None, (), {}), args, sublet.Options(alignment=64))
             return self.how(self.pool, args)
 
         return make_boxed_func(call)
@@ -187,20 +187,21 @@ def _seeded(function: Function, args: Sequence[Any]) -> Any:
     return function(*args)
 
 
-def _run(pool: Pool, args: Sequence[Any]) -> list[Any]:
-    flight = pool.take()
-    return pool.run(flight.arena, 0, args)
+def _run(pool: ArenaPool, args: Sequence[Any]) -> list[Any]:
+    flight = pool.lease()
+    return pool.run_pass(flight.arena, 0, args)
 
 
-def _poisoned(pool: Pool, args: Sequence[Any]) -> list[Any]:
-    arena: Arena = pool.take().arena
-    captured: Captured = pool.captured
-    piece = captured.pieces[0]
+def _poisoned(pool: ArenaPool, args: Sequence[Any]) -> list[Any]:
+    arena: BoundArena = pool.lease().arena
+    captured: CapturedProgram = pool.captured
+    piece = captured.passes[0]
     given = {
-        tensor.value.name: Held(args[position], tensor.spec.shape).array() for position, tensor in piece.given.items()
+        tensor.value.name: TorchContent(args[position], tensor.spec.shape).array()
+        for position, tensor in piece.arguments.items()
     }
-    sublet.run_poisoned(arena.run, given)
-    return pool.given_back(arena, 0, args)
+    sublet.run_poisoned(arena.executable, given)
+    return pool.results_of_pass(arena, 0, args)
 
 
 def _compared(found: Any, right: Any, allows: Callable[[Any, Any], tuple[bool, str]], contents: bool) -> Verdict:
@@ -293,6 +294,6 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def _over_inputs(pool: Pool) -> int:
+def _over_inputs(pool: ArenaPool) -> int:
     """How many results of calls lie over bytes of an input that ends there."""
     return sum(place.how == "inplace" for place in pool.plan.placements)

@@ -9,11 +9,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sublet.api.torch.backend import PLANNED, Pair, compiled_by
-from sublet.api.torch.captured import Captured
-from sublet.api.torch.on_device import DeviceArena, DevicePool
-from sublet.api.torch.parts import Parts
-from sublet.runtime.backends.torch.backend import Recorder
+from sublet.api.torch.backend import DEFAULT_OPTIONS, CompiledRegion, compile_region
+from sublet.api.torch.device_pool import DeviceArena, DevicePool
+from sublet.api.torch.joint_graph import CapturedProgram
+from sublet.api.torch.micro_batched_inference import MicroBatches
+from sublet.runtime.backends.torch.backend import CallRecorder
 from sublet.runtime.kernel import Call
 
 NO_NUMBER = 255
@@ -23,37 +23,39 @@ NO_NUMBER = 255
 class Poisoned(DevicePool):
     """Nothing lies in an arena when a call begins."""
 
-    def run(
+    def run_pass(
         self, arena: DeviceArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
     ) -> list[Any]:
         if number == 0:
             for name in arena.memory.arenas:
                 arena.memory.raw(name).fill_(NO_NUMBER)
-        return super().run(arena, number, args, into)
+        return super().run_pass(arena, number, args, into)
 
 
-class OnDevice(Pair):
+class OnDevice(CompiledRegion):
     """A region that runs on the CPU as it would on another device."""
 
-    def __init__(self, recorder: Callable[[str], Recorder] | None = None, samples: int | str = "auto") -> None:
-        super().__init__(PLANNED, None, samples=samples)
+    def __init__(self, recorder: Callable[[str], CallRecorder] | None = None, samples: int | str = "auto") -> None:
+        super().__init__(DEFAULT_OPTIONS, None, samples=samples)
         self._recorder = recorder
 
-    def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
-        return super()._captured(args, device, "cpu:0")
+    def _capture(
+        self, args: Sequence[Any], device: str, runs_on: str
+    ) -> tuple[CapturedProgram, MicroBatches | None, str]:
+        return super()._capture(args, device, "cpu:0")
 
-    def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> DevicePool:
+    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> DevicePool:
         return Poisoned(captured, self._options, device, self._recorder)
 
 
 def backend(graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
     """A backend of torch.compile's."""
-    return compiled_by(OnDevice(), graph, example)
+    return compile_region(OnDevice(), graph, example)
 
 
 def recorded(graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
     """The same; what a stretch of calls does is recorded and replayed."""
-    return compiled_by(OnDevice(Tape), graph, example)
+    return compile_region(OnDevice(Tape), graph, example)
 
 
 class Tape:

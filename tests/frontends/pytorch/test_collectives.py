@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.captured import capture  # noqa: E402
-from sublet.api.torch.flights import ready_to_plan  # noqa: E402
+from sublet.api.torch.arena_pool import prepare_captured  # noqa: E402
+from sublet.api.torch.joint_graph import capture_program  # noqa: E402
 from tests.frontends.pytorch import tensor_parallel  # noqa: E402
 from tests.frontends.pytorch.judged import EQUAL, judge  # noqa: E402
 
@@ -65,7 +65,7 @@ def test_collectives_give_what_they_give_eagerly(group: str) -> None:
 
 def planned(function: Any) -> Any:
     traced = make_fx(function, tracing_mode="fake")(torch.randn(64, 64))
-    _, ready = ready_to_plan(capture(traced, None, (), {}))
+    _, ready = prepare_captured(capture_program(traced, None, (), {}))
     return sublet.plan_memory(ready.model)
 
 

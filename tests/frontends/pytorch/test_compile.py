@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from sublet.api.torch.flights import Arena, Flight, Pool  # noqa: E402
+from sublet.api.torch.arena_pool import ArenaLease, ArenaPool, BoundArena  # noqa: E402
 from tests.frontends.pytorch.fuzz import judge  # noqa: E402
 
 F = nn.functional
@@ -116,7 +116,7 @@ def alive(kind: type) -> int:
 def test_calls_in_flight_have_arenas_of_their_own() -> None:
     """Forwards whose backwards come later, in any order, or never."""
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Sigmoid())
-    run, before = compiled(module), alive(Arena)
+    run, before = compiled(module), alive(BoundArena)
     xs = [torch.randn(3, 6, requires_grad=True) for _ in range(4)]
     wanted = [torch.autograd.grad(module(x).sum(), x)[0] for x in xs]
     losses = [run(x).sum() for x in xs]
@@ -126,13 +126,13 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
         run(xs[0])  # dropped: its arena is given back
     gc.collect()
     assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
-    assert alive(Arena) - before == len(xs)  # as many as were in flight at once
-    assert alive(Flight) == 0
+    assert alive(BoundArena) - before == len(xs)  # as many as were in flight at once
+    assert alive(ArenaLease) == 0
 
 
 def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two programs, in threads too: each call has what it keeps, and all that run in turn have the rest."""
-    monkeypatch.setattr("sublet.api.torch.common.LEAST", 1)
+    monkeypatch.setattr("sublet.api.torch.shared_scratch.MIN_SAVED_BYTES", 1)
     modules = [nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, n), nn.GELU()) for n in (300, 400)]
     runs = [compiled(module) for module in modules]
     x = torch.randn(30, 6)
@@ -149,11 +149,11 @@ def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyP
     train()
     train()
     plans = [each.plan for each in sublet.torch.report()[-2:]]
-    arenas = [each for each in gc.get_objects() if type(each) is Arena and each.common is not None]
+    arenas = [each for each in gc.get_objects() if type(each) is BoundArena and each.scratch is not None]
     assert len(arenas) == 6
-    assert len({id(each.common) for each in arenas}) == 1
+    assert len({id(each.scratch) for each in arenas}) == 1
     kept = sum(storage.nbytes for each in arenas for storage in each.plan.arenas if storage.name == KEPT)
-    common = arenas[0].common
+    common = arenas[0].scratch
     assert common is not None
     assert kept + common.raw.nbytes < 3 * sum(plan.arena_bytes for plan in plans if plan is not None)
     threads = [ThreadPoolExecutor(1) for _ in range(2)]
@@ -163,17 +163,17 @@ def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyP
 
 def test_what_has_a_budget_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept and what is shared are together no less than the arena that the budget was held against."""
-    monkeypatch.setattr("sublet.api.torch.common.LEAST", 1)
+    monkeypatch.setattr("sublet.api.torch.shared_scratch.MIN_SAVED_BYTES", 1)
     run = compiled(nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.GELU()), budget=1 << 20)
     results = [run(torch.randn(30, 6)) for _ in range(3)]
     plan = sublet.torch.report()[-1].plan
-    assert [each.common for each in gc.get_objects() if type(each) is Arena and each.plan is plan] == [None] * 3
+    assert [each.scratch for each in gc.get_objects() if type(each) is BoundArena and each.plan is plan] == [None] * 3
     del results
 
 
 def test_what_a_function_changes_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was computed again of the argument, which is another tensor by then."""
-    monkeypatch.setattr("sublet.api.torch.partition.LEAST", 1)
+    monkeypatch.setattr("sublet.api.torch.joint_partition.MIN_RECOMPUTED_BYTES", 1)
     warnings.filterwarnings("ignore", message="The .grad attribute")  # Dynamo asks for it
 
     def change(x: Any) -> Any:
@@ -528,13 +528,13 @@ def test_an_operator_that_only_checks() -> None:
 def test_blocks_that_share_a_graph_are_bound_once_each(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regional compilation: one graph, n sets of weights, n arenas; no step binds a program anew."""
     bound: list[int] = []
-    bind = Pool._bind
+    bind = ArenaPool._rebind_weights
 
-    def counting(self: Pool, arena: Any, args: Any) -> None:
-        bound.append(sum(args[at].data_ptr() != address for at, address in arena.bound.items()))
+    def counting(self: ArenaPool, arena: Any, args: Any) -> None:
+        bound.append(sum(args[at].data_ptr() != address for at, address in arena.weight_addresses.items()))
         bind(self, arena, args)
 
-    monkeypatch.setattr(Pool, "_bind", counting)
+    monkeypatch.setattr(ArenaPool, "_rebind_weights", counting)
     modules = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(blocks)]
     compiled = [torch.compile(each, backend="sublet") for each in modules]
     for step in range(4):
@@ -548,28 +548,28 @@ def test_blocks_that_share_a_graph_are_bound_once_each(blocks: int, monkeypatch:
     assert not any(bound)
 
 
-def _pools_made(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Pool], list[int]]:
+def _pools_made(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ArenaPool], list[int]]:
     """Return the pools that are made from now on, and for each call how many weights it binds anew."""
-    pools: list[Pool] = []
+    pools: list[ArenaPool] = []
     bound: list[int] = []
-    made, bind = Pool.__init__, Pool._bind
+    made, bind = ArenaPool.__init__, ArenaPool._rebind_weights
 
-    def making(self: Pool, *args: Any, **options: Any) -> None:
+    def making(self: ArenaPool, *args: Any, **options: Any) -> None:
         made(self, *args, **options)
         pools.append(self)
 
-    def counting(self: Pool, arena: Any, args: Any) -> None:
-        bound.append(sum(args[at].data_ptr() != address for at, address in arena.bound.items()))
+    def counting(self: ArenaPool, arena: Any, args: Any) -> None:
+        bound.append(sum(args[at].data_ptr() != address for at, address in arena.weight_addresses.items()))
         bind(self, arena, args)
 
-    monkeypatch.setattr(Pool, "__init__", making)
-    monkeypatch.setattr(Pool, "_bind", counting)
+    monkeypatch.setattr(ArenaPool, "__init__", making)
+    monkeypatch.setattr(ArenaPool, "_rebind_weights", counting)
     return pools, bound
 
 
-def _spans(pool: Pool) -> set[int]:
+def _spans(pool: ArenaPool) -> set[int]:
     """Return the addresses of the arenas of a pool."""
-    return {arena.run._memory.raw("arena").ctypes.data for arena in pool._all}
+    return {arena.executable._memory.raw("arena").ctypes.data for arena in pool._all}
 
 
 @pytest.mark.parametrize("blocks", [2, 5])
@@ -593,7 +593,7 @@ def test_blocks_of_an_inference_are_bound_once_each_over_one_arena(
     assert not any(bound)
     (pool,) = pools
     assert len(pool._all) == blocks
-    assert len(_spans(pool)) == pool.arenas == 1
+    assert len(_spans(pool)) == pool.arena_count == 1
 
 
 def test_weights_of_an_inference_that_move_or_are_gone_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,7 +616,7 @@ def test_weights_of_an_inference_that_move_or_are_gone_hold_no_memory(monkeypatc
 
 
 def test_bound_programs_of_an_inference_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublet.api.torch.flights.MOST_BINDINGS", 3)
+    monkeypatch.setattr("sublet.api.torch.arena_pool.MAX_BOUND_PROGRAMS", 3)
     pools, _ = _pools_made(monkeypatch)
     modules = [nn.Linear(8, 8) for _ in range(5)]
     run = [torch.compile(each, backend="sublet") for each in modules]
@@ -639,8 +639,8 @@ def test_threads_of_an_inference_have_arenas_of_their_own(monkeypatch: pytest.Mo
             each(x)
     (pool,) = pools
     args = [[*each.parameters(), x] for each in modules]
-    flights = [pool.take(each) for each in args[:2]]
-    assert len({each.arena.run._memory.raw("arena").ctypes.data for each in flights}) == 2
+    flights = [pool.lease(each) for each in args[:2]]
+    assert len({each.arena.executable._memory.raw("arena").ctypes.data for each in flights}) == 2
     for each in flights:
-        each.land()
-    assert pool.arenas == 2
+        each.release()
+    assert pool.arena_count == 2

@@ -19,15 +19,15 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.captured import capture  # noqa: E402
-from sublet.api.torch.on_device import DeviceArena  # noqa: E402
-from sublet.api.torch.taking import TAKE  # noqa: E402
+from sublet.api.torch.caller_outputs import COPY_OUT  # noqa: E402
+from sublet.api.torch.device_pool import DeviceArena  # noqa: E402
+from sublet.api.torch.joint_graph import capture_program  # noqa: E402
 from sublet.frontends.torch.devices import device_of  # noqa: E402
 from sublet.ir.graph import Node  # noqa: E402
 from sublet.ops.aten import DEVICE  # noqa: E402
-from sublet.ops.aten.dialect import ROW_BY_ROW, facts  # noqa: E402
-from sublet.runtime.backends.torch.device import _Apart, _Watched  # noqa: E402
-from sublet.runtime.located import put  # noqa: E402
+from sublet.ops.aten.dialect import ROW_BY_ROW, facts_by_name  # noqa: E402
+from sublet.runtime.array_ops import copy_elements  # noqa: E402
+from sublet.runtime.backends.torch.device import _AllocatingCall, _VerifiedCall  # noqa: E402
 from tests.frontends.pytorch.on_device import Tape, backend, recorded  # noqa: E402
 
 F = nn.functional
@@ -246,9 +246,9 @@ def test_there_are_plans_for_cuda_without_cuda() -> None:
     with FakeTensorMode(), torch.no_grad():
         graph = make_fx(function)(torch.empty(4, 6, device="cuda"), torch.empty(6, 6, device="cuda"))
     device = device_of(graph)
-    captured = capture(graph, None, (1,), {}, device, runs_on=device)
+    captured = capture_program(graph, None, (1,), {}, device, runs_on=device)
     plan = sublet.plan_memory(captured.model)
-    assert {node.attrs[DEVICE] for node in captured.model.graph.nodes if node.op != TAKE} == {"cuda:0"}
+    assert {node.attrs[DEVICE] for node in captured.model.graph.nodes if node.op != COPY_OUT} == {"cuda:0"}
     assert plan.arena_bytes > 0
 
 
@@ -319,17 +319,17 @@ def test_what_pytorch_lays_out_otherwise_is_computed_apart() -> None:
     maxima, indices = F.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2, return_indices=True)
     place, aten = torch.zeros(2, 3, 4, 4), torch.ops.aten
     node, args = Node("n", "aten.max_unpool2d.default", (), ()), (maxima, indices, [4, 4])
-    apart = _Apart(lambda: aten.max_unpool2d(*args), [place])
-    call = _Watched(node, "max_unpool2d.out", [place], args, {}, apart)
+    apart = _AllocatingCall(lambda: aten.max_unpool2d(*args), [place])
+    call = _VerifiedCall(node, "max_unpool2d.out", [place], args, {}, apart)
     for _ in range(2):
         place.fill_(9)
         call()
         assert torch.equal(place, aten.max_unpool2d(*args))
-    wrong = _Watched(node, "max_unpool2d.out", [place], args, {"also": place}, apart)
+    wrong = _VerifiedCall(node, "max_unpool2d.out", [place], args, {"also": place}, apart)
     with pytest.raises(RunError, match="PyTorch did not write where it was told"):
         wrong()
     with pytest.raises(RunError, match="gives a tensor"):
-        _Apart(lambda: torch.zeros(2, 3, 4, 1), [place])()
+        _AllocatingCall(lambda: torch.zeros(2, 3, 4, 1), [place])()
 
 
 def test_a_result_lies_over_an_operand_with_other_steps_of_single_elements() -> None:
@@ -345,13 +345,13 @@ def test_a_result_lies_over_an_operand_with_other_steps_of_single_elements() -> 
 
 def test_bytes_are_copied_to_where_they_partly_lie() -> None:
     whole = torch.arange(12)
-    put(whole[:8], whole[4:])
+    copy_elements(whole[:8], whole[4:])
     assert whole.tolist() == [0, 1, 2, 3, *range(8)]
 
 
 def test_what_overwrites_is_element_by_element_but_for_what_goes_by_rows() -> None:
     """So results may lie over operands on every device; those that go by rows lie apart there."""
-    overwriting = [name for name, known in facts().items() if known.overwrites and name not in ROW_BY_ROW]
+    overwriting = [name for name, known in facts_by_name().items() if known.overwrites and name not in ROW_BY_ROW]
     for name in overwriting:
         packet, _, overload = name.partition(".")
         assert torch.Tag.pointwise in getattr(getattr(torch.ops.aten, packet), overload).tags, name

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import sublet  # noqa: E402
-from sublet.api.torch.captured import Captured  # noqa: E402
+from sublet.api.torch.joint_graph import CapturedProgram  # noqa: E402
 from sublet.base.errors import SubletError  # noqa: E402
-from sublet.frontends.torch import probes  # noqa: E402
+from sublet.frontends.torch import kernel_probes  # noqa: E402
 from tests.frontends.pytorch.laid import laid  # noqa: E402
 from tests.frontends.pytorch.mixed_grid import Case, difference  # noqa: E402
 
@@ -99,11 +99,11 @@ def test_a_large_tensor_is_probed_by_a_small_one(monkeypatch: pytest.MonkeyPatch
     scale = torch.empty(8, device="meta")
     told = (meta, *(torch.empty(1 << 20, 2, dtype=torch.bfloat16, device="meta") for _ in range(2)))
     args = (meta, scale, scale, 1 << 20, 8, 64 * 64, 2, 1e-5)
-    y, mean, _ = probes.probed(torch.ops.aten.native_group_norm.default, args, {}, told)
+    y, mean, _ = kernel_probes.probe_results(torch.ops.aten.native_group_norm.default, args, {}, told)
     assert (y.shape, y.stride(), y.dtype) == (meta.shape, meta.stride(), torch.bfloat16)
     assert (mean.shape, mean.dtype) == ((1 << 20, 2), torch.float32)
-    monkeypatch.setattr(probes, "LARGEST", 1)
-    assert probes.probed(torch.ops.aten.native_group_norm.default, args, {}, told) is told
+    monkeypatch.setattr(kernel_probes, "MAX_PROBE_ELEMENTS", 1)
+    assert kernel_probes.probe_results(torch.ops.aten.native_group_norm.default, args, {}, told) is told
 
 
 def test_a_loop_that_changes_what_it_closes_over_is_left_to_pytorch() -> None:
@@ -125,7 +125,7 @@ def test_a_mistake_while_planning_leaves_the_graph_to_pytorch(monkeypatch: pytes
     def fail(self: Any, *args: Any) -> None:
         raise KeyError("nobody expects it")
 
-    monkeypatch.setattr(Captured, "__init__", fail)
+    monkeypatch.setattr(CapturedProgram, "__init__", fail)
     module, x = nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
     with pytest.warns(UserWarning, match="KeyError: 'nobody expects it'") as caught:
         torch.compile(module, backend="sublet")(x).sum().backward()
@@ -146,7 +146,7 @@ def test_a_budget_may_be_text() -> None:
             sublet.torch.backend(None, (), {"budget": wrong})
 
 
-@pytest.mark.parametrize("failing", ["_without_aliases", "_changed_arguments", "computed_apart", "min_cut"])
+@pytest.mark.parametrize("failing", ["_remove_aliases", "_mutated_arguments", "rematerialize_late_uses", "min_cut"])
 def test_a_mistake_while_partitioning_leaves_the_partition_to_pytorch(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,8 +158,8 @@ def test_a_mistake_while_partitioning_leaves_the_partition_to_pytorch(
     if failing == "min_cut":
         monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", fail)
     else:
-        monkeypatch.setattr(f"sublet.api.torch.partition.{failing}", fail)
-    budget = 0.5 if failing == "_changed_arguments" else 1.0
+        monkeypatch.setattr(f"sublet.api.torch.joint_partition.{failing}", fail)
+    budget = 0.5 if failing == "_mutated_arguments" else 1.0
     module, x = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4)), torch.randn(2, 4, requires_grad=True)
     expected = torch.autograd.grad(module(x).sum(), x)[0]
     with (

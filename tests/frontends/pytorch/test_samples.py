@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.backend import compiled_by  # noqa: E402
-from sublet.frontends.torch.fewer import with_fewer_samples  # noqa: E402
-from sublet.frontends.torch.rows import Rows  # noqa: E402
+from sublet.api.torch.backend import compile_region  # noqa: E402
+from sublet.frontends.torch.batch_axis import BatchAxis  # noqa: E402
+from sublet.frontends.torch.smaller_batch import with_smaller_batch  # noqa: E402
 from tests.frontends.pytorch.in_turn import TAKEN_FROM, judged, strided  # noqa: E402
 from tests.frontends.pytorch.on_device import OnDevice  # noqa: E402
 
@@ -81,7 +81,7 @@ def test_parts_give_what_all_samples_at_once_give(at_once: int, form: Any) -> No
 
 def test_parts_on_a_device() -> None:
     module, mask, x = Pictures().eval(), torch.rand(4, 50) < 0.3, torch.randn(4, 3, 15, 15)
-    run = torch.compile(module, backend=lambda graph, example: compiled_by(OnDevice(samples=1), graph, example))
+    run = torch.compile(module, backend=lambda graph, example: compile_region(OnDevice(samples=1), graph, example))
     close(run(x, mask), module(x, mask))
     assert sublet.torch.report()[-1].parts == 4
 
@@ -196,7 +196,7 @@ def test_elements_that_are_taken_by_strides() -> None:
 def test_a_graph_of_random_numbers_is_refused() -> None:
     module = make_fx(lambda x: [torch.nn.functional.dropout(x)], tracing_mode="fake")(torch.randn(4, 6))
     with pytest.raises(ModelError, match="may compute across samples"):
-        with_fewer_samples(module, [Rows(0)], 4, 1)
+        with_smaller_batch(module, [BatchAxis(0)], 4, 1)
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "some"])

@@ -11,7 +11,7 @@ import pytest
 import sublet
 from sublet.api.torch import step_setting
 from sublet.api.torch.optimizers import IMPLEMENTATIONS, RULES
-from sublet.api.torch.training import MOST_STEPS
+from sublet.api.torch.training import MAX_PLANNED_STEPS
 from sublet.base.errors import SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -265,9 +265,9 @@ def test_numbers_that_move_cost_no_plan() -> None:
 def test_plans_that_are_kept_are_bounded() -> None:
     module = nn.Linear(6, 3)
     step = step_of(module)
-    for rows in range(1, MOST_STEPS + 5):
+    for rows in range(1, MAX_PLANNED_STEPS + 5):
         step(torch.randn(rows, 6), torch.randint(0, 3, (rows,)))
-    assert len(step._steps) == MOST_STEPS
+    assert len(step._steps) == MAX_PLANNED_STEPS
 
 
 def test_a_backward_that_was_pending_raises_as_eagerly() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.api.torch.captured import capture
-from sublet.api.torch.flights import Pool
+from sublet.api.torch.arena_pool import ArenaPool
+from sublet.api.torch.joint_graph import capture_program
 from sublet.ops.aten.dialect import ROW_BY_ROW
-from sublet.runtime.backends.torch.pieced import PIECE, PIECED
-from sublet.runtime.backends.torch.written import WRITTEN
+from sublet.runtime.backends.torch.chunked import CHUNK_BYTES, CHUNK_RULES
+from sublet.runtime.backends.torch.out_variants import OUT_VARIANTS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -119,12 +119,12 @@ def test_results_are_pytorchs(name: str) -> None:
     function, inputs = CASES[name]
     right = function(*inputs)
     traced = make_fx(lambda *xs: list(found) if isinstance(found := function(*xs), tuple) else [found])(*inputs)
-    pool = Pool(capture(traced, None, (), {}), inputs, sublet.Options())
-    arena, piece = pool.take().arena, pool.captured.pieces[0]
-    sublet.run_poisoned(arena.run, {tensor.value.name: inputs[at] for at, tensor in piece.given.items()})
+    pool = ArenaPool(capture_program(traced, None, (), {}), inputs, sublet.Options())
+    arena, piece = pool.lease().arena, pool.captured.passes[0]
+    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
     for position, each in enumerate(right if isinstance(right, tuple | list) else [right]):
         assert torch.allclose(arena.results[position], each, rtol=1e-4, atol=1e-5)
-    assert all(nbytes <= PIECE for _, nbytes in pool.copied), pool.copied
+    assert all(nbytes <= CHUNK_BYTES for _, nbytes in pool.allocations), pool.allocations
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
@@ -165,17 +165,17 @@ def test_the_gradient_of_a_cross_entropy_lies_over_the_log_softmax(options: dict
     inputs = (rows(2000, 700).to(dtype), indices(5, 2000), rows(2000).to(dtype))
     with torch.enable_grad():
         (right,) = gradient(*inputs)
-        pool = Pool(capture(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
-    arena, piece = pool.take().arena, pool.captured.pieces[0]
-    sublet.run_poisoned(arena.run, {tensor.value.name: inputs[at] for at, tensor in piece.given.items()})
+        pool = ArenaPool(capture_program(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
+    arena, piece = pool.lease().arena, pool.captured.passes[0]
+    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
     assert torch.equal(arena.results[0], right)
-    assert pool.plan.arena_bytes < inputs[0].nbytes + 2 * PIECE
-    assert not pool.copied
+    assert pool.plan.arena_bytes < inputs[0].nbytes + 2 * CHUNK_BYTES
+    assert not pool.allocations
 
 
 def test_every_operator_that_is_written_or_cut_is_tried() -> None:
     tried = {name.partition(",")[0] for name in CASES}
     made_whole = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # of which nothing is known
     creating = {"full", "scalar_tensor"}  # of no tensor: tracing makes constants of them
-    named = {name.partition(".")[0] for name in (*WRITTEN, *PIECED)} - made_whole - creating
+    named = {name.partition(".")[0] for name in (*OUT_VARIANTS, *CHUNK_RULES)} - made_whole - creating
     assert named <= tried

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import sublet.frontends.tflite
-from sublet.frontends.tflite.offline import METADATA, encoded
-from sublet.frontends.tflite.tflm import CRASHED, Trial, tried, version
+from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets
+from sublet.frontends.tflite.tflm import CRASHED, Trial, run_trials, version
 from tests.frontends.tflite.kernels import Case, Piece, binary, mixing, others, pieces, unary
 from tests.frontends.tflite.kernels_elsewhere import elsewhere
 from tests.frontends.tflite.written import NUMBERS, G, O, T, tflite
@@ -49,7 +49,7 @@ def trials(
     """The operators as TFLM plans them, and at the offsets."""
     inputs = given(tensors, operators[0])
     graph = G(tensors, operators, inputs, outputs)
-    raws = tflite(graph), tflite(graph, metadata=[(METADATA, encoded([offsets]))])
+    raws = tflite(graph), tflite(graph, metadata=[(METADATA, encode_offsets([offsets]))])
     return [Trial(raw, len(inputs), len(outputs), runs=3) for raw in raws]
 
 
@@ -115,7 +115,7 @@ def holds(answers: Sequence[Any]) -> bool | None:
 def verdicts(cases: Sequence[Any], trial: Callable[[Any], list[Trial]]) -> list[bool | None]:
     found: list[bool | None] = []
     for first in range(0, len(cases), BATCH):
-        answers = tried([each for case in cases[first : first + BATCH] for each in trial(case)])
+        answers = run_trials([each for case in cases[first : first + BATCH] for each in trial(case)])
         found += [holds(answers[i : i + 2]) for i in range(0, len(answers), 2)]
     return found
 

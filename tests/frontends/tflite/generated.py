@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
-from sublet.frontends.tflite.writing import Number, Text
+from sublet.frontends.tflite.flatbuffer_encoder import NumberField, Text
 from tests.frontends.tflite.kernels import slice_options
 from tests.frontends.tflite.written import ADD, MUL, G, O, T, byte, integer, tflite
 
@@ -60,7 +60,7 @@ def unary(net: Network) -> None:
     name = net.rng.choice(["RELU", "ABS", "LOGISTIC", "NEG", "SOFTMAX", "LEAKY_RELU", "TANH", "HARD_SWISH"])
     if net.dtype == "i8" and name in ("LOGISTIC", "NEG", "SOFTMAX", "TANH"):
         name = "RELU"
-    options = {"SOFTMAX": (9, {0: Number("f", 1.0)}), "LEAKY_RELU": (75, {0: Number("f", 0.2)})}.get(name)
+    options = {"SOFTMAX": (9, {0: NumberField("f", 1.0)}), "LEAKY_RELU": (75, {0: NumberField("f", 0.2)})}.get(name)
     net.add(O(name, (x,), (net.tensor(net.shape(x)),), options))
 
 
@@ -130,7 +130,7 @@ def mean(net: Network) -> None:
     if len(net.shape(x)) != 2:
         return
     along = net.numbers(0)
-    net.add(O("MEAN", (x, along), (net.tensor((1, net.shape(x)[1])),), (27, {0: Number("B", 1)})))
+    net.add(O("MEAN", (x, along), (net.tensor((1, net.shape(x)[1])),), (27, {0: NumberField("B", 1)})))
 
 
 KINDS: tuple[Callable[[Network], None], ...] = (

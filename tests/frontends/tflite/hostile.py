@@ -8,10 +8,10 @@ from __future__ import annotations
 from sublet.analysis.options import Options
 from sublet.base.errors import SubletError
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.offline import encoded, offline_plan
-from sublet.frontends.tflite.patched import with_metadata
-from sublet.frontends.tflite.placing import offsets_of
-from sublet.frontends.tflite.program import Program, decode
+from sublet.frontends.tflite.offline_plan import encode_offsets, offline_plan
+from sublet.frontends.tflite.plan_offsets import offsets_of_plan
+from sublet.frontends.tflite.program import TFLiteProgram, decode
+from sublet.frontends.tflite.write_metadata import with_offline_plan
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.tflite.generated import streaming
@@ -21,15 +21,15 @@ LONGEST = 1000
 """Letters of a message: names are cut."""
 
 
-def used(raw: bytes, program: Program, deep: bool) -> str:
+def used(raw: bytes, program: TFLiteProgram, deep: bool) -> str:
     """What becomes of a program that was read."""
     try:
         model = from_program(program)
         offline_plan(program)
         if deep:
             plan = plan_memory(model, Options(alignment=ALIGNMENT))
-            content = encoded(offsets_of(program, plan))
-            assert decode(with_metadata(raw, NAME, content), "planned").subgraphs == program.subgraphs
+            content = encode_offsets(offsets_of_plan(program, plan))
+            assert decode(with_offline_plan(raw, NAME, content), "planned").subgraphs == program.subgraphs
     except SubletError as error:
         refusal = str(error)
     else:

@@ -13,20 +13,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sublet.analysis.options import Options
-from sublet.foreign import Outcome, judged
-from sublet.foreign.tflite_offline import placed_from_tflite
+from sublet.foreign import ForeignOutcome, judge_by_replay
+from sublet.foreign.tflite_offline import plan_from_tflite
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.offline import Offsets, encoded
-from sublet.frontends.tflite.patched import with_metadata
-from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.offline_plan import Offsets, encode_offsets
+from sublet.frontends.tflite.plan_offsets import offsets_of_plan
 from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.tflm import Trial, tried
+from sublet.frontends.tflite.tflm import Trial, run_trials
+from sublet.frontends.tflite.write_metadata import with_offline_plan
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.tflite.generated import calling, straight
 
 RUNS = 12
 BATCH = 60
-ACCEPTED = (Outcome.RIGHT, Outcome.PARTLY)
+ACCEPTED = (ForeignOutcome.RIGHT, ForeignOutcome.PARTLY)
 
 
 def mutated(offsets: Offsets, rng: random.Random) -> Offsets:
@@ -45,12 +45,12 @@ def cases(first: int, count: int) -> Iterator[tuple[str, list[Trial]]]:
         raw = make(seed)
         program = decode(raw, str(seed))
         model = from_program(program)
-        offsets, said = offsets_of(program, plan_memory(model, Options(alignment=ALIGNMENT))), "ours"
+        offsets, said = offsets_of_plan(program, plan_memory(model, Options(alignment=ALIGNMENT))), "ours"
         if seed % 3 == 0:
             offsets = mutated(offsets, rng)
-        planned = with_metadata(raw, str(seed), encoded(offsets))
+        planned = with_offline_plan(raw, str(seed), encode_offsets(offsets))
         if seed % 3 == 0:
-            found = judged(model, placed_from_tflite(decode(planned, str(seed)))).outcome
+            found = judge_by_replay(model, plan_from_tflite(decode(planned, str(seed)))).outcome
             said = "mutated, accepted" if found in ACCEPTED else "mutated, refused"
         ends = len(program.subgraphs[0].inputs), len(program.subgraphs[0].outputs)
         yield said, [Trial(each, *ends, runs=RUNS, seed=seed) for each in (raw, planned)]
@@ -61,7 +61,7 @@ def run_many(count: int, first: int = 0) -> Counter[str]:
     tally: Counter[str] = Counter()
     for start in range(first, first + count, BATCH):
         drawn = list(cases(start, min(BATCH, first + count - start)))
-        answers = tried([trial for _, pair in drawn for trial in pair])
+        answers = run_trials([trial for _, pair in drawn for trial in pair])
         for i, (said, _) in enumerate(drawn):
             own, other = answers[2 * i : 2 * i + 2]
             assert not own.refused, f"network {start + i}: {own.refused}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sublet.frontends.tflite.writing import Number
+from sublet.frontends.tflite.flatbuffer_encoder import NumberField
 from tests.frontends.tflite.written import ADD, MUL, O, Options, T, byte, integer
 
 SHAPES = ((7,), (1, 16), (3, 5), (2, 3, 7), (1, 3, 8, 16), (2, 3, 4, 5))
@@ -14,8 +14,8 @@ ANY = ("f32", "i8", "i16", "i32", "i64", "u8", "bool")
 SUB, DIV, SOFTMAX, LEAKY = (
     (28, {0: byte(0)}),
     (29, {0: byte(0)}),
-    (9, {0: Number("f", 1.0)}),
-    (75, {0: Number("f", 0.3)}),
+    (9, {0: NumberField("f", 1.0)}),
+    (75, {0: NumberField("f", 0.3)}),
 )
 UNARY: dict[str, Options | None] = {
     **dict.fromkeys(("ABS", "RSQRT", "SQRT", "SQUARE", "LOG", "SIN", "COS", "CEIL", "FLOOR", "ROUND", "NEG", "EXP")),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sublet.frontends.tflite.writing import Number
+from sublet.frontends.tflite.flatbuffer_encoder import NumberField
 from tests.frontends.tflite.kernels import WORD, Case, tensor
 from tests.frontends.tflite.written import O, Options, T, byte, integer
 
@@ -47,7 +47,7 @@ def biases(count: int, dtype: str) -> T:
     return T((count,), kind, [3 * i - 4 for i in range(count)], None if dtype == "f32" else 0.001)
 
 
-def _padding(which: int, stride: int, **others: int) -> dict[int, Number]:
+def _padding(which: int, stride: int, **others: int) -> dict[int, NumberField]:
     fields = {0: byte(which), 1: integer(stride), 2: integer(stride)}
     return {**fields, **{int(name[1:]): integer(value) for name, value in others.items()}}
 
@@ -144,7 +144,7 @@ def reduced() -> Iterator[Case]:
             for shape, axes in (((4, 1, 5), (1,)), ((3, 7, 1), (2,)), ((2, 1, 1, 6), (1, 2)), ((1, 6), (0,))):
                 for scale in (0.05, 0.04):
                     tensors = tensor(shape, dtype), ints(*axes), tensor(shape, dtype, scale)
-                    yield Case(O(name, (0, 1), (2,), (27, {0: Number("B", 1)})), tensors, 0, "same")
+                    yield Case(O(name, (0, 1), (2,), (27, {0: NumberField("B", 1)})), tensors, 0, "same")
 
 
 def stated() -> Iterator[Case]:
@@ -182,7 +182,7 @@ def _lstm(dtype: str, batch: int, time: int, width: int, time_first: int) -> Cas
     hidden.variable = cell.variable = True
     tensors = [x, *gates, *bias, hidden, cell, tensor(shape, dtype, 0.05, 0)]
     inputs = (0, *range(1, 9), -1, -1, -1, *range(9, 13), -1, -1, 13, 14, -1, -1, -1, -1)
-    told = {0: byte(4), 1: Number("f", 10.0), 2: Number("f", 0.0), 3: byte(time_first)}
+    told = {0: byte(4), 1: NumberField("f", 10.0), 2: NumberField("f", 0.0), 3: byte(time_first)}
     return Case(O("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, (15,), (71, told)), tensors, 0, "same")
 
 

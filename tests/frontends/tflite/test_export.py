@@ -10,17 +10,17 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, PlanError
-from sublet.foreign import By, Outcome, judged
-from sublet.foreign.tflite_offline import placed_from_tflite
+from sublet.foreign import Evidence, ForeignOutcome, judge_by_replay
+from sublet.foreign.tflite_offline import plan_from_tflite
 from sublet.frontends.tflite import tflm
-from sublet.frontends.tflite.choosing import Choice, chosen
-from sublet.frontends.tflite.handing_on import destroyed
+from sublet.frontends.tflite.control_flow_copies import lost_tensors
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
-from sublet.frontends.tflite.patched import with_metadata
-from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets, offline_plan
+from sublet.frontends.tflite.plan_offsets import offsets_of_plan
 from sublet.frontends.tflite.program import decode
-from sublet.packing import Region
+from sublet.frontends.tflite.select_offsets import OffsetSelection, select_offsets
+from sublet.frontends.tflite.write_metadata import with_offline_plan
+from sublet.packing import MemoryRegion
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
 from tests.frontends.tflite.generated import residual, straight, streaming
@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "streaming": streaming,
     **{f"straight{seed}": lambda seed=seed: straight(seed) for seed in range(8)},  # type: ignore[misc]
 }
-needs_tflm = pytest.mark.skipif(not tflm.available(), reason=f"needs the package {tflm.PACKAGE}")
+needs_tflm = pytest.mark.skipif(not tflm.is_available(), reason=f"needs the package {tflm.PACKAGE}")
 
 
 @pytest.fixture
@@ -45,24 +45,24 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return Cli(monkeypatch, capsys)
 
 
-def exported(raw: bytes, name: str = "model") -> Choice:
+def exported(raw: bytes, name: str = "model") -> OffsetSelection:
     program = decode(raw, name)
     plan = plan_memory(from_program(program), Options(alignment=ALIGNMENT))
-    return chosen(raw, program, offsets_of(program, plan))
+    return select_offsets(raw, program, offsets_of_plan(program, plan))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_planned_reads_back_with_nothing_else_changed(name: str) -> None:
     raw = MODELS[name]()
     program = decode(raw, name)
-    offsets = offsets_of(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
-    planned = with_metadata(raw, name, encoded(offsets))
+    offsets = offsets_of_plan(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    planned = with_offline_plan(raw, name, encode_offsets(offsets))
     assert planned.endswith(raw)
     assert offline_plan(decode(planned, name)) == offsets
-    assert with_metadata(planned, name, encoded(offsets)) == planned, (
+    assert with_offline_plan(planned, name, encode_offsets(offsets)) == planned, (
         "a plan of the same length is written in its place"
     )
-    bare = decode(with_metadata(planned, name, None), name)
+    bare = decode(with_offline_plan(planned, name, None), name)
     assert offline_plan(bare) is None
     assert bare.subgraphs == program.subgraphs
 
@@ -73,7 +73,7 @@ def test_the_schema_of_tflm_reads_everything_else_as_it_was(name: str) -> None:
     schema = pytest.importorskip("tflite_micro.tensorflow.lite.micro.python.schema_py_generated")
     raw = MODELS[name]()
     offsets = [[0] * len(subgraph.tensors) for subgraph in decode(raw, name).subgraphs]
-    planned = with_metadata(raw, name, encoded(offsets))
+    planned = with_offline_plan(raw, name, encode_offsets(offsets))
     old, new = (schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(each, 0)) for each in (raw, planned))
     assert new.metadata.pop().name.decode() == METADATA
     new.buffers.pop()
@@ -94,9 +94,9 @@ def told(thing: Any) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_tflm_computes_the_same_and_needs_no_more(name: str) -> None:
     choice = exported(MODELS[name](), name)
-    assert choice.ours.outputs == choice.own.outputs
-    assert choice.ours.total <= choice.own.total
-    assert choice.ours.smallest <= choice.own.smallest
+    assert choice.with_plan.outputs == choice.without_plan.outputs
+    assert choice.with_plan.total <= choice.without_plan.total
+    assert choice.with_plan.smallest <= choice.without_plan.smallest
     if choice.how == "none":
         assert offline_plan(decode(choice.raw, name)) is None
 
@@ -105,8 +105,8 @@ def test_tflm_computes_the_same_and_needs_no_more(name: str) -> None:
 @pytest.mark.parametrize("name", ["chain", "residual", "streaming", "counting"])
 def test_tflm_needs_less_where_outputs_are_written_over_inputs(name: str) -> None:
     choice = exported(MODELS[name](), name)
-    assert choice.ours.head < choice.own.head
-    assert choice.ours.total < choice.own.total
+    assert choice.with_plan.head < choice.without_plan.head
+    assert choice.with_plan.total < choice.without_plan.total
 
 
 @needs_tflm
@@ -120,7 +120,7 @@ def test_what_is_judged_right_computes_the_same() -> None:
 def test_a_wrong_plan_is_not_handed_out() -> None:
     raw = chain()
     with pytest.raises(PlanError, match="computes something else"):
-        chosen(raw, decode(raw, "wrong"), ((0, 32, 16),))
+        select_offsets(raw, decode(raw, "wrong"), ((0, 32, 16),))
 
 
 def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
@@ -128,16 +128,16 @@ def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
     model = from_program(program)
     for options, words in (
         (Options(alignment=8), "--align 16"),
-        (Options(alignment=16, regions=(Region("a", 1 << 20), Region("b", 1 << 20))), "without --region"),
+        (Options(alignment=16, regions=(MemoryRegion("a", 1 << 20), MemoryRegion("b", 1 << 20))), "without --region"),
         (Options(alignment=16, streams=2), "without --order"),
     ):
         with pytest.raises(PlanError, match=words):
-            offsets_of(program, plan_memory(model, options))
+            offsets_of_plan(program, plan_memory(model, options))
 
 
 def test_what_branches_are_given_and_give_is_placed_and_what_is_inside_left_to_tflm() -> None:
     program = decode(branch(), "branch")
-    (main, *others) = offsets_of(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    (main, *others) = offsets_of_plan(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
     assert None not in main
     assert {offset for subgraph in others for offset in subgraph} == {None}
 
@@ -153,35 +153,35 @@ AT_ONE_GO = {
 @needs_tflm
 def test_operands_that_do_not_survive_their_copies_are_refused_and_not_told() -> None:
     raw = loop()
-    assert list(destroyed(decode(raw, "loop"), (0, 16, 0, 16))) == [], "each result in the place of its operand"
+    assert list(lost_tensors(decode(raw, "loop"), (0, 16, 0, 16))) == [], "each result in the place of its operand"
     for which, main in AT_ONE_GO.items():
-        program = decode(with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5])), which)
-        found = judged(from_program(program), placed_from_tflite(program))
+        program = decode(with_offline_plan(raw, which, encode_offsets([main, [None] * 4, [None] * 5])), which)
+        found = judge_by_replay(from_program(program), plan_from_tflite(program))
         assert any("one tensor after another" in str(finding) for finding in found.findings), which
     which, main = next(iter(AT_ONE_GO.items()))  # with the others the loop may not end
-    wrong = with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5]))
-    own, first = tflm.tried([tflm.Trial(raw, 2, 2, runs=6), tflm.Trial(wrong, 2, 2, runs=6)])
+    wrong = with_offline_plan(raw, which, encode_offsets([main, [None] * 4, [None] * 5]))
+    own, first = tflm.run_trials([tflm.Trial(raw, 2, 2, runs=6), tflm.Trial(wrong, 2, 2, runs=6)])
     assert first.outputs != own.outputs, "TFLM does copy one after another"
 
 
 def test_the_plan_in_a_file_is_judged() -> None:
     raw = chain()
-    program = decode(with_metadata(raw, "right", encoded([[0, 64, 64]])), "right")
-    assert judged(from_program(program), placed_from_tflite(program)).outcome is Outcome.RIGHT
-    program = decode(with_metadata(raw, "wrong", encoded([[0, 32, 0]])), "wrong")
-    found = judged(from_program(program), placed_from_tflite(program))
-    assert found.by is By.REPLAY
-    assert found.outcome is Outcome.WRONG
+    program = decode(with_offline_plan(raw, "right", encode_offsets([[0, 64, 64]])), "right")
+    assert judge_by_replay(from_program(program), plan_from_tflite(program)).outcome is ForeignOutcome.RIGHT
+    program = decode(with_offline_plan(raw, "wrong", encode_offsets([[0, 32, 0]])), "wrong")
+    found = judge_by_replay(from_program(program), plan_from_tflite(program))
+    assert found.evidence is Evidence.REPLAY
+    assert found.outcome is ForeignOutcome.WRONG
     assert any("x" in str(finding) and "y" in str(finding) for finding in found.findings)
     with pytest.raises(PlanError, match="no plan in its metadata"):
-        placed_from_tflite(decode(raw, "unplanned"))
+        plan_from_tflite(decode(raw, "unplanned"))
 
 
 def test_export_as_a_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan, out = tmp_path / "m.tflite", tmp_path / "plan.json", tmp_path / "planned.tflite"
     model.write_bytes(chain())
     assert cli("plan", model, "--align", 16, "--out", plan)[0] == 0
-    if tflm.available():
+    if tflm.is_available():
         status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
         assert status == 0
         assert "tensors and scratch 128 B instead of 192 B" in words
@@ -213,4 +213,4 @@ def test_a_file_that_is_not_whole_cannot_be_changed() -> None:
     raw = bytearray(chain())
     raw[4:8] = b"TFL4"
     with pytest.raises(ModelError, match="TFL3"):
-        with_metadata(bytes(raw), "other", b"")
+        with_offline_plan(bytes(raw), "other", b"")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sublet.frontends.tflite import tflm
-from sublet.frontends.tflite.codes import OPERATORS, PLACEHOLDER
-from sublet.frontends.tflite.inplace import facts
+from sublet.frontends.tflite.inplace import kernel_facts
 from sublet.frontends.tflite.model import from_program
 from sublet.frontends.tflite.program import decode
+from sublet.frontends.tflite.schema_codes import OPERATORS, PLACEHOLDER
 from sublet.ops import lookup
 from sublet.ops.op import Share
 from tests.frontends.tflite.find_facts import given, overwriting, passing, sharing, verdicts
@@ -16,7 +16,7 @@ from tests.frontends.tflite.kernels import Case, binary, mixing, others, pieces,
 from tests.frontends.tflite.kernels_elsewhere import UNTRIED, elsewhere
 from tests.frontends.tflite.written import ADD, G, O, T, byte, integer, tflite
 
-needs_tflm = pytest.mark.skipif(not tflm.available(), reason=f"needs the package {tflm.PACKAGE}")
+needs_tflm = pytest.mark.skipif(not tflm.is_available(), reason=f"needs the package {tflm.PACKAGE}")
 SAMPLE = 61
 
 
@@ -46,7 +46,7 @@ def test_what_was_not_tried_is_not_in_place() -> None:
     assert shares([T((2, 8)), T((2, 8))], O("GELU", (0,), (1,)), "inplace") == ()
     assert shares([T((2, 8), "u32"), T((2, 8), "u32")], O("ABS", (0,), (1,)), "inplace") == ()
     assert shares([T((2, 8)), T((2, 8)), T((2, 8))], O("custom", (0, 1), (2,)), "inplace") == ()
-    assert "FULLY_CONNECTED" not in facts()["inplace"]
+    assert "FULLY_CONNECTED" not in kernel_facts()["inplace"]
 
 
 def test_views_are_bytes_of_their_input() -> None:
@@ -107,7 +107,7 @@ def test_every_operator_that_tflm_has_is_tried_or_said_why_not() -> None:
     ends = O("RFFT2D", (0,), (1,))  # unknown too: no model is opened, none runs
     names = [name for name in OPERATORS if name not in ("CUSTOM", "DELEGATE", OPERATORS[PLACEHOLDER])]
     raws = [tflite(G([T((2, 2)), T((2, 2))], [O(name, (0,), (1,)), ends], [0], [1])) for name in names]
-    answers = tflm.tried([tflm.Trial(raw, 1, 1, 1) for raw in raws])
+    answers = tflm.run_trials([tflm.Trial(raw, 1, 1, 1) for raw in raws])
     known = {name for name, answer in zip(names, answers, strict=True) if f"opcode '{name}'" not in answer.refused}
     cases = {case.operator.name for case in (*unary(), *binary(), *others(), *mixing(), *elsewhere())}
     assert len(known) == 100
@@ -116,8 +116,8 @@ def test_every_operator_that_tflm_has_is_tried_or_said_why_not() -> None:
 
 @needs_tflm
 def test_the_kernels_bear_out_a_sample_of_the_facts() -> None:
-    known = {(name, types, over, kind) for name, rows in facts()["inplace"].items() for types, over, *kinds in rows
-             for kind in kinds}  # fmt: skip
+    known = {(name, types, over, kind) for name, rows in kernel_facts()["inplace"].items()
+             for types, over, *kinds in rows for kind in kinds}  # fmt: skip
     cases: list[Case] = [*[*unary(), *binary(), *others()][::SAMPLE], *[*elsewhere()][::11]]
     told = dict.fromkeys((case.key for case in cases), True)
     for case, verdict in zip(cases, verdicts(cases, overwriting), strict=True):
@@ -125,7 +125,7 @@ def test_the_kernels_bear_out_a_sample_of_the_facts() -> None:
     assert len(told.keys() & known) > 40
     moved = list(pieces())
     for piece, verdict in zip(moved, verdicts(moved, sharing), strict=True):
-        assert verdict is not False or piece.operator.name not in facts()[f"{piece.kind}s"], piece
+        assert verdict is not False or piece.operator.name not in kernel_facts()[f"{piece.kind}s"], piece
 
 
 @needs_tflm

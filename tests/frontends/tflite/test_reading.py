@@ -14,10 +14,10 @@ from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.flatbuffer import Wire
 from sublet.base.tensor import DType, TensorSpec
+from sublet.frontends.tflite.flatbuffer_encoder import ItemVector, KeptItem, TableRecord, encode_flatbuffer
 from sublet.frontends.tflite.model import from_program
-from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
+from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets, offline_plan
 from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.writing import Kept, Record, Several, written
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
@@ -145,10 +145,10 @@ def test_a_file_that_says_one_thing_a_thousand_times_is_refused() -> None:
     raw = tflite(*[G([T((4,)) for _ in range(300)], [], [], [])] * 1)
     root = Wire(raw, "bomb", "").root(b"TFL3")
     (only,) = root.tables(2)
-    fields = {number: Kept(root.target(number) or 0) for number in root.fields if number not in (0, 2)}
-    many = Several([Kept(only.at)] * 1000)
+    fields = {number: KeptItem(root.offset_target(number) or 0) for number in root.fields if number not in (0, 2)}
+    many = ItemVector([KeptItem(only.at)] * 1000)
     with pytest.raises(ModelError, match="again and again"):
-        decode(written(Record({**fields, 2: many}), b"TFL3", raw), "bomb")
+        decode(encode_flatbuffer(TableRecord({**fields, 2: many}), b"TFL3", raw), "bomb")
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_a_buffer_of_another_size_is_refused() -> None:
 
 
 def test_the_offline_plan_in_a_file() -> None:
-    content = encoded([[0, None, 64], [None]])
+    content = encode_offsets([[0, None, 64], [None]])
     tensors = [T((1, 16)), T((1, 16)), T((1, 16))]
     main = G(tensors, [O("ADD", (0, 0), (1,)), O("ADD", (1, 0), (2,))], [0], [2])
     raw = tflite(main, G([T((4,))], [], [0], [0]), metadata=[(METADATA, content)])

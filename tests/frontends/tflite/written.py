@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.frontends.tflite.codes import CUSTOM, OPERATORS
+from sublet.frontends.tflite.flatbuffer_encoder import (
+    ItemVector,
+    NumberField,
+    TableRecord,
+    Text,
+    Vector,
+    encode_flatbuffer,
+)
 from sublet.frontends.tflite.program import IDENTIFIER
-from sublet.frontends.tflite.writing import Number, Record, Several, Text, Vector, written
+from sublet.frontends.tflite.schema_codes import CUSTOM, OPERATORS
 
 NUMBERS = {
     "f32": (0, np.float32),
@@ -25,16 +32,16 @@ NUMBERS = {
 }
 """Types of elements: their number in the schema, and NumPy's."""
 
-Options = tuple[int, dict[int, Number | Text | Vector]]
+Options = tuple[int, dict[int, NumberField | Text | Vector]]
 """The number of the table among the options, and its fields."""
 
 
-def integer(value: int) -> Number:
-    return Number("i", value)
+def integer(value: int) -> NumberField:
+    return NumberField("i", value)
 
 
-def byte(value: int) -> Number:
-    return Number("b", value)
+def byte(value: int) -> NumberField:
+    return NumberField("b", value)
 
 
 @dataclass
@@ -82,54 +89,54 @@ class G:
 @dataclass
 class _File:
     codes: dict[tuple[str, int], int] = field(default_factory=dict)
-    buffers: list[Record] = field(default_factory=lambda: [Record({})])
+    buffers: list[TableRecord] = field(default_factory=lambda: [TableRecord({})])
 
-    def tensor(self, tensor: T, index: int) -> Record:
+    def tensor(self, tensor: T, index: int) -> TableRecord:
         number, _ = NUMBERS[tensor.dtype]
         buffer = 0
         if tensor.content is not None:
             buffer = len(self.buffers)
-            self.buffers.append(Record({0: Vector("B", tensor.array().tobytes(), 16)}))
+            self.buffers.append(TableRecord({0: Vector("B", tensor.array().tobytes(), 16)}))
         fields = {
             0: Vector("i", tensor.shape),
             1: byte(number),
-            2: Number("I", buffer),
+            2: NumberField("I", buffer),
             3: Text(tensor.name or f"t{index}"),
-            5: Number("B", tensor.variable),
+            5: NumberField("B", tensor.variable),
         }
         if tensor.scale is not None:
             scales = tensor.scales or (tensor.scale,)
             zeros = Vector("q", (tensor.zero,) * len(scales))
-            fields[4] = Record({2: Vector("f", scales), 3: zeros, 6: integer(tensor.axis)})
+            fields[4] = TableRecord({2: Vector("f", scales), 3: zeros, 6: integer(tensor.axis)})
         if tensor.signature:
             fields[7] = Vector("i", tensor.signature)
-        return Record(fields)
+        return TableRecord(fields)
 
-    def operator(self, operator: O) -> Record:
+    def operator(self, operator: O) -> TableRecord:
         code = self.codes.setdefault((operator.name, operator.version), len(self.codes))
-        fields = {0: Number("I", code), 1: Vector("i", operator.inputs), 2: Vector("i", operator.outputs)}
+        fields = {0: NumberField("I", code), 1: Vector("i", operator.inputs), 2: Vector("i", operator.outputs)}
         if operator.options is not None:
-            fields[3], fields[4] = Number("B", operator.options[0]), Record(operator.options[1])
-        return Record(fields)
+            fields[3], fields[4] = NumberField("B", operator.options[0]), TableRecord(operator.options[1])
+        return TableRecord(fields)
 
-    def code(self, name: str, version: int) -> Record:
+    def code(self, name: str, version: int) -> TableRecord:
         number = OPERATORS.index(name) if name in OPERATORS else CUSTOM
         fields = {0: byte(min(number, 127)), 2: integer(version), 3: integer(number)}
         if number == CUSTOM:
             fields[1] = Text(name)
-        return Record(fields)
+        return TableRecord(fields)
 
 
 def tflite(*subgraphs: G, metadata: Sequence[tuple[str, bytes]] = ()) -> bytes:
     """A file with these subgraphs; the first is what runs."""
     file = _File()
     made = [
-        Record(
+        TableRecord(
             {
-                0: Several([file.tensor(tensor, i) for i, tensor in enumerate(graph.tensors)]),
+                0: ItemVector([file.tensor(tensor, i) for i, tensor in enumerate(graph.tensors)]),
                 1: Vector("i", graph.inputs),
                 2: Vector("i", graph.outputs),
-                3: Several([file.operator(operator) for operator in graph.operators]),
+                3: ItemVector([file.operator(operator) for operator in graph.operators]),
                 4: Text(graph.name),
             }
         )
@@ -137,18 +144,18 @@ def tflite(*subgraphs: G, metadata: Sequence[tuple[str, bytes]] = ()) -> bytes:
     ]
     told = []
     for name, content in metadata:
-        told.append(Record({0: Text(name), 1: Number("I", len(file.buffers))}))
-        file.buffers.append(Record({0: Vector("B", content, 16)}))
+        told.append(TableRecord({0: Text(name), 1: NumberField("I", len(file.buffers))}))
+        file.buffers.append(TableRecord({0: Vector("B", content, 16)}))
     fields = {
-        0: Number("I", 3),
-        1: Several([file.code(*code) for code in file.codes]),
-        2: Several(made),
+        0: NumberField("I", 3),
+        1: ItemVector([file.code(*code) for code in file.codes]),
+        2: ItemVector(made),
         3: Text("written for a test"),
-        4: Several(file.buffers),
+        4: ItemVector(file.buffers),
     }
     if told:
-        fields[6] = Several(told)
-    return written(Record(fields), IDENTIFIER)
+        fields[6] = ItemVector(told)
+    return encode_flatbuffer(TableRecord(fields), IDENTIFIER)
 
 
 ADD, MUL = (11, {0: byte(0)}), (21, {0: byte(0)})

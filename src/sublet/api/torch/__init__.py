@@ -8,9 +8,9 @@ print(sublet.torch.report())                             # graphs planned, and g
 """
 
 from sublet.api.torch.backend import backend
-from sublet.api.torch.exporting import from_torch
+from sublet.api.torch.compile_report import Compiled, report
 from sublet.api.torch.ranks import RankPlan, RankPlans, rank_plans
-from sublet.api.torch.reporting import Compiled, report
+from sublet.api.torch.torch_export import from_torch
 from sublet.api.torch.training import TrainStep, train_step
 
 __all__ = [

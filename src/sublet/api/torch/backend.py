@@ -11,48 +11,48 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from sublet.analysis.options import Options
-from sublet.api.torch.captured import Captured, capture, extents_of
-from sublet.api.torch.cuda import CUDA, CudaGraphs
-from sublet.api.torch.flights import Flight, Pool
-from sublet.api.torch.on_device import DevicePool
-from sublet.api.torch.parallel import Runs, watch_parallel
-from sublet.api.torch.partition import partition
-from sublet.api.torch.parts import Parts, in_parts
-from sublet.api.torch.reporting import Compiled, forget, note
+from sublet.api.torch.arena_pool import ArenaLease, ArenaPool
+from sublet.api.torch.compile_report import Compiled, add_record, remove_record
+from sublet.api.torch.cuda_graphs import CUDA, CudaGraphs
+from sublet.api.torch.data_parallel_watch import CapturedGraphCalls, watch_data_parallel
+from sublet.api.torch.device_pool import DevicePool
+from sublet.api.torch.joint_graph import CapturedProgram, capture_program, symbol_extents
+from sublet.api.torch.joint_partition import partition_joint
+from sublet.api.torch.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ModelError, SubletError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.frontends.torch.devices import CPU, device_of
-from sublet.frontends.torch.exported import first_line, quietly
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.exported_program import error_summary, silence_tracing
+from sublet.frontends.torch.traced_tensor import torch
 from sublet.ir.recipe import LESS
 
-Pools = Pool | DevicePool
+AnyPool = ArenaPool | DevicePool
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRegion:
     """A planned graph: the pool of arenas, and the micro-batches; None to compute all samples at once."""
 
-    pool: Pools
-    parts: Parts | None = None
+    pool: AnyPool
+    micro_batches: MicroBatches | None = None
 
-    def once(self, args: Sequence[Any]) -> Sequence[Any]:
+    def run_inference(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run an inference and return the results."""
-        flight = self.pool.take(args)
+        flight = self.pool.lease(args)
         try:
-            run = partial(self.pool.run, flight.arena, 0)
-            return run(args) if self.parts is None else self.parts.run(run, args)
+            run = partial(self.pool.run_pass, flight.arena, 0)
+            return run(args) if self.micro_batches is None else self.micro_batches.run_all(run, args)
         finally:
-            flight.land()
+            flight.release()
 
 
-MOST_SHAPES = 32
+MAX_PLANS = 32
 """Maximum number of plans kept for a graph with changing extents. The plan unused for longest is dropped."""
 
 OPTIONS = ("alignment", "budget", "graphs", "order", "samples", "strategy")
 SAMPLES = ("auto", "all")
-PLANNED = Options(alignment=64, order=LESS)
+DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
 """The default planning options of graphs."""
 
 
@@ -81,20 +81,20 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     Raises:
         SubletError: for an unknown option, an option without meaning on the device, and a plan above the budget.
     """
-    watch_parallel(_is_backend)
+    watch_data_parallel(_is_backend)
     asked = dict(options or {})
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
-    budget, samples = _budget(asked.pop("budget", None)), asked.pop("samples", "auto")
+    budget, samples = _budget_bytes(asked.pop("budget", None)), asked.pop("samples", "auto")
     if samples not in SAMPLES and not (type(samples) is int and samples > 0):
         raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
     graphs = bool(asked.pop("graphs", False))
-    pair = Pair(replace(PLANNED, **asked), budget, graphs, samples)
-    return compiled_by(pair, module, example)
+    pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
+    return compile_region(pair, module, example)
 
 
-def _budget(asked: Any) -> int | None:
+def _budget_bytes(asked: Any) -> int | None:
     """Return a budget in bytes, or None. Raises SubletError for a value with no meaning as bytes."""
     if isinstance(asked, str):
         return parse_bytes(asked)
@@ -103,153 +103,155 @@ def _budget(asked: Any) -> int | None:
     return asked
 
 
-def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
     """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
     common = require("torch._dynamo.backends.common", extra="torch")
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
     messages: list[str] = []
-    with config.patch(force_non_lazy_backward_lowering=True), quietly():
+    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing():
         compiled = common.aot_autograd(
-            fw_compiler=pair.forward,
-            bw_compiler=pair.backward,
-            inference_compiler=pair.inference,
-            partition_fn=partial(partition, warn=messages.append),
+            fw_compiler=pair.compile_forward,
+            bw_compiler=pair.compile_backward,
+            inference_compiler=pair.compile_inference,
+            partition_fn=partial(partition_joint, warn=messages.append),
         )(module, example)
     for words in messages:
         warnings.warn(words, stacklevel=2)
     return compiled
 
 
-class Pair:
+class CompiledRegion:
     """A compiled region: a forward graph, and the matching backward graph if any. The first call plans the region."""
 
     def __init__(self, options: Options, budget: int | None, graphs: bool = False, samples: int | str = "auto") -> None:
-        self._options, self._budget, self._recorded, self._samples = options, budget, graphs, samples
+        self._options, self._budget, self._uses_cuda_graphs, self._samples = options, budget, graphs, samples
         self._modules: list[Any] = []
-        self._static: Collection[int] = ()
-        self._once = False
-        self._pools: OrderedDict[tuple[int, ...], tuple[Planned | None, Compiled]] = OrderedDict()
-        self._flights: WeakValueDictionary[int, Flight] = WeakValueDictionary()
+        self._static_positions: Collection[int] = ()
+        self._is_inference = False
+        self._plans: OrderedDict[tuple[int, ...], tuple[PlannedRegion | None, Compiled]] = OrderedDict()
+        self._leases: WeakValueDictionary[int, ArenaLease] = WeakValueDictionary()
 
-    def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable of a forward graph without a backward graph."""
-        self._modules, self._static, self._once = [graph], _static(), True
-        return _boxed(self._run_once)
+        self._modules, self._static_positions, self._is_inference = [graph], _static_arguments(), True
+        return _boxed_callable(self._run_inference)
 
-    def forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable of a forward graph with a backward graph still to come."""
-        self._modules, self._static = [graph], _static()
-        return _boxed(self._run_forward)
+        self._modules, self._static_positions = [graph], _static_arguments()
+        return _boxed_callable(self._run_forward)
 
-    def backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable of the backward graph. With both graphs known, the region can be planned."""
         self._modules.append(graph)
-        metadata = _metadata()
+        metadata = _aot_metadata()
         if metadata is not None:
             metadata.bw_donated_idxs = []  # the backward may run again: overwrite no saved tensor
-        return _boxed(self._run_backward)
+        return _boxed_callable(self._run_backward)
 
     @property
-    def _name(self) -> str:
+    def _pass_names(self) -> str:
         """ "forward", or "forward and backward"."""
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
-    def _planned(self, args: Sequence[Any]) -> Planned | None:
+    def _plan_for(self, args: Sequence[Any]) -> PlannedRegion | None:
         """Return the plan for arguments of the given extents; None if the region is left to PyTorch.
 
         The region keeps the `MAX_PLANS` plans used last.
         """
         key = tuple(each for each in args if isinstance(each, int))
-        if key not in self._pools:
-            self._pools[key] = self._made(args)
-            self._report(self._pools[key][1])
-            if len(self._pools) > MOST_SHAPES:
-                forget(self._pools.popitem(last=False)[1][1])
-        self._pools.move_to_end(key)
-        return self._pools[key][0]
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(args)
+            self._keep_record(self._plans[key][1])
+            if len(self._plans) > MAX_PLANS:
+                remove_record(self._plans.popitem(last=False)[1][1])
+        self._plans.move_to_end(key)
+        return self._plans[key][0]
 
-    def _report(self, compiled: Compiled) -> None:
+    def _keep_record(self, compiled: Compiled) -> None:
         """Add a record to `report`, kept as long as the plan."""
-        note(compiled)
+        add_record(compiled)
 
-    def _made(self, args: Sequence[Any]) -> tuple[Planned | None, Compiled]:
+    def _make_plan(self, args: Sequence[Any]) -> tuple[PlannedRegion | None, Compiled]:
         """Return a new plan for arguments of the given extents, None if the region is left to PyTorch, and the record.
 
         Raises SubletError for a plan above the budget, and for CUDA graphs on another device.
         """
         try:
             device = device_of(*self._modules)
-            captured, parts, whole = self._captured(args, device, device)
-            pool = self._pool(captured, args, device)
+            captured, parts, whole = self._capture(args, device, device)
+            pool = self._make_pool(captured, args, device)
         except SubletError as error:
-            return None, self._leave(str(error))
+            return None, self._leave_to_torch(str(error))
         except Exception as error:  # an error in Sublet must not stop the program
-            return None, self._leave(first_line(error))
-        if self._recorded and not device.startswith(CUDA):
+            return None, self._leave_to_torch(error_summary(error))
+        if self._uses_cuda_graphs and not device.startswith(CUDA):
             raise SubletError(
                 f"options={{'graphs': True}}: there are graphs on CUDA, and these tensors are on {device}"
             )
         if self._budget is not None and pool.plan.arena_bytes > self._budget:
             needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
-            raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
-        name = self._name if device == CPU else f"{self._name} on {device}"
+            raise SubletError(f"{self._pass_names} needs {needs}, and the budget is {self._budget:,}")
+        name = self._pass_names if device == CPU else f"{self._pass_names} on {device}"
         count = 1 if parts is None else parts.count
-        record = Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan, parts=count, whole=whole)
-        return Planned(pool, parts), record
+        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, parts=count, whole=whole)
+        return PlannedRegion(pool, parts), record
 
-    def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
+    def _capture(
+        self, args: Sequence[Any], device: str, runs_on: str
+    ) -> tuple[CapturedProgram, MicroBatches | None, str]:
         """Return the captured program, the micro-batches or None, and the reason against micro-batches if tried."""
         whole, (forward, backward) = "", [*self._modules, None][:2]
-        extents = extents_of(forward, args)
+        extents = symbol_extents(forward, args)
         at_once = self._samples if isinstance(self._samples, int) else None
-        if self._once and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
+        if self._is_inference and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
             try:
-                parts = in_parts(forward, self._static, at_once, extents)
+                parts = split_in_micro_batches(forward, self._static_positions, at_once, extents)
                 if parts is not None:
-                    captured = capture(parts.fewer.module, None, self._static, {}, device, runs_on)
-                    if all(result.shared is None for result in captured.pieces[0].results):
+                    captured = capture_program(parts.smaller.module, None, self._static_positions, {}, device, runs_on)
+                    if all(result.shared_with is None for result in captured.passes[0].results):
                         return captured, parts, ""
                     whole = "results that are elements of each other"
             except ModelError as error:
                 whole = str(error)
-        return capture(forward, backward, self._static, extents, device, runs_on), None, whole
+        return capture_program(forward, backward, self._static_positions, extents, device, runs_on), None, whole
 
-    def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:
+    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> AnyPool:
         """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
         if device == CPU:
             apart = self._budget is None  # a split program never needs fewer bytes for one call
-            return Pool(captured, args, self._options, shares=apart)
-        recorder = CudaGraphs if self._recorded else None
+            return ArenaPool(captured, args, self._options, shares=apart)
+        recorder = CudaGraphs if self._uses_cuda_graphs else None
         return DevicePool(captured, self._options, device, recorder)
 
-    def _leave(self, reason: str) -> Compiled:
+    def _leave_to_torch(self, reason: str) -> Compiled:
         """Warn about a region left to PyTorch, and return the record."""
         warnings.warn(f"sublet leaves a graph to PyTorch: {reason}", stacklevel=2)
         nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
-        return Compiled(self._name, nodes, reason=reason)
+        return Compiled(self._pass_names, nodes, reason=reason)
 
-    def _run_once(self, *args: Any) -> Sequence[Any]:
+    def _run_inference(self, *args: Any) -> Sequence[Any]:
         """Run the inference in the arena, or by PyTorch if unplanned."""
-        planned = self._planned(args)
-        return self._modules[0](*args) if planned is None else planned.once(args)
+        planned = self._plan_for(args)
+        return self._modules[0](*args) if planned is None else planned.run_inference(args)
 
     def _run_forward(self, *args: Any) -> Sequence[Any]:
         """Run the forward pass, and return results with saved tensors in the leased arena."""
-        planned = self._planned(args)
+        planned = self._plan_for(args)
         if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
         pool = planned.pool
-        flight = pool.take(args)
+        flight = pool.lease(args)
         try:
-            results = pool.run(flight.arena, 0, args)
+            results = pool.run_pass(flight.arena, 0, args)
         except BaseException:
-            flight.land()
+            flight.release()
             raise
-        for position, tensor in pool.kept(flight):
+        for position, tensor in pool.saved_tensors(flight):
             results[position] = tensor
             if tensor.numel():
-                self._flights[tensor.data_ptr()] = flight
+                self._leases[tensor.data_ptr()] = flight
         return results
 
     def _run_backward(self, *args: Any) -> Sequence[Any]:
@@ -258,41 +260,41 @@ class Pair:
         PyTorch runs the backward graph if the graph is retained: a second backward pass must find the saved tensors
         unchanged.
         """
-        flight = self._flight(args)
+        flight = self._lease_of(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
         if flight is None or again:  # a second backward must find the saved tensors unchanged
             return self._modules[1](*args)  # type: ignore[no-any-return]
-        results: Sequence[Any] = flight.pool.run(flight.arena, 1, args)
-        flight.land()
+        results: Sequence[Any] = flight.pool.run_pass(flight.arena, 1, args)
+        flight.release()
         return results
 
-    def _flight(self, args: Sequence[Any]) -> Flight | None:
+    def _lease_of(self, args: Sequence[Any]) -> ArenaLease | None:
         """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
         tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
-        lease = next(filter(None, (self._flights.get(each.data_ptr()) for each in tensors)), None)
-        return lease if lease is not None and lease.land.alive else None
+        lease = next(filter(None, (self._leases.get(each.data_ptr()) for each in tensors)), None)
+        return lease if lease is not None and lease.release.alive else None
 
 
-def _static() -> Collection[int]:
+def _static_arguments() -> Collection[int]:
     """Return the positions of arguments at fixed addresses from call to call, such as parameters."""
-    metadata = _metadata()
+    metadata = _aot_metadata()
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
 
 
-def _metadata() -> Any:
+def _aot_metadata() -> Any:
     """Return AOTAutograd's metadata of the graph being compiled, or None."""
     context = torch()._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
 
-def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with AOTAutograd's boxed convention: the function empties the list of arguments.
 
     The caller's references end before the call, so arguments can be freed early.
     """
 
     def call(args: list[Any]) -> Any:
-        Runs.count += 1
+        CapturedGraphCalls.count += 1
         given = tuple(args)
         args.clear()
         return function(*given)
@@ -306,4 +308,4 @@ def _is_backend(called: Any) -> bool:
     return called is backend
 
 
-watch_parallel(_is_backend)  # torch.compile(backend="sublet") imports this module before the first graph
+watch_data_parallel(_is_backend)  # torch.compile(backend="sublet") imports this module before the first graph

@@ -13,8 +13,8 @@ from typing import Any
 
 from sublet.api.torch.step_setting import tensor_setting
 from sublet.base.errors import ModelError
-from sublet.frontends.torch.exported import quietly
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.exported_program import silence_tracing
+from sublet.frontends.torch.traced_tensor import torch
 
 Tensors = Sequence[Any]
 Group = Mapping[str, Any]
@@ -24,7 +24,7 @@ IMPLEMENTATIONS = ("foreach", "fused", "params")
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptimizerRule:
     """The update rule of an optimizer class.
 
     numbers      options with values allowed to change at each step
@@ -42,7 +42,7 @@ class Rule:
     refused: Mapping[str, Any]
     switches: Callable[[Group], Hashable]
     keys: Callable[[Group], tuple[str, ...]]
-    values: Callable[[Group, float], tuple[float, ...]]
+    step_numbers: Callable[[Group, float], tuple[float, ...]]
     write: Callable[[Group, Any, Any, Tensors, Tensors, bool], Tensors]
     counted: bool
 
@@ -65,14 +65,14 @@ class Rule:
         """Return the options of a group selecting the computation."""
         return (*(bool(group.get(key, False)) for key in self.flags), self.switches(group))
 
-    def made_steps(self, optimizer: Any, group: Group, parameter: Any) -> float | None:
+    def steps_made(self, optimizer: Any, group: Group, parameter: Any) -> float | None:
         """Return the number of steps counted by a parameter's state, as a float; None without state."""
         state = optimizer.state.get(parameter, {})
         if any(state.get(key) is None for key in self.keys(group)):
             return None
         return float(state["step"]) if self.counted else 0.0
 
-    def layouts(self, optimizer: Any, group: Group, parameter: Any, stored_gradient: bool) -> Hashable:
+    def state_layouts(self, optimizer: Any, group: Group, parameter: Any, stored_gradient: bool) -> Hashable:
         """Return the layouts of a parameter's gradient and state; missing tensors count with the layout of the
         parameter.
 
@@ -87,7 +87,7 @@ class Rule:
             raise ModelError("fused=True, and a gradient or a state lies otherwise than its parameter in memory")
         return layouts
 
-    def state(self, optimizer: Any, group: Group, parameter: Any) -> dict[str, Any]:
+    def ensure_state(self, optimizer: Any, group: Group, parameter: Any) -> dict[str, Any]:
         """Return the state tensors of a parameter by name; missing tensors are created with zeros."""
         t, own = torch(), optimizer.state[parameter]
         if self.counted and "step" not in own:
@@ -97,7 +97,7 @@ class Rule:
                 own[key] = t.zeros_like(parameter, memory_format=t.preserve_format)
         return {key: own[key] for key in self.keys(group)}
 
-    def traced(self, group: Group, like: Tensors, numbers: Tensors, first: bool) -> Any:
+    def trace_update(self, group: Group, like: Tensors, numbers: Tensors, first: bool) -> Any:
         """Return the graph of a parameter's update.
 
         Args:
@@ -114,7 +114,7 @@ class Rule:
             updated = self.write(group, p.to(wide), g.to(wide), [each.to(wide) for each in state], given, first)
             return [new.to(old.dtype) for old, new in zip((p, *state), updated, strict=True)]
 
-        with quietly(), t.no_grad():
+        with silence_tracing(), t.no_grad():
             return t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers)
 
 
@@ -148,15 +148,15 @@ class Cohort:
     first: bool
     double: bool
 
-    def values(self, optimizer: Any, rule: Rule) -> Iterator[Any]:
+    def step_number_tensors(self, optimizer: Any, rule: OptimizerRule) -> Iterator[Any]:
         """Yield the numbers of the cohort's next step, as tensors of one number."""
         t = torch()
         dtype = t.float64 if self.double else t.float32
-        for number in rule.values(optimizer.param_groups[self.group], self.steps):
+        for number in rule.step_numbers(optimizer.param_groups[self.group], self.steps):
             yield t.tensor(number, dtype=dtype, device="cpu")
 
 
-def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]]:
+def cohorts_of(optimizer: Any, rule: OptimizerRule) -> tuple[list[Cohort], dict[Any, int]]:
     """Return the cohorts of all parameters requiring gradients, and the cohort position of each parameter."""
     t = torch()
     positions: dict[Cohort, int] = {}
@@ -165,14 +165,14 @@ def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]
         otherwise = bool(group.get("dampening"))
         for parameter in group["params"]:
             if parameter.requires_grad:
-                steps = rule.made_steps(optimizer, group, parameter)
+                steps = rule.steps_made(optimizer, group, parameter)
                 first = steps is None and otherwise
                 cohort = Cohort(number, steps or 0.0, first, parameter.dtype == t.float64)
                 members[parameter] = positions.setdefault(cohort, len(positions))
     return list(positions), members
 
 
-def rule_of(optimizer: Any) -> Rule:
+def rule_of(optimizer: Any) -> OptimizerRule:
     """Return the update rule of an optimizer. Raises ModelError for an unsupported class or option."""
     name = type(optimizer).__name__
     rule = RULES.get(name)
@@ -185,7 +185,7 @@ def rule_of(optimizer: Any) -> Rule:
     return rule
 
 
-def _sgd(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+def _sgd_update(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
     """Return the new parameter and the new momentum buffer of SGD."""
     rate, momentum, undamped, decay = numbers
     g = -g if group["maximize"] else g
@@ -198,7 +198,7 @@ def _sgd(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: 
     return p - way * rate, buffer
 
 
-def _adam(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+def _adam_update(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
     """Return the new parameter and the new state of Adam or AdamW."""
     t = torch()
     kept, decay, size, root, weight, second, other, epsilon = numbers
@@ -214,7 +214,7 @@ def _adam(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first:
     return p - size * (mean / below), mean, square, *largest
 
 
-def _adam_values(group: Group, steps: float) -> tuple[float, ...]:
+def _adam_step_numbers(group: Group, steps: float) -> tuple[float, ...]:
     """Return the numbers of a step of Adam or AdamW.
 
     In order: factor of decoupled decay, decay, step size, root of the second bias correction, weight of the gradient in
@@ -227,32 +227,32 @@ def _adam_values(group: Group, steps: float) -> tuple[float, ...]:
     return 1 - rate * decay, decay, size, root, 1 - first, second, 1 - second, float(group["eps"])
 
 
-def _adam_keys(group: Group) -> tuple[str, ...]:
+def _adam_state_keys(group: Group) -> tuple[str, ...]:
     """Return the names of Adam's state tensors."""
     return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
 
-_ADAM = Rule(
+_ADAM = OptimizerRule(
     numbers=("lr", "betas", "eps", "weight_decay"),
     flags=("amsgrad", "maximize", "decoupled_weight_decay"),
     refused={"capturable": False, "differentiable": False},
     switches=lambda group: bool(group["weight_decay"]),
-    keys=_adam_keys,
-    values=_adam_values,
-    write=_adam,
+    keys=_adam_state_keys,
+    step_numbers=_adam_step_numbers,
+    write=_adam_update,
     counted=True,
 )
-RULES: Mapping[str, Rule] = {
-    "SGD": Rule(
+RULES: Mapping[str, OptimizerRule] = {
+    "SGD": OptimizerRule(
         numbers=("lr", "momentum", "dampening", "weight_decay"),
         flags=("nesterov", "maximize"),
         refused={"differentiable": False},
         switches=lambda group: tuple(bool(group[key]) for key in ("momentum", "dampening", "weight_decay")),
         keys=lambda group: ("momentum_buffer",) if group["momentum"] else (),
-        values=lambda group, _: (
+        step_numbers=lambda group, _: (
             float(group["lr"]), float(group["momentum"]), 1 - float(group["dampening"]), float(group["weight_decay"]),
         ),
-        write=_sgd,
+        write=_sgd_update,
         counted=False,
     ),
     "Adam": _ADAM,

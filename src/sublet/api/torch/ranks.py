@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.torch.backend import PLANNED, Pair, compiled_by
-from sublet.api.torch.captured import Captured, capture, extents_of
-from sublet.api.torch.flights import copied_through, ready_to_plan
-from sublet.api.torch.reporting import Compiled
+from sublet.api.torch.arena_pool import allocating_operators, prepare_captured
+from sublet.api.torch.backend import DEFAULT_OPTIONS, CompiledRegion, compile_region
+from sublet.api.torch.compile_report import Compiled
+from sublet.api.torch.joint_graph import CapturedProgram, capture_program, symbol_extents
 from sublet.base.arrays import Array
 from sublet.base.bytesize import human
 from sublet.base.errors import ModelError, RunError, SubletError
-from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.torch.exported import first_line, quietly
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.exported_program import error_summary, silence_tracing
+from sublet.frontends.torch.traced_tensor import torch
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.memory import aligned_bytes
 
 Build = Callable[[int, int], tuple[Any, Sequence[Any]]]
 """(rank, number of ranks) -> the module of the rank, and a tuple of example arguments."""
 
-DEVICES = ("meta", "cpu")
+PLANNING_DEVICES = ("meta", "cpu")
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,13 @@ def rank_plans(build: Build, world_size: int, options: Options | None = None, de
         RunError: if a process group is already initialized.
         ModelError: for a wrong `world_size` or `device`, and for a module impossible to build or trace.
     """
-    if world_size < 1 or device not in DEVICES:
-        raise ModelError(f"{world_size} ranks on {device!r}: give at least one rank, and one of {', '.join(DEVICES)}")
-    return RankPlans(tuple(_rank_plan(build, r, world_size, options or PLANNED, device) for r in range(world_size)))
+    if world_size < 1 or device not in PLANNING_DEVICES:
+        raise ModelError(
+            f"{world_size} ranks on {device!r}: give at least one rank, and one of {', '.join(PLANNING_DEVICES)}"
+        )
+    return RankPlans(
+        tuple(_rank_plan(build, r, world_size, options or DEFAULT_OPTIONS, device) for r in range(world_size))
+    )
 
 
 def _rank_plan(build: Build, rank: int, world_size: int, options: Options, device: str) -> RankPlan:
@@ -117,35 +121,35 @@ def _rank_plan(build: Build, rank: int, world_size: int, options: Options, devic
     graphs: list[Compiled] = []
 
     def planning(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
-        return compiled_by(_Planning(options, device, graphs), module, example)
+        return compile_region(_PlanOnlyRegion(options, device, graphs), module, example)
 
-    with _as_rank(rank, world_size), quietly(), t.device(device), t.random.fork_rng(devices=[]):
+    with _fake_process_group(rank, world_size), silence_tracing(), t.device(device), t.random.fork_rng(devices=[]):
         try:
             module, example = build(rank, world_size)
-            weights = sum(map(_bytes_here, _held_by(module)))
+            weights = sum(map(_local_bytes, _weights_of(module)))
             with t.set_grad_enabled(bool(getattr(module, "training", True))):
                 t.compile(module, backend=planning)(*example)
         except SubletError:
             raise
         except Exception as error:  # user code raises errors of any type
-            words = f"rank {rank} of {world_size} cannot be traced on {device}: {first_line(error)}"
+            words = f"rank {rank} of {world_size} cannot be traced on {device}: {error_summary(error)}"
             raise ModelError(words + ": on cpu it may be" * (device == "meta")) from error
         return RankPlan(rank, tuple(graphs), weights)
 
 
-def _held_by(module: Any) -> list[Any]:
+def _weights_of(module: Any) -> list[Any]:
     """Return the parameters and buffers of a module; an empty list for any other callable."""
     return [*module.parameters(), *module.buffers()] if isinstance(module, torch().nn.Module) else []
 
 
-def _bytes_here(tensor: Any) -> int:
+def _local_bytes(tensor: Any) -> int:
     """Return the bytes of a tensor on this rank; of a sharded tensor the bytes of the local shard."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return int(local.numel() * local.element_size())
 
 
 @contextmanager
-def _as_rank(rank: int, world_size: int) -> Iterator[None]:
+def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
     """Make this process a rank of a fake process group without communication, as a context manager.
 
     Raises RunError if a process group is already initialized.
@@ -163,31 +167,35 @@ def _as_rank(rank: int, world_size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-class _Planning(Pair):
+class _PlanOnlyRegion(CompiledRegion):
     """A compiled region with planned graphs, run by PyTorch."""
 
     def __init__(self, options: Options, device: str, graphs: list[Compiled]) -> None:
         super().__init__(options, None)
         self._device, self._graphs = device, graphs
 
-    def _made(self, args: Sequence[Any]) -> tuple[None, Compiled]:
+    def _make_plan(self, args: Sequence[Any]) -> tuple[None, Compiled]:
         """Return no plan to run, and the record with the plan of the graphs."""
         try:
             forward, backward = [*self._modules, None][:2]
-            captured = capture(forward, backward, self._static, extents_of(forward, args), self._device)
-            _, ready = ready_to_plan(replace(captured, model=replace(captured.model, weights=_blank(captured))))
+            captured = capture_program(
+                forward, backward, self._static_positions, symbol_extents(forward, args), self._device
+            )
+            _, ready = prepare_captured(
+                replace(captured, model=replace(captured.model, weights=_unread_contents(captured)))
+            )
             plan = plan_memory(ready.model, self._options)
         except SubletError as error:
-            return None, Compiled(self._name, 0, reason=str(error))
-        return None, Compiled(self._name, len(plan.nodes), copied_through(captured), plan)
+            return None, Compiled(self._pass_names, 0, reason=str(error))
+        return None, Compiled(self._pass_names, len(plan.nodes), allocating_operators(captured), plan)
 
-    def _report(self, compiled: Compiled) -> None:
+    def _keep_record(self, compiled: Compiled) -> None:
         """Keep the record for the rank instead of for `report`."""
         self._graphs.append(compiled)
 
 
 @dataclass(frozen=True)
-class _Blank:
+class _UnreadContent:
     """The content of a weight never read."""
 
     spec: TensorSpec
@@ -197,13 +205,13 @@ class _Blank:
         return aligned_bytes(self.spec.nbytes, 64).view(NUMPY[self.spec.dtype]).reshape(self.spec.shape)
 
 
-def _blank(captured: Captured) -> Mapping[str, _Blank]:
+def _unread_contents(captured: CapturedProgram) -> Mapping[str, _UnreadContent]:
     """Return unread contents for all weights by name, literals excluded."""
     weights = (value for value in captured.model.graph.weights if value.literal is None)
-    return {value.name: _Blank(value.spec) for value in weights if isinstance(value.spec, TensorSpec)}
+    return {value.name: _UnreadContent(value.spec) for value in weights if isinstance(value.spec, TensorSpec)}
 
 
-def build_in(place: str) -> Build:
+def load_build_function(place: str) -> Build:
     """Return the function named by "script.py:name" after running the script.
 
     Raises ModelError for a missing script or function, and for an error of the script.
@@ -219,7 +227,7 @@ def build_in(place: str) -> Build:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # user code raises errors of any type
-        raise ModelError(f"{path}: {first_line(error)}") from error
+        raise ModelError(f"{path}: {error_summary(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ModelError(f"{path} has no function {name}")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.base.extras import require
-from sublet.frontends.torch.tensors import torch
+from sublet.base.optional_imports import require
+from sublet.frontends.torch.traced_tensor import torch
 
 MODULE_HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
@@ -143,10 +143,10 @@ def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
     Plain values are returned as values, containers as length and plain values, functions and tensors as identities, and
     all further attributes as types.
     """
-    return tuple((name, _value(each)) for name, each in vars(module).items() if name not in REGISTRIES)
+    return tuple((name, _value_setting(each)) for name, each in vars(module).items() if name not in REGISTRIES)
 
 
-def _value(value: Any) -> Setting:
+def _value_setting(value: Any) -> Setting:
     """Return a hashable description of an attribute value, see `attributes_of`."""
     if isinstance(value, PLAIN):
         return type(value), value
@@ -172,21 +172,25 @@ def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting],
 def function_setting(function: Callable[..., Any]) -> Setting:
     """Return the plain values in a function's closure and defaults, and the plain globals read by the function."""
     if isinstance(function, functools.partial):
-        return function_setting(function.func), _value(function.args), _value(tuple(function.keywords.items()))
+        return (
+            function_setting(function.func),
+            _value_setting(function.args),
+            _value_setting(tuple(function.keywords.items())),
+        )
     code = getattr(function, "__code__", None)
     if code is None:
         return id(function)
-    cells = tuple(_cell(cell) for cell in function.__closure__ or ())
+    cells = tuple(_cell_setting(cell) for cell in function.__closure__ or ())
     read = function.__globals__
     names = tuple(
-        (name, _value(read[name])) for name in code.co_names if name in read and isinstance(read[name], PLAIN)
+        (name, _value_setting(read[name])) for name in code.co_names if name in read and isinstance(read[name], PLAIN)
     )
-    return id(function), cells, _value(function.__defaults__ or ()), names
+    return id(function), cells, _value_setting(function.__defaults__ or ()), names
 
 
-def _cell(cell: Any) -> Setting:
+def _cell_setting(cell: Any) -> Setting:
     """Return a description of a closure cell's content; None for an empty cell."""
     try:
-        return _value(cell.cell_contents)
+        return _value_setting(cell.cell_contents)
     except ValueError:  # an empty cell
         return None

@@ -11,14 +11,14 @@ from unittest.mock import patch
 
 from sublet.api.torch.step_setting import PLAIN
 from sublet.base.errors import ModelError, SubletError
-from sublet.base.extras import require
-from sublet.frontends.torch.exported import first_line, quietly
-from sublet.frontends.torch.tensors import torch
+from sublet.base.optional_imports import require
+from sublet.frontends.torch.exported_program import error_summary, silence_tracing
+from sublet.frontends.torch.traced_tensor import torch
 
 Loss = Callable[..., Any]
 
 
-class Arguments:
+class StepArguments:
     """The arguments of a step: tensors become inputs of the plan, plain values become part of the plan's key.
 
     Containers are flattened by PyTorch's `pytree`.
@@ -48,7 +48,7 @@ class Arguments:
         plain = tuple(None if isinstance(each, t.Tensor) else (type(each), each) for each in self._leaves)
         return self._spec, plain
 
-    def rebuilt(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def with_tensors(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Return the module's arguments, the loss's arguments and the module's keywords, with new tensors."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(each, torch().Tensor) else each for each in self._leaves]
@@ -56,7 +56,7 @@ class Arguments:
         return rebuilt
 
 
-def judged_module(module: Any, loss: Loss) -> Any:
+def module_with_loss(module: Any, loss: Loss) -> Any:
     """Return the module and the loss as one module of tensors, to be traced within `trace_context`.
 
     The results are the loss, then all further tensors returned by the loss, detached. In a scaled step the last
@@ -83,11 +83,11 @@ def judged_module(module: Any, loss: Loss) -> Any:
 
         def forward(self, *tensors: Any) -> Any:
             arguments, results, scaled, autocast = self.__dict__["traced"]
-            args, targets, keywords = arguments.rebuilt(tensors)
+            args, targets, keywords = arguments.with_tensors(tensors)
             with autocast():
                 call = self.network if not self.apart else partial(_call_with_views, self.network)
                 judged = self.loss(call(*args, **keywords), *targets)
-            loss, *others = results.flattened(judged)
+            loss, *others = results.flatten_result(judged)
             return (loss * tensors[-1], loss.detach(), *others) if scaled else (loss, *others)
 
     return Judged()
@@ -100,7 +100,7 @@ def _call_with_views(network: Any, *args: Any, **keywords: Any) -> Any:
 
 
 @contextmanager
-def traced_with(judged: Any, arguments: Arguments, results: Results, scaled: bool) -> Iterator[None]:
+def trace_context(judged: Any, arguments: StepArguments, results: LossResults, scaled: bool) -> Iterator[None]:
     """Provide arguments and results to a combined module while the module is traced.
 
     The module itself enters the caller's autocast for the forward pass and the loss. The body of this context runs
@@ -120,14 +120,14 @@ def traced_with(judged: Any, arguments: Arguments, results: Results, scaled: boo
         judged.__dict__["apart"] = False
 
 
-class Results:
+class LossResults:
     """The traced result of the loss: the structure, and the identity of tensors returned several times."""
 
     def __init__(self) -> None:
         self._spec: Any = None
         self._leaves: list[Any] = []
 
-    def flattened(self, result: Any) -> tuple[Any, ...]:
+    def flatten_result(self, result: Any) -> tuple[Any, ...]:
         """Return the different tensors of a result, the loss first, all further tensors detached.
 
         Raises ModelError if the first leaf is not a tensor without axes and with a gradient.
@@ -137,7 +137,7 @@ class Results:
         if not leaves or not isinstance(leaves[0], t.Tensor) or leaves[0].dim() or not leaves[0].requires_grad:
             raise ModelError(
                 "the loss returns no number with a gradient first: expected a tensor without axes, computed from "
-                f"parameters that require gradients, got {_described(leaves[0]) if leaves else 'nothing'}"
+                f"parameters that require gradients, got {_tensor_text(leaves[0]) if leaves else 'nothing'}"
             )
         different: list[Any] = []
         self._leaves = []
@@ -150,20 +150,20 @@ class Results:
             self._leaves.append((next(i for i, other in enumerate(different) if other is each), None))
         return (different[0], *(each.detach() for each in different[1:]))
 
-    def rebuilt(self, tensors: Sequence[Any]) -> Any:
+    def restore_structure(self, tensors: Sequence[Any]) -> Any:
         """Return the structure of the loss's result, with `tensors` as the tensors."""
         pytree = require("torch.utils._pytree", extra="torch")
         return pytree.tree_unflatten([each if i is None else tensors[i] for i, each in self._leaves], self._spec)
 
 
-def _described(value: Any) -> str:
+def _tensor_text(value: Any) -> str:
     """Return a short text about a value for an error message."""
     if not isinstance(value, torch().Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
 
 
-def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     """Return forward and backward as one graph, and the graph's signature.
 
     Raises ModelError for a step without a trace.
@@ -173,9 +173,9 @@ def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         # Restore the random generator: the trace draws numbers, the eager loop does not. Switch oneDNN off: its LSTM
         # operator keeps a workspace, and cannot be called again from its arguments.
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
-        with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]), without_onednn:
-            unused = _unused(judged, tensors)
-            with _frozen(unused):
+        with silence_tracing(), checkpoints_run_once() as notes, torch().random.fork_rng(devices=[]), without_onednn:
+            unused = _unused_parameters(judged, tensors)
+            with _without_gradients(unused):
                 try:
                     traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
                 except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
@@ -187,12 +187,12 @@ def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     except SubletError:
         raise
     except Exception as error:  # user code raises errors of any type
-        raise ModelError(f"the step cannot be traced: {first_line(error)}") from error
+        raise ModelError(f"the step cannot be traced: {error_summary(error)}") from error
     notes.require_one_run(judged, graph, signature)
     return graph, signature
 
 
-def _unused(judged: Any, tensors: Sequence[Any]) -> list[Any]:
+def _unused_parameters(judged: Any, tensors: Sequence[Any]) -> list[Any]:
     """Return the parameters without influence on the loss.
 
     torch.optim leaves parameters without a gradient unchanged, so the step must not update these parameters.
@@ -208,7 +208,7 @@ def _unused(judged: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 @contextmanager
-def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
+def _without_gradients(parameters: Sequence[Any]) -> Iterator[None]:
     """Switch off the gradients of some parameters, as a context manager."""
     for each in parameters:
         each.requires_grad_(False)
@@ -220,7 +220,7 @@ def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
 
 
 @dataclass
-class Checkpoints:
+class CheckpointCalls:
     """The modules and random draws within `torch.utils.checkpoint` during a trace.
 
     modules     the modules called within a checkpoint
@@ -249,7 +249,7 @@ class Checkpoints:
             )
 
     @contextmanager
-    def within(self, preserve: bool) -> Iterator[None]:
+    def record_calls(self, preserve: bool) -> Iterator[None]:
         """Record the modules called inside a checkpoint, as a context manager."""
         hooks = require("torch.nn.modules.module", extra="torch")
         handle = hooks.register_module_forward_pre_hook(lambda module, _: self.modules.append(module))
@@ -261,22 +261,22 @@ class Checkpoints:
 
 
 @contextmanager
-def plain_checkpoints() -> Iterator[Checkpoints]:
+def checkpoints_run_once() -> Iterator[CheckpointCalls]:
     """Let `torch.utils.checkpoint` run its function once, as a context manager.
 
     The planner decides on rematerialization instead.
     """
     checkpoint = require("torch.utils.checkpoint", extra="torch")
-    notes = Checkpoints()
+    notes = CheckpointCalls()
 
     def generator(function: Any, preserve: bool, *_: Any, **__: Any) -> Iterator[None]:
-        with notes.within(preserve):
+        with notes.record_calls(preserve):
             yield
 
     class Reentrant:
         @staticmethod
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
-            with notes.within(preserve):
+            with notes.record_calls(preserve):
                 if any(isinstance(each, torch().Tensor) and each.requires_grad for each in args):
                     return function(*args)
                 with torch().no_grad():  # as in the eager form: parameters inside get no gradient

@@ -15,20 +15,20 @@ from typing import Any
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.api.torch.optimizers import Cohort, cohorts_of, rule_of
-from sublet.api.torch.step_model import Gradients, StepModel, StepWriter
+from sublet.api.torch.step_model import GradientProcessing, StepModel, StepWriter
 from sublet.api.torch.step_setting import attributes_of, changed_attributes, require_plain, setting_of, tensor_setting
-from sublet.api.torch.step_tracing import Arguments, Loss, Results, judged_module, trace, traced_with
+from sublet.api.torch.step_tracing import Loss, LossResults, StepArguments, module_with_loss, trace_context, trace_step
 from sublet.base.arrays import Array, torch_over
 from sublet.base.errors import ModelError
 from sublet.frontends.torch.devices import require_cpu
-from sublet.frontends.torch.exported import Held
-from sublet.frontends.torch.tensors import torch
-from sublet.nn.training import step_of
+from sublet.frontends.torch.exported_program import TorchContent
+from sublet.frontends.torch.traced_tensor import torch
+from sublet.nn.training import finish_step
 from sublet.plan import MemoryPlan
 from sublet.runtime.executable import Executable
 
 BACKENDS = ("torch", "numpy", "reference")
-MOST_STEPS = 16
+MAX_PLANNED_STEPS = 16
 """Maximum plans kept by a step, each with an arena. The plan unused for longest is dropped first."""
 
 
@@ -90,12 +90,12 @@ def train_step(
     scaled = scaler is not None and scaler.is_enabled()
     if scaled and any(group.get("fused") for group in optimizer.param_groups):
         raise ModelError("fused=True with a scaler: PyTorch's fused kernels make state at a step that they skip")
-    gradients = Gradients(norm, clip_value, scaled)
+    gradients = GradientProcessing(norm, clip_value, scaled)
     return TrainStep(module, loss, optimizer, options or Options(), gradients, accumulate, scaler, budget)
 
 
 @dataclass
-class _Bound:
+class _BoundStep:
     """A planned step for one setting.
 
     run        the executable
@@ -104,23 +104,23 @@ class _Bound:
     addresses  the address of each bound weight by name
     """
 
-    run: Executable
+    executable: Executable
     step: StepModel
-    results: Results
+    results: LossResults
     addresses: dict[str, int]
 
     def bind_weights(self) -> None:
         """Bind each weight with a new address since the last step."""
-        for name, find in self.step.finders.items():
+        for name, find in self.step.lookups.items():
             tensor = find()
             if tensor.data_ptr() != self.addresses.get(name):
-                self.run.bind(name, self._memory(name, tensor))
+                self.executable.bind(name, self._weight_content(name, tensor))
                 self.addresses[name] = tensor.data_ptr()
 
-    def _memory(self, name: str, tensor: Any) -> Array:
+    def _weight_content(self, name: str, tensor: Any) -> Array:
         """Return the tensor as content of the weight `name`."""
-        (value,) = (each for each in self.run.graph.weights if each.name == name)
-        return Held(tensor, value.spec.shape).array()  # type: ignore[union-attr]
+        (value,) = (each for each in self.executable.graph.weights if each.name == name)
+        return TorchContent(tensor, value.spec.shape).array()  # type: ignore[union-attr]
 
 
 class TrainStep:
@@ -135,17 +135,17 @@ class TrainStep:
         loss: Loss,
         optimizer: Any,
         options: Options,
-        gradients: Gradients,
+        gradients: GradientProcessing,
         accumulate: int,
         scaler: Any,
         budget: int | str | None,
     ) -> None:
-        self._judged, self._loss = judged_module(module, loss), loss
+        self._network_with_loss, self._loss = module_with_loss(module, loss), loss
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._options, self._gradients, self._budget = options, gradients, budget
         self._accumulate, self._scaler, self._calls = accumulate, scaler, 0
-        self._spare: dict[Any, Any] = {}
-        self._steps: OrderedDict[Any, _Bound] = OrderedDict()
+        self._spare_gradients: dict[Any, Any] = {}
+        self._steps: OrderedDict[Any, _BoundStep] = OrderedDict()
         self.plan: MemoryPlan | None = None
 
     def __call__(self, inputs: Any, *targets: Any, **keywords: Any) -> Any:
@@ -160,22 +160,24 @@ class TrainStep:
             SubletError: before any change, for a step impossible to plan.
         """
         self._rule.require_known(self._optimizer)
-        require_plain(self._judged, self._optimizer)
-        arguments = Arguments(inputs, targets, keywords)
+        require_plain(self._network_with_loss, self._optimizer)
+        arguments = StepArguments(inputs, targets, keywords)
         cohorts, members = cohorts_of(self._optimizer, self._rule)
         fresh = [each for each in members if not self._optimizer.state.get(each)]
-        bound = self._bound(arguments, cohorts, members)
-        self.plan = bound.run.plan
-        numbers = [each for cohort in cohorts for each in cohort.values(self._optimizer, self._rule)]
+        bound = self._bound_step(arguments, cohorts, members)
+        self.plan = bound.executable.plan
+        numbers = [each for cohort in cohorts for each in cohort.step_number_tensors(self._optimizer, self._rule)]
         given = [*arguments.tensors, *self._scales(), *(numbers if self._is_last else ())]
-        places = (bound.run.inputs[name].spec.shape for name in bound.step.model.inputs)  # type: ignore[union-attr]
-        contents = (Held(each, shape).array() for each, shape in zip(given, places, strict=True))
-        results = list(bound.run(dict(zip(bound.step.model.inputs, contents, strict=True))).values())
+        places = (bound.executable.inputs[name].spec.shape for name in bound.step.model.inputs)  # type: ignore[union-attr]
+        contents = (TorchContent(each, shape).array() for each, shape in zip(given, places, strict=True))
+        results = list(bound.executable(dict(zip(bound.step.model.inputs, contents, strict=True))).values())
         infinite = bool(results.pop()) if self._gradients.scaled and self._is_last else False
-        self._finish(bound, infinite)
+        self._finish_step(bound, infinite)
         for parameter in fresh if infinite else ():  # the eager loop creates no state at a skipped step
             self._optimizer.state.pop(parameter, None)
-        return bound.results.rebuilt([_copied(*each) for each in zip(bound.step.results, results, strict=True)])
+        return bound.results.restore_structure(
+            [_copy_in_eager_layout(*each) for each in zip(bound.step.results, results, strict=True)]
+        )
 
     @property
     def _is_last(self) -> bool:
@@ -183,7 +185,7 @@ class TrainStep:
         return self._calls % self._accumulate == self._accumulate - 1
 
     @property
-    def _accumulates(self) -> str:
+    def _accumulation_phase(self) -> str:
         """The phase of gradient accumulation: "first", "more" or "last"; "" without accumulation."""
         if self._accumulate == 1:
             return ""
@@ -197,68 +199,70 @@ class TrainStep:
         scale = float(self._scaler.get_scale())
         return [torch().tensor(each, device="cpu") for each in ((scale, 1.0 / scale) if self._is_last else (scale,))]
 
-    def _bound(self, arguments: Arguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _Bound:
+    def _bound_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _BoundStep:
         """Return the program for the current setting, bound to the current tensors; plan a new setting first."""
         groups = self._optimizer.param_groups
         layouts = tuple(
-            self._rule.layouts(self._optimizer, group, parameter, self._accumulates in ("more", "last"))
+            self._rule.state_layouts(self._optimizer, group, parameter, self._accumulation_phase in ("more", "last"))
             for group in groups
             for parameter in group["params"]
             if parameter in members
         )
         key = (
-            setting_of(self._judged, self._loss, groups),
+            setting_of(self._network_with_loss, self._loss, groups),
             layouts,
             tuple(map(tensor_setting, arguments.tensors)),
             arguments.setting,
             tuple(map(self._rule.group_setting, groups)),
             tuple((cohort.group, cohort.first, cohort.double) for cohort in cohorts),
             tuple(members.values()),
-            self._accumulates,
+            self._accumulation_phase,
         )
         if key not in self._steps:
-            self._steps[key] = self._planned(arguments, cohorts, members)
-            while len(self._steps) > MOST_STEPS:
+            self._steps[key] = self._plan_step(arguments, cohorts, members)
+            while len(self._steps) > MAX_PLANNED_STEPS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
         bound = self._steps[key]
         self._prepare_state(bound.step)
-        require_apart(bound.step, arguments.tensors)
+        require_disjoint(bound.step, arguments.tensors)
         bound.bind_weights()
         return bound
 
-    def _planned(self, arguments: Arguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _Bound:
+    def _plan_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _BoundStep:
         """Trace, plan and bind a step. Lasting changes: new optimizer state, and new gradients for accumulation.
 
         Raises ModelError if the trace changed state visible to a module's Python code, as a counter in `forward`.
         """
-        for tensor in (*self._judged.parameters(), *self._judged.buffers(), *arguments.tensors):
+        for tensor in (*self._network_with_loss.parameters(), *self._network_with_loss.buffers(), *arguments.tensors):
             require_cpu(str(tensor.device), "train_step")
         states = {each: dict(self._optimizer.state[each]) for each in members if each in self._optimizer.state}
-        before = {path: attributes_of(each) for path, each in self._judged.named_modules()}
-        held = {path: dict(vars(each)) for path, each in self._judged.named_modules()}
-        results = Results()
+        before = {path: attributes_of(each) for path, each in self._network_with_loss.named_modules()}
+        held = {path: dict(vars(each)) for path, each in self._network_with_loss.named_modules()}
+        results = LossResults()
         scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
-        with traced_with(self._judged, arguments, results, self._gradients.scaled):
-            traced = trace(self._judged, [*arguments.tensors, *scale])
-        changed = next(changed_attributes(self._judged, before), None)
+        with trace_context(self._network_with_loss, arguments, results, self._gradients.scaled):
+            traced = trace_step(self._network_with_loss, [*arguments.tensors, *scale])
+        changed = next(changed_attributes(self._network_with_loss, before), None)
         if changed is not None:
-            for path, each in self._judged.named_modules():
+            for path, each in self._network_with_loss.named_modules():
                 vars(each).clear()
                 vars(each).update(held[path])
             raise ModelError(f"{changed} changes in forward, and a module's Python runs only while a step is planned")
         self._make_gradients()
         try:
-            writer = StepWriter(self._judged, self._optimizer, self._rule, self._gradients, self._accumulates)
+            writer = StepWriter(
+                self._network_with_loss, self._optimizer, self._rule, self._gradients, self._accumulation_phase
+            )
             step = writer.write(traced, cohorts, members)
             run = compile(
-                step_of(step.model), backend=BACKENDS, optimize="none", options=self._options, budget=self._budget
+                finish_step(step.model), backend=BACKENDS, optimize="none", options=self._options, budget=self._budget
             )
         except BaseException:
             for parameter in members:
                 self._restore_state(parameter, states.get(parameter))
             raise
-        return _Bound(run, step, results, {})
+        return _BoundStep(run, step, results, {})
 
     def _restore_state(self, parameter: Any, state: dict[str, Any] | None) -> None:
         """Restore the optimizer state of a parameter; None removes the state."""
@@ -273,9 +277,9 @@ class TrainStep:
         The `grad` has the layout of the parameter; contents are written by the program.
         """
         if self._accumulate > 1 and self._calls % self._accumulate == 0:
-            for parameter in self._judged.parameters():
+            for parameter in self._network_with_loss.parameters():
                 if parameter.requires_grad:
-                    spare = self._spare.get(parameter)
+                    spare = self._spare_gradients.get(parameter)
                     fits = spare is not None and tensor_setting(spare) == tensor_setting(parameter.detach())
                     parameter.grad = spare if fits else torch().empty_like(parameter, requires_grad=False)
 
@@ -287,20 +291,20 @@ class TrainStep:
             for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter in updated:
-                        self._rule.state(self._optimizer, group, parameter)
+                        self._rule.ensure_state(self._optimizer, group, parameter)
 
-    def _finish(self, bound: _Bound, infinite: bool) -> None:
+    def _finish_step(self, bound: _BoundStep, infinite: bool) -> None:
         """Repeat the side effects of the eager loop: count steps, drop gradients, notify schedulers and autograd."""
         t, optimizer = torch(), self._optimizer
         last = self._is_last
         self._calls += 1
-        t.autograd.graph.increment_version([find() for find in bound.step.finders.values()])
+        t.autograd.graph.increment_version([find() for find in bound.step.lookups.values()])
         if not last:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if self._accumulate > 1 and parameter.grad is not None:
-                    self._spare[parameter] = parameter.grad
+                    self._spare_gradients[parameter] = parameter.grad
                 parameter.grad = None
         if not infinite:
             if self._rule.counted:
@@ -309,9 +313,9 @@ class TrainStep:
             if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
                 optimizer._opt_called = True
         if self._gradients.scaled:
-            self._tell_scaler(infinite)
+            self._update_scaler(infinite)
 
-    def _tell_scaler(self, infinite: bool) -> None:
+    def _update_scaler(self, infinite: bool) -> None:
         """Let the scaler grow or shrink the scale, as after `scaler.step`."""
         t = torch()
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
@@ -319,11 +323,11 @@ class TrainStep:
         self._scaler.update()
 
 
-def require_apart(step: StepModel, given: Sequence[Any]) -> None:
+def require_disjoint(step: StepModel, given: Sequence[Any]) -> None:
     """Raise ModelError if two weights of a step, or a weight and an argument, share bytes."""
     spans = []
     for name, tensor in (
-        *((name, find()) for name, find in step.finders.items()),
+        *((name, find()) for name, find in step.lookups.items()),
         *(("an argument", x) for x in given),
     ):
         if tensor.numel():
@@ -336,7 +340,7 @@ def require_apart(step: StepModel, given: Sequence[Any]) -> None:
             raise ModelError(f"{one} and {other} share bytes: the eager loop writes them in turn, which is not planned")
 
 
-def _copied(like: Any, found: Any) -> Any:
+def _copy_in_eager_layout(like: Any, found: Any) -> Any:
     """Return a new tensor with the elements of a result, in the layout of the eager loop."""
     t = torch()
     copied = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")

@@ -11,13 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet.base.errors import PlanViolation
-from sublet.frontends.executorch.graph import program_of
-from sublet.frontends.executorch.lives import Clock
-from sublet.frontends.executorch.modules import GraphModule, Known, Spec, base_of, exir, known, names_of
+from sublet.frontends.executorch.graph_modules import (
+    GraphModule,
+    PlannedModule,
+    Spec,
+    base_of,
+    exir_module,
+    planned_module,
+    tensor_names_of,
+)
+from sublet.frontends.executorch.graph_program import program_of
+from sublet.frontends.executorch.live_ranges import ProgramClock
 from sublet.frontends.executorch.replay import replay
-from sublet.frontends.executorch.sharing import Place, Shared, shared
-from sublet.packing import Buffer, Problem, Report, pack
-from sublet.packing.auto import AUTO
+from sublet.frontends.executorch.shared_places import PlaceAssignment, SharedPlace, assign_places
+from sublet.packing import Buffer, PackingReport, Problem, pack
+from sublet.packing.portfolio import AUTO
 
 ONE_OBJECT = 0
 """ExecuTorch numbers the shared objects of a memory. Sublet declares one object for all tensors."""
@@ -35,7 +43,7 @@ class Memory:
 
     number: int
     problem: Problem
-    packed: Report
+    packed: PackingReport
     padding: int = 0
 
     @property
@@ -85,7 +93,7 @@ class Algorithm:
 
     def __init__(self, strategy: str = AUTO, effort: int | None = None, timeout: float | None = None) -> None:
         self._strategy, self._effort, self._timeout = strategy, effort, timeout
-        self._known: dict[GraphModule, Known] = {}
+        self._known: dict[GraphModule, PlannedModule] = {}
         self._planned: dict[GraphModule, Planned] = {}
 
     @property
@@ -108,43 +116,43 @@ class Algorithm:
         specs = list(dict.fromkeys(base_of(spec) for spec in specs))
         for spec in specs:
             spec.realign(alignment)
-        self._known[graph_module] = known(graph_module, specs, extra_padding)
-        clock = Clock(self._known)
-        clock.run(graph_module)
+        self._known[graph_module] = planned_module(graph_module, specs, extra_padding)
+        clock = ProgramClock(self._known)
+        clock.run_module(graph_module)
         # ExecuTorch plans tensors of another device in a separate call, without sizes of inner modules.
         modules = clock.order if getattr(graph_module, "input_mem_buffer_sizes", None) else clock.order[:1]
         placed = [spec for _, each in modules for spec in each.placed if spec not in clock.bound]
-        assignment, names = shared(clock, placed), names_of(clock.order)
-        memories = dict(self._memories(assignment, names, alignment, max(m.padding for _, m in modules)))
+        assignment, names = assign_places(clock, placed), tensor_names_of(clock.order)
+        memories = dict(self._pack_memories(assignment, names, alignment, max(m.padding for _, m in modules)))
         result = _as_result(assignment, memories)
         for _, each in clock.order:
             self._planned.pop(each.module, None)
         self._planned[graph_module] = Planned(tuple(memories.values()))
         for spec in (spec for _, each in modules for spec in each.placed if spec not in result.spec_dict):
             spec.mem_offset = None  # the earlier plan of the inner module alone gave the tensor a place
-        _replayed(graph_module, graph_signature, names, result)
+        _require_replay(graph_module, graph_signature, names, result)
         return result
 
-    def _memories(
-        self, found: Shared, names: Mapping[Spec, str], alignment: int, padding: int
+    def _pack_memories(
+        self, found: PlaceAssignment, names: Mapping[Spec, str], alignment: int, padding: int
     ) -> Iterator[tuple[int, Memory]]:
         """Yield (number, packing) of each memory; the packed buffers are the memory's places, in order."""
         for number in sorted({place.memory for place in found.places}):
             places = [place for place in found.places if place.memory == number]
-            buffers = tuple(_buffer(k, place, names, alignment) for k, place in enumerate(places))
+            buffers = tuple(_buffer_of(k, place, names, alignment) for k, place in enumerate(places))
             problem = Problem(buffers, name=f"memory {number}")
             packed = pack(problem, self._strategy, self._timeout, effort=self._effort)
             yield number, Memory(number, problem, packed, padding)
 
 
-def _buffer(number: int, place: Place, names: Mapping[Spec, str], alignment: int) -> Buffer:
+def _buffer_of(number: int, place: SharedPlace, names: Mapping[Spec, str], alignment: int) -> Buffer:
     label = names[place.members[0][0]]
     return Buffer.alive_in(f"{number} {label}", place.nbytes, place.live, alignment, label)
 
 
-def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:
+def _as_result(found: PlaceAssignment, memories: Mapping[int, Memory]) -> Any:
     """Return the plan as ExecuTorch's MemoryAlgoResult. Memory 0 is for constants."""
-    planning = exir("memory_planning")
+    planning = exir_module("memory_planning")
     sizes = [0] * (max(memories, default=1) + 1)
     result = planning.MemoryAlgoResult({}, sizes)
     for number, memory in memories.items():
@@ -156,7 +164,7 @@ def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:
     return result
 
 
-def _replayed(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any) -> None:
+def _require_replay(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any) -> None:
     """Replay the plan over the nodes. Raises PlanViolation if a node would read an overwritten tensor."""
 
     def place(spec: Spec) -> tuple[int, int] | None:

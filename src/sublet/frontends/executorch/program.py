@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Bytes:
+class ByteRange:
     """The bytes [begin, end) of a numbered memory."""
 
     memory: int
@@ -25,7 +25,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class MethodTensor:
     """A tensor, the tensor's own bytes, and the contract with the caller.
 
     place      None for a constant, for a tensor bound by the caller, and for a mere name of another tensor's bytes
@@ -37,7 +37,7 @@ class Tensor:
 
     name: str
     nbytes: int
-    place: Bytes | None
+    place: ByteRange | None
     given: bool = False
     kept: bool = False
     family: int = -1
@@ -45,7 +45,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MethodStep:
     """The effects of one step, reads before writes. Tensors are positions.
 
     fills   tensors written in part, with the remaining content kept
@@ -66,15 +66,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class MethodProgram:
     """A method: tensors, steps, and the sizes of the memories by number, in bytes."""
 
     name: str
-    tensors: tuple[Tensor, ...]
-    steps: tuple[Step, ...]
+    tensors: tuple[MethodTensor, ...]
+    steps: tuple[MethodStep, ...]
     memories: dict[int, int] = field(default_factory=dict)
 
-    def blocks(self) -> list[range]:
+    def basic_blocks(self) -> list[range]:
         """Return the basic blocks, as ranges of steps."""
         heads = {0}
         for at, step in enumerate(self.steps):

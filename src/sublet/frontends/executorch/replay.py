@@ -12,40 +12,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sublet.base.errors import Finding, ModelError
-from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
+from sublet.frontends.executorch.program import ByteRange, MethodProgram, MethodStep, MethodTensor
 
 UNWRITTEN = (-1, -1)
 """The (step, tensor) of a tensor never written."""
 
-MOST_WORK = 100_000_000
+MAX_VISITED_TENSORS = 100_000_000
 """The limit of visited tensors over all passes: a larger program raises ModelError instead of taking hours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorState:
     """The possible places of a tensor, and a (step, tensor) that overwrote the bytes; None for an intact tensor."""
 
-    where: frozenset[Bytes]
-    broken: tuple[int, int] | None
+    where: frozenset[ByteRange]
+    overwritten_by: tuple[int, int] | None
 
-    def joined(self, other: Held) -> Held:
+    def merge_with(self, other: TensorState) -> TensorState:
         """Return the join of two states at a merge of paths."""
         if self == other:
             return self
-        breaks = [broken for broken in (self.broken, other.broken) if broken is not None]
-        return Held(self.where | other.where, max(breaks) if breaks else None)
+        breaks = [broken for broken in (self.overwritten_by, other.overwritten_by) if broken is not None]
+        return TensorState(self.where | other.where, max(breaks) if breaks else None)
 
 
-def replay(program: Program) -> list[Finding]:
+def replay(program: MethodProgram) -> list[Finding]:
     """Return all violations: `outside`, `misaligned`, `overwritten`, `unwritten`, `written-while-read`.
 
     Raises ModelError for a program above `MAX_VISITED_TENSORS`.
     """
-    findings = [finding for tensor in program.tensors for finding in _placed(program, tensor)]
-    return findings + _Replay(program).findings()
+    findings = [finding for tensor in program.tensors for finding in _place_findings(program, tensor)]
+    return findings + _ProgramReplay(program).findings()
 
 
-def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
+def _place_findings(program: MethodProgram, tensor: MethodTensor) -> Iterator[Finding]:
     """Yield a violation for a place outside the memory, and for a misaligned place."""
     place = tensor.place
     if place is None:
@@ -58,107 +58,109 @@ def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
         yield Finding("misaligned", tensor.name, what, "round the offset up", (tensor.name,))
 
 
-class _Replay:
+class _ProgramReplay:
     """The replay of a program: a fixpoint over basic blocks, then a pass collecting violations."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: MethodProgram) -> None:
         self._program = program
         self._own = [frozenset() if t.place is None else frozenset({t.place}) for t in program.tensors]
-        self._near = _Near(program)
+        self._near = _OverlapIndex(program)
         self._work = 0
         self._found: dict[tuple[str, int, int], Finding] = {}
 
     def findings(self) -> list[Finding]:
         """Return the violations of all reachable steps and of the end."""
-        blocks = self._program.blocks()
+        blocks = self._program.basic_blocks()
         block_at = {block.start: i for i, block in enumerate(blocks)}
         first = [
-            Held(own, None if tensor.given else UNWRITTEN)
+            TensorState(own, None if tensor.given else UNWRITTEN)
             for own, tensor in zip(self._own, self._program.tensors, strict=True)
         ]
-        before: dict[int, list[Held]] = {0: first}
+        before: dict[int, list[TensorState]] = {0: first}
         todo = [0] if blocks else []
         while todo:
             block = todo.pop()
             state = list(before[block])
             for at in blocks[block]:
-                self._step(state, at, told=False)
+                self._apply_step(state, at, reports=False)
             for then in self._program.steps[blocks[block][-1]].then:
                 after = block_at.get(then)
-                if after is not None and self._come_to(before, after, state):
+                if after is not None and self._merge_into_block(before, after, state):
                     todo.append(after)
         last = len(self._program.steps)
         for block, begin in sorted(before.items()):
             state = list(begin)
             for at in blocks[block]:
-                self._step(state, at, told=True)
+                self._apply_step(state, at, reports=True)
             if last in self._program.steps[blocks[block][-1]].then:
                 for number, tensor in enumerate(self._program.tensors):
                     if tensor.kept:
-                        self._read(state, number, last)
+                        self._check_read(state, number, last)
         return list(self._found.values())
 
-    def _come_to(self, before: dict[int, list[Held]], block: int, state: list[Held]) -> bool:
+    def _merge_into_block(self, before: dict[int, list[TensorState]], block: int, state: list[TensorState]) -> bool:
         """Join `state` into the entry state of a block; True if the entry state changed."""
-        self._count(len(state))
+        self._count_work(len(state))
         if block not in before:
             before[block] = state.copy()
             return True
-        joined = [one.joined(other) for one, other in zip(before[block], state, strict=True)]
+        joined = [one.merge_with(other) for one, other in zip(before[block], state, strict=True)]
         changed = joined != before[block]
         before[block] = joined
         return changed
 
-    def _step(self, state: list[Held], at: int, told: bool) -> None:
-        """Apply a step to `state`; with `told`, record violations."""
+    def _apply_step(self, state: list[TensorState], at: int, reports: bool) -> None:
+        """Apply a step to `state`; with `reports`, record violations."""
         step = self._program.steps[at]
-        if told:
+        if reports:
             for number in (*step.reads, *step.fills):
-                self._read(state, number, at)
-            self._apart(state, step, at)
+                self._check_read(state, number, at)
+            self._check_disjoint(state, step, at)
         for number in step.begins:
-            state[number] = Held(self._own[number], None)
+            state[number] = TensorState(self._own[number], None)
         for number in (*step.writes, *step.fills):
-            self._write(state, number, at)
+            self._invalidate_overlapping(state, number, at)
         for number in step.writes:
-            state[number] = Held(state[number].where, None)
+            state[number] = TensorState(state[number].where, None)
         for source, name in step.moves:
             state[name] = state[source]
         for base, view in step.views:
             held = state[base]
-            same = held.broken is None and held.where == self._own[view]
-            state[view] = Held(self._own[view], None if same else held.broken or (at, base))
+            same = held.overwritten_by is None and held.where == self._own[view]
+            state[view] = TensorState(self._own[view], None if same else held.overwritten_by or (at, base))
 
-    def _write(self, state: list[Held], number: int, at: int) -> None:
+    def _invalidate_overlapping(self, state: list[TensorState], number: int, at: int) -> None:
         """Invalidate all tensors possibly overlapping the written tensor, except tensors of the same family."""
         family = self._program.tensors[number].family
         for place in state[number].where:
-            for other in self._near.tensors(place):
-                self._count(1)
+            for other in self._near.tensors_overlapping(place):
+                self._count_work(1)
                 held = state[other]
                 kin = family >= 0 and self._program.tensors[other].family == family
-                if other != number and held.broken is None and not kin and _meet(held.where, place):
-                    state[other] = Held(held.where, (at, number))
+                if other != number and held.overwritten_by is None and not kin and _overlaps(held.where, place):
+                    state[other] = TensorState(held.where, (at, number))
 
-    def _read(self, state: list[Held], number: int, at: int) -> None:
+    def _check_read(self, state: list[TensorState], number: int, at: int) -> None:
         """Record a violation unless the tensor is intact."""
-        broken = state[number].broken
+        broken = state[number].overwritten_by
         if broken is None:
             return
-        name, when = self._program.tensors[number].name, self._at(at)
+        name, when = self._program.tensors[number].name, self._step_text(at)
         if broken == UNWRITTEN:
             what = f"read {when}, before anything is written there"
-            self._tell("unwritten", number, -1, state[number].where, what, "write it first", name)
+            self._add_finding("unwritten", number, -1, state[number].where, what, "write it first", name)
             return
-        writer, by = self._program.tensors[broken[1]].name, self._at(broken[0])
+        writer, by = self._program.tensors[broken[1]].name, self._step_text(broken[0])
         what = f"read {when}, but {writer} was written over it {by}"
         if (broken[1], number) in self._program.steps[broken[0]].views:
             what = (
                 f"read {when} as a view of {writer}, which does not lie in {self._program.tensors[number].place} {by}"
             )
-        self._tell("overwritten", number, broken[1], state[number].where, what, "keep the two apart", name, writer)
+        self._add_finding(
+            "overwritten", number, broken[1], state[number].where, what, "keep the two apart", name, writer
+        )
 
-    def _apart(self, state: list[Held], step: Step, at: int) -> None:
+    def _check_disjoint(self, state: list[TensorState], step: MethodStep, at: int) -> None:
         """Record a violation for each tensor used by a step and overlapping another tensor written by the same step."""
         tensors = self._program.tensors
         for written in (*step.writes, *step.fills):
@@ -166,10 +168,10 @@ class _Replay:
                 kin = tensors[written].family >= 0 and tensors[written].family == tensors[other].family
                 if other == written or kin:
                     continue
-                if any(_meet(state[other].where, place) for place in state[written].where):
+                if any(_overlaps(state[other].where, place) for place in state[written].where):
                     name, writer = tensors[other].name, tensors[written].name
-                    what = f"{self._at(at)} it is used while {writer} is written over it"
-                    self._tell(
+                    what = f"{self._step_text(at)} it is used while {writer} is written over it"
+                    self._add_finding(
                         "written-while-read",
                         other,
                         written,
@@ -180,35 +182,35 @@ class _Replay:
                         writer,
                     )
 
-    def _tell(
-        self, rule: str, number: int, other: int, places: frozenset[Bytes], what: str, fix: str, *names: str
+    def _add_finding(
+        self, rule: str, number: int, other: int, places: frozenset[ByteRange], what: str, fix: str, *names: str
     ) -> None:
         """Record a violation, once per rule and pair of tensors."""
         where = f"{names[0]} ({', '.join(map(str, sorted(places))) or 'no bytes'})"
         self._found.setdefault((rule, number, other), Finding(rule, where, what, fix, names))
 
-    def _at(self, at: int) -> str:
+    def _step_text(self, at: int) -> str:
         """Return the text of a step for messages."""
         steps = self._program.steps
         return f"at step {at} ({steps[at].what})" if at < len(steps) else "at the end"
 
-    def _count(self, several: int) -> None:
+    def _count_work(self, several: int) -> None:
         """Add to the work counter. Raises ModelError above `MAX_VISITED_TENSORS`."""
         self._work += several
-        if self._work > MOST_WORK:
+        if self._work > MAX_VISITED_TENSORS:
             raise ModelError(f"{self._program.name}: too many tensors share too many bytes to be judged")
 
 
-def _meet(where: frozenset[Bytes], place: Bytes) -> bool:
+def _overlaps(where: frozenset[ByteRange], place: ByteRange) -> bool:
     """True if any byte range in `where` overlaps `place`."""
     return any(each.memory == place.memory and each.begin < place.end and place.begin < each.end for each in where)
 
 
-class _Near:
+class _OverlapIndex:
     """An index from places to the tensors that may ever lie in the place's bytes, directly or through moves."""
 
-    def __init__(self, program: Program) -> None:
-        self._holders: dict[Bytes, set[int]] = {}
+    def __init__(self, program: MethodProgram) -> None:
+        self._holders: dict[ByteRange, set[int]] = {}
         for number, tensor in enumerate(program.tensors):
             if tensor.place is not None:
                 self._holders.setdefault(tensor.place, set()).add(number)
@@ -223,18 +225,18 @@ class _Near:
                     if name not in holders:
                         holders.add(name)
                         todo.append(name)
-        self._places: dict[int, list[Bytes]] = {}
+        self._places: dict[int, list[ByteRange]] = {}
         for place in sorted(self._holders):
             self._places.setdefault(place.memory, []).append(place)
         self._longest = {m: max(p.end - p.begin for p in several) for m, several in self._places.items()}
-        self._cache: dict[Bytes, tuple[int, ...]] = {}
+        self._cache: dict[ByteRange, tuple[int, ...]] = {}
 
-    def tensors(self, place: Bytes) -> tuple[int, ...]:
+    def tensors_overlapping(self, place: ByteRange) -> tuple[int, ...]:
         """Return the tensors that may lie in some byte of `place`, sorted."""
         if place not in self._cache:
             places = self._places[place.memory]
-            low = bisect_left(places, Bytes(place.memory, place.begin - self._longest[place.memory], 0))
-            high = bisect_left(places, Bytes(place.memory, place.end, 0))
+            low = bisect_left(places, ByteRange(place.memory, place.begin - self._longest[place.memory], 0))
+            high = bisect_left(places, ByteRange(place.memory, place.end, 0))
             near = {n for each in places[low:high] if place.begin < each.end for n in self._holders[each]}
             self._cache[place] = tuple(sorted(near))
         return self._cache[place]

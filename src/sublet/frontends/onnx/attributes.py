@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 def attributes_of(node: onnx.NodeProto) -> Mapping[str, Attr]:
     """Return the attributes of a node by name."""
-    return {attribute.name: _attr(attribute) for attribute in node.attribute}
+    return {attribute.name: _convert_attribute(attribute) for attribute in node.attribute}
 
 
-def _attr(attribute: onnx.AttributeProto) -> Attr:
+def _convert_attribute(attribute: onnx.AttributeProto) -> Attr:
     kind = attribute.type
     if kind == attribute.FLOAT:
         return float(attribute.f)
     if kind == attribute.INT:
         return int(attribute.i)
     if kind == attribute.STRING:
-        return _string(attribute.s)
+        return _decode_string(attribute.s)
     if kind == attribute.FLOATS:
         return tuple(float(number) for number in attribute.floats)
     if kind == attribute.INTS:
         return tuple(int(number) for number in attribute.ints)
     if kind == attribute.STRINGS:
-        strings = tuple(_string(text) for text in attribute.strings)
+        strings = tuple(_decode_string(text) for text in attribute.strings)
         if all(isinstance(text, str) for text in strings):
             return tuple(str(text) for text in strings)
-    return _serialized(attribute)
+    return _serialize_attribute(attribute)
 
 
-def _string(content: bytes) -> str | bytes:
+def _decode_string(content: bytes) -> str | bytes:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return content
 
 
-def _serialized(attribute: onnx.AttributeProto) -> bytes:
+def _serialize_attribute(attribute: onnx.AttributeProto) -> bytes:
     message: Any = {
         attribute.TENSOR: attribute.t,
         attribute.SPARSE_TENSOR: attribute.sparse_tensor,

@@ -9,56 +9,58 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.frontends.onnx.frame import (
+from sublet.frontends.onnx.graph_conversion import (
     BOOL_SCALAR,
-    Converter,
-    Frame,
+    GraphConversion,
+    GraphConverter,
     as_scalar,
-    fail,
     graph_attribute,
+    node_error,
     results_of,
 )
-from sublet.frontends.onnx.infer import CONTRADICTION
-from sublet.frontends.onnx.program import Known
-from sublet.frontends.onnx.types import merge
+from sublet.frontends.onnx.import_state import KnownValue
+from sublet.frontends.onnx.type_inference import SHAPE_CONFLICT
+from sublet.frontends.onnx.types import merge_types
 from sublet.ir.graph import CaseOf, Graph, Value
 
 if TYPE_CHECKING:
     import onnx
 
 
-def convert_if(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter) -> None:
+def convert_if(frame: GraphConversion, node: onnx.NodeProto, name: str, convert: GraphConverter) -> None:
     """Add the `CaseOf` node, or inline the taken arm if the condition is constant.
 
     Raises ModelError for an If with a missing condition or branch, or with fewer branch outputs than node outputs.
     """
-    condition = frame.read(node.input[0]) if len(node.input) == 1 else None
+    condition = frame.lookup(node.input[0]) if len(node.input) == 1 else None
     if condition is None:
-        raise fail(frame, node, "needs exactly one input, its condition")
+        raise node_error(frame, node, "needs exactly one input, its condition")
     index = as_scalar(frame, condition, BOOL_SCALAR, f"{name}.condition")
     branches = [graph_attribute(frame, node, f"{arm}_branch") for arm in ("else", "then")]
     if any(len(branch.output) < len(node.output) for branch in branches):
-        raise fail(frame, node, f"has {len(node.output)} outputs, more than one of its branches")
+        raise node_error(frame, node, f"has {len(node.output)} outputs, more than one of its branches")
     if index.weight is not None:
-        _take(frame, node, branches[bool(index.weight.array())], convert)
+        _inline_branch(frame, node, branches[bool(index.weight.array())], convert)
         return
     arms: list[Graph] = []
-    results: list[tuple[Known, ...]] = []
+    results: list[tuple[KnownValue, ...]] = []
     for branch, title in zip(branches, ("else_branch", "then_branch"), strict=True):
         scope = frame.scope.new_child()
-        with frame.program.perhaps():
+        with frame.program.in_conditional_code():
             inner = convert(frame.program, branch, scope)
         outputs = results_of(frame.program, branch, scope)[: len(node.output)]
         arms.append(Graph(title, (), tuple(inner.nodes), tuple(known.value for known in outputs)))
         results.append(outputs)
     outs = tuple(
-        _define(frame, name, output, both) if output else None
+        _define_output(frame, name, output, both) if output else None
         for output, both in zip(node.output, zip(*results, strict=True), strict=True)
     )
     frame.nodes.append(CaseOf(name, "case", (index.value,), outs, arms=tuple(arms)))
 
 
-def _take(frame: Frame, node: onnx.NodeProto, branch: onnx.GraphProto, convert: Converter) -> None:
+def _inline_branch(
+    frame: GraphConversion, node: onnx.NodeProto, branch: onnx.GraphProto, convert: GraphConverter
+) -> None:
     """Inline one branch of an If with a constant condition."""
     scope = frame.scope.new_child()
     inner = convert(frame.program, branch, scope)
@@ -68,9 +70,9 @@ def _take(frame: Frame, node: onnx.NodeProto, branch: onnx.GraphProto, convert: 
             frame.scope[output] = known
 
 
-def _define(frame: Frame, name: str, output: str, both: tuple[Known, ...]) -> Value:
+def _define_output(frame: GraphConversion, name: str, output: str, both: tuple[KnownValue, ...]) -> Value:
     """Define one output of the branch, with the type common to all arms able to run."""
-    possible = [known for known in both if not known.reason.startswith(CONTRADICTION)] or both
+    possible = [known for known in both if not known.unplannable_reason.startswith(SHAPE_CONFLICT)] or both
     differ = f"the branches of If {name!r} give {both[0].type} and {both[1].type}"
-    reason = next((known.reason for known in possible if known.reason), differ)
-    return frame.define(output, merge([known.type for known in possible]), reason)
+    reason = next((known.unplannable_reason for known in possible if known.unplannable_reason), differ)
+    return frame.define(output, merge_types([known.type for known in possible]), reason)

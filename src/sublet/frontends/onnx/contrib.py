@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.frontends.onnx.contrib_attention import ATTENTION_TYPES, OutputTypes
 from sublet.frontends.onnx.contrib_quantized import QUANTIZED_TYPES
-from sublet.frontends.onnx.program import Known
-from sublet.frontends.onnx.rules.rule import Seen
+from sublet.frontends.onnx.import_state import KnownValue
+from sublet.frontends.onnx.rules.shape_rule import NodeShapes
 from sublet.frontends.onnx.rules.windows import pool_extents
 from sublet.frontends.onnx.types import TensorType, Type
 
@@ -39,7 +39,7 @@ STANDARD_ATTRIBUTES = frozenset(
     }
 )
 
-LIKE_FIRST_INPUT = frozenset(
+SAME_TYPE_AS_FIRST_INPUT = frozenset(
     {
         *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasDropout", "BiasSoftmax", "SimplifiedLayerNormalization"),
         *("LayerNormalization", "RotaryEmbedding", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse"),
@@ -53,14 +53,14 @@ EXPERIMENTAL = frozenset(
 ) | {"ThresholdedRelu"}
 """Operators of the first operator sets, removed from ONNX but still implemented by ONNX Runtime."""
 
-BEFORE_THEIR_OPSET = EXPERIMENTAL | {"LayerNormalization", "SimplifiedLayerNormalization"}
+ALLOWED_BEFORE_OPSET = EXPERIMENTAL | {"LayerNormalization", "SimplifiedLayerNormalization"}
 """Operators accepted in models whose version of the default operator set lacks the operator: experimental operators,
 and operators written by ONNX Runtime's optimiser."""
 
 NCHWC_BLOCK = 16
 """The blocked layout rounds channels up to 8 or 16, depending on the processor; a multiple of 16 fits both."""
 
-TYPES: Mapping[str, OutputTypes] = {**ATTENTION_TYPES, **QUANTIZED_TYPES}
+CONTRIB_TYPES: Mapping[str, OutputTypes] = {**ATTENTION_TYPES, **QUANTIZED_TYPES}
 """Operator of the domain com.microsoft -> the function returning the types of the outputs."""
 
 CONTRIB = "com.microsoft"
@@ -70,44 +70,46 @@ CHANNELS_LAST = frozenset({"NhwcMaxPool"})
 POOLS = frozenset({"MaxPool", "AveragePool", "QLinearAveragePool", "NhwcMaxPool"})
 """Operators with the windows of a pool, in any layout."""
 
-Rule = Callable[["onnx.NodeProto", "Sequence[Known | None]"], list[Type]]
+StandardTypeRule = Callable[["onnx.NodeProto", "Sequence[KnownValue | None]"], list[Type]]
 
 
-def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], sight: Seen, rule: Rule) -> list[Type]:
+def contrib_types(
+    node: onnx.NodeProto, inputs: Sequence[KnownValue | None], sight: NodeShapes, rule: StandardTypeRule
+) -> list[Type]:
     """Return the types of the outputs, None for an unknown type; `rule` infers types of standard operators."""
     unknown: list[Type] = [None] * len(node.output)
-    if not node.domain.startswith(CONTRIB) and node.op_type not in BEFORE_THEIR_OPSET:
+    if not node.domain.startswith(CONTRIB) and node.op_type not in ALLOWED_BEFORE_OPSET:
         return unknown
     if not inputs or inputs[0] is None or not isinstance(inputs[0].type, TensorType):
         return unknown
     first = inputs[0].type
-    if node.op_type in LIKE_FIRST_INPUT:
+    if node.op_type in SAME_TYPE_AS_FIRST_INPUT:
         return [first, *unknown[1:]]
-    if node.domain == CONTRIB and node.op_type in TYPES:
+    if node.domain == CONTRIB and node.op_type in CONTRIB_TYPES:
         elems = [known.type.elem if known and isinstance(known.type, TensorType) else 0 for known in inputs]
-        inferred = TYPES[node.op_type](sight, elems)
+        inferred = CONTRIB_TYPES[node.op_type](sight, elems)
         return [*inferred, *unknown][: len(unknown)]
     if node.op_type == "ReorderOutput":
-        return [_reorder_output(node, first)]
+        return [_reorder_output_type(node, first)]
     if node.op_type == "ReorderInput":
         exact = first.dims is not None and len(first.dims) > 1 and (first.dims[1] or 1) % NCHWC_BLOCK == 0
-        return [first if exact and not _int(node, "channels_last") else None]
+        return [first if exact and not _int_attribute(node, "channels_last") else None]
     if node.op_type == "Upsample":
-        return [_upsampled(node, first)]
+        return [_upsample_type(node, first)]
     if node.domain.endswith(".nhwc") or node.op_type not in FUSED_FROM.keys() | POOLS:
         return unknown
-    last = node.op_type in CHANNELS_LAST or bool(_int(node, "channels_last"))
-    channels_second = _channels_second(first) if last else first
+    last = node.op_type in CHANNELS_LAST or bool(_int_attribute(node, "channels_last"))
+    channels_second = _as_channels_second(first) if last else first
     if node.op_type in POOLS:
         dims = pool_extents(replace(sight, inputs=[channels_second.dims]))
         small = dims is not None and any(extent is not None and extent < 0 for extent in dims)
         result: Type = TensorType(first.elem, None if small else dims)
     else:
-        result = rule(_standard(node), [replace(inputs[0], type=channels_second), *inputs[1:]])[0]
-    return [_channels_last(result) if last else result, *unknown[1:]]
+        result = rule(_standard_operator(node), [replace(inputs[0], type=channels_second), *inputs[1:]])[0]
+    return [_as_channels_last(result) if last else result, *unknown[1:]]
 
 
-def _channels_second(type: TensorType) -> TensorType:
+def _as_channels_second(type: TensorType) -> TensorType:
     """Return the type [n, ..., channels] as [n, channels, ...]."""
     if type.dims is None or len(type.dims) < 3:
         return TensorType(type.elem)
@@ -115,7 +117,7 @@ def _channels_second(type: TensorType) -> TensorType:
     return TensorType(type.elem, (batch, channels, *spatial))
 
 
-def _channels_last(type: Type) -> Type:
+def _as_channels_last(type: Type) -> Type:
     """Return the type [n, channels, ...] as [n, ..., channels]."""
     if not isinstance(type, TensorType) or type.dims is None or len(type.dims) < 3:
         return None
@@ -123,7 +125,7 @@ def _channels_last(type: Type) -> Type:
     return TensorType(type.elem, (batch, *spatial, channels))
 
 
-def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
+def _standard_operator(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return the standard operator with the output shape of a fused operator, without the fused operands."""
     make_node = require("onnx.helper", extra="onnx").make_node
     op_type, inputs = FUSED_FROM[node.op_type]
@@ -132,7 +134,7 @@ def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
     return plain
 
 
-def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:
+def _upsample_type(node: onnx.NodeProto, first: TensorType) -> Type:
     """Return the output type of Upsample in the blocked layout: every extent times a whole scale."""
     scales = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "scales"), ())
     if first.dims is None or len(scales) != len(first.dims):
@@ -140,19 +142,19 @@ def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:
     return TensorType(first.elem, tuple(d and d * scale for d, scale in zip(first.dims, scales, strict=True)))
 
 
-def _reorder_output(node: onnx.NodeProto, first: TensorType) -> Type:
+def _reorder_output_type(node: onnx.NodeProto, first: TensorType) -> Type:
     """Return the output type of ReorderOutput: the channels without padding, second or last.
 
     [n, padded channels, ...] becomes [n, channels, ...], or [n, ..., channels] with `channels_last`.
     """
-    channels = _int(node, "channels")
+    channels = _int_attribute(node, "channels")
     if first.dims is None or len(first.dims) < 2 or channels < 1:
         return None
     batch, _, *spatial = first.dims
-    dims = (batch, *spatial, channels) if _int(node, "channels_last") else (batch, channels, *spatial)
+    dims = (batch, *spatial, channels) if _int_attribute(node, "channels_last") else (batch, channels, *spatial)
     return TensorType(first.elem, dims)
 
 
-def _int(node: onnx.NodeProto, name: str) -> int:
+def _int_attribute(node: onnx.NodeProto, name: str) -> int:
     """Return an integer attribute, 0 if absent."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sublet.frontends.onnx.rules.rule import Extents, Seen
+from sublet.frontends.onnx.rules.shape_rule import Extents, NodeShapes
 from sublet.frontends.onnx.types import TensorType, Type
 
 Elements = Sequence[int]
 """ONNX's element type number of each input; 0 for an omitted input or an unknown type."""
 
-OutputTypes = Callable[[Seen, Elements], list[Type]]
+OutputTypes = Callable[[NodeShapes, Elements], list[Type]]
 """A function returning the types of a node's first outputs, None for an unknown type."""
 
 I32 = 6
@@ -26,157 +26,162 @@ ATTENTION_PAST = 4
 """Input of Attention."""
 
 
-def typed(elem: int, dims: Extents | None) -> Type:
+def tensor_type_of(elem: int, dims: Extents | None) -> Type:
     """Return the tensor type, None if the element type is unknown."""
     return TensorType(elem, dims) if elem else None
 
 
-def quotient(extent: int | None, count: int) -> int | None:
+def exact_quotient(extent: int | None, count: int) -> int | None:
     """Return the size of each of `count` equal parts, None if the extent is open or not divisible by `count`."""
     return extent // count if extent is not None and count > 0 and extent % count == 0 else None
 
 
-def total(a: int | None, b: int | None) -> int | None:
+def sum_of_extents(a: int | None, b: int | None) -> int | None:
     """Return the sum of two extents, None if either is open."""
     return None if a is None or b is None else a + b
 
 
-def _times(a: int | None, b: int | None) -> int | None:
+def _product_of_extents(a: int | None, b: int | None) -> int | None:
     """Return the product of two extents, None if either is open."""
     return None if a is None or b is None else a * b
 
 
-def grouped_attention(seen: Seen, elems: Elements) -> list[Type]:
+def grouped_attention_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of GroupQueryAttention: [batch, length, heads * size], and present keys and values.
 
     A present cache has as many rows as the past, or `total_sequence_length` rows if larger. The caller of a model
     passes `total_sequence_length`, so the extent is open unless `total_sequence_length` is a constant.
     """
-    query, heads, groups = seen.shape(0), seen.whole("num_heads"), seen.whole("kv_num_heads")
+    query, heads, groups = seen.shape(0), seen.integer_attribute("num_heads"), seen.integer_attribute("kv_num_heads")
     if query is None or len(query) != 3:
-        return [typed(elems[0], None)]
-    parts = heads if seen.present(1) else heads + 2 * groups
-    size = quotient(query[2], parts)
-    output = typed(elems[0], (query[0], query[1], _times(size, heads)))
-    plain = all(seen.text(name, "NONE") == "NONE" for name in ("k_quant_type", "v_quant_type"))
-    if not plain or seen.whole("kv_cache_bit_width"):
+        return [tensor_type_of(elems[0], None)]
+    parts = heads if seen.is_present(1) else heads + 2 * groups
+    size = exact_quotient(query[2], parts)
+    output = tensor_type_of(elems[0], (query[0], query[1], _product_of_extents(size, heads)))
+    plain = all(seen.text_attribute(name, "NONE") == "NONE" for name in ("k_quant_type", "v_quant_type"))
+    if not plain or seen.integer_attribute("kv_cache_bit_width"):
         return [output]
-    constant = seen.numbers.get(TOTAL_LENGTH, ())
-    rows = [_rows(seen, position, 0) for position in (PAST_KEYS, PAST_VALUES)]
+    constant = seen.constant_inputs.get(TOTAL_LENGTH, ())
+    rows = [_past_rows(seen, position, 0) for position in (PAST_KEYS, PAST_VALUES)]
     present = [max(past, *constant) if past is not None and len(constant) == 1 else None for past in rows]
-    return [output, *(typed(elems[0], (query[0], groups, extent, size)) for extent in present)]
+    return [output, *(tensor_type_of(elems[0], (query[0], groups, extent, size)) for extent in present)]
 
 
-def _rows(seen: Seen, position: int, absent: int) -> int | None:
+def _past_rows(seen: NodeShapes, position: int, absent: int) -> int | None:
     """Return the rows of a past of [batch, heads, rows, size]; `absent` for an omitted input."""
     past = seen.shape(position)
     if past is None or len(past) != 4:
-        return None if seen.present(position) else absent
+        return None if seen.is_present(position) else absent
     return past[2]
 
 
-def multi_head_attention(seen: Seen, elems: Elements) -> list[Type]:
+def multi_head_attention_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of MultiHeadAttention: [batch, length, heads * size], and present keys and values.
 
     Queries may hold keys and values, [batch, length, heads, 3, size], and keys may hold values, [batch, length, heads,
     2, size].
     """
     query, keys, values = seen.shape(0), seen.shape(1), seen.shape(2)
-    heads = seen.whole("num_heads")
+    heads = seen.integer_attribute("num_heads")
     if query is None or len(query) not in (3, 5):
-        return [typed(elems[0], None)]
+        return [tensor_type_of(elems[0], None)]
     length: int | None
     if len(query) == 5:
         size, length = query[4], query[1]
         value_size = size
-    elif keys is None or (seen.present(2) and values is None):
-        return [typed(elems[0], (query[0], query[1], None))]
+    elif keys is None or (seen.is_present(2) and values is None):
+        return [tensor_type_of(elems[0], (query[0], query[1], None))]
     else:
-        size = quotient(query[2], heads)
+        size = exact_quotient(query[2], heads)
         length = keys[2] if len(keys) == 4 else keys[1]
         separate = values if len(keys) != 5 else None
-        value_size = size if separate is None else separate[3] if len(separate) == 4 else quotient(separate[2], heads)
-    output = typed(elems[0], (query[0], query[1], _times(value_size, heads)))
-    past = _rows(seen, MULTI_HEAD_PAST, 0)
+        value_size = (
+            size if separate is None else separate[3] if len(separate) == 4 else exact_quotient(separate[2], heads)
+        )
+    output = tensor_type_of(elems[0], (query[0], query[1], _product_of_extents(value_size, heads)))
+    past = _past_rows(seen, MULTI_HEAD_PAST, 0)
     crossed = keys is not None and len(keys) == 4
-    if seen.present(MULTI_HEAD_PAST_LENGTH) or (crossed and seen.present(MULTI_HEAD_PAST)):
+    if seen.is_present(MULTI_HEAD_PAST_LENGTH) or (crossed and seen.is_present(MULTI_HEAD_PAST)):
         return [output]
-    rows = total(past, length)
-    return [output, *(typed(elems[0], (query[0], heads, rows, each)) for each in (size, value_size))]
+    rows = sum_of_extents(past, length)
+    return [output, *(tensor_type_of(elems[0], (query[0], heads, rows, each)) for each in (size, value_size))]
 
 
-def attention(seen: Seen, elems: Elements) -> list[Type]:
+def attention_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of Attention: [batch, length, all values], and a past of [2, batch, heads, total, size]."""
-    return _joined_attention(seen, elems[0], ATTENTION_PAST)
+    return _packed_attention_types(seen, elems[0], ATTENTION_PAST)
 
 
-def quantized_attention(seen: Seen, elems: Elements) -> list[Type]:
+def quantized_attention_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of QAttention: the types of Attention, with the element type of the scales."""
-    return _joined_attention(seen, elems[3] if len(elems) > 3 else 0, 8)
+    return _packed_attention_types(seen, elems[3] if len(elems) > 3 else 0, 8)
 
 
-def _joined_attention(seen: Seen, elem: int, past_position: int) -> list[Type]:
+def _packed_attention_types(seen: NodeShapes, elem: int, past_position: int) -> list[Type]:
     """Return the types of an attention with one packed weight matrix for queries, keys and values."""
-    data, weights, heads = seen.shape(0), seen.shape(1), seen.whole("num_heads")
-    sizes = seen.wholes("qkv_hidden_sizes") or ()
+    data, weights, heads = seen.shape(0), seen.shape(1), seen.integer_attribute("num_heads")
+    sizes = seen.integers_attribute("qkv_hidden_sizes") or ()
     if data is None or len(data) != 3:
-        return [typed(elem, None)]
-    each = quotient(weights[1], 3) if weights is not None and len(weights) == 2 else None
+        return [tensor_type_of(elem, None)]
+    each = exact_quotient(weights[1], 3) if weights is not None and len(weights) == 2 else None
     values = sizes[2] if len(sizes) == 3 else each
-    output = typed(elem, (*data[:2], values))
+    output = tensor_type_of(elem, (*data[:2], values))
     past = seen.shape(past_position)
     alike = len(sizes) != 3 or sizes[1] == sizes[2]
-    if seen.whole("past_present_share_buffer") or not alike:
+    if seen.integer_attribute("past_present_share_buffer") or not alike:
         return [output]
     before = 0
-    if seen.present(past_position):
+    if seen.is_present(past_position):
         if past is None or len(past) != 5 or past[3] is None:
             return [output]
         before = past[3]
-    return [output, typed(elem, (2, data[0], heads, total(before, data[1]), quotient(values, heads)))]
+    return [
+        output,
+        tensor_type_of(elem, (2, data[0], heads, sum_of_extents(before, data[1]), exact_quotient(values, heads))),
+    ]
 
 
-def embedding(seen: Seen, elems: Elements) -> list[Type]:
+def embedding_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of EmbedLayerNormalization: [batch, length, size], [batch], and the sum of the first shape."""
     tokens, words = seen.shape(0), seen.shape(2)
     if tokens is None or len(tokens) != 2 or words is None or len(words) != 2 or len(elems) < 3:
         return []
-    rows = typed(elems[2], (*tokens, words[1]))
+    rows = tensor_type_of(elems[2], (*tokens, words[1]))
     return [rows, TensorType(I32, (tokens[0],)), rows]
 
 
-def quantized_embedding(seen: Seen, elems: Elements) -> list[Type]:
+def quantized_embedding_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of QEmbedLayerNormalization: [batch, length, size] of the scales' element type, and [batch]."""
     tokens, words = seen.shape(0), seen.shape(2)
     if tokens is None or len(tokens) != 2 or words is None or len(words) != 2 or len(elems) < 9:
         return []
-    return [typed(elems[8], (*tokens, words[1])), TensorType(I32, (tokens[0],))]
+    return [tensor_type_of(elems[8], (*tokens, words[1])), TensorType(I32, (tokens[0],))]
 
 
-def quantized_lstm(seen: Seen, elems: Elements) -> list[Type]:
+def quantized_lstm_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of DynamicQuantizeLSTM: [length, directions, batch, hidden], and two last states."""
-    data, hidden = seen.shape(0), seen.whole("hidden_size")
-    directions = 2 if seen.text("direction", "forward") == "bidirectional" else 1
+    data, hidden = seen.shape(0), seen.integer_attribute("hidden_size")
+    directions = 2 if seen.text_attribute("direction", "forward") == "bidirectional" else 1
     if data is None or len(data) != 3 or not hidden:
         return []
-    state = typed(elems[0], (directions, data[1], hidden))
-    return [typed(elems[0], (data[0], directions, data[1], hidden)), state, state]
+    state = tensor_type_of(elems[0], (directions, data[1], hidden))
+    return [tensor_type_of(elems[0], (data[0], directions, data[1], hidden)), state, state]
 
 
-def normalized_sum(seen: Seen, elems: Elements) -> list[Type]:
+def skip_normalization_types(seen: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of SkipLayerNormalization and variants: outputs 0 and 3 have the type of input 0."""
-    like_first = typed(elems[0], seen.shape(0))
+    like_first = tensor_type_of(elems[0], seen.shape(0))
     return [like_first, None, None, like_first]
 
 
 ATTENTION_TYPES: Mapping[str, OutputTypes] = {
-    "GroupQueryAttention": grouped_attention,
-    "MultiHeadAttention": multi_head_attention,
-    "Attention": attention,
-    "QAttention": quantized_attention,
-    "EmbedLayerNormalization": embedding,
-    "QEmbedLayerNormalization": quantized_embedding,
-    "DynamicQuantizeLSTM": quantized_lstm,
-    "SkipLayerNormalization": normalized_sum,
-    "SkipSimplifiedLayerNormalization": normalized_sum,
+    "GroupQueryAttention": grouped_attention_types,
+    "MultiHeadAttention": multi_head_attention_types,
+    "Attention": attention_types,
+    "QAttention": quantized_attention_types,
+    "EmbedLayerNormalization": embedding_types,
+    "QEmbedLayerNormalization": quantized_embedding_types,
+    "DynamicQuantizeLSTM": quantized_lstm_types,
+    "SkipLayerNormalization": skip_normalization_types,
+    "SkipSimplifiedLayerNormalization": skip_normalization_types,
 }

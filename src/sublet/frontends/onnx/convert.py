@@ -14,80 +14,82 @@ from typing import TYPE_CHECKING
 from sublet.base.errors import ModelError
 from sublet.frontends.onnx.attributes import attributes_of
 from sublet.frontends.onnx.branch import convert_if
-from sublet.frontends.onnx.contradictions import hold
-from sublet.frontends.onnx.file import domain_of
-from sublet.frontends.onnx.fold import fold
-from sublet.frontends.onnx.frame import Frame
-from sublet.frontends.onnx.infer import infer
+from sublet.frontends.onnx.constant_folding import fold_node
+from sublet.frontends.onnx.graph_conversion import GraphConversion
+from sublet.frontends.onnx.import_state import ImportState, KnownValue, Scope
 from sublet.frontends.onnx.loop import convert_loop
-from sublet.frontends.onnx.order import free_names, sorted_nodes
-from sublet.frontends.onnx.origin import origin
-from sublet.frontends.onnx.program import Known, Program, Scope
+from sublet.frontends.onnx.model_file import domain_of
 from sublet.frontends.onnx.scan import convert_scan
+from sublet.frontends.onnx.shape_conflicts import check_declared_types
+from sublet.frontends.onnx.source_location import source_location_of
+from sublet.frontends.onnx.topological_order import free_names, sort_nodes
+from sublet.frontends.onnx.type_inference import infer_types
 from sublet.frontends.onnx.types import Type, read_type
-from sublet.frontends.onnx.weights import of_tensor, sparse
+from sublet.frontends.onnx.weights import weight_of_sparse, weight_of_tensor
 from sublet.ir.graph import Node
 
 if TYPE_CHECKING:
     import onnx
 
-CONTROL = {"If": convert_if, "Loop": convert_loop, "Scan": convert_scan}
-FIRST_SCAN = 9
+CONTROL_FLOW_CONVERTERS = {"If": convert_if, "Loop": convert_loop, "Scan": convert_scan}
+FIRST_SCAN_OPSET = 9
 """The first operator set whose Scan is a plain loop."""
 
 
-def convert_graph(program: Program, graph: onnx.GraphProto, scope: Scope) -> Frame:
+def convert_graph(program: ImportState, graph: onnx.GraphProto, scope: Scope) -> GraphConversion:
     """Convert a graph whose inputs are in `scope`, and add every value of the graph to `scope`.
 
     Raises ModelError for a malformed graph: undefined or doubly defined names, cycles, nodes in conflict with their
     schema.
     """
-    program.spend(1 + len(graph.node))
+    program.spend_budget(1 + len(graph.node))
     _add_initializers(program, graph, scope)
-    nodes = sorted_nodes(graph.node, scope.maps[0], scope.parents, program.where)
-    frame = Frame(program, scope, {name: program.values.fresh(name) for n in nodes for name in n.output if name})
+    nodes = sort_nodes(graph.node, scope.maps[0], scope.parents, program.where)
+    frame = GraphConversion(
+        program, scope, {name: program.values.fresh(name) for n in nodes for name in n.output if name}
+    )
     names = [program.nodes.fresh(node.name) if node.name else "" for node in nodes]
     declared = {value.name: read_type(value.type, program.dims) for value in chain(graph.value_info, graph.output)}
     for i, node in enumerate(nodes):
-        _convert(frame, node, names[i] or program.nodes.fresh(f"{node.op_type}_{i}"), declared)
+        _convert_node(frame, node, names[i] or program.nodes.fresh(f"{node.op_type}_{i}"), declared)
     return frame
 
 
-def _add_initializers(program: Program, graph: onnx.GraphProto, scope: Scope) -> None:
+def _add_initializers(program: ImportState, graph: onnx.GraphProto, scope: Scope) -> None:
     """Add the dense and sparse initialisers of the graph to `scope` as constants."""
     for tensor in graph.initializer:
-        _claim(program, tensor.name, scope)
-        weight = of_tensor(tensor, program.folder, program.where)
+        _require_new_name(program, tensor.name, scope)
+        weight = weight_of_tensor(tensor, program.folder, program.where)
         scope[tensor.name] = program.constant(program.values.fresh(tensor.name), weight)
     for coded in graph.sparse_initializer:
-        _claim(program, coded.values.name, scope)
-        weight = sparse(coded, program.folder, program.where)
+        _require_new_name(program, coded.values.name, scope)
+        weight = weight_of_sparse(coded, program.folder, program.where)
         scope[coded.values.name] = program.constant(program.values.fresh(coded.values.name), weight)
 
 
-def _claim(program: Program, name: str, scope: Scope) -> None:
+def _require_new_name(program: ImportState, name: str, scope: Scope) -> None:
     """Raise ModelError for an initialiser without a name or with a name already defined."""
     if not name or name in scope.maps[0]:
         what = "is defined twice" if name else "has no name"
         raise ModelError(f"{program.where}: the initializer {name!r} {what}")
 
 
-def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[str, Type]) -> None:
+def _convert_node(frame: GraphConversion, node: onnx.NodeProto, name: str, declared: Mapping[str, Type]) -> None:
     """Convert one node: inline a renaming, fold a constant, or append a node to `frame`."""
     domain = domain_of(node.domain)
-    old_scan = node.op_type == "Scan" and frame.program.opsets.get("", 1) < FIRST_SCAN
-    if domain == "" and node.op_type in CONTROL and not old_scan:
-        CONTROL[node.op_type](frame, node, name, convert_graph)
+    old_scan = node.op_type == "Scan" and frame.program.opsets.get("", 1) < FIRST_SCAN_OPSET
+    if domain == "" and node.op_type in CONTROL_FLOW_CONVERTERS and not old_scan:
+        CONTROL_FLOW_CONVERTERS[node.op_type](frame, node, name, convert_graph)
         return
-    inputs = [frame.read(text) for text in node.input]
-    if _is_another_name(frame, node, domain):
+    inputs = [frame.lookup(text) for text in node.input]
+    if _is_renaming(frame, node, domain):
         frame.scope[node.output[0]] = frame.scope[node.input[0]]
         return
-    types, reason = infer(frame.program, node, inputs, declared, frame.names)
-    hold(frame.program, node, types, declared, inner=len(frame.scope.maps) > 1)
-    closed = frame.program.assumed.closed
+    types, reason = infer_types(frame.program, node, inputs, declared, frame.names)
+    check_declared_types(frame.program, node, types, declared, inner=len(frame.scope.maps) > 1)
+    closed = frame.program.assumed.close_type
     types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]
-    folded = fold(frame.program, node, inputs, types)
+    folded = fold_node(frame.program, node, inputs, types)
     if folded is not None:
         for text, weight in folded.items():
             frame.scope[text] = frame.program.constant(frame.names[text], weight)
@@ -95,7 +97,7 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
     _add_node(frame, node, name, inputs, (types, reason))
 
 
-def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
+def _is_renaming(frame: GraphConversion, node: onnx.NodeProto, domain: str) -> bool:
     """True if the node is an Identity in a branch or body, and so only renames a value.
 
     ONNX requires a separate result name in such graphs. Without the Identity, the graph passes the value itself, and
@@ -107,7 +109,11 @@ def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
 
 
 def _add_node(
-    frame: Frame, node: onnx.NodeProto, name: str, inputs: Sequence[Known | None], found: tuple[list[Type], str]
+    frame: GraphConversion,
+    node: onnx.NodeProto,
+    name: str,
+    inputs: Sequence[KnownValue | None],
+    found: tuple[list[Type], str],
 ) -> None:
     """Append the node with converted attributes, captured values and typed outputs."""
     domain = domain_of(node.domain)
@@ -115,7 +121,7 @@ def _add_node(
     values = [None if known is None else known.value for known in inputs]
     while values and values[-1] is None:
         values.pop()
-    for text, names in _captured(node):
+    for text, names in _captured_names(node):
         attrs[f"{text}.captures"] = names
         values.extend(frame.scope[inner].value for inner in names)
     types, reason = found
@@ -123,10 +129,10 @@ def _add_node(
         frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
     )
     op = f"onnx.{domain}.{node.op_type}" if domain else f"onnx.{node.op_type}"
-    frame.nodes.append(Node(name, op, tuple(values), outputs, attrs, origin(node)))
+    frame.nodes.append(Node(name, op, tuple(values), outputs, attrs, source_location_of(node)))
 
 
-def _captured(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:
+def _captured_names(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:
     """Return, for every graph attribute, the attribute name and the outer names read by the graphs."""
     captures: list[tuple[str, tuple[str, ...]]] = []
     for attribute in node.attribute:

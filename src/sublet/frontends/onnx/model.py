@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
-from sublet.frontends.onnx.assumed import Assumed
+from sublet.frontends.onnx.assumed_shapes import AssumedShapes
 from sublet.frontends.onnx.convert import convert_graph
-from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
-from sublet.frontends.onnx.file import all_nodes, check_texts, inlined, opsets_of, read_model
-from sublet.frontends.onnx.frame import Frame, results_of
-from sublet.frontends.onnx.outputs import with_written_outputs
-from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
-from sublet.frontends.onnx.prune import prune
+from sublet.frontends.onnx.dead_code import remove_dead_code
+from sublet.frontends.onnx.graph_conversion import GraphConversion, results_of
+from sublet.frontends.onnx.import_state import ATTEMPTS_PER_NODE, ImportState, Scope
+from sublet.frontends.onnx.model_file import all_nodes, inline_functions, opsets_of, read_model, require_utf8
+from sublet.frontends.onnx.symbolic_dims import Shapes, bind_inputs, named_extents
+from sublet.frontends.onnx.unnamed_outputs import with_written_outputs
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.ir.recipe import PLAIN
@@ -56,26 +56,26 @@ def from_proto(
     has a default for the input.
     """
     shapes = shapes or {}
-    check_texts(model, where)
+    require_utf8(model, where)
     opsets = opsets_of(model, where)
-    model = with_written_outputs(inlined(_without_defaults(model, shapes), where))
+    model = with_written_outputs(inline_functions(_without_defaults(model, shapes), where))
     graph = model.graph
     dims = {**named_extents(graph.input, shapes), **(dims or {})}
     count = sum(1 for _ in all_nodes(iter(graph.node)))
     if count > MAX_NODES:
         raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
     budget = ATTEMPTS_PER_NODE * (count + 100)
-    program = Program(where, folder, opsets, dims, budget, assumed=Assumed(assume or {}))
+    program = ImportState(where, folder, opsets, dims, budget, assumed=AssumedShapes(assume or {}))
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
-    return _model(frame, graph, inputs)
+    return _assemble_model(frame, graph, inputs)
 
 
 def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
     """Return the model without the initialisers of inputs named in `shapes`."""
     given = {value.name for value in model.graph.input if value.name in shapes}
-    if not given.intersection(_defaults(model.graph)):
+    if not given.intersection(_initializer_names(model.graph)):
         return model
     changed = type(model)()
     changed.CopyFrom(model)
@@ -88,30 +88,30 @@ def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto
     return changed
 
 
-def _defaults(graph: onnx.GraphProto) -> set[str]:
+def _initializer_names(graph: onnx.GraphProto) -> set[str]:
     """Return the names of all dense and sparse initialisers."""
     names = {tensor.name for tensor in graph.initializer}
     return names | {tensor.values.name for tensor in graph.sparse_initializer}
 
 
-def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope: Scope) -> tuple[str, ...]:
+def _add_inputs(program: ImportState, graph: onnx.GraphProto, shapes: Shapes, scope: Scope) -> tuple[str, ...]:
     """Add the inputs without initialisers to `scope` and return the names of the inputs.
 
     An input with an initialiser has a default, and counts as a constant.
     """
-    defaults = _defaults(graph)
+    defaults = _initializer_names(graph)
     free = [value for value in graph.input if value.name not in defaults]
     for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
         if not name:
             raise ModelError(f"{program.where}: an input has no name")
-        type = program.assumed.closed(name, type)
+        type = program.assumed.close_type(name, type)
         scope[name] = program.fresh(name, type, "the file does not declare its shape")
     if len(scope) < len(free):
         raise ModelError(f"{program.where}: two inputs have the same name")
     return tuple(scope)
 
 
-def _model(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
+def _assemble_model(frame: GraphConversion, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
     """Assemble the pruned graph, the weights and the recorded assumptions into a `Model`."""
     program = frame.program
     results = results_of(program, graph, frame.scope)
@@ -122,9 +122,9 @@ def _model(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Mod
         tuple(known.value for known in results),
         tuple(known.value for known in program.weights.values()),
     )
-    pruned = prune(whole, program.assumed.enforcing(whole))
+    pruned = remove_dead_code(whole, program.assumed.values_to_enforce(whole))
     values = tuple(pruned.values())
-    assumed, declared = program.assumed.of(values), program.assumed.believed(values)
+    assumed, declared = program.assumed.assumptions_used_for(values), program.assumed.declared_types_of(values)
     return Model(
         pruned,
         dict(program.dims),

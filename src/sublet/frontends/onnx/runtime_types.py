@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.file import all_nodes
+from sublet.frontends.onnx.model_file import all_nodes
 from sublet.frontends.onnx.types import Dims, TensorType, spec_of, write_type
 
 if TYPE_CHECKING:
     import onnx
 
-ELEMENTS = {
+ELEMENT_BY_TYPE_NAME = {
     f"tensor({text})": number
     for text, number in {
         **{"float": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9},
@@ -36,7 +36,7 @@ def session_options() -> Any:
     return options
 
 
-def session_over(model: bytes, options: Any) -> Any:
+def open_session(model: bytes, options: Any) -> Any:
     """Open a CPU session over a serialised model. May raise any exception."""
     ort = require("onnxruntime", extra="onnxruntime")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -46,9 +46,13 @@ def inferred_types(model: onnx.ModelProto, folder: Path) -> list[onnx.ValueInfoP
     """Return the fully known types of the node outputs of the model; external weights lie in `folder`."""
     make = require("onnx.helper", extra="onnx").make_tensor_value_info
     produced = list(dict.fromkeys(name for node in model.graph.node for name in node.output if name))
-    inferred = _asked(model, folder, produced)
-    known = {name: TensorType(ELEMENTS[text], dims) for name, (text, dims) in inferred.items() if text in ELEMENTS}
-    scalars = _scalars(model, folder, [name for name in produced if name in known and not known[name].dims])
+    inferred = _inferred_by_runtime(model, folder, produced)
+    known = {
+        name: TensorType(ELEMENT_BY_TYPE_NAME[text], dims)
+        for name, (text, dims) in inferred.items()
+        if text in ELEMENT_BY_TYPE_NAME
+    }
+    scalars = _known_scalars(model, folder, [name for name in produced if name in known and not known[name].dims])
     types = []
     for name, type_ in ((name, known[name]) for name in produced if name in known):
         if (type_.dims or name in scalars) and isinstance(spec_of(type_, ""), TensorSpec):
@@ -58,7 +62,7 @@ def inferred_types(model: onnx.ModelProto, folder: Path) -> list[onnx.ValueInfoP
     return types
 
 
-def _scalars(model: onnx.ModelProto, folder: Path, names: list[str]) -> set[str]:
+def _known_scalars(model: onnx.ModelProto, folder: Path, names: list[str]) -> set[str]:
     """Return the elements of `names` known to be scalars."""
     make = require("onnx.helper", extra="onnx").make_node
     taken = {name for node in all_nodes(iter(model.graph.node)) for name in (*node.input, *node.output)}
@@ -71,11 +75,11 @@ def _scalars(model: onnx.ModelProto, folder: Path, names: list[str]) -> set[str]
     probe = type(model)()
     probe.CopyFrom(model)
     probe.graph.node.extend(make("Shape", [name], [rank]) for rank, name in ranks.items())
-    inferred = _asked(probe, folder, list(ranks)) if ranks else {}
+    inferred = _inferred_by_runtime(probe, folder, list(ranks)) if ranks else {}
     return {ranks[rank] for rank, (_, dims) in inferred.items() if rank in ranks and dims == (0,)}
 
 
-def _asked(model: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, tuple[str, Dims]]:
+def _inferred_by_runtime(model: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, tuple[str, Dims]]:
     """Return the types inferred by ONNX Runtime for `names` and the outputs: the text, and the known dimensions."""
     make = require("onnx.helper", extra="onnx").make_empty_tensor_value_info
     exposed = type(model)()
@@ -86,10 +90,10 @@ def _asked(model: onnx.ModelProto, folder: Path, names: list[str]) -> dict[str, 
     ort = require("onnxruntime", extra="onnxruntime")
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    session = session_over(exposed.SerializeToString(), options)
-    return {output.name: (output.type, tuple(map(_extent, output.shape))) for output in session.get_outputs()}
+    session = open_session(exposed.SerializeToString(), options)
+    return {output.name: (output.type, tuple(map(_extent_or_none, output.shape))) for output in session.get_outputs()}
 
 
-def _extent(dim: Any) -> int | None:
+def _extent_or_none(dim: Any) -> int | None:
     """Return the extent; None for an open extent, represented by a name or None."""
     return dim if isinstance(dim, int) and dim >= 0 else None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError, SubletError
-from sublet.base.extras import require
-from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable, shown
+from sublet.base.optional_imports import require
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable, format_dims
 
 if TYPE_CHECKING:
     import onnx
@@ -44,9 +44,9 @@ DTYPES: dict[int, DType] = {
     25: DType.U2,
     26: DType.I2,
 }
-ELEMENTS = {dtype: number for number, dtype in DTYPES.items()}
+ELEMENT_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 STRING = 8
-KINDS = {"seq": "a sequence", "optional": "an optional", "map": "a map", "sparse": "a sparse tensor"}
+NON_TENSOR_KINDS = {"seq": "a sequence", "optional": "an optional", "map": "a map", "sparse": "a sparse tensor"}
 """The prefix of a non-tensor type text -> the kind of type, for messages."""
 
 Dims = tuple[int | None, ...] | None
@@ -63,7 +63,7 @@ class TensorType:
     dims: Dims = None
 
     def __str__(self) -> str:
-        return f"{_element_text(self.elem)}{shown(self.dims)}"
+        return f"{_element_text(self.elem)}{format_dims(self.dims)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _element_text(elem: int) -> str:
 
 def type_of(spec: TensorSpec) -> TensorType:
     """Return the fully known type of a spec."""
-    return TensorType(ELEMENTS[spec.dtype], spec.shape)
+    return TensorType(ELEMENT_NUMBERS[spec.dtype], spec.shape)
 
 
 def spec_of(type: Type, reason: str) -> Spec:
@@ -99,7 +99,9 @@ def spec_of(type: Type, reason: str) -> Spec:
     Raises ModelError for an impossible shape.
     """
     if isinstance(type, OtherType):
-        return Unplannable(f"{KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size", other=type.text)
+        return Unplannable(
+            f"{NON_TENSOR_KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size", other=type.text
+        )
     if type is None:
         return Unplannable(reason, other="?")
     element = _element_text(type.elem)
@@ -127,29 +129,29 @@ def read_type(proto: onnx.TypeProto, bindings: Mapping[str, int] | None = None) 
     if kind is None:
         return None
     if kind != "tensor_type":
-        return OtherType(_other_text(proto), proto.SerializeToString(deterministic=True))
+        return OtherType(_type_text(proto), proto.SerializeToString(deterministic=True))
     tensor = proto.tensor_type
     if not tensor.HasField("shape"):
         return TensorType(tensor.elem_type)
-    return TensorType(tensor.elem_type, tuple(_dim(dim, bindings) for dim in tensor.shape.dim))
+    return TensorType(tensor.elem_type, tuple(_extent_of(dim, bindings) for dim in tensor.shape.dim))
 
 
-def _dim(dim: Any, bindings: Mapping[str, int] | None) -> int | None:
+def _extent_of(dim: Any, bindings: Mapping[str, int] | None) -> int | None:
     """Return the extent of a dimension, None if open."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 or bindings is None else None
     return bindings.get(dim.dim_param) if bindings else None
 
 
-def _other_text(proto: onnx.TypeProto) -> str:
+def _type_text(proto: onnx.TypeProto) -> str:
     """Return the text form of a TypeProto that is no tensor type."""
     kind = proto.WhichOneof("value")
     if kind == "sequence_type":
-        return f"seq({_other_text(proto.sequence_type.elem_type)})"
+        return f"seq({_type_text(proto.sequence_type.elem_type)})"
     if kind == "optional_type":
-        return f"optional({_other_text(proto.optional_type.elem_type)})"
+        return f"optional({_type_text(proto.optional_type.elem_type)})"
     if kind == "map_type":
-        return f"map({_element_text(proto.map_type.key_type)},{_other_text(proto.map_type.value_type)})"
+        return f"map({_element_text(proto.map_type.key_type)},{_type_text(proto.map_type.value_type)})"
     if kind == "sparse_tensor_type":
         return f"sparse({_element_text(proto.sparse_tensor_type.elem_type)})"
     return str(read_type(proto) or "?") if kind == "tensor_type" else kind or "?"
@@ -172,15 +174,15 @@ def write_type(type: Type) -> onnx.TypeProto:
     return proto
 
 
-def merge(types: Sequence[Type]) -> Type:
+def merge_types(types: Sequence[Type]) -> Type:
     """Return the most specific type covering all of `types`: differing dimensions are open."""
     first, *others = types
     for other in others:
-        first = _merge(first, other)
+        first = _merge_two(first, other)
     return first
 
 
-def _merge(a: Type, b: Type) -> Type:
+def _merge_two(a: Type, b: Type) -> Type:
     """Return the most specific type covering both types, None for different kinds or element types."""
     if a == b:
         return a

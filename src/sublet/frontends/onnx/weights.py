@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, Spec, TensorSpec
 from sublet.frontends.onnx.types import TensorType, Type, spec_of
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import onnx
 
 Array = NDArray[Any]
-LITERAL_ELEMENTS = 64
-SMALL_BYTES = 1 << 20
+MAX_LITERAL_ELEMENTS = 64
+MAX_SMALL_BYTES = 1 << 20
 """The largest constant evaluated during the import, in bytes; larger constants are evaluated on read."""
 
 
@@ -41,22 +41,22 @@ class Weight:
         return self.load()
 
     @property
-    def small(self) -> bool:
+    def is_small(self) -> bool:
         """True if the import may inspect the elements: at most `MAX_SMALL_BYTES`, and no sub-byte type."""
-        return isinstance(self.spec, TensorSpec) and self.spec.nbytes <= SMALL_BYTES and self.spec.dtype.bits >= 8
+        return isinstance(self.spec, TensorSpec) and self.spec.nbytes <= MAX_SMALL_BYTES and self.spec.dtype.bits >= 8
 
 
-def of_array(array: Array, spec: TensorSpec) -> Weight:
+def weight_of_array(array: Array, spec: TensorSpec) -> Weight:
     """Return a constant with the elements of `array`."""
     return Weight(spec, lambda: array)
 
 
-def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weight:
+def weight_of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weight:
     """Return the constant of a TensorProto; external data lies below `folder`.
 
     Raises ModelError for an impossible shape or missing data.
     """
-    type, spec = _declared(tensor.data_type, tensor.dims, f"{where}: tensor {tensor.name!r}")
+    type, spec = _declared_type(tensor.data_type, tensor.dims, f"{where}: tensor {tensor.name!r}")
     if tensor.data_location == tensor.EXTERNAL:
         if not isinstance(spec, TensorSpec):
             raise ModelError(f"{where}: tensor {tensor.name!r}: external data of type {tensor.data_type}")
@@ -65,7 +65,7 @@ def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weig
     return Weight(spec, lambda: _inline_array(tensor, where), type)
 
 
-def _declared(elem: int, dims: Sequence[int], where: str) -> tuple[TensorType, Spec]:
+def _declared_type(elem: int, dims: Sequence[int], where: str) -> tuple[TensorType, Spec]:
     """Return the declared type and the spec. Raises ModelError for an impossible shape."""
     type = TensorType(elem, tuple(dims))
     try:
@@ -109,8 +109,8 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
     name, location = f"{where}: tensor {tensor.name!r}", entries.get("location", "")
     if folder is None or not location:
         raise ModelError(f"{name} has external data without a {'folder' if location else 'location'}")
-    offset = _count(entries.get("offset", "0"), "offset", name)
-    length = _count(entries.get("length", str(spec.nbytes)), "length", name)
+    offset = _parse_byte_count(entries.get("offset", "0"), "offset", name)
+    length = _parse_byte_count(entries.get("length", str(spec.nbytes)), "length", name)
     if length != spec.nbytes:
         raise ModelError(f"{name} is {spec}, {spec.nbytes} bytes, but its external data has length {length}")
     path = external_file(folder, location, name)
@@ -134,7 +134,7 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
     return read_tensor
 
 
-def _count(text: str, what: str, name: str) -> int:
+def _parse_byte_count(text: str, what: str, name: str) -> int:
     """Parse a byte count. Raises ModelError for text of another form."""
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise ModelError(f"{name}: external data has the {what} {text!r}, not a count of bytes")
@@ -162,22 +162,22 @@ def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
     out: a plan stays valid when weights change.
     """
     spec = weight.spec
-    if not isinstance(spec, TensorSpec) or not weight.small or spec.size > LITERAL_ELEMENTS:
+    if not isinstance(spec, TensorSpec) or not weight.is_small or spec.size > MAX_LITERAL_ELEMENTS:
         return None
     if spec.dtype not in (DType.BOOL, DType.I32, DType.I64):
         return None
     return tuple(weight.array().ravel().tolist())
 
 
-def sparse(coded: onnx.SparseTensorProto, folder: Path | None, where: str) -> Weight:
+def weight_of_sparse(coded: onnx.SparseTensorProto, folder: Path | None, where: str) -> Weight:
     """Return the constant of a sparse initialiser or attribute as a dense tensor.
 
     Raises ModelError for an impossible shape or missing data.
     """
     name = f"{where}: sparse tensor {coded.values.name!r}"
-    values, indices = of_tensor(coded.values, folder, where), of_tensor(coded.indices, folder, where)
+    values, indices = weight_of_tensor(coded.values, folder, where), weight_of_tensor(coded.indices, folder, where)
     shape = tuple(coded.dims)
-    type, spec = _declared(coded.values.data_type, shape, name)
+    type, spec = _declared_type(coded.values.data_type, shape, name)
 
     def load() -> Array:
         places, elements = indices.array(), values.array()

@@ -13,34 +13,40 @@ from difflib import get_close_matches
 from functools import reduce
 
 from sublet.base.errors import Finding, ModelError, PlanError, PlanViolation
-from sublet.frontends.paddle.arena import arena, lasting
-from sublet.frontends.paddle.checking import Judgement, judge
-from sublet.frontends.paddle.format.completing import completed
-from sublet.frontends.paddle.format.program import TENSOR, Program
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.effects import there
-from sublet.frontends.paddle.operators.facts import of
-from sublet.frontends.paddle.operators.shapes import Sizes, bound
-from sublet.frontends.paddle.peaks.memory import Memory, SizesInArena, SizesOfRenamed, memory, memory_of
-from sublet.frontends.paddle.policies.levels import transpiled
+from sublet.frontends.paddle.arena import to_arena_form, with_lasting_arena
+from sublet.frontends.paddle.checking import EquivalenceVerdict, judge_equivalence
+from sublet.frontends.paddle.format.missing_types import with_missing_types
+from sublet.frontends.paddle.format.program import TENSOR, PaddleProgram
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.effects import nonempty_names
+from sublet.frontends.paddle.operators.facts import facts_of
+from sublet.frontends.paddle.operators.shapes import VariableSizes, infer_sizes
+from sublet.frontends.paddle.peaks.memory import (
+    BytesInArena,
+    BytesOfRenamed,
+    PredictedMemory,
+    predict_memory,
+    predict_memory_of,
+)
+from sublet.frontends.paddle.policies.levels import share_names_by_level
 from sublet.frontends.paddle.policies.ours import PASSES
-from sublet.frontends.paddle.policies.seed import seed
+from sublet.frontends.paddle.policies.seed import share_names_by_pool
 
-OWN = "sublet"
+OWN_POLICY = "sublet"
 BASELINES = ("seed", "level0", "level1")
-POLICIES = (*BASELINES, OWN)
-BY_NAME = ("in place", "temporaries outside", "updates awaited")
+POLICIES = (*BASELINES, OWN_POLICY)
+PASSES_NOT_IN_ARENA = ("in place", "temporaries outside", "updates awaited")
 """Passes without use in the arena form: the arena shares places, and operators run in program order."""
 
-MOVERS = ("feed", "fetch", "fetch_v2")
+FEED_FETCH_OPERATORS = ("feed", "fetch", "fetch_v2")
 """Operators that move feeds and fetches."""
 
-LOSS = 0x100
+LOSS_ROLE = 0x100
 """The value of `op_role` for an operator that computes the loss."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class TranspileRequest:
     """A request to rewrite a program.
 
     policy      the name of the policy, from POLICIES
@@ -53,7 +59,7 @@ class Asked:
     lasting     keep the arena from run to run
     """
 
-    policy: str = OWN
+    policy: str = OWN_POLICY
     dims: Mapping[str, int] = field(default_factory=dict)
     trips: Mapping[str, int] = field(default_factory=dict)
     keep: Collection[str] = ()
@@ -64,7 +70,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class InArena:
+class ArenaReport:
     """Report on the arena form: the size of the arena, a lower bound for the size, and the variables in the arena.
 
     `placed` is the number of variables in the arena, `outside` has the reason for each variable outside. `judgement` is
@@ -74,17 +80,17 @@ class InArena:
     bytes: int
     bound: int
     placed: int
-    outside: Mapping[Place, str]
-    judgement: Judgement | None
+    outside: Mapping[ScopedVariable, str]
+    judgement: EquivalenceVerdict | None
 
     @property
-    def proven(self) -> bool:
+    def is_proven(self) -> bool:
         """True if the checker has proven the arena form equivalent to the original."""
         return self.judgement is not None and self.judgement.equal
 
 
 @dataclass(frozen=True)
-class Report:
+class TranspileReport:
     """Report on a rewritten program.
 
     before, after  bytes of the original and of the rewritten program; None if sizes or trip counts are unknown
@@ -97,18 +103,18 @@ class Report:
     """
 
     policy: str
-    before: Memory | None
-    after: Memory | None
+    before: PredictedMemory | None
+    after: PredictedMemory | None
     unknown_bytes: str
     kept: tuple[str, ...]
     left_alone: Mapping[str, int]
-    judgement: Judgement | None
+    judgement: EquivalenceVerdict | None
     unjudged: str
-    arena: InArena | None = None
+    arena: ArenaReport | None = None
     completed: tuple[str, ...] = ()
 
     @property
-    def proven(self) -> bool:
+    def is_proven(self) -> bool:
         """True if the checker has proven both programs equivalent."""
         return self.judgement is not None and self.judgement.equal
 
@@ -122,42 +128,46 @@ class Report:
 class Transpiled:
     """A rewritten program with a report."""
 
-    program: Program
-    report: Report
+    program: PaddleProgram
+    report: TranspileReport
 
 
-def transpile(program: Program, asked: Asked | None = None, before: Memory | None = None) -> Transpiled:
+def transpile(
+    program: PaddleProgram, asked: TranspileRequest | None = None, before: PredictedMemory | None = None
+) -> Transpiled:
     """Rewrite a program by a policy. `before` is the predicted memory of the original program, if already known.
 
     Raises ModelError for invalid names and extents, PlanError for an unknown policy or contradictory options, and
     PlanViolation if the checker refuses a program by Sublet's own policy.
     """
-    asked = asked or Asked()
+    asked = asked or TranspileRequest()
     if asked.policy not in POLICIES:
         raise PlanError(f"there is no policy {asked.policy!r:.80}: choose one of {', '.join(POLICIES)}")
-    if asked.arena and asked.policy != OWN:
-        raise PlanError(f"the arena form is of the policy {OWN!r}: the pool of {asked.policy!r} shares names instead")
+    if asked.arena and asked.policy != OWN_POLICY:
+        raise PlanError(
+            f"the arena form is of the policy {OWN_POLICY!r}: the pool of {asked.policy!r} shares names instead"
+        )
     if asked.lasting and not asked.arena:
         raise PlanError("only an arena can be lasting: add --arena (in Python arena=True)")
-    program, names = completed(program)
-    asked = replace(asked, keep=kept(program, asked.keep))
-    sizes = bound(program, asked.shapes, asked.dims)
-    rewritten, names_only = _rewritten(program, sizes, asked)
-    judgement, unjudged = _judged(program, rewritten, sizes, asked)
-    if asked.policy == OWN and judgement is not None and not judgement.equal:
-        for block, name in sizes.unknown:
+    program, names = with_missing_types(program)
+    asked = replace(asked, keep=names_to_keep(program, asked.keep))
+    sizes = infer_sizes(program, asked.shapes, asked.dims)
+    rewritten, names_only = _rewrite_by_policy(program, sizes, asked)
+    judgement, unjudged = _check_equivalence(program, rewritten, sizes, asked)
+    if asked.policy == OWN_POLICY and judgement is not None and not judgement.equal:
+        for block, name in sizes.open_causes:
             sizes.shape(block, name)  # raises: the unknown extents may be the only cause
         raise PlanViolation(judgement.findings)
-    before, after, unknown = _memories(sizes, rewritten, names_only, asked, before)
-    alone = left_alone(program)
-    report = Report(
+    before, after, unknown = _predict_both_memories(sizes, rewritten, names_only, asked, before)
+    alone = operators_without_facts(program)
+    report = TranspileReport(
         asked.policy, before, after, unknown, tuple(asked.keep), alone, judgement, unjudged, completed=names
     )
     transpiled = Transpiled(rewritten, report)
-    return _in_arena(program, sizes, transpiled, asked) if asked.arena else transpiled
+    return _with_arena_form(program, sizes, transpiled, asked) if asked.arena else transpiled
 
 
-def kept(program: Program, names: Collection[str] = ()) -> tuple[str, ...]:
+def names_to_keep(program: PaddleProgram, names: Collection[str] = ()) -> tuple[str, ...]:
     """Return the names to keep after a run: `names`, fetched variables, losses, and results without a reader.
 
     Raises ModelError for a name missing from block 0.
@@ -172,17 +182,17 @@ def kept(program: Program, names: Collection[str] = ()) -> tuple[str, ...]:
     read = {name for block in program.blocks for op in block.ops for name in op.reads}
     for op in top.ops:
         role = op.attrs.get("op_role")
-        is_loss = role is not None and isinstance(role.value, int) and role.value == LOSS
+        is_loss = role is not None and isinstance(role.value, int) and role.value == LOSS_ROLE
         if op.type in ("fetch", "fetch_v2"):
-            kept_names.update(dict.fromkeys(there(op.reads)))
-        for name in there(op.writes) if op.block() is None else ():
+            kept_names.update(dict.fromkeys(nonempty_names(op.reads)))
+        for name in nonempty_names(op.writes) if op.block_index() is None else ():
             var = top.vars.get(name)
             if var is not None and not var.persistable and var.kind == TENSOR and (is_loss or name not in read):
                 kept_names[name] = None
     return tuple(kept_names)
 
 
-def left_alone(program: Program) -> dict[str, int]:
+def operators_without_facts(program: PaddleProgram) -> dict[str, int]:
     """Return the number of operators without experimental facts, by type.
 
     Sublet's own policy writes over no input of such operators.
@@ -190,54 +200,66 @@ def left_alone(program: Program) -> dict[str, int]:
     counts: dict[str, int] = {}
     for block in program.blocks:
         for op in block.ops:
-            if op.block() is None and op.type not in MOVERS and not of(op.type).known:
+            if op.block_index() is None and op.type not in FEED_FETCH_OPERATORS and not facts_of(op.type).known:
                 counts[op.type] = counts.get(op.type, 0) + 1
     return dict(sorted(counts.items()))
 
 
-def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, bool]:
+def _rewrite_by_policy(
+    program: PaddleProgram, sizes: VariableSizes, asked: TranspileRequest
+) -> tuple[PaddleProgram, bool]:
     """Return the program rewritten by the policy, and True if the policy only exchanged names."""
-    if asked.policy == OWN:
-        passes = [change for name, change in PASSES.items() if not (asked.arena and name in BY_NAME)]
+    if asked.policy == OWN_POLICY:
+        passes = [change for name, change in PASSES.items() if not (asked.arena and name in PASSES_NOT_IN_ARENA)]
         return reduce(lambda before, change: change(before, asked.keep), passes, program), False
     if asked.policy == "seed":
-        return seed(program, sizes, [Place(0, name) for name in asked.keep]).finished(), True
+        return share_names_by_pool(
+            program, sizes, [ScopedVariable(0, name) for name in asked.keep]
+        ).build_program(), True
     level = int(asked.policy.removeprefix("level"))
-    return transpiled(program, level, asked.keep, skip_grads=asked.skip_grads).finished(), True
+    return share_names_by_level(program, level, asked.keep, skip_grads=asked.skip_grads).build_program(), True
 
 
-def _judged(program: Program, rewritten: Program, sizes: Sizes, asked: Asked) -> tuple[Judgement | None, str]:
+def _check_equivalence(
+    program: PaddleProgram, rewritten: PaddleProgram, sizes: VariableSizes, asked: TranspileRequest
+) -> tuple[EquivalenceVerdict | None, str]:
     """Return the checker's verdict, or None and the reason if the checker cannot run both programs."""
     try:
-        return judge(program, rewritten, sizes, keep=asked.keep), ""
+        return judge_equivalence(program, rewritten, sizes, keep=asked.keep), ""
     except ModelError as error:
         return None, str(error)
 
 
-def _memories(
-    sizes: Sizes, rewritten: Program, names_only: bool, asked: Asked, before: Memory | None
-) -> tuple[Memory | None, Memory | None, str]:
+def _predict_both_memories(
+    sizes: VariableSizes,
+    rewritten: PaddleProgram,
+    names_only: bool,
+    asked: TranspileRequest,
+    before: PredictedMemory | None,
+) -> tuple[PredictedMemory | None, PredictedMemory | None, str]:
     """Return the predicted memory of the original and of the rewritten program, or the reason for unknown bytes."""
-    keep = frozenset(Place(0, name) for name in asked.keep)
+    keep = frozenset(ScopedVariable(0, name) for name in asked.keep)
     try:
-        before = before or memory(sizes, keep, asked.trips)
+        before = before or predict_memory(sizes, keep, asked.trips)
         if names_only:  # same order of operators, so same lower bound
-            after = memory_of(rewritten, SizesOfRenamed(sizes, rewritten), keep, asked.trips)
+            after = predict_memory_of(rewritten, BytesOfRenamed(sizes, rewritten), keep, asked.trips)
             return before, replace(after, bound=before.bound), ""
-        return before, memory(bound(rewritten, asked.shapes, asked.dims), keep, asked.trips), ""
+        return before, predict_memory(infer_sizes(rewritten, asked.shapes, asked.dims), keep, asked.trips), ""
     except (ModelError, PlanError) as error:
         return None, None, str(error)
 
 
-def _in_arena(program: Program, sizes: Sizes, made: Transpiled, asked: Asked) -> Transpiled:
+def _with_arena_form(
+    program: PaddleProgram, sizes: VariableSizes, made: Transpiled, asked: TranspileRequest
+) -> Transpiled:
     """Return the arena form of a rewritten program. Raises ModelError for open extents without a value."""
-    form = arena(made.program, bound(made.program, asked.shapes, asked.dims), asked.keep)
-    given = lasting(form.program) if asked.lasting else form.program
-    judgement, _ = _judged(program, given, sizes, asked)
-    report = InArena(form.bytes, form.bound, len(form.places), form.outside, judgement)
+    form = to_arena_form(made.program, infer_sizes(made.program, asked.shapes, asked.dims), asked.keep)
+    given = with_lasting_arena(form.program) if asked.lasting else form.program
+    judgement, _ = _check_equivalence(program, given, sizes, asked)
+    report = ArenaReport(form.bytes, form.bound, len(form.places), form.outside, judgement)
     after = made.report.after
     if after is not None:  # a lasting arena counts like an arena allocated in each run
-        placed = SizesInArena(bound(form.program, asked.shapes, asked.dims), frozenset(form.places))
-        keep = frozenset(Place(0, name) for name in asked.keep)
-        after = replace(memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
+        placed = BytesInArena(infer_sizes(form.program, asked.shapes, asked.dims), frozenset(form.places))
+        keep = frozenset(ScopedVariable(0, name) for name in asked.keep)
+        after = replace(predict_memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
     return Transpiled(given, replace(made.report, after=after, arena=report))

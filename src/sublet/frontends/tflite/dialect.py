@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from sublet.frontends.tflite.inplace import facts, overwriting
+from sublet.frontends.tflite.inplace import kernel_facts, overwritable_operands
 from sublet.frontends.tflite.views import PARTS, VIEWS
 from sublet.ir.graph import Node
-from sublet.ops.op import Op, Share, Shares, none, register
+from sublet.ops.op import Op, Share, Shares, no_shares, register
 
 PREFIX = "tflite."
 
@@ -22,38 +22,38 @@ PREFIX = "tflite."
 def tflite_op(name: str) -> Op:
     """Return the record of an operator; an operator without known facts shares no bytes."""
     operator = name.removeprefix(PREFIX)
-    view = operator in facts()["views"] and operator in VIEWS
-    part = operator in facts()["parts"] and operator in PARTS
+    view = operator in kernel_facts()["views"] and operator in VIEWS
+    part = operator in kernel_facts()["parts"] and operator in PARTS
     return Op(
         name,
-        views=partial(_inside, VIEWS[operator]) if view else none,
-        parts=partial(_inside, PARTS[operator]) if part else none,
-        inplace=partial(_in_place, operator),
+        views=partial(_shares_in_arena, VIEWS[operator]) if view else no_shares,
+        parts=partial(_shares_in_arena, PARTS[operator]) if part else no_shares,
+        inplace=partial(_inplace_shares, operator),
         pure=False,
     )
 
 
-def _positions(node: Node, name: str) -> tuple[int, ...]:
+def _positions_in(node: Node, name: str) -> tuple[int, ...]:
     """Return an attribute listing operand positions."""
     positions = node.attrs.get(name, ())
     return tuple(int(position) for position in positions) if isinstance(positions, tuple) else ()
 
 
-def _inside(shares: Shares, node: Node) -> tuple[Share, ...]:
+def _shares_in_arena(shares: Shares, node: Node) -> tuple[Share, ...]:
     """Return the views or concat operands in place given by `shares`, without operands outside the arena."""
-    outside = _positions(node, "outside")
+    outside = _positions_in(node, "outside")
     return tuple(share for share in shares(node) if share.input not in outside)
 
 
-def _in_place(of: str, node: Node) -> tuple[Share, ...]:
+def _inplace_shares(of: str, node: Node) -> tuple[Share, ...]:
     """Return the in-place shares of a node.
 
     Variables are always changed in place. Further operands may be overwritten where the kernel was measured to be safe.
     """
-    variables = _positions(node, "variables")
+    variables = _positions_in(node, "variables")
     first = len(node.outputs) - len(variables)
     changed = tuple(Share(first + i, position) for i, position in enumerate(variables))
-    return (*overwriting(of, node, _positions(node, "outside")), *changed)
+    return (*overwritable_operands(of, node, _positions_in(node, "outside")), *changed)
 
 
 register(PREFIX.rstrip("."), tflite_op)

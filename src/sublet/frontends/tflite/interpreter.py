@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from tflite_micro.python.tflite_micro import runtime
 
-MOST = 1 << 28
+MAX_ARENA_BYTES = 1 << 28
 """The largest arena tried, in bytes."""
 
 STEP = 16
 
 
 @contextlib.contextmanager
-def overheard(into: list[str]) -> Iterator[None]:
+def capture_stderr(into: list[str]) -> Iterator[None]:
     """Capture the standard error stream, including C++ output, and append the text to `into`."""
     sys.stderr.flush()
     saved_stderr = os.dup(2)
@@ -42,11 +42,11 @@ def overheard(into: list[str]) -> Iterator[None]:
             into.append(file.read().decode("utf-8", "replace"))
 
 
-def opened(raw: bytes, arena: int) -> tuple[Any, str]:
+def open_interpreter(raw: bytes, arena: int) -> tuple[Any, str]:
     """Open an interpreter with an arena of `arena` bytes; return (interpreter, "") or (None, reason)."""
     messages: list[str] = []
     interpreter = None
-    with overheard(messages):
+    with capture_stderr(messages):
         try:
             interpreter = runtime.Interpreter.from_bytes(raw, arena_size=arena)
         except (RuntimeError, ValueError) as error:
@@ -54,7 +54,7 @@ def opened(raw: bytes, arena: int) -> tuple[Any, str]:
     return interpreter, "" if interpreter is not None else " ".join(" ".join(messages).split())[:300]
 
 
-def drawn(details: dict[str, Any], rng: np.random.Generator) -> Any:
+def random_input(details: dict[str, Any], rng: np.random.Generator) -> Any:
     """Draw random numbers for an input: normal floats, 8- and 16-bit integers of full range, wider ones up to 40."""
     dtype, shape = np.dtype(details["dtype"]), tuple(details["shape"])
     if dtype.kind == "f":
@@ -65,26 +65,26 @@ def drawn(details: dict[str, Any], rng: np.random.Generator) -> Any:
     return rng.integers(max(least, 0) if dtype.kind == "u" else least, most, shape, endpoint=True).astype(dtype)
 
 
-def fed(interpreter: Any, inputs: int, rng: np.random.Generator) -> None:
+def set_random_inputs(interpreter: Any, inputs: int, rng: np.random.Generator) -> None:
     """Set every input to random numbers; needed before each run, as a planned arena may reuse the bytes of inputs."""
     for i in range(inputs):
-        interpreter.set_input(drawn(interpreter.get_input_details(i), rng), i)
+        interpreter.set_input(random_input(interpreter.get_input_details(i), rng), i)
 
 
-def measured(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
+def measure_model(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
     """Return the arena statistics of a model, and a hash of the outputs of all runs."""
     arena, why = int(request.get("arena") or max(1 << 16, 4 * len(raw))), ""
-    interpreter, why = opened(raw, arena)
-    while interpreter is None and arena < MOST and not request.get("arena"):
+    interpreter, why = open_interpreter(raw, arena)
+    while interpreter is None and arena < MAX_ARENA_BYTES and not request.get("arena"):
         arena *= 8
-        interpreter, why = opened(raw, arena)
+        interpreter, why = open_interpreter(raw, arena)
     if interpreter is None:
         return {"refused": why or "it does not say why"}
     rng, digest = np.random.default_rng(request.get("seed", 0)), hashlib.sha256()
     messages: list[str] = []
-    with overheard(messages):
+    with capture_stderr(messages):
         for _ in range(request.get("runs", 1)):
-            fed(interpreter, request["inputs"], rng)
+            set_random_inputs(interpreter, request["inputs"], rng)
             interpreter.invoke()
             for i in range(request["outputs"]):
                 digest.update(np.ascontiguousarray(interpreter.get_output(i)).tobytes())
@@ -95,38 +95,38 @@ def measured(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
     return {"outputs": digest.hexdigest(), **figures}
 
 
-def fits(raw: bytes, arena: int) -> bool:
+def can_open(raw: bytes, arena: int) -> bool:
     """True if the model opens in an arena of `arena` bytes; tested in a child process, because some models crash."""
     child = os.fork()
     if child == 0:
-        os._exit(0 if opened(raw, arena)[0] is not None else 1)
+        os._exit(0 if open_interpreter(raw, arena)[0] is not None else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def smallest(raw: bytes) -> int:
+def smallest_arena(raw: bytes) -> int:
     """Return the smallest arena for opening the model, to a multiple of `STEP` bytes; -1 above `MAX_ARENA_BYTES`."""
     low, high = 0, 1 << 12
-    while not fits(raw, high):
+    while not can_open(raw, high):
         low, high = high, high * 2
-        if high > MOST:
+        if high > MAX_ARENA_BYTES:
             return -1
     while high - low > STEP:
         middle = (low + high) // 2 // STEP * STEP
-        if fits(raw, middle):
+        if can_open(raw, middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def answered(folder: str, request: dict[str, Any]) -> dict[str, Any]:
+def answer_request(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to one request as a JSON object."""
     with open(os.path.join(folder, request["file"]), "rb") as file:
         raw = file.read()
     try:
-        answer = measured(raw, request)
+        answer = measure_model(raw, request)
         if request.get("smallest") and "refused" not in answer:
-            answer["smallest"] = smallest(raw)
+            answer["smallest"] = smallest_arena(raw)
     except (RuntimeError, ValueError) as error:
         return {"refused": " ".join(str(error).split())[:300]}
     return answer
@@ -139,7 +139,7 @@ def main() -> None:
         requests = json.load(file)
     with open(os.path.join(folder, "answers.txt"), "w", encoding="utf-8") as answers:
         for request in requests:
-            answers.write(json.dumps(answered(folder, request)) + "\n")
+            answers.write(json.dumps(answer_request(folder, request)) + "\n")
             answers.flush()
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sublet.base.errors import Finding, ModelError
 from sublet.base.files import read_bytes
-from sublet.frontends.tflite.conversion import Conversion, Key
-from sublet.frontends.tflite.convert import convert_subgraph
+from sublet.frontends.tflite.conversion_state import TFLiteConversion, VariableKey
+from sublet.frontends.tflite.convert_subgraph import convert_subgraph
 from sublet.frontends.tflite.dialect import registered
-from sublet.frontends.tflite.program import Program, decode
-from sublet.frontends.tflite.state import keys_of
+from sublet.frontends.tflite.program import TFLiteProgram, decode
+from sublet.frontends.tflite.variables import variables_of
 from sublet.ir.model import Model
 
 ALIGNMENT = 16
@@ -30,14 +30,14 @@ def load(path: str | Path) -> Model:
     return from_program(read_program(path))
 
 
-def read_program(path: Path) -> Program:
+def read_program(path: Path) -> TFLiteProgram:
     """Decode a .tflite file. Raises ModelError for a file that cannot be read or decoded."""
     raw = read_bytes(path, ModelError)
     return decode(raw, path.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedModel:
     """A converted model, with the relation of values and tensors.
 
     model        the model
@@ -46,45 +46,45 @@ class Converted:
     """
 
     model: Model
-    tensors: dict[int, str]
-    outlasting: dict[str, Key]
+    value_names: dict[int, str]
+    persistent: dict[str, VariableKey]
 
 
-def from_program(program: Program) -> Model:
+def from_program(program: TFLiteProgram) -> Model:
     """Return the model of a decoded program. Raises ModelError for unsupported content."""
-    return converted(program).model
+    return convert_program(program).model
 
 
-def converted(program: Program) -> Converted:
+def convert_program(program: TFLiteProgram) -> ConvertedModel:
     """Convert a decoded program to a model, and return also the relation of values and tensors.
 
     Raises ModelError for unsupported content.
     """
     assert registered
-    conversion = Conversion(program, *keys_of(program))
+    conversion = TFLiteConversion(program, *variables_of(program))
     main = program.subgraphs[0]
     if len(set(main.inputs)) != len(main.inputs):
         raise conversion.error(0, "an input is there twice")
     for index in main.inputs:
-        if program.content(main.tensors[index]) is not None or main.tensors[index].variable:
+        if program.constant_content(main.tensors[index]) is not None or main.tensors[index].is_variable:
             raise conversion.error(0, f"the input {main.tensors[index].name[:80]!r} has a content of its own")
-    inputs = [conversion.made(0, index) for index in main.inputs]
-    now = dict(conversion.initial)
+    inputs = [conversion.new_value(0, index) for index in main.inputs]
+    now = dict(conversion.initial_state)
     nodes, outputs = convert_subgraph(conversion, 0, inputs, now)
-    graph = conversion.finished(inputs, nodes, outputs, now)
+    graph = conversion.finish_graph(inputs, nodes, outputs, now)
     model = Model(
         graph,
         weights={value.name: stored for value, stored in conversion.weights.items() if stored is not None},
         inputs=tuple(value.name for value in inputs),
         outputs=tuple(main.tensors[index].name for index in main.outputs),
         remark=REMARK,
-        warnings=tuple(_open(program)),
+        warnings=tuple(_open_extent_warnings(program)),
     )
     tensors = {index: value.name for index, value in conversion.tensors.items()}
-    return Converted(model, tensors, {value.name: key for value, key in conversion.outlasting.items()})
+    return ConvertedModel(model, tensors, {value.name: key for value, key in conversion.persistent.items()})
 
 
-def _open(program: Program) -> list[Finding]:
+def _open_extent_warnings(program: TFLiteProgram) -> list[Finding]:
     """Return a warning for each input with an extent left open by the converter and planned at the stored extent."""
     main = program.subgraphs[0]
     return [

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.flatbuffer import Table, Wire
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
-from sublet.frontends.tflite.codes import CUSTOM, OPERATORS, PLACEHOLDER, RESOURCE, TYPES
+from sublet.frontends.tflite.schema_codes import CUSTOM, OPERATORS, PLACEHOLDER, RESOURCE, TYPES
 
 ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
 IDENTIFIER = b"TFL3"
 COMPRESSED = "COMPRESSION_METADATA"
-MOST_RANK = 64
-NO_BYTES = TensorSpec(DType.I32, (0,))
+MAX_RANK = 64
+RESOURCE_SPEC = TensorSpec(DType.I32, (0,))
 """The spec of a resource handle: the kernel stores the name outside the arena, so the tensor has no bytes."""
 
 OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
@@ -33,7 +33,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TFLiteTensor:
     """A tensor of a subgraph.
 
     spec          the planned type and shape
@@ -51,15 +51,15 @@ class Tensor:
     spec: Spec
     type: int
     buffer: int
-    variable: bool
+    is_variable: bool
     signature: tuple[int, ...]
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int
-    packed: bool
+    is_encoded: bool
 
     @property
-    def quantised(self) -> str:
+    def quantisation_text(self) -> str:
         """The quantisation as text; "" without quantisation."""
         if not self.scales:
             return ""
@@ -85,14 +85,14 @@ class Subgraph:
     """Tensors, and operators in execution order."""
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TFLiteTensor, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     operators: tuple[Operator, ...]
 
 
 @dataclass(frozen=True)
-class Program:
+class TFLiteProgram:
     """A decoded file. The first subgraph is the entry point. A missing buffer is None; b"" is an empty buffer."""
 
     where: str
@@ -101,20 +101,20 @@ class Program:
     subgraphs: tuple[Subgraph, ...]
     buffers: tuple[memoryview | None, ...]
     metadata: tuple[tuple[str, int], ...]
-    detached: bool = field(default=False)
+    has_detached_content: bool = field(default=False)
     """True if content lies behind the flatbuffer, addressed by an absolute file offset."""
 
     @property
-    def packed(self) -> bool:
+    def may_be_compressed(self) -> bool:
         """True if constants may be compressed by TFLM's compression tool."""
         return any(name == COMPRESSED for name, _ in self.metadata)
 
-    def content(self, tensor: Tensor) -> memoryview | None:
+    def constant_content(self, tensor: TFLiteTensor) -> memoryview | None:
         """Return the content of a constant tensor; None for a computed, input or variable tensor."""
         buffer = self.buffers[tensor.buffer]
-        return buffer if buffer is not None and len(buffer) and not tensor.variable else None
+        return buffer if buffer is not None and len(buffer) and not tensor.is_variable else None
 
-    def stored(self, name: str) -> memoryview | None:
+    def metadata_content(self, name: str) -> memoryview | None:
         """Return the buffer of the metadata entry `name`; None without an entry."""
         for entry, buffer in self.metadata:
             if entry == name:
@@ -122,7 +122,7 @@ class Program:
         return None
 
 
-def decode(raw: bytes, where: str) -> Program:
+def decode(raw: bytes, where: str) -> TFLiteProgram:
     """Decode a file. Raises ModelError for a damaged file or a file of another format."""
     wire = Wire(raw, where, ADVICE)
     root = wire.root(IDENTIFIER)
@@ -130,95 +130,95 @@ def decode(raw: bytes, where: str) -> Program:
     for table in root.tables(4):
         buffers.append(table.raw(0))
         detached |= table.integer(1, "Q") > 1
-    detached |= root.target(8) is not None or root.target(9) is not None
-    codes = [_code(table) for table in root.tables(1)]
-    subgraphs = tuple(_subgraph(table, len(buffers), codes) for table in root.tables(2))
+    detached |= root.offset_target(8) is not None or root.offset_target(9) is not None
+    codes = [_operator_name(table) for table in root.tables(1)]
+    subgraphs = tuple(_decode_subgraph(table, len(buffers), codes) for table in root.tables(2))
     if not subgraphs:
         raise ModelError(f"{where}: the model has no subgraph ({ADVICE})")
     metadata = []
     for table in root.tables(6):
-        metadata.append((table.text(0), _index(table, 1, "I", len(buffers), "buffer")))
+        metadata.append((table.text(0), _checked_index(table, 1, "I", len(buffers), "buffer")))
     large = any(table.integer(9, "Q") > 1 for graph in root.tables(2) for table in graph.tables(3))
     description = root.text(3)
-    return Program(
+    return TFLiteProgram(
         where, root.integer(0, "I"), description, subgraphs, tuple(buffers), tuple(metadata), detached or large
     )
 
 
-def _index(table: Table, number: int, kind: str, count: int, what: str) -> int:
+def _checked_index(table: Table, number: int, kind: str, count: int, what: str) -> int:
     """Return an index field. Raises ModelError for an index out of range."""
     index = table.integer(number, kind)
     if not 0 <= index < count:
-        raise table.wire.broken(table.at, f"there is no {what} {index}: the model has {count}")
+        raise table.wire.format_error(table.at, f"there is no {what} {index}: the model has {count}")
     return index
 
 
-def _code(table: Table) -> str:
+def _operator_name(table: Table) -> str:
     """Return the name of an operator. Old files store the operator code in one byte, new files in both fields."""
     number = max(table.integer(0, "b"), table.integer(3, "i"))
     if number in (CUSTOM, PLACEHOLDER):
         return f"custom.{re.sub(r'[^0-9A-Za-z_.:-]', '_', table.text(1))[:80]}"
     if not 0 <= number < len(OPERATORS):
-        raise table.wire.broken(table.at, f"nobody knows a built-in operator {number}")
+        raise table.wire.format_error(table.at, f"nobody knows a built-in operator {number}")
     return OPERATORS[number]
 
 
-def _subgraph(table: Table, buffers: int, codes: list[str]) -> Subgraph:
-    tensors = tuple(_tensor(inner, buffers) for inner in table.tables(0))
+def _decode_subgraph(table: Table, buffers: int, codes: list[str]) -> Subgraph:
+    tensors = tuple(_decode_tensor(inner, buffers) for inner in table.tables(0))
     count = len(tensors)
-    operators = tuple(_operator(inner, codes, count) for inner in table.tables(3))
-    ends = [_tensors(table, number, count, least=0) for number in (1, 2)]
+    operators = tuple(_decode_operator(inner, codes, count) for inner in table.tables(3))
+    ends = [_tensor_positions(table, number, count, least=0) for number in (1, 2)]
     return Subgraph(table.text(4), tensors, ends[0], ends[1], operators)
 
 
-def _tensors(table: Table, number: int, count: int, least: int = -1) -> tuple[int, ...]:
+def _tensor_positions(table: Table, number: int, count: int, least: int = -1) -> tuple[int, ...]:
     """Return a vector of tensor positions. Raises ModelError for a position below `least` or out of range."""
     indices = table.integers(number, "i")
     for index in indices:
         if not least <= index < count:
-            raise table.wire.broken(table.at, f"there is no tensor {index}: the subgraph has {count}")
+            raise table.wire.format_error(table.at, f"there is no tensor {index}: the subgraph has {count}")
     return indices
 
 
-def _tensor(table: Table, buffers: int) -> Tensor:
+def _decode_tensor(table: Table, buffers: int) -> TFLiteTensor:
     shape = table.integers(0, "i")
-    type_ = _index(table, 1, "b", len(TYPES), "type of elements with the number")
+    type_ = _checked_index(table, 1, "b", len(TYPES), "type of elements with the number")
     quantisation = table.table(4)
     scales: tuple[float, ...] = ()
     zeros: tuple[int, ...] = ()
     axis = 0
     if quantisation is not None:
         scales, zeros, axis = quantisation.reals(2), quantisation.integers(3, "q"), quantisation.integer(6, "i")
-    return Tensor(
+    return TFLiteTensor(
         table.text(3),
-        _spec(table, type_, shape),
+        _decode_spec(table, type_, shape),
         type_,
-        _index(table, 2, "I", buffers, "buffer"),
+        _checked_index(table, 2, "I", buffers, "buffer"),
         bool(table.integer(5, "B")),
         table.integers(7, "i"),
         scales,
         zeros,
         axis,
-        table.target(6) is not None or bool(table.integer(10, "I")),
+        table.offset_target(6) is not None or bool(table.integer(10, "I")),
     )
 
 
-def _spec(table: Table, type_: int, shape: tuple[int, ...]) -> Spec:
+def _decode_spec(table: Table, type_: int, shape: tuple[int, ...]) -> Spec:
     element = TYPES[type_]
     if type_ == RESOURCE:
-        return NO_BYTES
-    if len(shape) > MOST_RANK:
-        raise table.wire.broken(table.at, f"a tensor with {len(shape)} axes")
+        return RESOURCE_SPEC
+    if len(shape) > MAX_RANK:
+        raise table.wire.format_error(table.at, f"a tensor with {len(shape)} axes")
     if not isinstance(element, DType):
         return Unplannable(f"{element} has no size of its own", element, shape)
     try:
         return TensorSpec(element, shape)
     except SubletError as error:
-        raise table.wire.broken(table.at, f"a tensor: {error}") from error
+        raise table.wire.format_error(table.at, f"a tensor: {error}") from error
 
 
-def _operator(table: Table, codes: list[str], count: int) -> Operator:
-    name = codes[_index(table, 0, "I", len(codes), "operator code")]
+def _decode_operator(table: Table, codes: list[str], count: int) -> Operator:
+    name = codes[_checked_index(table, 0, "I", len(codes), "operator code")]
     options: dict[str, int] = {}
     texts: tuple[str, ...] = ()
     options_table = table.table(4)
@@ -227,9 +227,9 @@ def _operator(table: Table, codes: list[str], count: int) -> Operator:
         texts = (options_table.text(0), options_table.text(1)) if name == "VAR_HANDLE" else ()
     return Operator(
         name,
-        _tensors(table, 1, count),
-        _tensors(table, 2, count),
+        _tensor_positions(table, 1, count),
+        _tensor_positions(table, 2, count),
         options,
         texts,
-        _tensors(table, 8, count),
+        _tensor_positions(table, 8, count),
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet.base.errors import MissingExtraError
-from sublet.base.extras import installed, version_of
+from sublet.base.optional_imports import is_installed, version_of
 
 PACKAGE, MODULE, EXTRA = "tflite-micro", "tflite_micro", "tflm"
 SCRIPT = Path(__file__).with_name("interpreter.py")
-SECONDS = 300
+TIMEOUT_SECONDS = 300
 CRASHED = "its process ended"
 
 
@@ -33,7 +33,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TrialResult:
     """The result of a trial.
 
     refused   the reason TFLM cannot run the model; "" on success
@@ -50,9 +50,9 @@ class Measured:
     smallest: int = 0
 
 
-def available() -> bool:
+def is_available() -> bool:
     """True if TFLM's package is installed."""
-    return installed(MODULE)
+    return is_installed(MODULE)
 
 
 def version() -> str:
@@ -60,20 +60,20 @@ def version() -> str:
     return version_of(PACKAGE)
 
 
-def tried(trials: Sequence[Trial]) -> list[Measured]:
+def run_trials(trials: Sequence[Trial]) -> list[TrialResult]:
     """Run all trials and return the results. Raises MissingExtraError without TFLM's package."""
-    if not available():
+    if not is_available():
         raise MissingExtraError(f"this needs the package {PACKAGE!r}: pip install 'sublet[{EXTRA}]'")
-    results: list[Measured] = []
+    results: list[TrialResult] = []
     while len(results) < len(trials):
-        answers = _answers(trials[len(results) :])
+        answers = _results_before_crash(trials[len(results) :])
         results += answers
         if len(results) < len(trials):
-            results.append(Measured(refused=CRASHED))
+            results.append(TrialResult(refused=CRASHED))
     return results
 
 
-def _answers(trials: Sequence[Trial]) -> list[Measured]:
+def _results_before_crash(trials: Sequence[Trial]) -> list[TrialResult]:
     """Return the results up to the first trial that crashes the process."""
     with tempfile.TemporaryDirectory() as folder:
         requests = []
@@ -84,8 +84,10 @@ def _answers(trials: Sequence[Trial]) -> list[Measured]:
         (Path(folder) / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
         command = [sys.executable, str(SCRIPT), folder]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=SECONDS, check=False)
+            subprocess.run(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS, check=False
+            )
         answers = Path(folder) / "answers.txt"
         lines = answers.read_text(encoding="utf-8").splitlines() if answers.exists() else []
-    fields = Measured.__dataclass_fields__
-    return [Measured(**{k: v for k, v in json.loads(line).items() if k in fields}) for line in lines]
+    fields = TrialResult.__dataclass_fields__
+    return [TrialResult(**{k: v for k, v in json.loads(line).items() if k in fields}) for line in lines]

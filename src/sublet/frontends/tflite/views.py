@@ -10,155 +10,160 @@ from math import prod
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.blocks import block, only_ones_move, stacked
+from sublet.ops.contiguous import block_share, concat_shares, keeps_element_order
 from sublet.ops.op import Share
 
 
-def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
+def _byte_spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
     """Return the spec of a value with bytes and without sub-byte elements, None for the rest."""
     value = values[position] if position < len(values) else None
     spec = value.spec if value is not None else None
     return spec if isinstance(spec, TensorSpec) and spec.nbytes and spec.dtype.bits >= 8 else None
 
 
-def _numbers(node: Node, position: int) -> tuple[int, ...] | None:
+def _constant_elements(node: Node, position: int) -> tuple[int, ...] | None:
     """Return the elements of a constant operand, None if not constant."""
     value = node.inputs[position] if position < len(node.inputs) else None
     literal = None if value is None else value.literal
     return None if literal is None else tuple(int(element) for element in literal)
 
 
-def _option(node: Node, name: str) -> int:
+def _int_option(node: Node, name: str) -> int:
     """Return an integer attribute, 0 if absent."""
     value = node.attrs.get(name, 0)
     return value if isinstance(value, int) else 0
 
 
-def _whole(node: Node) -> tuple[Share, ...]:
+def _same_bytes_view(node: Node) -> tuple[Share, ...]:
     """Return the share of an output equal to the input's bytes: same element type and count."""
-    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
+    source, result = _byte_spec(node.inputs, 0), _byte_spec(node.outputs, 0)
     same = source and result and source.dtype is result.dtype and source.size == result.size
     return (Share(0, 0),) if same else ()
 
 
-def _slice(node: Node) -> tuple[Share, ...]:
+def _slice_view(node: Node) -> tuple[Share, ...]:
     """Return the share of a contiguous slice at constant positions."""
-    source, result, begin = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
+    source, result, begin = _byte_spec(node.inputs, 0), _byte_spec(node.outputs, 0), _constant_elements(node, 1)
     if not source or not result or source.dtype is not result.dtype or begin is None or len(begin) != len(source.shape):
         return ()
-    return block(0, source, result.shape, begin) if len(result.shape) == len(begin) else ()
+    return block_share(0, source, result.shape, begin) if len(result.shape) == len(begin) else ()
 
 
-def _transpose(node: Node) -> tuple[Share, ...]:
+def _transpose_view(node: Node) -> tuple[Share, ...]:
     """Return the share of a transposition with axes of extent 1 moved only."""
-    source, result, order = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
+    source, result, order = _byte_spec(node.inputs, 0), _byte_spec(node.outputs, 0), _constant_elements(node, 1)
     if not source or not result or source.dtype is not result.dtype or order is None:
         return ()
     if sorted(order) != list(range(len(source.shape))) or result.shape != tuple(source.shape[axis] for axis in order):
         return ()
-    return (Share(0, 0),) if only_ones_move(source.shape, order) else ()
+    return (Share(0, 0),) if keeps_element_order(source.shape, order) else ()
 
 
-def _gather(node: Node) -> tuple[Share, ...]:
+def _gather_view(node: Node) -> tuple[Share, ...]:
     """Return the share of a gather of consecutive constant positions, with only extents of 1 in front of the axis."""
-    source, result, chosen = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
-    if not source or not result or source.dtype is not result.dtype or not chosen or _option(node, "batch_dims"):
+    source, result, chosen = _byte_spec(node.inputs, 0), _byte_spec(node.outputs, 0), _constant_elements(node, 1)
+    if not source or not result or source.dtype is not result.dtype or not chosen or _int_option(node, "batch_dims"):
         return ()
-    axis, rank = _option(node, "axis"), len(source.shape)
+    axis, rank = _int_option(node, "axis"), len(source.shape)
     if not -rank <= axis < rank or chosen != tuple(range(chosen[0], chosen[0] + len(chosen))):
         return ()
     at, last = axis % rank, chosen[-1]
     shape = (*source.shape[:at], len(chosen), *source.shape[at + 1 :])
     if chosen[0] < 0 or last >= source.shape[at] or prod(shape) != result.size:
         return ()
-    return block(0, source, shape, [chosen[0] if i == at else 0 for i in range(rank)])
+    return block_share(0, source, shape, [chosen[0] if i == at else 0 for i in range(rank)])
 
 
-def _strided_slice(node: Node) -> tuple[Share, ...]:
+def _strided_slice_view(node: Node) -> tuple[Share, ...]:
     """Return the share of a contiguous slice with steps of 1, without new axes."""
-    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
-    begin, end, steps = (_numbers(node, position) for position in (1, 2, 3))
+    source, result = _byte_spec(node.inputs, 0), _byte_spec(node.outputs, 0)
+    begin, end, steps = (_constant_elements(node, position) for position in (1, 2, 3))
     if not source or not result or begin is None or end is None or steps is None:
         return ()
     rank = len(source.shape)
     plain = len(begin) == len(end) == len(steps) == rank and all(step == 1 for step in steps)
-    if not plain or _option(node, "ellipsis_mask") or _option(node, "new_mask") or source.dtype is not result.dtype:
+    if (
+        not plain
+        or _int_option(node, "ellipsis_mask")
+        or _int_option(node, "new_mask")
+        or source.dtype is not result.dtype
+    ):
         return ()
     starts, shape = [], []
     for axis, extent in enumerate(source.shape):
-        first = 0 if _option(node, "begin_mask") >> axis & 1 else _within(begin[axis], extent)
-        last = extent if _option(node, "end_mask") >> axis & 1 else _within(end[axis], extent)
-        if _option(node, "shrink_mask") >> axis & 1:
+        first = 0 if _int_option(node, "begin_mask") >> axis & 1 else _clamped_position(begin[axis], extent)
+        last = extent if _int_option(node, "end_mask") >> axis & 1 else _clamped_position(end[axis], extent)
+        if _int_option(node, "shrink_mask") >> axis & 1:
             first = begin[axis] + extent if begin[axis] < 0 else begin[axis]
             last = first + 1
         starts.append(first)
         shape.append(max(0, last - first))
-    return block(0, source, shape, starts) if prod(shape) == result.size else ()
+    return block_share(0, source, shape, starts) if prod(shape) == result.size else ()
 
 
-def _within(position: int, extent: int) -> int:
+def _clamped_position(position: int, extent: int) -> int:
     """Return the position counted from the front, clamped to the axis."""
     return min(max(position + extent if position < 0 else position, 0), extent)
 
 
-def _split(axis_at: int, operand: int) -> Callable[[Node], tuple[Share, ...]]:
+def _split_views(axis_at: int, operand: int) -> Callable[[Node], tuple[Share, ...]]:
     """Return a function for the shares of a split along a constant axis: the outputs lie in the input consecutively."""
 
     def shares(node: Node) -> tuple[Share, ...]:
-        source, axis = _spec(node.inputs, operand), _numbers(node, axis_at)
+        source, axis = _byte_spec(node.inputs, operand), _constant_elements(node, axis_at)
         if not source or not axis or not -len(source.shape) <= axis[0] < len(source.shape):
             return ()
         at = axis[0] % len(source.shape)
         begin, parts = [0] * len(source.shape), list[Share]()
         for i in range(len(node.outputs)):
-            result = _spec(node.outputs, i)
+            result = _byte_spec(node.outputs, i)
             if not result or result.dtype is not source.dtype or len(result.shape) != len(begin):
                 return ()
-            parts += block(i, source, result.shape, begin, operand)
+            parts += block_share(i, source, result.shape, begin, operand)
             begin[at] += result.shape[at]
         return tuple(parts) if len(parts) == len(node.outputs) and begin[at] == source.shape[at] else ()
 
     return shares
 
 
-def _unpack(node: Node) -> tuple[Share, ...]:
+def _unpack_views(node: Node) -> tuple[Share, ...]:
     """Return the shares of an unpack: the outputs are consecutive steps of the input."""
-    source, axis = _spec(node.inputs, 0), _option(node, "axis")
+    source, axis = _byte_spec(node.inputs, 0), _int_option(node, "axis")
     if not source or not -len(source.shape) <= axis < len(source.shape):
         return ()
     at = axis % len(source.shape)
     step = [*source.shape[:at], 1, *source.shape[at + 1 :]]
     shares: list[Share] = []
     for i in range(len(node.outputs)):
-        result = _spec(node.outputs, i)
+        result = _byte_spec(node.outputs, i)
         if not result or result.dtype is not source.dtype or result.size != prod(step):
             return ()
-        shares += block(i, source, step, [i if axis == at else 0 for axis in range(len(step))])
+        shares += block_share(i, source, step, [i if axis == at else 0 for axis in range(len(step))])
     return tuple(shares) if len(shares) == len(node.outputs) == source.shape[at] else ()
 
 
-def _concatenation(node: Node) -> tuple[Share, ...]:
+def _concat_parts(node: Node) -> tuple[Share, ...]:
     """Return the shares of a concatenation: the inputs lie in the output consecutively."""
-    result = _spec(node.outputs, 0)
-    specs = [spec for i in range(len(node.inputs)) if (spec := _spec(node.inputs, i))]
+    result = _byte_spec(node.outputs, 0)
+    specs = [spec for i in range(len(node.inputs)) if (spec := _byte_spec(node.inputs, i))]
     if not result or len(specs) != len(node.inputs):
         return ()
-    axis = _option(node, "axis") % max(1, len(result.shape))
+    axis = _int_option(node, "axis") % max(1, len(result.shape))
     if node.op.endswith(".PACK"):
         axis = min(axis, max(0, len(result.shape) - 1))
-    return stacked(result, specs, axis) if sum(spec.nbytes for spec in specs) == result.nbytes else ()
+    return concat_shares(result, specs, axis) if sum(spec.nbytes for spec in specs) == result.nbytes else ()
 
 
 VIEWS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {
-    "RESHAPE": _whole,
-    "EXPAND_DIMS": _whole,
-    "SQUEEZE": _whole,
-    "TRANSPOSE": _transpose,
-    "GATHER": _gather,
-    "SLICE": _slice,
-    "STRIDED_SLICE": _strided_slice,
-    "SPLIT": _split(0, 1),
-    "SPLIT_V": _split(2, 0),
-    "UNPACK": _unpack,
+    "RESHAPE": _same_bytes_view,
+    "EXPAND_DIMS": _same_bytes_view,
+    "SQUEEZE": _same_bytes_view,
+    "TRANSPOSE": _transpose_view,
+    "GATHER": _gather_view,
+    "SLICE": _slice_view,
+    "STRIDED_SLICE": _strided_slice_view,
+    "SPLIT": _split_views(0, 1),
+    "SPLIT_V": _split_views(2, 0),
+    "UNPACK": _unpack_views,
 }
-PARTS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {"CONCATENATION": _concatenation, "PACK": _concatenation}
+PARTS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {"CONCATENATION": _concat_parts, "PACK": _concat_parts}

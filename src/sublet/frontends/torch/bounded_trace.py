@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 
-MOST_CALLS = 1 << 16
+MAX_TRACED_CALLS = 1 << 16
 """Maximum operators run by PyTorch while composite operators are decomposed.
 
 At the limit PyTorch has taken up to 35 s and 2 GB. An LSTM of two layers and 1,000 steps takes 16,000 operators.
 """
 
-MOST_RESULTS = 1 << 16
+MAX_RESULTS = 1 << 16
 """Maximum tensors returned by one operator."""
 
-DIVIDING = {"aten::split.Tensor", "aten::unsafe_split.Tensor", "aten::split_copy.Tensor"}
-UNBINDING = {"aten::unbind.int", "aten::unbind_copy.int"}
+SPLIT_OPERATORS = {"aten::split.Tensor", "aten::unsafe_split.Tensor", "aten::split_copy.Tensor"}
+UNBIND_OPERATORS = {"aten::unbind.int", "aten::unbind_copy.int"}
 
 
 def bounded_fake_mode(where: str) -> Any:
@@ -37,22 +37,24 @@ def bounded_fake_mode(where: str) -> Any:
     def dispatch(func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         nonlocal calls
         calls += 1
-        if calls > MOST_CALLS:
-            raise ModelError(f"{where}: takes more than {MOST_CALLS} operators once composite ones are taken apart")
-        if results_of(func, args) > MOST_RESULTS:
-            raise ModelError(f"{where}: {func} returns more than {MOST_RESULTS} tensors")
+        if calls > MAX_TRACED_CALLS:
+            raise ModelError(
+                f"{where}: takes more than {MAX_TRACED_CALLS} operators once composite ones are taken apart"
+            )
+        if count_results(func, args) > MAX_RESULTS:
+            raise ModelError(f"{where}: {func} returns more than {MAX_RESULTS} tensors")
         return run(func, types, args, kwargs)
 
     mode.dispatch = dispatch
     return mode
 
 
-def results_of(func: Any, args: Sequence[Any]) -> int:
+def count_results(func: Any, args: Sequence[Any]) -> int:
     """Return the number of results of an operator splitting a tensor along an axis; 0 for any other operator."""
     name = func.name() if hasattr(func, "name") else ""
-    if name not in DIVIDING | UNBINDING or not args:
+    if name not in SPLIT_OPERATORS | UNBIND_OPERATORS or not args:
         return 0
-    axis = args[2 if name in DIVIDING else 1] if len(args) > (2 if name in DIVIDING else 1) else 0
+    axis = args[2 if name in SPLIT_OPERATORS else 1] if len(args) > (2 if name in SPLIT_OPERATORS else 1) else 0
     extent = args[0].shape[axis] if -args[0].dim() <= axis < args[0].dim() else 0
-    rows = args[1] if name in DIVIDING else 1
+    rows = args[1] if name in SPLIT_OPERATORS else 1
     return int(extent) // max(int(rows), 1)

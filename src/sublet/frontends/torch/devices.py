@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.frontends.torch.tensors import torch
-from sublet.frontends.torch.traced import where
+from sublet.frontends.torch.fx_conversion import source_line
+from sublet.frontends.torch.traced_tensor import torch
 
 CPU = "cpu"
-KNOWN = (CPU, "cuda", "meta")
+KNOWN_DEVICES = (CPU, "cuda", "meta")
 """Device types with arenas. On `meta`, tensors have no bytes: a program is planned, but not run."""
 
-NUMBERS = ("aten.full.default", "aten.scalar_tensor.default")
+NUMBER_OPERATORS = ("aten.full.default", "aten.scalar_tensor.default")
 """Operators making a number for use with tensors of any device: the number is made on the device of the tensors."""
 
 
@@ -28,14 +28,14 @@ def device_of(*modules: Any) -> str:
     for module in modules:
         for graph in module.modules():
             for node in getattr(getattr(graph, "graph", None), "nodes", ()):
-                for tensor in _made_by(graph, node):
-                    places.setdefault(str(tensor.device), where(node))
+                for tensor in _tensors_of(graph, node):
+                    places.setdefault(str(tensor.device), source_line(node))
     if len(places) > 1:
         (one, _), (other, place), *_ = places.items()
         raise ModelError(f"{place}: a tensor on {other} in a graph on {one}: only graphs on one device are planned")
     device = next(iter(places), CPU)
-    if device.partition(":")[0] not in KNOWN:
-        raise ModelError(f"a graph on {device}: there are arenas on {', '.join(KNOWN)}")
+    if device.partition(":")[0] not in KNOWN_DEVICES:
+        raise ModelError(f"a graph on {device}: there are arenas on {', '.join(KNOWN_DEVICES)}")
     return device
 
 
@@ -48,7 +48,7 @@ def require_cpu(device: str, what: str, *others: str) -> None:
         )
 
 
-def _made_by(module: Any, node: Any) -> Iterator[Any]:
+def _tensors_of(module: Any, node: Any) -> Iterator[Any]:
     """Yield the tensors of a node, except numbers allowed on any device."""
     t = torch()
     if node.op == "get_attr":
@@ -58,10 +58,10 @@ def _made_by(module: Any, node: Any) -> Iterator[Any]:
     else:
         tensors = node.meta.get("val")
     for each in tensors if isinstance(tensors, list | tuple) else (tensors,):
-        if isinstance(each, t.Tensor) and not (str(node.target) in NUMBERS and _stays_inside(each, node)):
+        if isinstance(each, t.Tensor) and not (str(node.target) in NUMBER_OPERATORS and _is_inner_number(each, node)):
             yield each
 
 
-def _stays_inside(tensor: Any, node: Any) -> bool:
+def _is_inner_number(tensor: Any, node: Any) -> bool:
     """True if a tensor is a number on the CPU, and not a result of the program."""
     return tensor.device.type == CPU and tensor.dim() == 0 and all(user.op != "output" for user in node.users)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from sublet.base.extras import require
-from sublet.frontends.torch.probes import TABLE, probed
-from sublet.frontends.torch.tensors import Extents, fixed, layout_of, torch
+from sublet.base.optional_imports import require
+from sublet.frontends.torch.kernel_probes import PROBED_OPERATORS, probe_results
+from sublet.frontends.torch.traced_tensor import Extents, fixed_number, layout_of, torch
 
 
 class EagerTensors:
@@ -28,7 +28,7 @@ class EagerTensors:
         self._corrected: dict[Any, Any] = {}
         self._mode: Any = None
 
-    def correct(self, node: Any, tensors: Any) -> None:
+    def set_eager(self, node: Any, tensors: Any) -> None:
         """Replace the traced tensors of a node."""
         self._corrected[node] = tensors
 
@@ -36,51 +36,51 @@ class EagerTensors:
         """True if the eager tensors of a node differ from the traced tensors."""
         return node in self._corrected
 
-    def of(self, node: Any) -> Any:
+    def tensors_of(self, node: Any) -> Any:
         """Return tensors like the eager results of a node: the traced tensors, unless the kernels differ."""
         traced = node.meta.get("val")
         if node in self._corrected:
             return self._corrected[node]
         depends = any(each in self._corrected for each in node.all_input_nodes)
-        if self._device or not _is_strided(traced) or not (depends or str(node.target) in TABLE):
+        if self._device or not _is_strided(traced) or not (depends or str(node.target) in PROBED_OPERATORS):
             return traced
         if node.target is operator.getitem:
             eager = self._corrected[node.args[0]][node.args[1]]
         elif isinstance(node.target, torch()._ops.OpOverload):
-            eager = self._run(node, traced)
+            eager = self._run_operator(node, traced)
         else:
             return traced
         if self._types_and_layouts(eager) == self._types_and_layouts(traced):
             return traced
-        self.correct(node, eager)
+        self.set_eager(node, eager)
         return eager
 
-    def _run(self, node: Any, traced: Any) -> Any:
+    def _run_operator(self, node: Any, traced: Any) -> Any:
         """Return an operator's results for the eager arguments; the traced tensors if the operator raises.
 
         An operator raising here will raise again in the run of the program, so the error is not lost.
         """
         pytree, t = require("torch.utils._pytree", extra="torch"), torch()
-        given = pytree.tree_map_only(t.fx.Node, self._argument, (tuple(node.args), dict(node.kwargs)))
+        given = pytree.tree_map_only(t.fx.Node, self._eager_argument, (tuple(node.args), dict(node.kwargs)))
         try:
-            if str(node.target) in TABLE:
-                args, kwargs = self._on(given, "meta")
-                return probed(node.target, args, kwargs, self._on(traced, "meta"))
+            if str(node.target) in PROBED_OPERATORS:
+                args, kwargs = self._on_device(given, "meta")
+                return probe_results(node.target, args, kwargs, self._on_device(traced, "meta"))
             if self._mode is None:
                 self._mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode()
             with self._mode:
-                args, kwargs = self._on(given, "cpu")
+                args, kwargs = self._on_device(given, "cpu")
                 return node.target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return traced
 
-    def _argument(self, node: Any) -> Any:
+    def _eager_argument(self, node: Any) -> Any:
         """Return the eager tensor of an argument node, with symbols replaced by extents."""
-        eager = self.of(node)
+        eager = self.tensors_of(node)
         numbers = (torch().SymInt, torch().SymFloat, torch().SymBool)
-        return fixed(eager, self._extents, node.name) if isinstance(eager, numbers) else eager
+        return fixed_number(eager, self._extents, node.name) if isinstance(eager, numbers) else eager
 
-    def _on(self, given: Any, device: str) -> Any:
+    def _on_device(self, given: Any, device: str) -> Any:
         """Return the same structure with new tensors on a device, in the layouts of the given tensors."""
         pytree, t = require("torch.utils._pytree", extra="torch"), torch()
 
@@ -93,7 +93,7 @@ class EagerTensors:
     def _types_and_layouts(self, tensors: Any) -> list[Any]:
         """Return the types and layouts of an operator's results, for comparison."""
         each = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        return [None if one is None else (one.dtype, layout_of(one, self._extents, "").normal) for one in each]
+        return [None if one is None else (one.dtype, layout_of(one, self._extents, "").canonical) for one in each]
 
 
 def _is_strided(traced: Any) -> bool:

@@ -14,31 +14,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.base.extras import require
-from sublet.frontends.torch.bounded_trace import MOST_RESULTS, bounded_fake_mode
-from sublet.frontends.torch.exported import first_line
-from sublet.frontends.torch.pt2_schema import MAJOR, error
-from sublet.frontends.torch.pt2_signature import Weights, call_signature
-from sublet.frontends.torch.pt2_tensors import STRIDED, Payload, dtype_numbered, dtype_of, layout_of
-from sublet.frontends.torch.tensors import torch
+from sublet.base.optional_imports import require
+from sublet.frontends.torch.bounded_trace import MAX_RESULTS, bounded_fake_mode
+from sublet.frontends.torch.exported_program import error_summary
+from sublet.frontends.torch.pt2_schema import SCHEMA_MAJOR, field_error
+from sublet.frontends.torch.pt2_signature import Pt2Weights, call_signature
+from sublet.frontends.torch.pt2_tensors import STRIDED, Payload, dtype_of_number, meta_dtype, meta_layout
+from sublet.frontends.torch.traced_tensor import torch
 from sublet.ops.aten.registry import find_operator
 
-HIGHER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled")
+HIGHER_ORDER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled")
 """Operators on inner graphs a program may call, in `torch.ops.higher_order`."""
 
-OPERATOR = re.compile(r"torch\.ops\.((?:aten|_c10d_functional)\.\w{1,200}\.\w{1,200})", re.ASCII)
-LINE = re.compile(r'File "(?:[^"\n]*/)?([\w.<> -]{1,100})", line (\d{1,9})', re.ASCII)
+OPERATOR_NAME = re.compile(r"torch\.ops\.((?:aten|_c10d_functional)\.\w{1,200}\.\w{1,200})", re.ASCII)
+TRACE_LINE = re.compile(r'File "(?:[^"\n]*/)?([\w.<> -]{1,100})", line (\d{1,9})', re.ASCII)
 
 # PyTorch's numbers of memory formats and kinds of arguments, in torch/_export/serde/schema.py.
-FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
 POSITIONAL = 1
 
-COUNTS = ("sections", "chunks", "r", "num_layers")
+COUNT_ARGUMENTS = ("sections", "chunks", "r", "num_layers")
 """Arguments with a number of tensors PyTorch allocates for, before looking at the operand."""
 
 
 @dataclass(frozen=True)
-class Program:
+class Pt2Program:
     """A program read from a file.
 
     exported  the ExportedProgram
@@ -51,7 +51,7 @@ class Program:
     inputs: Sequence[str]
 
 
-def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], where: str) -> Program:
+def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], where: str) -> Pt2Program:
     """Return the program of a checked record.
 
     Args:
@@ -63,19 +63,21 @@ def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], wh
         ModelError: for an operator, argument or input impossible to plan, an undefined name, and a program refused by
             PyTorch.
     """
-    if record["schema_version"]["major"] != MAJOR:
-        raise ModelError(f"{where}: has version {record['schema_version']['major']} of the format; {MAJOR} is read")
-    builder = _Builder(where, payloads)
+    if record["schema_version"]["major"] != SCHEMA_MAJOR:
+        raise ModelError(
+            f"{where}: has version {record['schema_version']['major']} of the format; {SCHEMA_MAJOR} is read"
+        )
+    builder = _Pt2Builder(where, payloads)
     try:
-        return builder.program(record["graph_module"])
+        return builder.build_exported(record["graph_module"])
     except ModelError:
         raise
     except Exception as cause:  # PyTorch's constructors raise many types of errors for invalid programs
-        raise ModelError(f"{where}: PyTorch does not take the program: {first_line(cause)}") from None
+        raise ModelError(f"{where}: PyTorch does not take the program: {error_summary(cause)}") from None
 
 
 @dataclass
-class _Graph:
+class _Pt2Graph:
     """One graph under construction: nodes and tensor records by the names in the file."""
 
     graph: Any
@@ -84,7 +86,7 @@ class _Graph:
     metas: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Builder:
+class _Pt2Builder:
     """Builder of an ExportedProgram from records."""
 
     def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
@@ -92,17 +94,17 @@ class _Builder:
         self.fake_mode = bounded_fake_mode(where)
         self.subgraphs = 0
 
-    def program(self, module: Mapping[str, Any]) -> Program:
+    def build_exported(self, module: Mapping[str, Any]) -> Pt2Program:
         """Return the program of a "graph_module" record."""
         t, in_training = torch(), require("torch._export.verifier", extra="torch")
         signature, graph = module["signature"], module["graph"]
-        built = self.graph(graph)
+        built = self.build_graph(graph)
         inputs = [node for node in built.graph.nodes if node.op == "placeholder"]
         if len(inputs) != len(signature["input_specs"]):
             raise ModelError(
                 f"{self.where}: {len(inputs)} inputs, and the signature has {len(signature['input_specs'])}"
             )
-        weights = Weights(self.where, self.payloads)
+        weights = Pt2Weights(self.where, self.payloads)
         signatures = t.export.graph_signature
         input_specs = [weights.input_spec(*pair) for pair in zip(signature["input_specs"], inputs, strict=True)]
         results = next(node for node in built.graph.nodes if node.op == "output").args[0]
@@ -122,28 +124,32 @@ class _Builder:
         )  # fmt: skip
         names = {node: name for name, node in built.nodes.items()}
         users = [pair for pair in zip(input_specs, inputs, strict=True) if pair[0].kind.name == "USER_INPUT"]
-        return Program(exported, weights.names, tuple(names.get(node, node.name) for _, node in users))
+        return Pt2Program(exported, weights.names, tuple(names.get(node, node.name) for _, node in users))
 
     # -- graphs ---------------------------------------------------------------------------------
 
-    def graph(self, record: Mapping[str, Any]) -> _Graph:
+    def build_graph(self, record: Mapping[str, Any]) -> _Pt2Graph:
         """Return the FX graph of a "graph" record."""
         t = torch()
-        made = _Graph(t.fx.Graph(), t.nn.Module(), metas=record["tensor_values"])
+        made = _Pt2Graph(t.fx.Graph(), t.nn.Module(), metas=record["tensor_values"])
         for i, argument in enumerate(record["inputs"]):
             ((kind, value),) = argument.items()
             if kind == "as_tensor":
                 node = made.graph.placeholder(f"input_{i}")
-                node.meta["val"] = self.fake(made, value["name"])
-                self.define(made, value["name"], node)
+                node.meta["val"] = self.fake_tensor(made, value["name"])
+                self.define_value(made, value["name"], node)
             elif kind in ("as_none", "as_int", "as_float", "as_bool", "as_string"):
                 node = made.graph.placeholder(f"input_{i}")
                 node.meta["val"] = None if kind == "as_none" else value
             else:
-                raise error(f"{self.where}: input {i}", f"{kind} is no input that can be planned: export fixed extents")
+                raise field_error(
+                    f"{self.where}: input {i}", f"{kind} is no input that can be planned: export fixed extents"
+                )
         for position, node in enumerate(record["nodes"]):
-            self.node(made, node, f"{self.where}: node {position}")
-        outputs = tuple(self.value(made, each, f"{self.where}: output {i}") for i, each in enumerate(record["outputs"]))
+            self.add_node(made, node, f"{self.where}: node {position}")
+        outputs = tuple(
+            self.read_argument(made, each, f"{self.where}: output {i}") for i, each in enumerate(record["outputs"])
+        )
         single = record.get("is_single_tensor_return", False)
         if single and len(outputs) != 1:
             raise ModelError(f"{self.where}: a graph said to return one tensor returns {len(outputs)} values")
@@ -151,23 +157,25 @@ class _Builder:
         output.meta["val"] = tuple(getattr(each, "meta", {}).get("val", each) for each in outputs)
         return made
 
-    def define(self, made: _Graph, name: str, node: Any) -> None:
+    def define_value(self, made: _Pt2Graph, name: str, node: Any) -> None:
         """Record a node under a name in the file. Raises ModelError for a second definition."""
         if name in made.nodes:
             raise ModelError(f"{self.where}: the value {name[:80]!r} is defined twice")
         made.nodes[name] = node
 
-    def fake(self, made: _Graph, name: str) -> Any:
+    def fake_tensor(self, made: _Pt2Graph, name: str) -> Any:
         """Return a tensor without bytes, with type and layout from the file."""
         if name not in made.metas:
             raise ModelError(f"{self.where}: the tensor {name[:80]!r} has no type")
         meta = made.metas[name]
-        size, stride, _ = layout_of(meta, f"{self.where}: the tensor {name[:80]!r}")
+        size, stride, _ = meta_layout(meta, f"{self.where}: the tensor {name[:80]!r}")
         t = torch()
         with self.fake_mode:
-            return t.empty_strided(size, stride, dtype=dtype_of(meta, self.where), device=self.device(meta["device"]))
+            return t.empty_strided(
+                size, stride, dtype=meta_dtype(meta, self.where), device=self.device_of(meta["device"])
+            )
 
-    def device(self, record: Mapping[str, Any]) -> Any:
+    def device_of(self, record: Mapping[str, Any]) -> Any:
         """Return the device of a "device" record. Raises ModelError for a device other than "cpu" and "meta"."""
         if record["type"] not in ("cpu", "meta"):
             raise ModelError(f"{self.where}: a program on {record['type'][:20]!r}: export the module after .cpu()")
@@ -175,31 +183,31 @@ class _Builder:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def node(self, made: _Graph, record: Mapping[str, Any], where: str) -> None:
+    def add_node(self, made: _Pt2Graph, record: Mapping[str, Any], where: str) -> None:
         """Add the call of a "node" record to a graph."""
         target, text = record["target"], record["target"].removeprefix("torch.ops.higher_order.")
-        higher = text in HIGHER and target != text
+        higher = text in HIGHER_ORDER and target != text
         if higher:
             function = getattr(torch().ops.higher_order, text)
-            args: list[Any] = [self.value(made, each["arg"], where) for each in record["inputs"]]
+            args: list[Any] = [self.read_argument(made, each["arg"], where) for each in record["inputs"]]
             kwargs: dict[str, Any] = {}
         else:
-            name = OPERATOR.fullmatch(target)
+            name = OPERATOR_NAME.fullmatch(target)
             function = find_operator(name[1]) if name else None
             if function is None:
-                raise error(where, f"calls {target[:80]!r}, which is not planned")
-            args, kwargs = self.arguments(made, function, record["inputs"], where)
+                raise field_error(where, f"calls {target[:80]!r}, which is not planned")
+            args, kwargs = self.operator_arguments(made, function, record["inputs"], where)
         node = made.graph.call_function(function, tuple(args), kwargs)
         node.meta["nn_module_stack"] = {}
-        lines = LINE.findall(record["metadata"].get("stack_trace", ""))
+        lines = TRACE_LINE.findall(record["metadata"].get("stack_trace", ""))
         if lines:
             node.meta["stack_trace"] = "".join(
                 f'  File "{file}", line {number}, in program\n' for file, number in lines[-1:]
             )
-        self.results(made, node, record, higher, where)
+        self.define_results(made, node, record, higher, where)
 
-    def arguments(
-        self, made: _Graph, function: Any, inputs: Sequence[Mapping[str, Any]], where: str
+    def operator_arguments(
+        self, made: _Pt2Graph, function: Any, inputs: Sequence[Mapping[str, Any]], where: str
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of an operator by position and by name, in the order of the operator's schema."""
         given = {each["name"]: each for each in inputs}
@@ -211,9 +219,9 @@ class _Builder:
                 left_out = True
                 continue
             record = given.pop(expected.name)
-            value = self.value(made, record["arg"], f"{where}, {expected.name}")
-            if expected.name in COUNTS and isinstance(value, int) and value > MOST_RESULTS:
-                raise error(f"{where}, {expected.name}", f"{value}; at most {MOST_RESULTS} are planned")
+            value = self.read_argument(made, record["arg"], f"{where}, {expected.name}")
+            if expected.name in COUNT_ARGUMENTS and isinstance(value, int) and value > MAX_RESULTS:
+                raise field_error(f"{where}, {expected.name}", f"{value}; at most {MAX_RESULTS} are planned")
             kind = record.get("kind")
             by_position = kind == POSITIONAL if kind else not (expected.has_default_value() or expected.kwarg_only)
             if by_position and not (left_out or kwargs or expected.kwarg_only):
@@ -221,38 +229,38 @@ class _Builder:
             else:
                 kwargs[expected.name] = value
         if given:
-            raise error(where, f"{function} has no argument {next(iter(given))[:40]!r}")
+            raise field_error(where, f"{function} has no argument {next(iter(given))[:40]!r}")
         return args, kwargs
 
-    def value(self, made: _Graph, argument: Mapping[str, Any], where: str) -> Any:
+    def read_argument(self, made: _Pt2Graph, argument: Mapping[str, Any], where: str) -> Any:
         """Return an argument: a node, a number, a text, an enumeration, or a list of arguments."""
         ((kind, value),) = argument.items()
-        read = READ.get(kind)
+        read = ARGUMENT_READERS.get(kind)
         if read is None:
-            raise error(where, f"an argument of the kind {kind} cannot be planned")
+            raise field_error(where, f"an argument of the kind {kind} cannot be planned")
         return read(self, made, value, where)
 
-    def tensor(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+    def read_tensor(self, made: _Pt2Graph, record: Mapping[str, Any], where: str) -> Any:
         """Return the node of a tensor. Raises ModelError for a tensor without earlier definition."""
         if record["name"] not in made.nodes:
-            raise error(where, f"reads {record['name'][:80]!r}, which is not defined before")
+            raise field_error(where, f"reads {record['name'][:80]!r}, which is not defined before")
         return made.nodes[record["name"]]
 
-    def number(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+    def read_number(self, made: _Pt2Graph, record: Mapping[str, Any], where: str) -> Any:
         """Return a number. Raises ModelError for an open extent."""
         ((kind, value),) = record.items()
         if kind == "as_name":
-            raise error(where, f"the extent {value[:40]!r} is open: export with fixed extents")
+            raise field_error(where, f"the extent {value[:40]!r} is open: export with fixed extents")
         return value
 
-    def optional(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+    def read_optional(self, made: _Pt2Graph, record: Mapping[str, Any], where: str) -> Any:
         """Return the node of a tensor, or None."""
         ((kind, value),) = record.items()
-        return None if kind == "as_none" else self.tensor(made, value, where)
+        return None if kind == "as_none" else self.read_tensor(made, value, where)
 
-    def subgraph(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+    def read_subgraph(self, made: _Pt2Graph, record: Mapping[str, Any], where: str) -> Any:
         """Build an inner graph, and return the node with the graph."""
-        inner = self.graph(record["graph"])
+        inner = self.build_graph(record["graph"])
         name = f"subgraph_{self.subgraphs}"
         self.subgraphs += 1
         made.root.add_module(name, torch().fx.GraphModule(inner.root, inner.graph))
@@ -260,7 +268,7 @@ class _Builder:
 
     # -- results --------------------------------------------------------------------------------
 
-    def results(self, made: _Graph, node: Any, record: Mapping[str, Any], higher: bool, where: str) -> None:
+    def define_results(self, made: _Pt2Graph, node: Any, record: Mapping[str, Any], higher: bool, where: str) -> None:
         """Define a node's results under the names in the file."""
         outputs = record["outputs"]
         kinds = [next(iter(each)) for each in outputs]
@@ -269,13 +277,13 @@ class _Builder:
             node.meta["val"] = None
         elif kinds == ["as_tensor"] and not in_a_tuple:
             name = outputs[0]["as_tensor"]["name"]
-            self.define(made, name, node)
-            node.meta["val"] = self.fake(made, name)
+            self.define_value(made, name, node)
+            node.meta["val"] = self.fake_tensor(made, name)
         else:
             each = outputs[0]["as_tensors"] if kinds == ["as_tensors"] else outputs
-            node.meta["val"] = tuple(self.item(made, node, i, one, where) for i, one in enumerate(each))
+            node.meta["val"] = tuple(self.define_item(made, node, i, one, where) for i, one in enumerate(each))
 
-    def item(self, made: _Graph, node: Any, position: int, output: Mapping[str, Any], where: str) -> Any:
+    def define_item(self, made: _Pt2Graph, node: Any, position: int, output: Mapping[str, Any], where: str) -> Any:
         """Return the traced value of one of several results, and define the tensors inside."""
         kind, value = ("as_tensor", output) if "name" in output else next(iter(output.items()))
         if kind in ("as_none", "as_int", "as_float", "as_bool", "as_string"):
@@ -284,60 +292,60 @@ class _Builder:
         item.meta["nn_module_stack"] = {}
         item.meta |= {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
         if kind == "as_tensor":
-            self.define(made, value["name"], item)
-            item.meta["val"] = self.fake(made, value["name"])
+            self.define_value(made, value["name"], item)
+            item.meta["val"] = self.fake_tensor(made, value["name"])
         elif kind == "as_tensors":
-            item.meta["val"] = [self.item(made, item, i, one, where) for i, one in enumerate(value)]
+            item.meta["val"] = [self.define_item(made, item, i, one, where) for i, one in enumerate(value)]
         else:
-            raise error(where, f"a result of the kind {kind} cannot be planned: export with fixed extents")
+            raise field_error(where, f"a result of the kind {kind} cannot be planned: export with fixed extents")
         return item.meta["val"]
 
 
-Reader = Callable[[_Builder, _Graph, Any, str], Any]
+ArgumentReader = Callable[[_Pt2Builder, _Pt2Graph, Any, str], Any]
 
 
-def _each(read: Reader) -> Reader:
+def _read_each(read: ArgumentReader) -> ArgumentReader:
     """Return a reader of a list of arguments."""
     return lambda builder, made, values, where: [read(builder, made, value, where) for value in values]
 
 
-def _as_it_is(builder: _Builder, made: _Graph, value: Any, where: str) -> Any:
+def _read_plain(builder: _Pt2Builder, made: _Pt2Graph, value: Any, where: str) -> Any:
     """Return a plain value unchanged."""
     return value
 
 
-def _layout(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+def _read_layout(builder: _Pt2Builder, made: _Pt2Graph, number: int, where: str) -> Any:
     """Return PyTorch's strided layout. Raises ModelError for any other layout."""
     if number != STRIDED:
-        raise error(where, f"a tensor of layout {number} cannot be planned; {STRIDED} is strided")
+        raise field_error(where, f"a tensor of layout {number} cannot be planned; {STRIDED} is strided")
     return torch().strided
 
 
-def _memory_format(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+def _read_memory_format(builder: _Pt2Builder, made: _Pt2Graph, number: int, where: str) -> Any:
     """Return PyTorch's memory format of a number in the file."""
-    if number not in FORMATS:
-        raise error(where, f"the memory format {number} is not known")
-    return getattr(torch(), FORMATS[number])
+    if number not in MEMORY_FORMATS:
+        raise field_error(where, f"the memory format {number} is not known")
+    return getattr(torch(), MEMORY_FORMATS[number])
 
 
-READ: Mapping[str, Reader] = {
+ARGUMENT_READERS: Mapping[str, ArgumentReader] = {
     "as_none": lambda builder, made, value, where: None,
-    "as_tensor": _Builder.tensor,
-    "as_tensors": _each(_Builder.tensor),
-    "as_optional_tensor": _Builder.optional,
-    "as_optional_tensors": _each(_Builder.optional),
-    "as_sym_int": _Builder.number,
-    "as_sym_ints": _each(_Builder.number),
-    "as_sym_bool": _Builder.number,
-    "as_sym_bools": _each(_Builder.number),
-    "as_sym_float": _Builder.number,
-    "as_sym_floats": _each(_Builder.number),
+    "as_tensor": _Pt2Builder.read_tensor,
+    "as_tensors": _read_each(_Pt2Builder.read_tensor),
+    "as_optional_tensor": _Pt2Builder.read_optional,
+    "as_optional_tensors": _read_each(_Pt2Builder.read_optional),
+    "as_sym_int": _Pt2Builder.read_number,
+    "as_sym_ints": _read_each(_Pt2Builder.read_number),
+    "as_sym_bool": _Pt2Builder.read_number,
+    "as_sym_bools": _read_each(_Pt2Builder.read_number),
+    "as_sym_float": _Pt2Builder.read_number,
+    "as_sym_floats": _read_each(_Pt2Builder.read_number),
     "as_complex": lambda builder, made, value, where: complex(value["real"], value["imag"]),
-    "as_scalar_type": lambda builder, made, value, where: dtype_numbered(value, where),
-    "as_layout": _layout,
-    "as_memory_format": _memory_format,
-    "as_device": lambda builder, made, value, where: builder.device(value),
-    "as_graph": _Builder.subgraph,
-    **dict.fromkeys(("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "as_string"), _as_it_is),
+    "as_scalar_type": lambda builder, made, value, where: dtype_of_number(value, where),
+    "as_layout": _read_layout,
+    "as_memory_format": _read_memory_format,
+    "as_device": lambda builder, made, value, where: builder.device_of(value),
+    "as_graph": _Pt2Builder.read_subgraph,
+    **dict.fromkeys(("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "as_string"), _read_plain),
 }
 """Readers by the kind of an argument."""

@@ -13,12 +13,12 @@ from typing import Any
 
 from sublet.base.errors import ModelError
 
-MAJOR = 8
+SCHEMA_MAJOR = 8
 """The version of the records. PyTorch raises the version if old readers cannot read new files."""
 
-LONGEST_NAME = 4096
-LARGEST = (1 << 63) - 1
-DEEPEST = 64
+MAX_NAME = 4096
+MAX_INT = (1 << 63) - 1
+MAX_DEPTH = 64
 """Maximum depth of nested graphs."""
 
 UNREAD = object()
@@ -29,7 +29,7 @@ FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("na
 
 
 @dataclass(frozen=True)
-class Maybe:
+class Nullable:
     """A type, or null."""
 
     type: Any
@@ -62,7 +62,7 @@ REQUIRED: dict[str, Record] = {
     "changed_parameter": {"arg": "name", "parameter_name": str},
     "changed_input": {"arg": "name", "user_input_name": str},
     "payloads": {"config": {"": "payload"}},
-    "payload": {"path_name": str, "is_param": bool, "use_pickle": bool, "tensor_meta": Maybe("meta")},
+    "payload": {"path_name": str, "is_param": bool, "use_pickle": bool, "tensor_meta": Nullable("meta")},
 }  # fmt: skip
 """The required fields of a record, by the record's name. `[t]` is a list of t, `{"": t}` an object of t by name."""
 
@@ -76,9 +76,9 @@ OPTIONAL: dict[str, Record] = {
         "sym_int_values": {"": "extent"}, "sym_bool_values": {"": "extent"}, "sym_float_values": {"": "extent"},
         "is_single_tensor_return": bool, "custom_obj_values": UNREAD,
     },
-    "node": {"is_hop_single_tensor_return": Maybe(bool), "name": Maybe(str)},
-    "named": {"kind": Maybe(int)},
-    "device": {"index": Maybe(int)},
+    "node": {"is_hop_single_tensor_return": Nullable(bool), "name": Nullable(str)},
+    "named": {"kind": Nullable(int)},
+    "device": {"index": Nullable(int)},
 }  # fmt: skip
 """The optional fields of a record: some were added in later versions of PyTorch."""
 
@@ -106,7 +106,7 @@ UNIONS: dict[str, Record] = {
 """Records with exactly one of the listed fields."""
 
 
-def checked(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
+def check_json(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
     """Return decoded JSON after checking the type; unread fields are dropped.
 
     Args:
@@ -119,83 +119,83 @@ def checked(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
         ModelError: for a value of another type, a missing or unknown field, a number beyond 64 bits, a name of more
             than `MAX_NAME` characters, and records nested too deep.
     """
-    if depth > 12 * DEEPEST:
-        raise error(where, f"graphs within graphs, more than {DEEPEST} deep")
-    if isinstance(kind, Maybe):
-        return None if raw is None else checked(raw, kind.type, where, depth)
+    if depth > 12 * MAX_DEPTH:
+        raise field_error(where, f"graphs within graphs, more than {MAX_DEPTH} deep")
+    if isinstance(kind, Nullable):
+        return None if raw is None else check_json(raw, kind.type, where, depth)
     if isinstance(kind, str):
-        return _record(raw, kind, where, depth)
+        return _check_record(raw, kind, where, depth)
     if isinstance(kind, list):
         if not isinstance(raw, list):
-            raise _mistyped(raw, "a list", where)
-        return [checked(each, kind[0], f"{where}[{i}]", depth + 1) for i, each in enumerate(raw)]
+            raise _type_error(raw, "a list", where)
+        return [check_json(each, kind[0], f"{where}[{i}]", depth + 1) for i, each in enumerate(raw)]
     if isinstance(kind, dict):
         if not isinstance(raw, dict):
-            raise _mistyped(raw, "an object", where)
-        return {_text(name, where): checked(each, kind[""], where, depth + 1) for name, each in raw.items()}
-    return _plain(raw, kind, where)
+            raise _type_error(raw, "an object", where)
+        return {_check_text(name, where): check_json(each, kind[""], where, depth + 1) for name, each in raw.items()}
+    return _check_plain(raw, kind, where)
 
 
-def _record(raw: Any, kind: str, where: str, depth: int) -> dict[str, Any]:
+def _check_record(raw: Any, kind: str, where: str, depth: int) -> dict[str, Any]:
     """Return a record after checking its fields."""
     if not isinstance(raw, dict):
-        raise _mistyped(raw, "an object", where)
+        raise _type_error(raw, "an object", where)
     if kind in UNIONS:
         known = UNIONS[kind]
         if len(raw) != 1:
-            raise error(where, f"an object of {len(raw)} fields; expected one of {', '.join(known)}")
+            raise field_error(where, f"an object of {len(raw)} fields; expected one of {', '.join(known)}")
     else:
         known = {**REQUIRED[kind], **OPTIONAL.get(kind, {})}
     unknown = [name for name in raw if name not in known]
     if unknown:
-        raise error(
+        raise field_error(
             where,
-            f"the field {_shown(unknown[0])} cannot be planned. Export the program with fixed extents, without custom "
-            "classes, with the PyTorch that Sublet is installed with",
+            f"the field {_short_text(unknown[0])} cannot be planned. Export the program with fixed extents, "
+            "without custom classes, with the PyTorch that Sublet is installed with",
         )
     missing = [] if kind in UNIONS else [name for name in REQUIRED[kind] if name not in raw]
     if missing:
-        raise error(where, f"lacks the field {missing[0]!r}")
+        raise field_error(where, f"lacks the field {missing[0]!r}")
     return {
-        name: None if known[name] is UNREAD else checked(each, known[name], f"{where}.{name}", depth + 1)
+        name: None if known[name] is UNREAD else check_json(each, known[name], f"{where}.{name}", depth + 1)
         for name, each in raw.items()
     }
 
 
-def _plain(raw: Any, kind: Any, where: str) -> Any:
+def _check_plain(raw: Any, kind: Any, where: str) -> Any:
     """Return a number, truth value or text after checking the type and the range."""
     if kind is float:
         if isinstance(raw, str) and raw in FLOATS:
             return FLOATS[raw]
-        if isinstance(raw, float) or (isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) <= LARGEST):
+        if isinstance(raw, float) or (isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) <= MAX_INT):
             return float(raw)
-        raise _mistyped(raw, "a number", where)
+        raise _type_error(raw, "a number", where)
     if not isinstance(raw, kind) or isinstance(raw, bool) is not (kind is bool):
-        raise _mistyped(raw, f"of type {kind.__name__}", where)
-    if kind is int and not -LARGEST - 1 <= raw <= LARGEST:
-        raise error(where, "an integer beyond 64 bits")
-    return _text(raw, where) if kind is str else raw
+        raise _type_error(raw, f"of type {kind.__name__}", where)
+    if kind is int and not -MAX_INT - 1 <= raw <= MAX_INT:
+        raise field_error(where, "an integer beyond 64 bits")
+    return _check_text(raw, where) if kind is str else raw
 
 
-def _text(raw: str, where: str) -> str:
+def _check_text(raw: str, where: str) -> str:
     # Stack traces in metadata are longer than names; the reader keeps one line.
     """Return a text after checking the length."""
-    if len(raw) > LONGEST_NAME and not where.endswith(".metadata"):
-        raise error(where, f"a text of {len(raw)} characters; at most {LONGEST_NAME} are read")
+    if len(raw) > MAX_NAME and not where.endswith(".metadata"):
+        raise field_error(where, f"a text of {len(raw)} characters; at most {MAX_NAME} are read")
     return raw
 
 
-def error(where: str, what: str) -> ModelError:
+def field_error(where: str, what: str) -> ModelError:
     """Return the error at a field; a long path loses the middle."""
     short = where if len(where) <= 160 else f"{where[:60]} ... {where[-95:]}"
     return ModelError(f"{short}: {what}")
 
 
-def _mistyped(raw: Any, expected: str, where: str) -> ModelError:
+def _type_error(raw: Any, expected: str, where: str) -> ModelError:
     """Return the error for a value of another type."""
-    return error(where, f"must be {expected}, not {_shown(raw)}")
+    return field_error(where, f"must be {expected}, not {_short_text(raw)}")
 
 
-def _shown(raw: Any) -> str:
+def _short_text(raw: Any) -> str:
     """Return a short text of a value for an error."""
     return repr(raw[:40] if isinstance(raw, str) else raw if isinstance(raw, int | float) else type(raw).__name__)[:60]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sublet.base.errors import ModelError
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.frontends.torch.pt2_tensors import Payload
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.traced_tensor import torch
 
 
-class Weights:
+class Pt2Weights:
     """The weights of a program, renamed to `weight_0`, `weight_1`, ...
 
     own_names  Sublet's names by the names in the file
@@ -21,26 +21,26 @@ class Weights:
 
     def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
         self.where, self.payloads = where, payloads
-        self.own: dict[str, str] = {}
+        self.own_names: dict[str, str] = {}
         self.state: dict[str, Any] = {}
         self.constants: dict[str, Any] = {}
 
     @property
     def names(self) -> Mapping[str, str]:
         """The names in the file by Sublet's names."""
-        return {own: name for name, own in self.own.items()}
+        return {own: name for name, own in self.own_names.items()}
 
     def own_name(self, name: str) -> str:
         """Return Sublet's name of a weight. Raises ModelError for an updated weight missing among the inputs."""
-        if name not in self.own:
+        if name not in self.own_names:
             raise ModelError(f"{self.where}: the weight {name[:80]!r} is changed, and is no input of the program")
-        return self.own[name]
+        return self.own_names[name]
 
-    def add(self, name: str, into: dict[str, Any]) -> str:
+    def add_weight(self, name: str, into: dict[str, Any]) -> str:
         """Add a weight to `into`, and return Sublet's name. Raises ModelError for a weight without content."""
         if name not in self.payloads:
             raise ModelError(f"{self.where}: the content of the weight {name[:80]!r} is missing")
-        own = self.own.setdefault(name, f"weight_{len(self.own)}")
+        own = self.own_names.setdefault(name, f"weight_{len(self.own_names)}")
         payload = self.payloads[name]
         parameter = (
             torch().nn.Parameter(payload.tensor, requires_grad=False) if payload.is_parameter else payload.tensor
@@ -54,12 +54,14 @@ class Weights:
         ((kind, spec),) = record.items()
         kinds, argument = signature.InputKind, signature.TensorArgument(node.name)
         if kind == "parameter":
-            return signature.InputSpec(kinds.PARAMETER, argument, self.add(spec["parameter_name"], self.state))
+            return signature.InputSpec(kinds.PARAMETER, argument, self.add_weight(spec["parameter_name"], self.state))
         if kind == "buffer":
             into = self.state if spec["persistent"] else self.constants
-            return signature.InputSpec(kinds.BUFFER, argument, self.add(spec["buffer_name"], into), spec["persistent"])
+            return signature.InputSpec(
+                kinds.BUFFER, argument, self.add_weight(spec["buffer_name"], into), spec["persistent"]
+            )
         if kind == "tensor_constant":
-            name = self.add(spec["tensor_constant_name"], self.constants)
+            name = self.add_weight(spec["tensor_constant_name"], self.constants)
             return signature.InputSpec(kinds.CONSTANT_TENSOR, argument, name)
         if kind == "constant_input":
             argument = signature.ConstantArgument(node.name, node.meta["val"])

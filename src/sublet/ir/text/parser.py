@@ -13,7 +13,7 @@ from sublet.base.errors import SubletError
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.text.printer import default_node_name
-from sublet.ir.text.tokens import MAX_SHOWN, Cursor, short
+from sublet.ir.text.tokens import MAX_SHOWN, Cursor, truncate
 
 Scalar = int | float | bool | str | bytes
 
@@ -29,7 +29,7 @@ def parse(text: str, source: str = "<text>") -> Graph:
     return graph
 
 
-def _fits(item: Scalar, dtype: DType) -> bool:
+def _is_element_of(item: Scalar, dtype: DType) -> bool:
     """True if `item` is an element of a tensor of `dtype`; the text form has no complex elements."""
     if dtype is DType.BOOL or isinstance(item, bool):
         return dtype is DType.BOOL and isinstance(item, bool)
@@ -56,7 +56,7 @@ class _Parser(Cursor):
     def use(self) -> Value:
         name = self.name("%")
         if name not in self.values:
-            raise self.fail_back("is not defined before this line")
+            raise self.error_at_last("is not defined before this line")
         return self.values[name]
 
     def use_or_omitted(self) -> Value | None:
@@ -65,7 +65,7 @@ class _Parser(Cursor):
     def declare(self) -> Value:
         name = self.name("%")
         if name in self.values:
-            raise self.fail_back("is defined twice")
+            raise self.error_at_last("is defined twice")
         self.expect(":")
         spec = self.spec()
         literal = None
@@ -80,9 +80,9 @@ class _Parser(Cursor):
         def element() -> int | float | bool:
             mark = self.at
             item = self.scalar()
-            if isinstance(item, str | bytes) or not _fits(item, dtype):
+            if isinstance(item, str | bytes) or not _is_element_of(item, dtype):
                 self.at = mark
-                raise self.fail(f"{short(self.next.text)} is not an element of {dtype}")
+                raise self.error_at_next(f"{truncate(self.next.text)} is not an element of {dtype}")
             return item
 
         self.expect("[")
@@ -107,10 +107,10 @@ class _Parser(Cursor):
         shape = self.sequence(self.integer, "]")
         self.expect("]")
         try:
-            return TensorSpec(DType.parse(short(word)), tuple(shape))
+            return TensorSpec(DType.parse(truncate(word)), tuple(shape))
         except SubletError as error:
             self.at = mark
-            raise self.fail(short(str(error), 10 * MAX_SHOWN)) from None
+            raise self.error_at_next(truncate(str(error), 10 * MAX_SHOWN)) from None
 
     # -- attributes -----------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class _Parser(Cursor):
         items = self.sequence(self.scalar, "]")
         if {type(item) for item in items} not in ({int}, {float}, {int, float}, {str}, set()):
             self.at = mark
-            raise self.fail("a list holds numbers only or strings only")
+            raise self.error_at_next("a list holds numbers only or strings only")
         self.expect("]")
         return tuple(items)  # type: ignore[return-value]
 
@@ -140,7 +140,7 @@ class _Parser(Cursor):
             return text == "true"
         if self.accept("bytes"):
             return self.raw()
-        raise self.unexpected("a value")
+        raise self.unexpected_token("a value")
 
     def raw(self) -> bytes:
         self.expect("(")
@@ -148,7 +148,7 @@ class _Parser(Cursor):
         try:
             decoded = bytes.fromhex(digits)
         except ValueError:
-            raise self.fail_back("is not an even number of hexadecimal digits") from None
+            raise self.error_at_last("is not an even number of hexadecimal digits") from None
         self.expect(")")
         return decoded
 
@@ -160,7 +160,7 @@ class _Parser(Cursor):
             key = self.key()
             if key in attributes:
                 self.at = mark
-                raise self.fail(f"the attribute {short(self.next.text)} is given twice")
+                raise self.error_at_next(f"the attribute {truncate(self.next.text)} is given twice")
             self.expect("=")
             attributes[key] = self.attr()
 
@@ -223,7 +223,7 @@ class _Parser(Cursor):
             return node
         op = self.key()
         if op in ("while", "case"):
-            raise self.fail_back("is not an op: write a loop or a branch without quotes")
+            raise self.error_at_last("is not an op: write a loop or a branch without quotes")
         self.expect("(")
         inputs = tuple(self.sequence(self.use_or_omitted, ")"))
         self.expect(")")
@@ -235,7 +235,7 @@ class _Parser(Cursor):
 
     def control(self, outputs: tuple[Value | None, ...]) -> Node:
         if self.depth == MAX_DEPTH:
-            raise self.fail(f"sub-graphs are nested more than {MAX_DEPTH} deep")
+            raise self.error_at_next(f"sub-graphs are nested more than {MAX_DEPTH} deep")
         self.depth += 1
         node = self.while_(outputs) if self.accept("while") else self.case_(outputs)
         self.depth -= 1
@@ -273,7 +273,7 @@ class _Parser(Cursor):
         after = self.nodes("next")
         updates = self.sequence(self.use, ";")
         if len(updates) != len(carried):
-            raise self.fail(f"the loop carries {len(carried)} value(s), its next has {len(updates)} update(s)")
+            raise self.error_at_next(f"the loop carries {len(carried)} value(s), its next has {len(updates)} update(s)")
         self.expect(";")
         rows = self.sequence(self.row, "}")
         self.expect("}")

@@ -51,7 +51,7 @@ def scan(text: str, source: str) -> Iterator[Token]:
     yield Token("end", "end of text", line)
 
 
-def short(text: str, most: int = MAX_SHOWN) -> str:
+def truncate(text: str, most: int = MAX_SHOWN) -> str:
     """Return a text cut after `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -79,18 +79,18 @@ class Cursor:
         """The next token to be consumed by the parser."""
         return self.token_at(self.at)
 
-    def fail(self, message: str) -> TextError:
+    def error_at_next(self, message: str) -> TextError:
         """Return an error at the next token."""
         return TextError(f"{self.source}:{self.next.line}: {message}")
 
-    def fail_back(self, message: str) -> TextError:
+    def error_at_last(self, message: str) -> TextError:
         """Return an error at the token consumed last; the message starts with the token."""
         self.at -= 1
-        return self.fail(f"{short(self.next.text)} {message}")
+        return self.error_at_next(f"{truncate(self.next.text)} {message}")
 
-    def unexpected(self, wanted: str) -> TextError:
+    def unexpected_token(self, wanted: str) -> TextError:
         """Return an error for a next token other than `wanted`."""
-        return self.fail(f"expected {wanted}, found {short(self.next.text)!r}")
+        return self.error_at_next(f"expected {wanted}, found {truncate(self.next.text)!r}")
 
     def peek(self, ahead: int) -> str:
         """Return the text of the token `ahead` positions behind the next token; the end token's text behind the end."""
@@ -99,7 +99,7 @@ class Cursor:
     def take(self, kind: str, what: str) -> str:
         """Consume a token of a kind and return the token's text. Raises TextError, which names the expected `what`."""
         if self.next.kind != kind:
-            raise self.unexpected(what)
+            raise self.unexpected_token(what)
         self.at += 1
         return self.token_at(self.at - 1).text
 
@@ -113,12 +113,12 @@ class Cursor:
     def expect(self, text: str) -> None:
         """Consume the next token. Raises TextError unless the token's text is `text`."""
         if not self.accept(text):
-            raise self.unexpected(repr(text))
+            raise self.unexpected_token(repr(text))
 
     def expect_end(self) -> None:
         """Raise TextError unless the text ends here."""
         if self.next.kind != "end":
-            raise self.unexpected("the end")
+            raise self.unexpected_token("the end")
 
     def sequence(self, item: Callable[[], T], *ends: str) -> list[T]:
         """Return items separated by commas, up to any of `ends` (not consumed)."""
@@ -129,25 +129,25 @@ class Cursor:
             items.append(item())
         return items
 
-    def unquoted(self, text: str) -> str:
+    def decode_string(self, text: str) -> str:
         """Return the string spelled by a JSON string token. Raises TextError for an invalid string."""
         try:
             decoded = str(json.loads(text))
             decoded.encode()
         except ValueError:  # a bad escape, a control character, half of a surrogate pair
-            raise self.fail_back("is not a string as JSON spells it") from None
+            raise self.error_at_last("is not a string as JSON spells it") from None
         return decoded
 
     def string(self, what: str) -> str:
         """Consume a string token and return the decoded content."""
-        return self.unquoted(self.take("string", what))
+        return self.decode_string(self.take("string", what))
 
     def name(self, sigil: str) -> str:
         """Consume a name with a sigil (% or @) and return the name without the sigil."""
         if not self.next.text.startswith(sigil):
-            raise self.unexpected(f"a name that starts with {sigil}")
+            raise self.unexpected_token(f"a name that starts with {sigil}")
         text = self.take("name", f"a name that starts with {sigil}")[1:]
-        return self.unquoted(text) if text.startswith('"') else text
+        return self.decode_string(text) if text.startswith('"') else text
 
     def key(self) -> str:
         """Consume a word or a quoted string, used as a key or op name, and return the content."""
@@ -156,9 +156,9 @@ class Cursor:
     def integer(self) -> int:
         """Consume an integer and return the value. Raises TextError for a value beyond 64 bits."""
         if not re.fullmatch("-?[0-9]+", self.next.text):
-            raise self.unexpected("an integer")
+            raise self.unexpected_token("an integer")
         text = self.take("number", "an integer")
         # The check of the length comes first: Python refuses to parse thousands of digits.
         if len(text) > MAX_SHOWN or not -(1 << 63) <= int(text) < 1 << 64:
-            raise self.fail_back("does not fit in 64 bits")
+            raise self.error_at_last("does not fit in 64 bits")
         return int(text)

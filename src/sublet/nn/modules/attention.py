@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from sublet.base.errors import SpecError
-from sublet.nn.lines import at_line
 from sublet.nn.modules.linear import Dense
 from sublet.nn.modules.module import Module
-from sublet.nn.tensor import Tensor, told
+from sublet.nn.source_location import at_line
+from sublet.nn.tensor import Tensor, describe
 
 
-def _split(module: Module, x: Tensor, heads: int) -> int:
+def _head_width(module: Module, x: Tensor, heads: int) -> int:
     """Return the width of a head. Raises SpecError if the last axis is not divisible by `heads`."""
     if heads < 1 or x.shape[-1] % heads:
-        raise SpecError(at_line(f"{type(module).__name__}: {told(x)} cannot be split into {heads} heads"))
+        raise SpecError(at_line(f"{type(module).__name__}: {describe(x)} cannot be split into {heads} heads"))
     return x.shape[-1] // heads
 
 
-def _joined(y: Tensor) -> Tensor:
+def _join_heads(y: Tensor) -> Tensor:
     """Return the heads concatenated: y[B, heads, T, width] -> [B, T, heads * width]."""
     batch, heads, length, width = y.shape
     return y.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
@@ -46,12 +46,12 @@ class SelfAttention(Module):
         `mask`, if given, is for the logits [B, heads, T, T]: bools, or numbers to add. Raises SpecError for other axes.
         """
         graph = self.graph_of(x, "B T D")
-        (batch, length, depth), width = x.shape, _split(self, x, self.heads)
+        (batch, length, depth), width = x.shape, _head_width(self, x, self.heads)
         joint = Dense(3 * depth, bias=self.bias, name="qkv")(x).reshape(batch, length, 3, self.heads, width)
         q, k, v = (joint[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
         given = (q, k, v) if mask is None else (q, k, v, mask)
         y, *_ = graph.apply("nn.attention", *given, scale=1 / sqrt(width), causal=self.causal)
-        result: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
+        result: Tensor = Dense(depth, bias=self.bias, name="out")(_join_heads(y))
         return result
 
 
@@ -75,7 +75,7 @@ class CrossAttention(Module):
         """
         graph = self.graph_of(x, "B T D")
         self.graph_of(context, "B S E")
-        depth, width = x.shape[2], _split(self, x, self.heads)
+        depth, width = x.shape[2], _head_width(self, x, self.heads)
 
         def split_heads(of: Tensor, name: str) -> Tensor:
             result: Tensor = Dense(depth, bias=self.bias, name=name)(of)
@@ -84,5 +84,5 @@ class CrossAttention(Module):
         q, k, v = split_heads(x, "q"), split_heads(context, "k"), split_heads(context, "v")
         given = (q, k, v) if mask is None else (q, k, v, mask)
         y, *_ = graph.apply("nn.attention", *given, scale=1 / sqrt(width))
-        result: Tensor = Dense(depth, bias=self.bias, name="out")(_joined(y))
+        result: Tensor = Dense(depth, bias=self.bias, name="out")(_join_heads(y))
         return result

@@ -137,12 +137,12 @@ class TransformerBlock(Module):
         SpecError for other axes.
         """
         self.graph_of(x, "B T D")
-        x = self._added(x, "1", lambda y: SelfAttention(self.heads, self.causal, name="attention")(y, mask))
+        x = self._add_residual(x, "1", lambda y: SelfAttention(self.heads, self.causal, name="attention")(y, mask))
         if context is not None:
-            x = self._added(x, "2", lambda y: CrossAttention(self.heads, name="cross_attention")(y, context))
-        return self._added(x, "3" if context is not None else "2", self._fed)
+            x = self._add_residual(x, "2", lambda y: CrossAttention(self.heads, name="cross_attention")(y, context))
+        return self._add_residual(x, "3" if context is not None else "2", self._feed_forward)
 
-    def _added(self, x: Tensor, number: str, inner: Callable[[Tensor], Tensor]) -> Tensor:
+    def _add_residual(self, x: Tensor, number: str, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """Return x plus `inner` of x, with normalisation and dropout; `number` is the suffix of the names."""
         norm = LayerNorm(epsilon=self.epsilon, name=f"norm{number}")
         y = inner(norm(x) if self.norm_first else x)
@@ -150,7 +150,7 @@ class TransformerBlock(Module):
         result: Tensor = y if self.norm_first else norm(y)
         return result
 
-    def _fed(self, x: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor) -> Tensor:
         """Return the feed-forward network applied to x[B, T, D]."""
         y = self.activation(Dense(self.hidden or 4 * x.shape[-1], name="up")(x))
         y = Dropout(self.dropout, name="dropout")(y) if self.dropout else y

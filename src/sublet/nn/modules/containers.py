@@ -8,16 +8,16 @@ from operator import add, mul
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.nn.lines import at_line
+from sublet.nn.graph_protocol import graph_of
 from sublet.nn.modules.module import Module
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
-from sublet.nn.writer import graph_of
 
 Step = Callable[..., Any]
 """A module, or any function of tensors."""
 
 
-class _Several(Module):
+class _NamedSteps(Module):
     """Steps by name; steps without a name are numbered 0, 1, ... Raises SpecError for a step not callable."""
 
     def __init__(self, *steps: Step, name: str | None = None, **named: Step) -> None:
@@ -47,7 +47,7 @@ class _Several(Module):
         return f"{type(self).__name__}({inside})"
 
 
-class Sequential(_Several):
+class Sequential(_NamedSteps):
     """Steps applied in order: `Sequential(Conv(16, 3), nn.relu, MaxPool(2))`, `Sequential(conv=Conv(16, 3), ...)`."""
 
     def forward(self, *inputs: Any) -> Any:
@@ -65,7 +65,7 @@ JOINS: dict[str, Callable[[list[Tensor], int], Tensor]] = {
 }
 
 
-class Parallel(_Several):
+class Parallel(_NamedSteps):
     """Branches over the same inputs, joined by `join`: "concat" along `axis`, "sum", "product", or a function.
 
     A function receives the results of all branches as arguments. Without a `join`, the result is a tuple of the

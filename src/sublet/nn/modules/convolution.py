@@ -7,28 +7,28 @@ from math import prod
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.nn.content import Draw
-from sublet.nn.lines import at_line
-from sublet.nn.modules.initial import by_fan_in
+from sublet.nn.initial_values import Draw
+from sublet.nn.modules.distributions import uniform_by_fan_in
 from sublet.nn.modules.module import Module
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 
 Extents = int | tuple[int, ...]
 """One number for all axes, or one number an axis."""
 
 
-def each(given: Extents, axes: int) -> tuple[int, ...]:
+def per_axis(given: Extents, axes: int) -> tuple[int, ...]:
     """Return a number for each axis."""
     return (given,) * axes if isinstance(given, int) else tuple(given)
 
 
-def padded(given: Extents, axes: int) -> tuple[int, ...]:
+def pads_per_side(given: Extents, axes: int) -> tuple[int, ...]:
     """Return the padding before each axis, then after each axis; given as a number, a number an axis, or in full."""
-    pads = each(given, 2 * axes)
+    pads = per_axis(given, 2 * axes)
     return pads * 2 if len(pads) == axes else pads
 
 
-def per_group(groups: int, channels: int, what: str) -> int:
+def channels_per_group(groups: int, channels: int, what: str) -> int:
     """Return the channels in a group. Raises SpecError if `groups` does not divide the channels."""
     if groups < 1 or channels % groups:
         raise SpecError(at_line(f"{what}: {channels} channels cannot be split into {groups} groups"))
@@ -62,15 +62,15 @@ class Conv(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of x, of shape [N, channels, spatial...]. Raises SpecError for other axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
-        kernel, dilations = each(self.kernel, axes), each(self.dilations, axes)
+        kernel, dilations = per_axis(self.kernel, axes), per_axis(self.dilations, axes)
         same = tuple(step * (size - 1) // 2 for size, step in zip(kernel, dilations, strict=False)) * 2
-        shape = (self.channels, per_group(self.groups, x.shape[1], "Conv"), *kernel)
-        draw = by_fan_in(shape[1:])
+        shape = (self.channels, channels_per_group(self.groups, x.shape[1], "Conv"), *kernel)
+        draw = uniform_by_fan_in(shape[1:])
         w = graph.parameter("weight", shape, x.dtype, self.initial or draw)
         b = graph.parameter("bias", (self.channels,), x.dtype, draw) if self.bias else None
         attrs: dict[str, Any] = {
-            "strides": each(self.strides, axes),
-            "pads": same if self.pads is None else padded(self.pads, axes),
+            "strides": per_axis(self.strides, axes),
+            "pads": same if self.pads is None else pads_per_side(self.pads, axes),
             "dilations": dilations,
             "groups": self.groups,
         }
@@ -99,16 +99,16 @@ class ConvTranspose(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the transposed convolution, of shape [N, channels, spatial...]. Raises SpecError for other axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
-        kernel = each(self.kernel, axes)
-        shape = (x.shape[1], per_group(self.groups, self.channels, "ConvTranspose"), *kernel)
-        draw = by_fan_in((prod(shape[1:]),))
+        kernel = per_axis(self.kernel, axes)
+        shape = (x.shape[1], channels_per_group(self.groups, self.channels, "ConvTranspose"), *kernel)
+        draw = uniform_by_fan_in((prod(shape[1:]),))
         w = graph.parameter("weight", shape, x.dtype, self.initial or draw)
         b = graph.parameter("bias", (self.channels,), x.dtype, draw) if self.bias else None
         attrs: dict[str, Any] = {
-            "strides": each(self.strides, axes),
-            "pads": padded(self.pads, axes),
-            "dilations": each(self.dilations, axes),
+            "strides": per_axis(self.strides, axes),
+            "pads": pads_per_side(self.pads, axes),
+            "dilations": per_axis(self.dilations, axes),
             "groups": self.groups,
-            "output_pads": each(self.output_pads, axes),
+            "output_pads": per_axis(self.output_pads, axes),
         }
         return graph.apply("nn.conv_transpose", x, w, b, **attrs)[0]

@@ -26,5 +26,5 @@ class Dropout(Module):
         graph = self.graph_of(x, "...")
         if not graph.training:
             return x
-        stream = crc32(f"{graph.prefix}{graph.repeated or ''}".encode())  # independent of other draws in the graph
+        stream = crc32(f"{graph.prefix}{graph.prior_calls or ''}".encode())  # independent of other draws in the graph
         return graph.apply("nn.dropout", x, graph.key() if key is None else key, rate=self.rate, stream=stream)[0]

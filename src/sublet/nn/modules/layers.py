@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from sublet.nn.modules.attention import SelfAttention
 from sublet.nn.modules.convolution import Conv
+from sublet.nn.modules.distributions import normal, uniform
 from sublet.nn.modules.dropout import Dropout
-from sublet.nn.modules.initial import normal, uniform
 from sublet.nn.modules.linear import Dense, Embedding
 from sublet.nn.modules.normalization import BatchNorm, LayerNorm
 from sublet.nn.modules.sequences import LSTM

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.nn.content import Draw
-from sublet.nn.modules.initial import by_fan_in, normal
+from sublet.nn.initial_values import Draw
+from sublet.nn.modules.distributions import normal, uniform_by_fan_in
 from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
@@ -28,7 +28,7 @@ class Dense(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer applied to x[..., I], of shape [..., units]. Raises SpecError for a scalar."""
         graph = self.graph_of(x, "... I")
-        draw = by_fan_in(x.shape[-1:])
+        draw = uniform_by_fan_in(x.shape[-1:])
         w = graph.parameter("weight", (self.units, x.shape[-1]), x.dtype, self.initial or draw)
         b = graph.parameter("bias", (self.units,), x.dtype, draw) if self.bias else None
         return graph.apply("nn.linear", x, w, b)[0]

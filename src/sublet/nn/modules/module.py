@@ -8,9 +8,9 @@ from typing import Any
 
 from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
-from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor, told
-from sublet.nn.writer import Eager, graph_of
+from sublet.nn.graph_protocol import EagerGraph, graph_of
+from sublet.nn.source_location import at_line
+from sublet.nn.tensor import Tensor, describe
 
 
 class Module:
@@ -37,7 +37,7 @@ class Module:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Return the result of `forward` for some tensors, computed in the scope of the module."""
-        with graph_of(_first(inputs, named)).module(self):
+        with graph_of(_first_tensor(inputs, named)).module(self):
             return self.forward(*inputs, **named)
 
     @property
@@ -55,16 +55,16 @@ class Module:
             else:
                 yield name, attribute
 
-    def graph_of(self, x: Tensor, axes: str) -> Graph | Eager:
+    def graph_of(self, x: Tensor, axes: str) -> Graph | EagerGraph:
         """Return the graph of x. Raises SpecError unless x has the given axes, as "N C ..."; "..." is any number."""
         names = axes.split()
         graph = graph_of(x)
         if not (x.ndim >= len(names) - 1 if "..." in names else x.ndim == len(names)):
-            raise SpecError(at_line(f"{type(self).__name__}: {told(x)} must have the axes [{', '.join(names)}]"))
+            raise SpecError(at_line(f"{type(self).__name__}: {describe(x)} must have the axes [{', '.join(names)}]"))
         return graph
 
 
-def _first(inputs: Iterable[Any], named: dict[str, Any]) -> Any:
+def _first_tensor(inputs: Iterable[Any], named: dict[str, Any]) -> Any:
     """Return the first tensor among the inputs; without a tensor, the first input."""
     arguments = [*inputs, *named.values()]
     flat = [one for each in arguments for one in (each if isinstance(each, list | tuple) else (each,))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.nn.modules.convolution import per_group
+from sublet.nn.modules.convolution import channels_per_group
 from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
@@ -80,7 +80,7 @@ class GroupNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x[N, C, ...] normalised, of the same shape. Raises SpecError for fewer than two axes."""
         graph = self.graph_of(x, "N C ...")
-        per_group(self.groups, x.shape[1], "GroupNorm")
+        channels_per_group(self.groups, x.shape[1], "GroupNorm")
         scale = graph.parameter("scale", x.shape[1:2], x.dtype, 1)
         bias = graph.parameter("bias", x.shape[1:2], x.dtype, 0)
         return graph.apply("nn.group_norm", x, scale, bias, groups=self.groups, epsilon=self.epsilon)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.nn.modules.convolution import Extents, each, padded
+from sublet.nn.modules.convolution import Extents, pads_per_side, per_axis
 from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
@@ -29,8 +29,8 @@ class MaxPool(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the maxima, of shape [N, C, spatial...]. Raises SpecError for fewer than three axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
-        steps = each(self.kernel if self.strides is None else self.strides, axes)
-        windows = {"kernel": each(self.kernel, axes), "strides": steps, "pads": padded(self.pads, axes)}
+        steps = per_axis(self.kernel if self.strides is None else self.strides, axes)
+        windows = {"kernel": per_axis(self.kernel, axes), "strides": steps, "pads": pads_per_side(self.pads, axes)}
         return graph.apply("nn.max_pool", x, **windows, ceil=self.ceil)[0]
 
 
@@ -51,8 +51,8 @@ class AvgPool(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the means, of shape [N, C, spatial...]. Raises SpecError for fewer than three axes."""
         graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
-        steps = each(self.kernel if self.strides is None else self.strides, axes)
-        windows = {"kernel": each(self.kernel, axes), "strides": steps, "pads": padded(self.pads, axes)}
+        steps = per_axis(self.kernel if self.strides is None else self.strides, axes)
+        windows = {"kernel": per_axis(self.kernel, axes), "strides": steps, "pads": pads_per_side(self.pads, axes)}
         return graph.apply("nn.avg_pool", x, **windows, ceil=self.ceil, count_include_pad=self.count_include_pad)[0]
 
 

@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sublet.nn.graph import Graph
-from sublet.nn.modules.initial import uniform
+from sublet.nn.graph_protocol import EagerGraph
+from sublet.nn.modules.distributions import uniform
 from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
-from sublet.nn.writer import Eager
 
 State = tuple[Tensor, ...]
 """The state between two steps: (h,), or (h, c) for an LSTM."""
 
 
 @dataclass(frozen=True, eq=False)
-class Cell(Module):
+class RecurrentCell(Module):
     """A recurrent cell.
 
     units         width of the hidden state
@@ -41,7 +41,9 @@ class Cell(Module):
     states: ClassVar[int] = 1
     fused: ClassVar[str] = ""
 
-    def weights(self, graph: Graph | Eager, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def declare_weights(
+        self, graph: Graph | EagerGraph, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Return the weights of x [gates * units, I] and of h [gates * units, units], and the two biases or None."""
         rows, draw = self.gates * self.units, uniform(1 / sqrt(self.units))
         w = graph.parameter("input_weight", (rows, x.shape[-1]), x.dtype, draw)
@@ -50,13 +52,13 @@ class Cell(Module):
         c = graph.parameter("hidden_bias", (rows,), x.dtype, draw) if self.bias and self.hidden_bias else None
         return w, u, b, c
 
-    def products(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    def gate_products(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return the products of x[B, I] and h[B, units] with the weights, with biases: both [B, gates * units]."""
         graph = self.graph_of(x, "B I")
-        w, u, b, c = self.weights(graph, x)
+        w, u, b, c = self.declare_weights(graph, x)
         return graph.apply("nn.linear", x, w, b)[0], graph.apply("nn.linear", h, u, c)[0]
 
-    def zero(self, graph: Graph | Eager, x: Tensor) -> State:
+    def zero_state(self, graph: Graph | EagerGraph, x: Tensor) -> State:
         """Return the zero state for x[..., B, I]."""
         zero = graph.constant(np.zeros((x.shape[-2], self.units)), x.dtype)
         return (zero,) * self.states
@@ -70,16 +72,16 @@ class Cell(Module):
 
         Raises SpecError unless x has the axes [B, I].
         """
-        given = self.zero(self.graph_of(x, "B I"), x) if state is None else state_of(state)
-        return given_as(self.step(x, given))
+        given = self.zero_state(self.graph_of(x, "B I"), x) if state is None else as_state(state)
+        return as_user_state(self.step(x, given))
 
 
-def state_of(given: Any) -> State:
+def as_state(given: Any) -> State:
     """Return a state given by the user as a tuple of tensors; a single tensor becomes a tuple of one."""
     return (given,) if isinstance(given, Tensor) else tuple(given)
 
 
-def given_as(state: State) -> Any:
+def as_user_state(state: State) -> Any:
     """Return a state for the user: the tensor itself if the state has one tensor, else a tuple."""
     return state if len(state) > 1 else state[0]
 
@@ -90,7 +92,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class RNNCell(Cell):
+class RNNCell(RecurrentCell):
     """An Elman cell: h' = activation(x @ w.T + b + h @ u.T + c), (x[B, I], h[B, units]) -> h' (Elman, 1990)."""
 
     activation: Callable[[Tensor], Tensor] = tanh
@@ -98,27 +100,27 @@ class RNNCell(Cell):
     gates = 1
 
     def step(self, x: Tensor, state: State) -> State:
-        by_x, by_h = self.products(x, state[0])
+        by_x, by_h = self.gate_products(x, state[0])
         return (self.activation(by_x + by_h),)
 
 
 @dataclass(frozen=True, eq=False)
-class LSTMCell(Cell):
+class LSTMCell(RecurrentCell):
     """An LSTM cell (Hochreiter and Schmidhuber, 1997): (x[B, I], (h, c)) -> (h', c'), all states [B, units]."""
 
     gates, states, fused = 4, 2, "nn.lstm"
 
     def step(self, x: Tensor, state: State) -> State:
-        by_x, by_h = self.products(x, state[0])
+        by_x, by_h = self.gate_products(x, state[0])
         return x.graph.apply("nn.lstm_cell", by_x + by_h, state[1])[:2]
 
 
 @dataclass(frozen=True, eq=False)
-class GRUCell(Cell):
+class GRUCell(RecurrentCell):
     """A GRU cell (Cho et al., 2014) as computed by PyTorch: (x[B, I], h[B, units]) -> h'."""
 
     gates, fused = 3, "nn.gru"
 
     def step(self, x: Tensor, state: State) -> State:
-        by_x, by_h = self.products(x, state[0])
+        by_x, by_h = self.gate_products(x, state[0])
         return x.graph.apply("nn.gru_cell", by_x, by_h, state[0])[:1]

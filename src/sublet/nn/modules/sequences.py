@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
-from sublet.nn.lines import at_line
 from sublet.nn.modules.dropout import Dropout
 from sublet.nn.modules.module import Module
-from sublet.nn.modules.recurrent import Cell, GRUCell, LSTMCell, RNNCell, State, given_as, state_of, tanh
+from sublet.nn.modules.recurrent import GRUCell, LSTMCell, RecurrentCell, RNNCell, State, as_state, as_user_state, tanh
+from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 
 
@@ -43,11 +43,11 @@ class Recurrent(Module):
     fused: bool | None = None
     name: str | None = field(default=None, kw_only=True)
 
-    kind_of_cell: ClassVar[type[Cell]]
+    cell_type: ClassVar[type[RecurrentCell]]
 
-    def cell(self, name: str) -> Cell:
+    def make_cell(self, name: str) -> RecurrentCell:
         """Return the cell of one layer and direction, named `name`."""
-        return self.kind_of_cell(self.units, self.bias, self.hidden_bias, name=name)
+        return self.cell_type(self.units, self.bias, self.hidden_bias, name=name)
 
     def forward(self, xs: Tensor, initial: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
         """Return ys[T, B, units] (2 * units if bidirectional) and the final states of all layers and directions.
@@ -67,26 +67,26 @@ class Recurrent(Module):
                 ys = Dropout(self.dropout, name=f"dropout{layer}")(ys)
             outputs = []
             for direction in directions:
-                out, state = self._through(
-                    self.cell(f"l{layer}{direction}"), ys, given.pop(0), backwards=bool(direction)
+                out, state = self._run_layer(
+                    self.make_cell(f"l{layer}{direction}"), ys, given.pop(0), backwards=bool(direction)
                 )
                 outputs.append(out)
-                states.append(given_as(state))
+                states.append(as_user_state(state))
             ys = outputs[0] if len(outputs) == 1 else graph.apply("nn.concat", *outputs, axis=2)[0]
         return ys, states
 
-    def _through(self, cell: Cell, xs: Tensor, initial: Any, *, backwards: bool) -> tuple[Tensor, State]:
+    def _run_layer(self, cell: RecurrentCell, xs: Tensor, initial: Any, *, backwards: bool) -> tuple[Tensor, State]:
         """Return all h[T, B, units] and the final state of one layer in one direction."""
         graph = self.graph_of(xs, "T B I")
-        state = cell.zero(graph, xs) if initial is None else state_of(initial)
+        state = cell.zero_state(graph, xs) if initial is None else as_state(initial)
         with graph.module(cell):
             uses_gates = graph.training or not isinstance(graph, Graph)
             if cell.fused and (uses_gates if self.fused is None else self.fused):
-                return _fused(cell, xs, state, backwards)
-            return _looped(cell, xs, state, backwards)
+                return _run_fused(cell, xs, state, backwards)
+            return _run_as_loop(cell, xs, state, backwards)
 
 
-def _looped(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+def _run_as_loop(cell: RecurrentCell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
     """Return all h and the final state, computed by a loop of the graph."""
     graph = cell.graph_of(xs, "T B I")
     names = ("h", "c")[: cell.states]
@@ -100,14 +100,14 @@ def _looped(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tens
     return loop["hs"], tuple(loop[name] for name in names)
 
 
-def _fused(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+def _run_fused(cell: RecurrentCell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
     """Return all h and the final state, computed by the fused command."""
     graph = cell.graph_of(xs, "T B I")
 
     def reverse_if_backwards(rows: Tensor) -> Tensor:
         return graph.apply("nn.flip", rows, axes=(0,))[0] if backwards else rows
 
-    ys, *finals = graph.apply(cell.fused, reverse_if_backwards(xs), *state, *cell.weights(graph, xs))
+    ys, *finals = graph.apply(cell.fused, reverse_if_backwards(xs), *state, *cell.declare_weights(graph, xs))
     return reverse_if_backwards(ys), tuple(finals[: cell.states])
 
 
@@ -116,9 +116,9 @@ class RNN(Recurrent):
     """An Elman network over a sequence, see `Recurrent`; `activation` is tanh by default."""
 
     activation: Callable[[Tensor], Tensor] = tanh
-    kind_of_cell = RNNCell
+    cell_type = RNNCell
 
-    def cell(self, name: str) -> Cell:
+    def make_cell(self, name: str) -> RecurrentCell:
         return RNNCell(self.units, self.bias, self.hidden_bias, self.activation, name=name)
 
 
@@ -126,11 +126,11 @@ class RNN(Recurrent):
 class LSTM(Recurrent):
     """An LSTM over a sequence (Hochreiter and Schmidhuber, 1997), see `Recurrent`."""
 
-    kind_of_cell = LSTMCell
+    cell_type = LSTMCell
 
 
 @dataclass(frozen=True, eq=False)
 class GRU(Recurrent):
     """A GRU over a sequence (Cho et al., 2014), see `Recurrent`."""
 
-    kind_of_cell = GRUCell
+    cell_type = GRUCell

@@ -4,12 +4,36 @@ A tensor argument is a value with a layout. PyTorch views are therefore no nodes
 the viewed value.
 """
 
-from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode
-from sublet.ops.aten.collectives import COLLECTIVES, WAIT, collective
-from sublet.ops.aten.dialect import AS_STRIDED, DEVICE, PREFIX, aten, other_version
-from sublet.ops.aten.joined import JOINED, LOGITS_GRADIENT, joined
+from sublet.ops.aten.collectives import COLLECTIVES, WAIT, collective_op
+from sublet.ops.aten.dialect import AS_STRIDED, DEVICE, PREFIX, aten_op, version_mismatch
+from sublet.ops.aten.fused_ops import FUSED_PREFIX, LOGITS_GRADIENT, fused_op
+from sublet.ops.aten.operator_call import (
+    Argument,
+    NamedConstant,
+    OperatorCall,
+    StridedLayout,
+    TensorArgument,
+    decode,
+    encode,
+)
 
 __all__ = [
-    "AS_STRIDED", "COLLECTIVES", "DEVICE", "JOINED", "LOGITS_GRADIENT", "PREFIX", "WAIT", "Argument", "Call", "Named",
-    "Strided", "Use", "aten", "collective", "decode", "encode", "joined", "other_version",
+    "AS_STRIDED",
+    "COLLECTIVES",
+    "DEVICE",
+    "FUSED_PREFIX",
+    "LOGITS_GRADIENT",
+    "PREFIX",
+    "WAIT",
+    "Argument",
+    "NamedConstant",
+    "OperatorCall",
+    "StridedLayout",
+    "TensorArgument",
+    "aten_op",
+    "collective_op",
+    "decode",
+    "encode",
+    "fused_op",
+    "version_mismatch",
 ]  # fmt: skip

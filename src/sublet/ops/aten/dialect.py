@@ -14,9 +14,9 @@ from typing import Any
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten.call import Call, Strided, Use, decode
-from sublet.ops.blocks import stacked
-from sublet.ops.op import Op, Share, Shares, none
+from sublet.ops.aten.operator_call import OperatorCall, StridedLayout, TensorArgument, decode
+from sublet.ops.contiguous import concat_shares
+from sublet.ops.op import Op, Share, Shares, no_shares
 
 PREFIX = "aten."
 AS_STRIDED = "aten.as_strided"
@@ -43,7 +43,7 @@ every device, and accepts a tensor as both operand and result (`assert_no_partia
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class OperatorFacts:
     """The facts of an operator.
 
     overwrites  the positions of arguments overwritable with the first output
@@ -59,21 +59,24 @@ class Facts:
 
 
 @cache
-def _found() -> Any:
+def _facts_file() -> Any:
     return json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
 
 
 @cache
-def facts() -> Mapping[str, Facts]:
+def facts_by_name() -> Mapping[str, OperatorFacts]:
     """Return the facts by name, such as `add.Tensor`."""
-    operators = _found()["operators"].items()
-    return {name: Facts(**{**record, "overwrites": tuple(record.get("overwrites", ()))}) for name, record in operators}
+    operators = _facts_file()["operators"].items()
+    return {
+        name: OperatorFacts(**{**record, "overwrites": tuple(record.get("overwrites", ()))})
+        for name, record in operators
+    }
 
 
 @cache
-def other_version(version: str) -> str:
+def version_mismatch(version: str) -> str:
     """Return an error text if `version` of PyTorch differs from the version of the facts; else ""."""
-    known = str(_found()["version"])
+    known = str(_facts_file()["version"])
     if version.partition("+")[0] == known:
         return ""
     return (
@@ -82,61 +85,61 @@ def other_version(version: str) -> str:
 
 
 @cache
-def aten(name: str) -> Op:
+def aten_op(name: str) -> Op:
     """Return the record of an operator; an operator without facts counts as impure and shares no bytes."""
     if name == AS_STRIDED or name in COPIES:
-        return Op(name, views=same_elements)
-    op_facts = facts().get(name.removeprefix(PREFIX))
+        return Op(name, views=view_shares)
+    op_facts = facts_by_name().get(name.removeprefix(PREFIX))
     if op_facts is None:
         return Op(name, pure=False)
-    parts = _stacked if name == "aten.cat.default" else none
+    parts = _concat_shares if name == "aten.cat.default" else no_shares
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
-        return Op(name, inplace=_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    return Op(name, parts=parts, inplace=overwriting(op_facts.overwrites), pure=not op_facts.random)
+        return Op(name, inplace=_overwrite_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
+    return Op(name, parts=parts, inplace=overwrite_arguments(op_facts.overwrites), pure=not op_facts.random)
 
 
-def _planned(value: Value | None) -> TensorSpec | None:
+def _planned_spec(value: Value | None) -> TensorSpec | None:
     return value.spec if value is not None and isinstance(value.spec, TensorSpec) and value.nbytes else None
 
 
-def same_elements(node: Node) -> tuple[Share, ...]:
+def view_shares(node: Node) -> tuple[Share, ...]:
     """Return the share of a view: the output as a range of the bytes of the input, in order."""
     call = decode(node)
-    source, result = _planned(node.inputs[0]) if node.inputs else None, _planned(node.outputs[0])
+    source, result = _planned_spec(node.inputs[0]) if node.inputs else None, _planned_spec(node.outputs[0])
     used = call.args[0] if call.args else None
-    if source is None or result is None or not isinstance(used, Use) or source.dtype is not result.dtype:
+    if source is None or result is None or not isinstance(used, TensorArgument) or source.dtype is not result.dtype:
         return ()
-    read = used.layout or Strided.contiguous(source.shape)
-    written = call.outputs[0] or Strided.contiguous(result.shape)
-    if not read.is_dense or read.size != written.size or read.normal.stride != written.normal.stride:
+    read = used.layout or StridedLayout.contiguous(source.shape)
+    written = call.outputs[0] or StridedLayout.contiguous(result.shape)
+    if not read.is_dense or read.size != written.size or read.canonical.stride != written.canonical.stride:
         return ()
     if (read.offset + read.elements) > source.size or read.offset * source.dtype.bits % 8:
         return ()
     return (Share(0, 0, read.offset * source.dtype.bits // 8),)
 
 
-def overwriting(positions: tuple[int, ...]) -> Shares:
+def overwrite_arguments(positions: tuple[int, ...]) -> Shares:
     """Return the fact: the first output may overwrite the arguments at `positions` if layouts are equal."""
 
     def shares(node: Node) -> tuple[Share, ...]:
-        result = _planned(node.outputs[0]) if node.outputs else None
+        result = _planned_spec(node.outputs[0]) if node.outputs else None
         if result is None or not positions:
             return ()
         call = decode(node)
-        written = call.outputs[0] or Strided.contiguous(result.shape)
+        written = call.outputs[0] or StridedLayout.contiguous(result.shape)
         arguments = (call.args[position] for position in positions if position < len(call.args))
-        inputs = (argument.input for argument in arguments if isinstance(argument, Use))
-        return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _laid_alike(node, call, i, written, result))
+        inputs = (argument.input for argument in arguments if isinstance(argument, TensorArgument))
+        return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _has_same_layout(node, call, i, written, result))
 
     return shares
 
 
-def _along_rows(positions: tuple[int, ...]) -> Shares:
+def _overwrite_along_rows(positions: tuple[int, ...]) -> Shares:
     """Return the fact for an operator with the axis as the argument after the tensors; valid only for the last axis."""
-    over = overwriting(positions)
+    over = overwrite_arguments(positions)
 
     def shares(node: Node) -> tuple[Share, ...]:
-        result = _planned(node.outputs[0]) if node.outputs else None
+        result = _planned_spec(node.outputs[0]) if node.outputs else None
         if result is None or not result.shape or DEVICE in node.attrs:
             return ()
         call = decode(node)
@@ -147,31 +150,33 @@ def _along_rows(positions: tuple[int, ...]) -> Shares:
     return shares
 
 
-def _laid_alike(node: Node, call: Call, position: int, written: Strided, result: TensorSpec) -> bool:
+def _has_same_layout(node: Node, call: OperatorCall, position: int, written: StridedLayout, result: TensorSpec) -> bool:
     """True if the output has the same layout, element by element, as every use of the input in the call."""
-    source = _planned(node.inputs[position])
+    source = _planned_spec(node.inputs[position])
     if source is None or source.dtype.bits != result.dtype.bits or source.nbytes != result.nbytes:
         return False
-    uses = [use.layout or Strided.contiguous(source.shape) for use in call.uses() if use.input == position]
-    return written.is_dense and all(use.normal == written.normal for use in uses)
+    uses = [
+        use.layout or StridedLayout.contiguous(source.shape) for use in call.tensor_arguments() if use.input == position
+    ]
+    return written.is_dense and all(use.canonical == written.canonical for use in uses)
 
 
-def _stacked(node: Node) -> tuple[Share, ...]:
+def _concat_shares(node: Node) -> tuple[Share, ...]:
     """Return the shares of tensors lying one after another in their concatenation.
 
     Empty if an axis before the concatenated axis is longer than 1.
     """
     call = decode(node)
-    result = _planned(node.outputs[0])
+    result = _planned_spec(node.outputs[0])
     tensors = call.args[0] if call.args else None
     axis = call.args[1] if len(call.args) > 1 else 0
-    specs = [_planned(value) for value in node.inputs]
+    specs = [_planned_spec(value) for value in node.inputs]
     if result is None or not isinstance(tensors, tuple) or not isinstance(axis, int) or call.outputs[0] is not None:
         return ()
     rank = len(result.shape)
-    is_contiguous = all(isinstance(t, Use) and t.layout is None for t in tensors)
+    is_contiguous = all(isinstance(t, TensorArgument) and t.layout is None for t in tensors)
     if not is_contiguous or len(tensors) != len(specs) or not -rank <= axis < rank:
         return ()
     present = [spec for spec in specs if spec is not None and len(spec.shape) == rank]
-    shares = stacked(result, present, axis % rank) if len(present) == len(specs) else ()
+    shares = concat_shares(result, present, axis % rank) if len(present) == len(specs) else ()
     return shares if sum(present[share.input].nbytes for share in shares) == result.nbytes else ()

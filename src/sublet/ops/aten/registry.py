@@ -10,15 +10,15 @@ import re
 from functools import cache
 from typing import Any
 
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 
 NAMESPACES = ("aten", "_c10d_functional")
 """Namespaces of operators callable by programs."""
 
-REFUSED = re.compile(r"from_file|_print|_cufft_\w+|set_data|retain_grad|record_stream|_backward")
+REFUSED_OPERATORS = re.compile(r"from_file|_print|_cufft_\w+|set_data|retain_grad|record_stream|_backward")
 """Operators, without overloads, that open files, print, or change PyTorch's state."""
 
-TAKEN = {
+ALLOWED_TYPES = {
     *("Tensor", "int", "float", "bool", "number", "str"),
     *("ScalarType", "Layout", "Device", "MemoryFormat", "Generator", "Any"),
 }
@@ -37,7 +37,7 @@ def operators() -> frozenset[str]:
     for full in c._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")
         name, _, overload = rest.partition(".")
-        if namespace not in NAMESPACES or REFUSED.fullmatch(name):
+        if namespace not in NAMESPACES or REFUSED_OPERATORS.fullmatch(name):
             continue
         if _takes_data(c._get_schema(f"{namespace}::{name}", overload)):
             names.add(f"{namespace}.{name}.{overload or 'default'}")
@@ -47,7 +47,7 @@ def operators() -> frozenset[str]:
 def _takes_data(schema: Any) -> bool:
     """True if all arguments of an operator are tensors, numbers, texts or enumerations."""
     words = {word for each in schema.arguments for word in re.findall(r"\w+", str(each.real_type))}
-    return words <= {*TAKEN, "Optional", "List"}
+    return words <= {*ALLOWED_TYPES, "Optional", "List"}
 
 
 def find_operator(name: str) -> Any:

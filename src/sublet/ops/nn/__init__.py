@@ -20,7 +20,7 @@ FAMILIES = (
 """The modules of commands; the modules of PyTorch kernels have the same names, see `runtime.backends.torch`."""
 
 
-def _collected() -> dict[str, Command]:
+def _collect_commands() -> dict[str, Command]:
     commands: dict[str, Command] = {}
     for family in FAMILIES:
         for record in import_module(f"{__name__}.{family}").COMMANDS:
@@ -30,7 +30,7 @@ def _collected() -> dict[str, Command]:
     return commands
 
 
-COMMANDS: Mapping[str, Command] = _collected()
+COMMANDS: Mapping[str, Command] = _collect_commands()
 """Every command by name, without the prefix."""
 
 _OPS = {PREFIX + record.name: record.op for record in COMMANDS.values()}

@@ -16,40 +16,40 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import Command, Compute, over, over_only, pick
-from sublet.ops.nn.gradients import elementwise, given, one_minus, operand, result, scaled
-from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
-from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Infer, Shares, Specs
+from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick
+from sublet.ops.nn.gradient_rules import elementwise_gradient, one_minus, only_gradient, operand, result, scale_by
+from sublet.ops.nn.shape_inference import FLOATS, infer_like_first, require_equal, require_type
+from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Shares, Specs
 
 Slope = Callable[[Emit, Node, Value], Value]
 """(emit, node, y or x) -> the derivative, in smaller commands."""
 
-Reads = tuple[str, Callable[[Node], Value]]
+GradientOperand = tuple[str, Callable[[Node], Value]]
 """The operand read by the gradient of an activation: the name for the help text, and the getter."""
 
-OVER_EITHER = over(0, 1)
-BY_RESULT: Reads = ("y", result)
-BY_INPUT: Reads = ("x", lambda node: operand(node, 0))
+OVER_EITHER = overwrite_any(0, 1)
+BY_RESULT: GradientOperand = ("y", result)
+BY_INPUT: GradientOperand = ("x", lambda node: operand(node, 0))
 
 ROOT_2_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 """The cubic coefficient in the tanh approximation of gelu (Hendrycks and Gimpel 2016, section 2)."""
 
 
-def pair(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+def infer_pair(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     """Return the spec of the gradient; the gradient of the result and the second operand must have equal specs."""
-    dy, value = of_type(specs[0], FLOATS, "the gradient"), of_type(specs[1], FLOATS, "input 1")
-    equal(dy, value, "the gradient and input 1")
+    dy, value = require_type(specs[0], FLOATS, "the gradient"), require_type(specs[1], FLOATS, "input 1")
+    require_equal(dy, value, "the gradient and input 1")
     return (dy,)
 
 
-def activation(
+def activation_commands(
     name: str,
     text: str,
     compute: Compute,
     gradient: Compute,
-    again: Gradient | ByParts,
-    reads: Reads = BY_RESULT,
+    again: Gradient | GradientByExpansion,
+    reads: GradientOperand = BY_RESULT,
     attrs: Mapping[str, Attr] | None = None,
     checked: Callable[[Infer], Infer] = lambda infer: infer,
     inplace: Shares = OVER_EITHER,
@@ -60,17 +60,23 @@ def activation(
     """
     role, seen = reads
     op = f"{name}_gradient"
-    rule = elementwise(lambda emit, node, grad: emit(f"nn.{op}", grad, seen(node), **node.attrs))
+    rule = elementwise_gradient(lambda emit, node, grad: emit(f"nn.{op}", grad, seen(node), **node.attrs))
     to_dx = f"The gradient of nn.{name}: (dy, {role}) -> dx."
     return (
         Command(
-            name, text, checked(like_first), lambda x, **given: compute(x, **given), rule, attrs or {}, inplace=over(0)
+            name,
+            text,
+            checked(infer_like_first),
+            lambda x, **given: compute(x, **given),
+            rule,
+            attrs or {},
+            inplace=overwrite_any(0),
         ),
-        Command(op, to_dx, checked(pair), gradient, again, attrs or {}, inputs=(2, 2), inplace=inplace),
+        Command(op, to_dx, checked(infer_pair), gradient, again, attrs or {}, inputs=(2, 2), inplace=inplace),
     )
 
 
-def _not_negative(infer: Infer) -> Infer:
+def _require_nonnegative_alpha(infer: Infer) -> Infer:
     """Return `infer` with a check: alpha must not be negative, because the result then determines the derivative."""
 
     def infer_checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -81,19 +87,21 @@ def _not_negative(infer: Infer) -> Infer:
     return infer_checked
 
 
-def _times(slope: Slope) -> ByParts:
+def _gradient_by_slope(slope: Slope) -> GradientByExpansion:
     """Return the gradient rule dy times the derivative, as an expansion."""
-    return ByParts(lambda emit, node: [emit("nn.mul", operand(node, 0), slope(emit, node, operand(node, 1)))])
+    return GradientByExpansion(
+        lambda emit, node: [emit("nn.mul", operand(node, 0), slope(emit, node, operand(node, 1)))]
+    )
 
 
-def _leaky(node: Node) -> Value:
+def _leaky_operand(node: Node) -> Value:
     """Return the result, or the input for a negative slope: the sign of the result then differs from the sign of x."""
     return result(node) if pick(node.attrs, "slope") >= 0 else operand(node, 0)
 
 
-def _erf(emit: Emit, node: Node, grad: Value) -> Value:
+def _erf_rule(emit: Emit, node: Node, grad: Value) -> Value:
     x = operand(node, 0)
-    return emit("nn.mul", grad, scaled(emit, _bell(emit, x, 1), 2 / math.sqrt(math.pi)))
+    return emit("nn.mul", grad, scale_by(emit, _gaussian(emit, x, 1), 2 / math.sqrt(math.pi)))
 
 
 # Reference functions. Arrays have type float64 or float32, and results the same type.
@@ -130,13 +138,13 @@ def _swish_gradient(dy: Any, x: Any) -> Any:
 # Derivatives as smaller commands, for second derivatives.
 
 
-def _plus(emit: Emit, a: Value, number: float) -> Value:
+def _add_number(emit: Emit, a: Value, number: float) -> Value:
     return emit("nn.add", a, emit.constant(number, a))
 
 
-def _bell(emit: Emit, x: Value, scale: float) -> Value:
+def _gaussian(emit: Emit, x: Value, scale: float) -> Value:
     """Return exp(-scale x^2)."""
-    return emit("nn.exp", scaled(emit, emit("nn.square", x), -scale))
+    return emit("nn.exp", scale_by(emit, emit("nn.square", x), -scale))
 
 
 def _where_positive(emit: Emit, y: Value, otherwise: Value) -> Value:
@@ -148,7 +156,7 @@ def _leaky_slope(emit: Emit, node: Node, y: Value) -> Value:
 
 
 def _elu_slope(emit: Emit, node: Node, y: Value) -> Value:
-    return _where_positive(emit, y, _plus(emit, y, pick(node.attrs, "alpha")))
+    return _where_positive(emit, y, _add_number(emit, y, pick(node.attrs, "alpha")))
 
 
 def _sigmoid_slope(emit: Emit, node: Node, y: Value) -> Value:
@@ -166,104 +174,113 @@ def _softplus_slope(emit: Emit, node: Node, y: Value) -> Value:
 
 def _swish_slope(emit: Emit, node: Node, x: Value) -> Value:
     rise = emit("nn.sigmoid", x)
-    return emit("nn.mul", rise, _plus(emit, emit("nn.mul", x, one_minus(emit, rise)), 1))
+    return emit("nn.mul", rise, _add_number(emit, emit("nn.mul", x, one_minus(emit, rise)), 1))
 
 
 def _gelu_slope(emit: Emit, node: Node, x: Value) -> Value:
     if not pick(node.attrs, "approximate"):
-        below = scaled(emit, _plus(emit, emit("nn.erf", scaled(emit, x, math.sqrt(0.5))), 1), 0.5)
-        return emit("nn.add", below, emit("nn.mul", x, scaled(emit, _bell(emit, x, 0.5), ROOT_2_PI / 2)))
+        below = scale_by(emit, _add_number(emit, emit("nn.erf", scale_by(emit, x, math.sqrt(0.5))), 1), 0.5)
+        return emit("nn.add", below, emit("nn.mul", x, scale_by(emit, _gaussian(emit, x, 0.5), ROOT_2_PI / 2)))
     square = emit("nn.square", x)
-    bent = emit("nn.tanh", scaled(emit, emit("nn.mul", x, _plus(emit, scaled(emit, square, CUBIC), 1)), ROOT_2_PI))
-    steep = scaled(emit, _plus(emit, scaled(emit, square, 3 * CUBIC), 1), ROOT_2_PI / 2)
+    bent = emit(
+        "nn.tanh", scale_by(emit, emit("nn.mul", x, _add_number(emit, scale_by(emit, square, CUBIC), 1)), ROOT_2_PI)
+    )
+    steep = scale_by(emit, _add_number(emit, scale_by(emit, square, 3 * CUBIC), 1), ROOT_2_PI / 2)
     rest = emit("nn.mul", emit("nn.mul", x, steep), one_minus(emit, emit("nn.square", bent)))
-    return emit("nn.add", scaled(emit, _plus(emit, bent, 1), 0.5), rest)
+    return emit("nn.add", scale_by(emit, _add_number(emit, bent, 1), 0.5), rest)
 
 
 def _hard_swish_slope(emit: Emit, node: Node, x: Value) -> Value:
     above = emit("nn.greater_equal", x, emit.constant(3, x))
     below = emit("nn.less_equal", x, emit.constant(-3, x))
-    ramp = _plus(emit, scaled(emit, x, 1 / 3), 0.5)
+    ramp = _add_number(emit, scale_by(emit, x, 1 / 3), 0.5)
     return emit("nn.where", below, emit.constant(0, x), emit("nn.where", above, emit.constant(1, x), ramp))
 
 
-def _relu_twice(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.relu_gradient", given(grads), operand(node, 1)), None]
+def _relu_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.relu_gradient", only_gradient(grads), operand(node, 1)), None]
 
 
 COMMANDS = (
-    *activation(
+    *activation_commands(
         "relu",
         "max(x, 0), element by element.",
         lambda x: np.maximum(x, 0),
         lambda dy, y: np.where(y <= 0, 0, dy),
-        _relu_twice,
+        _relu_gradient_rule,
     ),
-    *activation(
+    *activation_commands(
         "leaky_relu",
         "x where it is above 0, slope x elsewhere (Maas et al. 2013).",
         lambda x, slope: np.where(x > 0, x, x * slope),
         lambda dy, y, slope: np.where(y > 0, dy, dy * slope),
-        _times(_leaky_slope),
-        ("y or x", _leaky),
+        _gradient_by_slope(_leaky_slope),
+        ("y or x", _leaky_operand),
         {"slope": 0.01},
     ),
-    *activation(
+    *activation_commands(
         "elu",
         "x where it is above 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016).",
         lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
         lambda dy, y, alpha: np.where(y > 0, dy, dy * (y + alpha)),
-        _times(_elu_slope),
+        _gradient_by_slope(_elu_slope),
         attrs={"alpha": 1.0},
-        checked=_not_negative,
+        checked=_require_nonnegative_alpha,
     ),
-    *activation(
+    *activation_commands(
         "sigmoid",
         "1 / (1 + exp(-x)), element by element.",
         sigmoid,
         lambda dy, y: dy * (1 - y) * y,
-        _times(_sigmoid_slope),
+        _gradient_by_slope(_sigmoid_slope),
     ),
-    *activation(
+    *activation_commands(
         "tanh",
         "The hyperbolic tangent, element by element.",
         np.tanh,
         lambda dy, y: dy * (1 - y**2),
-        _times(_tanh_slope),
+        _gradient_by_slope(_tanh_slope),
     ),
-    *activation(
+    *activation_commands(
         "softplus",
         "log(1 + exp(x)), element by element.",
         lambda x: np.logaddexp(x, x.dtype.type(0)),
         lambda dy, y: -dy * np.expm1(-y),
-        _times(_softplus_slope),
-        inplace=over_only((0, 1)),
+        _gradient_by_slope(_softplus_slope),
+        inplace=overwrite_unless_repeated((0, 1)),
     ),
-    *activation(
+    *activation_commands(
         "swish",
         "x sigmoid(x), also called SiLU (Ramachandran et al. 2017).",
         lambda x: x * sigmoid(x),
         _swish_gradient,
-        _times(_swish_slope),
+        _gradient_by_slope(_swish_slope),
         BY_INPUT,
     ),
-    *activation(
+    *activation_commands(
         "gelu",
         "x times the normal distribution function of x, or nearly so by tanh (Hendrycks and Gimpel 2016).",
         _gelu,
         _gelu_gradient,
-        _times(_gelu_slope),
+        _gradient_by_slope(_gelu_slope),
         BY_INPUT,
         {"approximate": False},
     ),
-    *activation(
+    *activation_commands(
         "hard_swish",
         "x min(max(x + 3, 0), 6) / 6 (Howard et al. 2019).",
         lambda x: x * np.clip(x + 3, 0, 6) / 6,
         lambda dy, x: dy * np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + 0.5)),
-        _times(_hard_swish_slope),
+        _gradient_by_slope(_hard_swish_slope),
         BY_INPUT,
-        inplace=over_only((0, 1)),
+        inplace=overwrite_unless_repeated((0, 1)),
     ),
-    Command("erf", "The error function, element by element.", like_first, erf, elementwise(_erf), inplace=over(0)),
+    Command(
+        "erf",
+        "The error function, element by element.",
+        infer_like_first,
+        erf,
+        elementwise_gradient(_erf_rule),
+        inplace=overwrite_any(0),
+    ),
 )

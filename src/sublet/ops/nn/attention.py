@@ -14,13 +14,13 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import Command, over_only, pick, spec_of
-from sublet.ops.nn.gradients import operand, to_shape, total
-from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
-from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
+from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick, spec_of
+from sublet.ops.nn.gradient_rules import operand, sum_present, sum_to_shape
+from sublet.ops.nn.shape_inference import FLOATS, broadcast_shape, require_equal, require_same_type, require_type
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 
-def factor(attrs: Attrs, width: int) -> float:
+def score_scale(attrs: Attrs, width: int) -> float:
     """Return the factor of the scores: the attribute `scale`, or 1 / sqrt(width of a query) if `scale` is 0."""
     given: float = pick(attrs, "scale")
     return given or 1 / sqrt(max(1, width))
@@ -30,7 +30,7 @@ def factor(attrs: Attrs, width: int) -> float:
 
 
 def _scores(q: Any, k: Any, mask: Any, scale: float, causal: int) -> Any:
-    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(factor({"scale": scale}, q.shape[-1]))
+    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(score_scale({"scale": scale}, q.shape[-1]))
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if causal:
@@ -61,17 +61,17 @@ def _attention_gradient(
 ) -> tuple[Any, Any, Any]:
     p, _ = _probabilities(_scores(q, k, mask, scale, causal))
     dp = dy @ np.swapaxes(v, -1, -2)
-    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(factor({"scale": scale}, q.shape[-1]))
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(score_scale({"scale": scale}, q.shape[-1]))
     return ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dy
 
 
 # Shapes.
 
 
-def _checked(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
+def _scores_shape(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
     """Return the shape of the scores, [B, H, T, S]. Raises SpecError if q, k, v or mask do not fit."""
     shown = f"q {q}, k {k}, v {v}"
-    same_type((q, k, v), FLOATS)
+    require_same_type((q, k, v), FLOATS)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise SpecError(f"{shown} must have 4 axes: [batch, heads, places, width]; see nn.reshape")
     if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
@@ -80,29 +80,29 @@ def _checked(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | Non
         raise SpecError(f"{shown}: q and k must have the same width (axis 3), k and v as many places (axis 2)")
     scores = TensorSpec(q.dtype, (*q.shape[:3], k.shape[2]))
     if mask is not None:
-        of_type(mask, (q.dtype, DType.BOOL), "the mask")
-        if broadcast([mask, scores]) != scores.shape:
+        require_type(mask, (q.dtype, DType.BOOL), "the mask")
+        if broadcast_shape([mask, scores]) != scores.shape:
             raise SpecError(f"the mask {mask} cannot be broadcast to the scores {scores} of {shown}")
     return scores.shape
 
 
 def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    q, k, v = (of_type(spec, FLOATS, role) for spec, role in zip(specs, "qkv", strict=False))
-    shape = _checked(q, k, v, specs[3] if len(specs) > 3 else None)
+    q, k, v = (require_type(spec, FLOATS, role) for spec, role in zip(specs, "qkv", strict=False))
+    shape = _scores_shape(q, k, v, specs[3] if len(specs) > 3 else None)
     return TensorSpec(q.dtype, (*shape[:3], v.shape[3])), TensorSpec(q.dtype, shape[:3])
 
 
 def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     y, _ = _infer(specs[1:], attrs)
-    equal(of_type(specs[0], FLOATS, "dy"), y, "dy and y")
-    q, k, v = (of_type(spec, FLOATS, role) for spec, role in zip(specs[1:], "qkv", strict=False))
+    require_equal(require_type(specs[0], FLOATS, "dy"), y, "dy and y")
+    q, k, v = (require_type(spec, FLOATS, role) for spec, role in zip(specs[1:], "qkv", strict=False))
     return q, k, v
 
 
 # Gradients.
 
 
-def _allowed(emit: Emit, node: Node, mask: Value | None, rows: int, columns: int) -> Value | None:
+def _allowed_pairs(emit: Emit, node: Node, mask: Value | None, rows: int, columns: int) -> Value | None:
     """Return the bools of allowed (query, key) pairs by bool mask and causality; None if all pairs are allowed."""
     bools = mask if mask is not None and spec_of(mask).dtype is DType.BOOL else None
     if not pick(node.attrs, "causal"):
@@ -114,19 +114,19 @@ def _allowed(emit: Emit, node: Node, mask: Value | None, rows: int, columns: int
 
 def _softmax(emit: Emit, node: Node, q: Value, k: Value, mask: Value | None) -> tuple[Value, Value]:
     """Return the masked scores and the probabilities."""
-    scale = emit.constant(factor(node.attrs, spec_of(q).shape[3]), q)
+    scale = emit.constant(score_scale(node.attrs, spec_of(q).shape[3]), q)
     scores = emit("nn.mul", emit("nn.matmul", q, k, transpose_b=1), scale)
     if mask is not None and spec_of(mask).dtype is not DType.BOOL:
         scores = emit("nn.add", scores, mask)
-    allowed = _allowed(emit, node, mask, spec_of(q).shape[2], spec_of(k).shape[2])
+    allowed = _allowed_pairs(emit, node, mask, spec_of(q).shape[2], spec_of(k).shape[2])
     if allowed is None:
         return scores, emit("nn.softmax", scores, axis=-1)
     # A finite number instead of -inf keeps rows without an allowed key finite; their probabilities are zeroed below.
-    scores = emit("nn.where", allowed, scores, emit.constant(-1e4 if _half(q) else -1e30, q))
+    scores = emit("nn.where", allowed, scores, emit.constant(-1e4 if _is_f16(q) else -1e30, q))
     return scores, emit("nn.where", allowed, emit("nn.softmax", scores, axis=-1), emit.constant(0, q))
 
 
-def _half(value: Value) -> bool:
+def _is_f16(value: Value) -> bool:
     return spec_of(value).dtype is DType.F16
 
 
@@ -146,28 +146,28 @@ def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     gradients: list[Value | None] = [None, None, None]
     if dy is not None:
-        gradients = list(emit.several("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
+        gradients = list(emit.all_outputs("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
     learnt = mask is not None and spec_of(mask).dtype is not DType.BOOL
     terms: list[Value] = []
     _, p = _softmax(emit, node, q, k, mask) if learnt or dlse is not None else (None, None)
     if p is not None and dlse is not None:
         ds = emit("nn.mul", p, emit("nn.reshape", dlse, shape=(*spec_of(dlse).shape, 1)))
         terms.append(ds)
-        scaled = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
+        scaled = emit("nn.mul", ds, emit.constant(score_scale(node.attrs, spec_of(q).shape[3]), q))
         for i, more in enumerate((emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1))):
-            gradients[i] = total(emit, gradients[i], more)
+            gradients[i] = sum_present(emit, gradients[i], more)
     if p is not None and dy is not None:
         terms.append(_score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1)))
     if mask is None or not learnt:
         return [*gradients, None][: len(node.inputs)]
-    return [*gradients, total(emit, *(to_shape(emit, term, mask) for term in terms))]
+    return [*gradients, sum_present(emit, *(sum_to_shape(emit, term, mask) for term in terms))]
 
 
 def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, q, k, v = (operand(node, i) for i in range(4))
     _, p = _softmax(emit, node, q, k, node.inputs[4] if len(node.inputs) > 4 else None)
     ds = _score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1))
-    ds = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
+    ds = emit("nn.mul", ds, emit.constant(score_scale(node.attrs, spec_of(q).shape[3]), q))
     dq, dk = emit("nn.matmul", ds, k), emit("nn.matmul", ds, q, transpose_a=1)
     return [dq, dk, emit("nn.matmul", p, dy, transpose_a=1)]
 
@@ -183,17 +183,17 @@ COMMANDS: tuple[Command, ...] = (
         {"scale": 0.0, "causal": False},
         inputs=(3, 4),
         outputs=(2, 2),
-        inplace=over_only((0, 0)),
+        inplace=overwrite_unless_repeated((0, 0)),
     ),
     Command(
         "attention_gradient",
         "The gradients of nn.attention: (dy, q, k, v, mask) -> (dq, dk, dv).",
         _gradient_infer,
         _attention_gradient,
-        ByParts(_gradient_parts),
+        GradientByExpansion(_gradient_parts),
         {"scale": 0.0, "causal": False},
         inputs=(4, 5),
         outputs=(3, 3),
-        inplace=over_only((0, 0), (0, 1)),
+        inplace=overwrite_unless_repeated((0, 0), (0, 1)),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.op import Attrs, ByParts, Gradient, Infer, Op, Share, Shares, Specs, none
+from sublet.ops.op import Attrs, Gradient, GradientByExpansion, Infer, Op, Share, Shares, Specs, no_shares
 
 PREFIX = "nn."
 
@@ -39,7 +39,7 @@ REQUIRED_TEXT = Required("")
 REQUIRED_INTEGERS = Required(())
 REQUIRED_TEXTS = Required(("",))
 
-WIDEST = range(-(1 << 63), 1 << 63)
+INTEGER_RANGE = range(-(1 << 63), 1 << 63)
 """The range of integer attributes: kernels store integers in 64 bits."""
 
 
@@ -62,13 +62,13 @@ class Command:
     text: str
     infer: Infer
     compute: Compute
-    gradient: Gradient | ByParts | None = None
+    gradient: Gradient | GradientByExpansion | None = None
     attrs: Mapping[str, Attr | Required] = field(default_factory=dict)
     inputs: tuple[int, int] = (1, 1)
     outputs: tuple[int, int] = (1, 1)
-    views: Shares = none
-    parts: Shares = none
-    inplace: Shares = none
+    views: Shares = no_shares
+    parts: Shares = no_shares
+    inplace: Shares = no_shares
     pure: bool = True
 
     @property
@@ -82,13 +82,13 @@ class Command:
             pure=self.pure,
             inputs=self.inputs,
             outputs=self.outputs,
-            infer=self._inferred,
+            infer=self._infer_checked,
             gradient=self.gradient,
         )
 
-    def _inferred(self, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    def _infer_checked(self, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs of a node with complete attributes. Raises SpecError."""
-        complete = self.completed(attrs)
+        complete = self.complete_attributes(attrs)
         missing = [key for key in complete if key not in attrs]
         if missing:
             raise SpecError(f"the attribute {missing[0]!r} is missing: a node holds them all")
@@ -99,7 +99,7 @@ class Command:
         except SubletError as error:  # a tensor with an invalid shape
             raise SpecError(str(error)) from None
 
-    def completed(self, attrs: Attrs) -> dict[str, Attr]:
+    def complete_attributes(self, attrs: Attrs) -> dict[str, Attr]:
         """Return the attributes with defaults filled in, in the form stored by a graph (tuples, flags as 0 or 1).
 
         Raises SpecError for an unknown, missing or ill-typed attribute.
@@ -113,20 +113,20 @@ class Command:
             if key not in attrs and isinstance(default, Required):
                 raise SpecError(f"nn.{self.name} needs the attribute {key!r}")
             like = default.like if isinstance(default, Required) else default
-            complete[key] = _typed(f"nn.{self.name}: {key}", attrs.get(key, like), like)
+            complete[key] = _coerce_attribute(f"nn.{self.name}: {key}", attrs.get(key, like), like)
         return complete
 
 
-def _typed(name: str, value: Any, like: Attr) -> Any:
+def _coerce_attribute(name: str, value: Any, like: Attr) -> Any:
     """Return an attribute converted to the kind of `like`. Raises SpecError for a value of a different kind."""
     if not isinstance(like, tuple):
-        return _single(name, value, like)
+        return _coerce_item(name, value, like)
     if not isinstance(value, list | tuple):
         raise SpecError(f"{name} = {value!r} must be a list")
-    return tuple(_single(name, item, like[0] if like else 0) for item in value)
+    return tuple(_coerce_item(name, item, like[0] if like else 0) for item in value)
 
 
-def _single(name: str, value: Any, like: Any) -> Any:
+def _coerce_item(name: str, value: Any, like: Any) -> Any:
     kind, read = next((kind, read) for type_, kind, read in _KINDS if isinstance(like, type_))
     converted = read(value)
     if converted is None:
@@ -139,7 +139,7 @@ def _flag(value: Any) -> int | None:
 
 
 def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, Integral) and int(value) in WIDEST else None
+    return int(value) if isinstance(value, Integral) and int(value) in INTEGER_RANGE else None
 
 
 def _number(value: Any) -> float | None:
@@ -167,31 +167,37 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
 """For each kind of attribute the name and the reader; a reader returns None for a value of a different kind."""
 
 
-def over(*positions: int, output: int = 0) -> Shares:
+def overwrite_any(*positions: int, output: int = 0) -> Shares:
     """Return the fact: output `output` may overwrite any input at `positions` with equal shape and element size."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[output] if output < len(node.outputs) else None
-        return tuple(Share(output, i) for i in positions if i < len(node.inputs) and _same(node.inputs[i], result))
+        return tuple(
+            Share(output, i) for i in positions if i < len(node.inputs) and _can_overwrite(node.inputs[i], result)
+        )
 
     return shares
 
 
-def over_only(*pairs: tuple[int, int]) -> Shares:
+def overwrite_unless_repeated(*pairs: tuple[int, int]) -> Shares:
     """Return the fact: for each (o, i), output o may overwrite input i, unless the node reads input i twice."""
 
     def shares(node: Node) -> tuple[Share, ...]:
         shares_found = []
         for output, i in pairs:
             is_present = output < len(node.outputs) and i < len(node.inputs)
-            if is_present and _same(node.inputs[i], node.outputs[output]) and node.inputs.count(node.inputs[i]) == 1:
+            if (
+                is_present
+                and _can_overwrite(node.inputs[i], node.outputs[output])
+                and node.inputs.count(node.inputs[i]) == 1
+            ):
                 shares_found.append(Share(output, i))
         return tuple(shares_found)
 
     return shares
 
 
-def _same(source: Value | None, result: Value | None) -> bool:
+def _can_overwrite(source: Value | None, result: Value | None) -> bool:
     if source is None or result is None:
         return False
     a, b = source.spec, result.spec
@@ -203,7 +209,7 @@ def _same(source: Value | None, result: Value | None) -> bool:
     )
 
 
-def whole(node: Node) -> tuple[Share, ...]:
+def same_bytes(node: Node) -> tuple[Share, ...]:
     """Return the share of output 0 with all bytes of input 0, as for a reshape."""
     source, result = node.inputs[0], node.outputs[0]
     if source is None or result is None or not source.nbytes or source.nbytes != result.nbytes:

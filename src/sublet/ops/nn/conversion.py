@@ -11,53 +11,53 @@ from sublet.base.errors import SpecError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.blocks import only_ones_move
+from sublet.ops.contiguous import keeps_element_order
 from sublet.ops.nn.command import (
     REQUIRED_INTEGER,
     REQUIRED_INTEGERS,
     REQUIRED_NUMBER,
     REQUIRED_TEXT,
     Command,
-    over,
+    overwrite_any,
     pick,
+    same_bytes,
     spec_of,
-    whole,
 )
-from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import ANY, NUMBERS, number_of, of_type, shape_given, type_named
+from sublet.ops.nn.gradient_rules import only_gradient, operand
+from sublet.ops.nn.shape_inference import ANY, NUMBERS, number_as, parse_dtype, require_shape, require_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 
-def made(attrs: Attrs) -> TensorSpec:
+def spec_from_attrs(attrs: Attrs) -> TensorSpec:
     """Return the spec given by the attributes `shape` and `dtype`."""
-    return TensorSpec(type_named(pick(attrs, "dtype")), shape_given(pick(attrs, "shape")))
+    return TensorSpec(parse_dtype(pick(attrs, "dtype")), require_shape(pick(attrs, "shape")))
 
 
 def _fill_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    result = made(attrs)
-    number_of(pick(attrs, "value"), result.dtype)
+    result = spec_from_attrs(attrs)
+    number_as(pick(attrs, "value"), result.dtype)
     return (result,)
 
 
 def _fill(shape: tuple[int, ...], dtype: str, value: float) -> Any:
-    named = type_named(dtype)
-    return np.full(shape, number_of(value, named), NUMPY[named])
+    named = parse_dtype(dtype)
+    return np.full(shape, number_as(value, named), NUMPY[named])
 
 
 def _undefined_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (made(attrs),)
+    return (spec_from_attrs(attrs),)
 
 
 def _iota_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dtype, count = type_named(pick(attrs, "dtype"), NUMBERS), pick(attrs, "count")
+    dtype, count = parse_dtype(pick(attrs, "dtype"), NUMBERS), pick(attrs, "count")
     if count < 0:
         raise SpecError(f"count = {count} must be at least 0")
-    number_of(max(0, count - 1), dtype)
+    number_as(max(0, count - 1), dtype)
     return (TensorSpec(dtype, (count,)),)
 
 
 def _cast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (TensorSpec(type_named(pick(attrs, "dtype")), of_type(specs[0], ANY).shape),)
+    return (TensorSpec(parse_dtype(pick(attrs, "dtype")), require_type(specs[0], ANY).shape),)
 
 
 def _to_same_type(node: Node) -> bool:
@@ -65,49 +65,49 @@ def _to_same_type(node: Node) -> bool:
 
 
 def _cast_views(node: Node) -> tuple[Share, ...]:
-    return whole(node) if _to_same_type(node) else ()
+    return same_bytes(node) if _to_same_type(node) else ()
 
 
 def _cast_inplace(node: Node) -> tuple[Share, ...]:
     """Return the share for types of equal size: conversion works element by element."""
-    return () if _to_same_type(node) else over(0)(node)
+    return () if _to_same_type(node) else overwrite_any(0)(node)
 
 
 def _cast_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.cast", given(grads), dtype=spec_of(operand(node, 0)).dtype.text)]
+    return [emit("nn.cast", only_gradient(grads), dtype=spec_of(operand(node, 0)).dtype.text)]
 
 
 def _copy_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (of_type(specs[0], ANY),)
+    return (require_type(specs[0], ANY),)
 
 
-def _same(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [given(grads)]
+def _pass_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [only_gradient(grads)]
 
 
-def last_axes(rank: int) -> tuple[int, ...]:
+def to_nhwc_axes(rank: int) -> tuple[int, ...]:
     """Return the order of axes for converting [N, C, *spatial] to [N, *spatial, C]."""
     return (0, *range(2, rank), 1)
 
 
-def first_axes(rank: int) -> tuple[int, ...]:
+def to_nchw_axes(rank: int) -> tuple[int, ...]:
     """Return the order of axes for converting [N, *spatial, C] to [N, C, *spatial]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def _layout(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str) -> Command:
+def _layout_command(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str) -> Command:
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        x = of_type(specs[0], ANY)
+        x = require_type(specs[0], ANY)
         if len(x.shape) < 3:
             raise SpecError(f"the input is {x}, it must have the axes {before}")
         return (TensorSpec(x.dtype, tuple(x.shape[axis] for axis in axes(len(x.shape)))),)
 
     def views(node: Node) -> tuple[Share, ...]:
         shape = spec_of(operand(node, 0)).shape
-        return whole(node) if only_ones_move(shape, axes(len(shape))) else ()
+        return same_bytes(node) if keeps_element_order(shape, axes(len(shape))) else ()
 
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-        return [emit(back, given(grads))]
+        return [emit(back, only_gradient(grads))]
 
     return Command(name, text, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views)
 
@@ -131,7 +131,7 @@ COMMANDS = (
         "undefined",
         "A tensor of any bytes: stands in for a value that is never read. Nothing is written.",
         _undefined_infer,
-        lambda shape, dtype: np.zeros(shape, NUMPY[type_named(dtype)]),
+        lambda shape, dtype: np.zeros(shape, NUMPY[parse_dtype(dtype)]),
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT},
         inputs=(0, 0),
     ),
@@ -139,7 +139,7 @@ COMMANDS = (
         "iota",
         "0, 1, 2, ... count - 1.",
         _iota_infer,
-        lambda count, dtype: np.arange(count).astype(NUMPY[type_named(dtype)]),
+        lambda count, dtype: np.arange(count).astype(NUMPY[parse_dtype(dtype)]),
         attrs={"count": REQUIRED_INTEGER, "dtype": "i64"},
         inputs=(0, 0),
     ),
@@ -147,7 +147,7 @@ COMMANDS = (
         "cast",
         "Another type. Fractions are cut off; a number that the new type cannot hold becomes any number.",
         _cast_infer,
-        lambda x, dtype: x.astype(NUMPY[type_named(dtype)]),
+        lambda x, dtype: x.astype(NUMPY[parse_dtype(dtype)]),
         _cast_back,
         {"dtype": REQUIRED_TEXT},
         views=_cast_views,
@@ -158,29 +158,29 @@ COMMANDS = (
         "The same elements with bytes of their own, whatever becomes of the input.",
         _copy_infer,
         lambda x: x,
-        _same,
+        _pass_gradient,
     ),
     Command(
         OFFLOAD.removeprefix("nn."),
         "The same elements, in the slow memory where the plan has one; nothing but nn.reload reads them.",
         _copy_infer,
         lambda x: x,
-        _same,
+        _pass_gradient,
     ),
     Command(
         RELOAD.removeprefix("nn."),
         "The same elements, brought back from where nn.offload brought them.",
         _copy_infer,
         lambda x: x,
-        _same,
+        _pass_gradient,
     ),
     Command(
         STOP_GRADIENT.removeprefix("nn."),
         "The same elements, through which no gradient goes.",
         _copy_infer,
         lambda x: x,
-        views=whole,
+        views=same_bytes,
     ),
-    _layout("to_nhwc", "[N, C, *spatial] -> [N, *spatial, C].", last_axes, "[N, C, *spatial]", "nn.to_nchw"),
-    _layout("to_nchw", "[N, *spatial, C] -> [N, C, *spatial].", first_axes, "[N, *spatial, C]", "nn.to_nhwc"),
+    _layout_command("to_nhwc", "[N, C, *spatial] -> [N, *spatial, C].", to_nhwc_axes, "[N, C, *spatial]", "nn.to_nchw"),
+    _layout_command("to_nchw", "[N, *spatial, C] -> [N, C, *spatial].", to_nchw_axes, "[N, *spatial, C]", "nn.to_nhwc"),
 )

@@ -9,10 +9,10 @@ import numpy as np
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, over, spec_of
-from sublet.ops.nn.gradients import Times, elementwise, operand, product, result, scaled, zeros
-from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, broadcast, present, same_type
-from sublet.ops.nn.shapes import elementwise as infer_elementwise
+from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, overwrite_any, spec_of
+from sublet.ops.nn.gradient_rules import TermRule, elementwise_gradient, multiply, operand, result, scale_by, zeros_like
+from sublet.ops.nn.shape_inference import ANY, FLOATS, NUMBERS, broadcast_shape, require_present, require_same_type
+from sublet.ops.nn.shape_inference import elementwise_infer as infer_elementwise
 from sublet.ops.op import Attrs, Emit, Specs
 
 
@@ -20,7 +20,7 @@ def unary(
     name: str,
     text: str,
     compute: Callable[..., Any],
-    rule: Times | None,
+    rule: TermRule | None,
     attrs: dict[str, Attr | Required] | None = None,
 ) -> Command:
     """Return a command with one floating-point input."""
@@ -29,22 +29,22 @@ def unary(
         text,
         infer_elementwise(FLOATS),
         lambda x, **attrs: compute(x, **attrs),
-        elementwise(rule) if rule else None,
+        elementwise_gradient(rule) if rule else None,
         attrs or {},
-        inplace=over(0),
+        inplace=overwrite_any(0),
     )
 
 
-def binary(name: str, text: str, compute: Callable[..., Any], a: Times | None, b: Times | None) -> Command:
+def binary(name: str, text: str, compute: Callable[..., Any], a: TermRule | None, b: TermRule | None) -> Command:
     """Return a command with two inputs of equal type."""
     return Command(
         name,
         text,
         infer_elementwise(NUMBERS),
         lambda a, b: compute(a, b),
-        elementwise(a, b) if a or b else None,
+        elementwise_gradient(a, b) if a or b else None,
         inputs=(2, 2),
-        inplace=over(0, 1),
+        inplace=overwrite_any(0, 1),
     )
 
 
@@ -56,7 +56,7 @@ def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
         infer_elementwise(ANY, DType.BOOL),
         lambda a, b: compute(a, b),
         inputs=(2, 2),
-        inplace=over(0, 1),
+        inplace=overwrite_any(0, 1),
     )
 
 
@@ -68,7 +68,7 @@ def logical(name: str, text: str, compute: Callable[..., Any], count: int) -> Co
         infer_elementwise((DType.BOOL,)),
         (lambda x: compute(x)) if count == 1 else (lambda a, b: compute(a, b)),
         inputs=(count, count),
-        inplace=over(*range(count)),
+        inplace=overwrite_any(*range(count)),
     )
 
 
@@ -76,7 +76,7 @@ def _x(node: Node) -> Value:
     return operand(node, 0)
 
 
-def _masked(emit: Emit, mask: Value, grad: Value) -> Value:
+def _mask_gradient(emit: Emit, mask: Value, grad: Value) -> Value:
     return emit("nn.where", mask, grad, emit.constant(0, grad))
 
 
@@ -84,16 +84,16 @@ def _neg(emit: Emit, node: Node, grad: Value) -> Value:
     return emit("nn.neg", grad)
 
 
-def _same(emit: Emit, node: Node, grad: Value) -> Value:
+def _pass_gradient(emit: Emit, node: Node, grad: Value) -> Value:
     return grad
 
 
 def _abs(emit: Emit, node: Node, grad: Value) -> Value:
-    return product(emit, grad, emit("nn.sign", _x(node)))
+    return multiply(emit, grad, emit("nn.sign", _x(node)))
 
 
 def _zero(emit: Emit, node: Node, grad: Value) -> Value:
-    return zeros(emit, grad)
+    return zeros_like(emit, grad)
 
 
 def _pow_a(emit: Emit, node: Node, grad: Value) -> Value:
@@ -102,12 +102,12 @@ def _pow_a(emit: Emit, node: Node, grad: Value) -> Value:
     if b.literal is not None and spec_of(b).size == 1:
         exponent = float(b.literal[0])
         if exponent in (0, 1):
-            return grad if exponent else zeros(emit, grad)
+            return grad if exponent else zeros_like(emit, grad)
         lower = a if exponent == 2 else emit("nn.pow", a, emit.constant(exponent - 1, a))
-        return product(emit, grad, scaled(emit, lower, exponent))
+        return multiply(emit, grad, scale_by(emit, lower, exponent))
     lower = emit("nn.pow", a, emit("nn.sub", b, emit.constant(1, b)))
     is_flat = emit("nn.equal", b, emit.constant(0, b))
-    return emit("nn.where", is_flat, emit.constant(0, grad), product(emit, grad, b, lower))
+    return emit("nn.where", is_flat, emit.constant(0, grad), multiply(emit, grad, b, lower))
 
 
 def _pow_b(emit: Emit, node: Node, grad: Value) -> Value:
@@ -115,36 +115,36 @@ def _pow_b(emit: Emit, node: Node, grad: Value) -> Value:
     a, b = operand(node, 0), operand(node, 1)
     zero, positive = emit("nn.equal", a, emit.constant(0, a)), emit("nn.greater_equal", b, emit.constant(0, b))
     is_flat = emit("nn.logical_and", zero, positive)
-    slope = product(emit, grad, result(node), emit("nn.log", a))
+    slope = multiply(emit, grad, result(node), emit("nn.log", a))
     return emit("nn.where", is_flat, emit.constant(0, grad), slope)
 
 
 def _div_b(emit: Emit, node: Node, grad: Value) -> Value:
     """Return -grad * (a / b) / b."""
-    return emit("nn.neg", emit("nn.div", product(emit, grad, result(node)), operand(node, 1)))
+    return emit("nn.neg", emit("nn.div", multiply(emit, grad, result(node)), operand(node, 1)))
 
 
-def _larger(position: int, test: str) -> Times:
+def _extremum_rule(position: int, test: str) -> TermRule:
     """Return the rule of maximum or minimum: the gradient goes to the selected input, the first for equal inputs."""
 
     def rule(emit: Emit, node: Node, grad: Value) -> Value:
         mask = emit(test, operand(node, 0), operand(node, 1))
-        return _masked(emit, mask if position == 0 else emit("nn.logical_not", mask), grad)
+        return _mask_gradient(emit, mask if position == 0 else emit("nn.logical_not", mask), grad)
 
     return rule
 
 
 def _where_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    condition, a, b = (present(spec, f"input {i}") for i, spec in enumerate(specs))
-    same_type([condition], (DType.BOOL,))
-    return (TensorSpec(same_type([a, b], ANY), broadcast([condition, a, b])),)
+    condition, a, b = (require_present(spec, f"input {i}") for i, spec in enumerate(specs))
+    require_same_type([condition], (DType.BOOL,))
+    return (TensorSpec(require_same_type([a, b], ANY), broadcast_shape([condition, a, b])),)
 
 
-def _chosen(emit: Emit, node: Node, grad: Value) -> Value:
-    return _masked(emit, operand(node, 0), grad)
+def _gradient_of_a(emit: Emit, node: Node, grad: Value) -> Value:
+    return _mask_gradient(emit, operand(node, 0), grad)
 
 
-def _other(emit: Emit, node: Node, grad: Value) -> Value:
+def _gradient_of_b(emit: Emit, node: Node, grad: Value) -> Value:
     return emit("nn.where", operand(node, 0), emit.constant(0, grad), grad)
 
 
@@ -152,7 +152,7 @@ def _clamp(emit: Emit, node: Node, grad: Value) -> Value:
     x = _x(node)
     low, high = (emit.constant(float(node.attrs[key]), x) for key in ("low", "high"))  # type: ignore[arg-type]
     inside = emit("nn.logical_and", emit("nn.greater_equal", x, low), emit("nn.less_equal", x, high))
-    return _masked(emit, inside, grad)
+    return _mask_gradient(emit, inside, grad)
 
 
 def _power(a: Any, b: Any) -> Any:
@@ -164,14 +164,14 @@ def _power(a: Any, b: Any) -> Any:
 
 
 COMMANDS = (
-    binary("add", "a + b, with NumPy's broadcasting.", np.add, _same, _same),
-    binary("sub", "a - b, with NumPy's broadcasting.", np.subtract, _same, _neg),
+    binary("add", "a + b, with NumPy's broadcasting.", np.add, _pass_gradient, _pass_gradient),
+    binary("sub", "a - b, with NumPy's broadcasting.", np.subtract, _pass_gradient, _neg),
     binary(
         "mul",
         "a b, element by element, with NumPy's broadcasting.",
         np.multiply,
-        lambda emit, node, grad: product(emit, grad, operand(node, 1)),
-        lambda emit, node, grad: product(emit, grad, operand(node, 0)),
+        lambda emit, node, grad: multiply(emit, grad, operand(node, 1)),
+        lambda emit, node, grad: multiply(emit, grad, operand(node, 0)),
     ),
     binary(
         "div",
@@ -185,40 +185,42 @@ COMMANDS = (
         "maximum",
         "The larger of a and b, with NumPy's broadcasting.",
         np.maximum,
-        _larger(0, "nn.greater_equal"),
-        _larger(1, "nn.greater_equal"),
+        _extremum_rule(0, "nn.greater_equal"),
+        _extremum_rule(1, "nn.greater_equal"),
     ),
     binary(
         "minimum",
         "The smaller of a and b, with NumPy's broadcasting.",
         np.minimum,
-        _larger(0, "nn.less_equal"),
-        _larger(1, "nn.less_equal"),
+        _extremum_rule(0, "nn.less_equal"),
+        _extremum_rule(1, "nn.less_equal"),
     ),
     unary("neg", "-x.", np.negative, _neg),
     unary("abs", "The absolute value.", np.abs, _abs),
     unary("sign", "-1, 0 or 1.", np.sign, _zero),
-    unary("exp", "e to the power of x.", np.exp, lambda emit, node, grad: product(emit, grad, result(node))),
+    unary("exp", "e to the power of x.", np.exp, lambda emit, node, grad: multiply(emit, grad, result(node))),
     unary("log", "The natural logarithm.", np.log, lambda emit, node, grad: emit("nn.div", grad, _x(node))),
     unary(
         "sqrt",
         "The square root.",
         np.sqrt,
-        lambda emit, node, grad: emit("nn.div", scaled(emit, grad, 0.5), result(node)),
+        lambda emit, node, grad: emit("nn.div", scale_by(emit, grad, 0.5), result(node)),
     ),
     unary(
         "reciprocal",
         "1 / x.",
         np.reciprocal,
-        lambda emit, node, grad: emit("nn.neg", product(emit, grad, result(node), result(node))),
+        lambda emit, node, grad: emit("nn.neg", multiply(emit, grad, result(node), result(node))),
     ),
-    unary("square", "x times x.", np.square, lambda emit, node, grad: product(emit, scaled(emit, grad, 2), _x(node))),
-    unary("sin", "The sine.", np.sin, lambda emit, node, grad: product(emit, grad, emit("nn.cos", _x(node)))),
+    unary(
+        "square", "x times x.", np.square, lambda emit, node, grad: multiply(emit, scale_by(emit, grad, 2), _x(node))
+    ),
+    unary("sin", "The sine.", np.sin, lambda emit, node, grad: multiply(emit, grad, emit("nn.cos", _x(node)))),
     unary(
         "cos",
         "The cosine.",
         np.cos,
-        lambda emit, node, grad: emit("nn.neg", product(emit, grad, emit("nn.sin", _x(node)))),
+        lambda emit, node, grad: emit("nn.neg", multiply(emit, grad, emit("nn.sin", _x(node)))),
     ),
     unary("floor", "The largest whole number that is not above x.", np.floor, _zero),
     unary(
@@ -253,8 +255,8 @@ COMMANDS = (
         "a where the condition is true, b elsewhere, with NumPy's broadcasting.",
         _where_infer,
         lambda condition, a, b: np.where(condition, a, b),
-        elementwise(None, _chosen, _other),
+        elementwise_gradient(None, _gradient_of_a, _gradient_of_b),
         inputs=(3, 3),
-        inplace=over(1, 2),
+        inplace=overwrite_any(1, 2),
     ),
 )

@@ -19,9 +19,9 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
-from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, over, pick
-from sublet.ops.nn.shapes import present
-from sublet.ops.op import Attrs, ByParts, Emit, Specs
+from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, overwrite_any, pick
+from sublet.ops.nn.shape_inference import require_present
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Specs
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
 """Commands with kernels that write before reading both operands: a chain, and any step, may overwrite any operand."""
@@ -52,10 +52,10 @@ class ChainStep:
 
 def chain_steps(attrs: Attrs) -> tuple[ChainStep, ...]:
     """Return the steps of a chain. Raises SpecError for an invalid step."""
-    return tuple(_read(str(text)) for text in pick(attrs, "steps"))
+    return tuple(_parse_step(str(text)) for text in pick(attrs, "steps"))
 
 
-def _read(text: str) -> ChainStep:
+def _parse_step(text: str) -> ChainStep:
     words = text.split()
     if not words or words[0] not in STEPS:
         raise SpecError(f"nn.chain: the step {text!r} is no command that works element by element")
@@ -65,14 +65,14 @@ def _read(text: str) -> ChainStep:
         attrs = {key: float(number) if _is_float(number) else int(number) for key, number in given.items()}
     except ValueError:
         raise SpecError(f"nn.chain: an attribute in the step {text!r} is no number") from None
-    return ChainStep(record, tuple(word for word in words[1:] if "=" not in word), record.completed(attrs))
+    return ChainStep(record, tuple(word for word in words[1:] if "=" not in word), record.complete_attributes(attrs))
 
 
 def _is_float(number: str) -> bool:
     return any(mark in number for mark in (".", "e", "inf", "nan"))
 
 
-def _operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]) -> Any:
+def _resolve_operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]) -> Any:
     """Return the operand `name` of the step at `position`: an input of the chain or an earlier result."""
     of = given if name.startswith("x") else made
     if not OPERAND.fullmatch(name) or int(name[1:]) >= len(of):
@@ -82,10 +82,10 @@ def _operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]
 
 def specs_of_steps(specs: Specs, attrs: Attrs) -> list[TensorSpec]:
     """Return the spec of the result of each step. Raises SpecError unless all steps have equal shape."""
-    given = [present(spec, f"input {i}") for i, spec in enumerate(specs)]
+    given = [require_present(spec, f"input {i}") for i, spec in enumerate(specs)]
     outputs: list[TensorSpec] = []
     for position, step in enumerate(chain_steps(attrs)):
-        operands = [_operand(name, position, given, outputs) for name in step.operands]
+        operands = [_resolve_operand(name, position, given, outputs) for name in step.operands]
         least, most = step.command.inputs
         if not least <= len(operands) <= most:
             raise SpecError(f"nn.chain: step {position}, {step.text!r}, has {len(operands)} operands")
@@ -105,7 +105,7 @@ def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 def _compute(*inputs: Any, steps: tuple[str, ...]) -> Any:
     outputs: list[Any] = []
     for position, step in enumerate(chain_steps({"steps": steps})):
-        operands = [_operand(name, position, inputs, outputs) for name in step.operands]
+        operands = [_resolve_operand(name, position, inputs, outputs) for name in step.operands]
         outputs.append(step.command.compute(*operands, **step.attrs))
     return outputs[-1]
 
@@ -113,12 +113,12 @@ def _compute(*inputs: Any, steps: tuple[str, ...]) -> Any:
 def _expand(emit: Emit, node: Node) -> Sequence[Value]:
     emitted: list[Value] = []
     for position, step in enumerate(chain_steps(node.attrs)):
-        operands = [_operand(name, position, node.inputs, emitted) for name in step.operands]
+        operands = [_resolve_operand(name, position, node.inputs, emitted) for name in step.operands]
         emitted.append(emit(PREFIX + step.command.name, *operands, **step.attrs))
     return emitted[-1:]
 
 
-MOST = 64
+MAX_CHAIN_INPUTS = 64
 """Maximum inputs of a chain."""
 
 COMMANDS: tuple[Command, ...] = (
@@ -127,9 +127,9 @@ COMMANDS: tuple[Command, ...] = (
         'Element-wise commands one after the other, as text: ("mul x0 x1", "add s0 x2").',
         _infer,
         _compute,
-        ByParts(_expand),
+        GradientByExpansion(_expand),
         {"steps": REQUIRED_TEXTS},
-        inputs=(1, MOST),
-        inplace=over(*range(MOST)),
+        inputs=(1, MAX_CHAIN_INPUTS),
+        inplace=overwrite_any(*range(MAX_CHAIN_INPUTS)),
     ),
 )

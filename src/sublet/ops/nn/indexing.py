@@ -11,53 +11,61 @@ from sublet.base.errors import SpecError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.blocks import block
-from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import (
+from sublet.ops.contiguous import block_share
+from sublet.ops.nn.command import (
+    REQUIRED_INTEGER,
+    REQUIRED_NUMBER,
+    Command,
+    overwrite_any,
+    overwrite_unless_repeated,
+    pick,
+    spec_of,
+)
+from sublet.ops.nn.gradient_rules import only_gradient, operand
+from sublet.ops.nn.shape_inference import (
     ANY,
     INDICES,
     NUMBERS,
-    axis_in,
-    broadcast,
-    equal,
-    number_of,
-    of_type,
-    present,
-    type_named,
+    broadcast_shape,
+    normalize_axis,
+    number_as,
+    parse_dtype,
+    require_equal,
+    require_present,
+    require_type,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 
-def within(indices: Any, extent: int) -> Any:
+def require_in_range(indices: Any, extent: int) -> Any:
     """Return the indices unchanged. Raises IndexError unless all lie in [0, extent)."""
     if indices.size and not (indices.min() >= 0 and indices.max() < extent):
         raise IndexError(f"indices {indices.min()} to {indices.max()} into an axis of {extent} elements")
     return indices
 
 
-def _selected(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
+def _selected_spec(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
     return TensorSpec(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _select_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, indices = of_type(specs[0], ANY), of_type(specs[1], INDICES, "indices")
-    return (_selected(x, indices, axis_in(pick(attrs, "axis"), len(x.shape))),)
+    x, indices = require_type(specs[0], ANY), require_type(specs[1], INDICES, "indices")
+    return (_selected_spec(x, indices, normalize_axis(pick(attrs, "axis"), len(x.shape))),)
 
 
 def _index_select(x: Any, indices: Any, axis: int) -> Any:
-    return np.take(x, within(indices, x.shape[axis]), axis)
+    return np.take(x, require_in_range(indices, x.shape[axis]), axis)
 
 
 def _select_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     shape = spec_of(operand(node, 0)).shape
     axis = int(pick(node.attrs, "axis")) % len(shape)
     indices = operand(node, 1)
-    return [emit("nn.index_select_gradient", given(grads), indices, axis=axis, extent=shape[axis]), None]
+    return [emit("nn.index_select_gradient", only_gradient(grads), indices, axis=axis, extent=shape[axis]), None]
 
 
 def _summed_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dy, indices = of_type(specs[0], NUMBERS), of_type(specs[1], INDICES, "indices")
+    dy, indices = require_type(specs[0], NUMBERS), require_type(specs[1], INDICES, "indices")
     axis, extent, rank = pick(attrs, "axis"), pick(attrs, "extent"), len(indices.shape)
     if extent < 0:
         raise SpecError(f"extent = {extent} must be at least 0")
@@ -71,24 +79,24 @@ def _index_select_gradient(dy: Any, indices: Any, axis: int, extent: int) -> Any
     before, after = dy.shape[:axis], dy.shape[axis + indices.ndim :]
     y = np.zeros((*before, extent, *after), dy.dtype)
     pieces = dy.reshape(*before, indices.size, *after)
-    np.add.at(y, (*(slice(None),) * axis, within(indices, extent).reshape(-1)), pieces)
+    np.add.at(y, (*(slice(None),) * axis, require_in_range(indices, extent).reshape(-1)), pieces)
     return y
 
 
 def _summed_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.index_select", given(grads), operand(node, 1), axis=pick(node.attrs, "axis")), None]
+    return [emit("nn.index_select", only_gradient(grads), operand(node, 1), axis=pick(node.attrs, "axis")), None]
 
 
 def _embedding_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    w, indices = of_type(specs[0], NUMBERS, "the table"), of_type(specs[1], INDICES, "indices")
+    w, indices = require_type(specs[0], NUMBERS, "the table"), require_type(specs[1], INDICES, "indices")
     if len(w.shape) != 2:
         raise SpecError(f"the table is {w}, it must have two axes: [rows, width]")
-    return (_selected(w, indices, 0),)
+    return (_selected_spec(w, indices, 0),)
 
 
 def _embedding_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     rows = spec_of(operand(node, 0)).shape[0]
-    return [emit("nn.embedding_gradient", given(grads), operand(node, 1), rows=rows), None]
+    return [emit("nn.embedding_gradient", only_gradient(grads), operand(node, 1), rows=rows), None]
 
 
 def _embedding_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -99,10 +107,10 @@ def _embedding_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, .
 
 
 def _embedding_gradient_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.embedding", given(grads), operand(node, 1)), None]
+    return [emit("nn.embedding", only_gradient(grads), operand(node, 1)), None]
 
 
-def _along(x: TensorSpec, indices: TensorSpec, axis: int) -> None:
+def _require_same_extents(x: TensorSpec, indices: TensorSpec, axis: int) -> None:
     """Raise SpecError unless both specs have equal extents except along the axis."""
     rank = len(x.shape)
     if len(indices.shape) != rank or any(x.shape[k] != indices.shape[k] for k in range(rank) if k != axis):
@@ -110,75 +118,75 @@ def _along(x: TensorSpec, indices: TensorSpec, axis: int) -> None:
 
 
 def _gather_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, indices = of_type(specs[0], ANY), of_type(specs[1], INDICES, "indices")
-    _along(x, indices, axis_in(pick(attrs, "axis"), len(x.shape)))
+    x, indices = require_type(specs[0], ANY), require_type(specs[1], INDICES, "indices")
+    _require_same_extents(x, indices, normalize_axis(pick(attrs, "axis"), len(x.shape)))
     return (TensorSpec(x.dtype, indices.shape),)
 
 
 def _gather(x: Any, indices: Any, axis: int) -> Any:
-    return np.take_along_axis(x, within(indices, x.shape[axis]), axis)
+    return np.take_along_axis(x, require_in_range(indices, x.shape[axis]), axis)
 
 
 def _gather_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     x = operand(node, 0)
     zeros = emit.constant(0, x, spec_of(x).shape)
-    return [emit("nn.scatter_add", zeros, operand(node, 1), given(grads), axis=pick(node.attrs, "axis")), None]
+    return [emit("nn.scatter_add", zeros, operand(node, 1), only_gradient(grads), axis=pick(node.attrs, "axis")), None]
 
 
 def _scatter_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, indices = of_type(specs[0], NUMBERS), of_type(specs[1], INDICES, "indices")
-    updates = present(specs[2], "updates")
-    _along(x, indices, axis_in(pick(attrs, "axis"), len(x.shape)))
-    equal(updates, TensorSpec(x.dtype, indices.shape), "updates, and what the indices ask for,")
+    x, indices = require_type(specs[0], NUMBERS), require_type(specs[1], INDICES, "indices")
+    updates = require_present(specs[2], "updates")
+    _require_same_extents(x, indices, normalize_axis(pick(attrs, "axis"), len(x.shape)))
+    require_equal(updates, TensorSpec(x.dtype, indices.shape), "updates, and what the indices ask for,")
     return (x,)
 
 
 def _scatter_add(x: Any, indices: Any, updates: Any, axis: int) -> Any:
     y = x.copy()
     places = list(np.indices(indices.shape, sparse=True))
-    places[axis] = within(indices, x.shape[axis])
+    places[axis] = require_in_range(indices, x.shape[axis])
     np.add.at(y, tuple(places), updates)
     return y
 
 
 def _scatter_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    grad = given(grads)
+    grad = only_gradient(grads)
     return [grad, None, emit("nn.gather", grad, operand(node, 1), axis=pick(node.attrs, "axis"))]
 
 
 def _one_hot_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    indices, depth = of_type(specs[0], INDICES, "indices"), pick(attrs, "depth")
+    indices, depth = require_type(specs[0], INDICES, "indices"), pick(attrs, "depth")
     if depth < 1:
         raise SpecError(f"depth = {depth} must be a number of classes, at least 1")
-    return (TensorSpec(type_named(pick(attrs, "dtype")), (*indices.shape, depth)),)
+    return (TensorSpec(parse_dtype(pick(attrs, "dtype")), (*indices.shape, depth)),)
 
 
 def _one_hot(indices: Any, depth: int, dtype: str) -> Any:
-    kind = NUMPY[type_named(dtype)]
-    return (within(indices, depth)[..., None] == np.arange(depth)).astype(kind)
+    kind = NUMPY[parse_dtype(dtype)]
+    return (require_in_range(indices, depth)[..., None] == np.arange(depth)).astype(kind)
 
 
 def _masked_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, mask = of_type(specs[0], ANY), of_type(specs[1], (DType.BOOL,), "the mask")
-    if broadcast([x, mask]) != x.shape:
+    x, mask = require_type(specs[0], ANY), require_type(specs[1], (DType.BOOL,), "the mask")
+    if broadcast_shape([x, mask]) != x.shape:
         raise SpecError(f"the mask, {mask}, cannot be broadcast to {x}")
-    number_of(pick(attrs, "value"), x.dtype)
+    number_as(pick(attrs, "value"), x.dtype)
     return (x,)
 
 
 def _masked_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.masked_fill", given(grads), operand(node, 1), value=0.0), None]
+    return [emit("nn.masked_fill", only_gradient(grads), operand(node, 1), value=0.0), None]
 
 
 def _row_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    stack, row = of_type(specs[0], ANY, "the stack"), of_type(specs[1], INDICES, "the index")
+    stack, row = require_type(specs[0], ANY, "the stack"), require_type(specs[1], INDICES, "the index")
     if not stack.shape or row.shape:
         raise SpecError(f"the stack is {stack} and the index {row}: that needs rows, this must be a scalar")
     return (TensorSpec(stack.dtype, stack.shape[1:]),)
 
 
 def _row(stack: Any, i: Any) -> Any:
-    return stack[int(within(i, len(stack)))]
+    return stack[int(require_in_range(i, len(stack)))]
 
 
 def _row_views(node: Node) -> tuple[Share, ...]:
@@ -186,11 +194,11 @@ def _row_views(node: Node) -> tuple[Share, ...]:
     stack, literal = spec_of(operand(node, 0)), operand(node, 1).literal
     if literal is None:
         return ()
-    return block(0, stack, (1, *stack.shape[1:]), (int(literal[0]), *(0,) * (len(stack.shape) - 1)))
+    return block_share(0, stack, (1, *stack.shape[1:]), (int(literal[0]), *(0,) * (len(stack.shape) - 1)))
 
 
 def _row_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    grad, rows = given(grads), spec_of(operand(node, 0)).shape[0]
+    grad, rows = only_gradient(grads), spec_of(operand(node, 0)).shape[0]
     return [emit("nn.index_select_gradient", grad, operand(node, 1), axis=0, extent=rows), None]
 
 
@@ -247,7 +255,7 @@ COMMANDS = (
         _scatter_back,
         {"axis": REQUIRED_INTEGER},
         inputs=(3, 3),
-        inplace=over_only((0, 0)),
+        inplace=overwrite_unless_repeated((0, 0)),
     ),
     Command(
         "one_hot",
@@ -264,7 +272,7 @@ COMMANDS = (
         _masked_back,
         {"value": REQUIRED_NUMBER},
         inputs=(2, 2),
-        inplace=over(0),
+        inplace=overwrite_any(0),
     ),
     Command(
         "select",

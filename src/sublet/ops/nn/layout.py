@@ -10,17 +10,24 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.blocks import block, block_offset, only_ones_move, stacked
-from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, pick, spec_of, whole
-from sublet.ops.nn.gradients import by, elementwise, given, operand, result
-from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same_type
+from sublet.ops.contiguous import block_offset, block_share, concat_shares, keeps_element_order
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, pick, same_bytes, spec_of
+from sublet.ops.nn.gradient_rules import elementwise_gradient, only_gradient, operand, result, term_by_op
+from sublet.ops.nn.shape_inference import (
+    ANY,
+    normalize_axes,
+    normalize_axis,
+    number_as,
+    require_same_type,
+    require_type,
+)
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
-MANY = 1 << 20
+MAX_OPERANDS = 1 << 20
 """Maximum inputs or outputs of a command."""
 
 
-def bounds(
+def slice_attrs(
     shape: Sequence[int],
     starts: Sequence[int],
     ends: Sequence[int],
@@ -31,7 +38,7 @@ def bounds(
 
     `axes` defaults to the first axes, `steps` to 1. Raises SpecError for a step below 1: nn.flip reverses an axis.
     """
-    axes = [axis_in(axis, len(shape)) for axis in axes] if axes else range(len(starts))
+    axes = [normalize_axis(axis, len(shape)) for axis in axes] if axes else range(len(starts))
     steps = steps or (1,) * len(starts)
     if not len(starts) == len(ends) == len(steps) == len(axes) <= len(shape):
         raise SpecError(f"{len(starts)} starts, {len(ends)} ends and {len(steps)} steps for {len(shape)} axes")
@@ -45,9 +52,9 @@ def bounds(
     return dict(zip(("starts", "ends", "steps"), columns, strict=True))
 
 
-def cut(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
+def slice_axis(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
     """Return `x[begin:end]` along one axis."""
-    return emit("nn.slice", x, **bounds(spec_of(x).shape, (begin,), (end,), axes=(axis,)))
+    return emit("nn.slice", x, **slice_attrs(spec_of(x).shape, (begin,), (end,), axes=(axis,)))
 
 
 def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, ...]:
@@ -60,28 +67,28 @@ def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, .
 
 def _permutation(attrs: Attrs, rank: int) -> tuple[int, ...]:
     axes = tuple(pick(attrs, "axes"))
-    if sorted(axis_in(axis, rank) for axis in axes) != list(range(rank)):
+    if sorted(normalize_axis(axis, rank) for axis in axes) != list(range(rank)):
         raise SpecError(f"axes = {list(axes)} must name each of {rank} axes once")
     return tuple(axis % rank for axis in axes)
 
 
 def _transpose_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], ANY)
+    x = require_type(specs[0], ANY)
     return (TensorSpec(x.dtype, tuple(x.shape[axis] for axis in _permutation(attrs, len(x.shape)))),)
 
 
 def _transpose_views(node: Node) -> tuple[Share, ...]:
     shape = spec_of(operand(node, 0)).shape
-    return whole(node) if only_ones_move(shape, _permutation(node.attrs, len(shape))) else ()
+    return same_bytes(node) if keeps_element_order(shape, _permutation(node.attrs, len(shape))) else ()
 
 
 def _transpose_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     axes = _permutation(node.attrs, len(spec_of(operand(node, 0)).shape))
-    return [emit("nn.transpose", given(grads), axes=tuple(axes.index(axis) for axis in range(len(axes))))]
+    return [emit("nn.transpose", only_gradient(grads), axes=tuple(axes.index(axis) for axis in range(len(axes))))]
 
 
 def _slice_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], ANY)
+    x = require_type(specs[0], ANY)
     rank = len(x.shape)
     starts, ends = _per_axis(attrs, "starts", rank), _per_axis(attrs, "ends", rank)
     steps = _per_axis(attrs, "steps", rank, 1)
@@ -99,12 +106,12 @@ def _slice_views(node: Node) -> tuple[Share, ...]:
     shape = spec_of(result(node)).shape
     if any(step != 1 and extent > 1 for step, extent in zip(pick(node.attrs, "steps"), shape, strict=True)):
         return ()
-    return block(0, spec_of(operand(node, 0)), shape, pick(node.attrs, "starts"))
+    return block_share(0, spec_of(operand(node, 0)), shape, pick(node.attrs, "starts"))
 
 
 def _slice_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     """Return the gradient at the sliced elements, padded with zeros around and between the elements."""
-    grad, shape = given(grads), spec_of(operand(node, 0)).shape
+    grad, shape = only_gradient(grads), spec_of(operand(node, 0)).shape
     starts, between = pick(node.attrs, "starts"), [step - 1 for step in pick(node.attrs, "steps")]
     after = [
         extent - start - n - max(0, n - 1) * gap
@@ -114,9 +121,9 @@ def _slice_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _concat_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    given_specs = [of_type(spec, ANY, f"input {i}") for i, spec in enumerate(specs)]
-    dtype, first = same_type(given_specs, ANY), given_specs[0]
-    axis = axis_in(pick(attrs, "axis"), len(first.shape))
+    given_specs = [require_type(spec, ANY, f"input {i}") for i, spec in enumerate(specs)]
+    dtype, first = require_same_type(given_specs, ANY), given_specs[0]
+    axis = normalize_axis(pick(attrs, "axis"), len(first.shape))
     for i, spec in enumerate(given_specs):
         shape = spec.shape
         if len(shape) != len(first.shape) or any(
@@ -132,21 +139,21 @@ def _axis(node: Node) -> int:
 
 
 def _concat_parts(node: Node) -> tuple[Share, ...]:
-    return stacked(spec_of(result(node)), [spec_of(value) for value in node.uses], _axis(node))
+    return concat_shares(spec_of(result(node)), [spec_of(value) for value in node.uses], _axis(node))
 
 
 def _concat_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     gradients, begin, axis = [], 0, _axis(node)
     for value in node.uses:
         extent = spec_of(value).shape[axis]
-        gradients.append(cut(emit, given(grads), axis, begin, begin + extent))
+        gradients.append(slice_axis(emit, only_gradient(grads), axis, begin, begin + extent))
         begin += extent
     return gradients
 
 
 def _split_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, sizes = of_type(specs[0], ANY), pick(attrs, "sizes")
-    axis = axis_in(pick(attrs, "axis"), len(x.shape))
+    x, sizes = require_type(specs[0], ANY), pick(attrs, "sizes")
+    axis = normalize_axis(pick(attrs, "axis"), len(x.shape))
     if not sizes or any(size < 0 for size in sizes):
         raise SpecError(f"sizes = {list(sizes)} must be a list of extents, none below 0")
     if sum(sizes) != x.shape[axis]:
@@ -164,7 +171,7 @@ def _split_views(node: Node) -> tuple[Share, ...]:
     shares: list[Share] = []
     for i, size in enumerate(pick(node.attrs, "sizes")):
         if i < len(node.outputs) and node.outputs[i] is not None:
-            shares += block(i, x, (*x.shape[:axis], size, *x.shape[axis + 1 :]), begin)
+            shares += block_share(i, x, (*x.shape[:axis], size, *x.shape[axis + 1 :]), begin)
         begin[axis] += size
     return tuple(shares)
 
@@ -177,20 +184,20 @@ def _split_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _pad_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], ANY)
+    x = require_type(specs[0], ANY)
     rank, pads = len(x.shape), pick(attrs, "pads")
     if len(pads) != 2 * rank or any(n < 0 for n in pads):
         raise SpecError(
             f"pads = {list(pads)} must be {2 * rank} integers, how much before each axis of {x} and then how much "
             "after each, none below 0; nn.slice takes away"
         )
-    number_of(pick(attrs, "value"), x.dtype)
+    number_as(pick(attrs, "value"), x.dtype)
     between = _per_axis(attrs, "between", rank) if pick(attrs, "between") else (0,) * rank
     axes = zip(pads[:rank], x.shape, between, pads[rank:], strict=True)
     return (TensorSpec(x.dtype, tuple(before + n + max(0, n - 1) * gap + after for before, n, gap, after in axes)),)
 
 
-def inner(shape: Sequence[int], pads: Sequence[int], between: Sequence[int]) -> tuple[slice, ...]:
+def padded_region(shape: Sequence[int], pads: Sequence[int], between: Sequence[int]) -> tuple[slice, ...]:
     """Return the slices of a tensor's elements in the result of nn.pad, for a tensor of `shape`."""
     gaps = between or (0,) * len(shape)
     return tuple(
@@ -202,12 +209,12 @@ def _pad(x: Any, pads: tuple[int, ...], value: float, between: tuple[int, ...]) 
     spread = [gap * max(0, n - 1) for gap, n in zip(between or (0,) * x.ndim, x.shape, strict=True)]
     extents = np.add(x.shape, spread) + np.reshape(pads, (2, x.ndim)).sum(0)
     y = np.full(tuple(extents.astype(int)), value, x.dtype)
-    y[inner(x.shape, pads, between)] = x
+    y[padded_region(x.shape, pads, between)] = x
     return y
 
 
 def _pad_views(node: Node) -> tuple[Share, ...]:
-    return whole(node) if spec_of(operand(node, 0)).size == spec_of(result(node)).size else ()
+    return same_bytes(node) if spec_of(operand(node, 0)).size == spec_of(result(node)).size else ()
 
 
 def _pad_parts(node: Node) -> tuple[Share, ...]:
@@ -216,21 +223,21 @@ def _pad_parts(node: Node) -> tuple[Share, ...]:
     gaps = zip(pick(node.attrs, "between"), x.shape, strict=False)
     if any(gap and n > 1 for gap, n in gaps) or x.size == y.size:
         return ()
-    return block_part(y, x, pick(node.attrs, "pads")[: len(x.shape)])
+    return part_share(y, x, pick(node.attrs, "pads")[: len(x.shape)])
 
 
-def block_part(y: TensorSpec, x: TensorSpec, begin: Sequence[int]) -> tuple[Share, ...]:
+def part_share(y: TensorSpec, x: TensorSpec, begin: Sequence[int]) -> tuple[Share, ...]:
     """Return the share of input 0 with spec `x`, at `begin` in output 0 with spec `y`; empty if not contiguous."""
     offset = block_offset(y, x.shape, begin)
     return () if offset is None else (Share(0, 0, offset),)
 
 
 def _pad_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    places = inner(spec_of(operand(node, 0)).shape, pick(node.attrs, "pads"), pick(node.attrs, "between"))
+    places = padded_region(spec_of(operand(node, 0)).shape, pick(node.attrs, "pads"), pick(node.attrs, "between"))
     return [
         emit(
             "nn.slice",
-            given(grads),
+            only_gradient(grads),
             starts=tuple(place.start for place in places),
             ends=tuple(place.stop for place in places),
             steps=tuple(place.step for place in places),
@@ -239,32 +246,36 @@ def _pad_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _flip_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], ANY)
-    axes_in(pick(attrs, "axes"), len(x.shape))
+    x = require_type(specs[0], ANY)
+    normalize_axes(pick(attrs, "axes"), len(x.shape))
     return (x,)
 
 
 def _flip_views(node: Node) -> tuple[Share, ...]:
     shape = spec_of(operand(node, 0)).shape
-    return whole(node) if all(shape[axis] == 1 for axis in axes_in(pick(node.attrs, "axes"), len(shape))) else ()
+    return (
+        same_bytes(node)
+        if all(shape[axis] == 1 for axis in normalize_axes(pick(node.attrs, "axes"), len(shape)))
+        else ()
+    )
 
 
 def _tile_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], ANY)
+    x = require_type(specs[0], ANY)
     repeats = _per_axis(attrs, "repeats", len(x.shape), 1)
     return (TensorSpec(x.dtype, tuple(n * times for n, times in zip(x.shape, repeats, strict=True))),)
 
 
 def _tile_views(node: Node) -> tuple[Share, ...]:
-    return whole(node) if set(pick(node.attrs, "repeats")) <= {1} else ()
+    return same_bytes(node) if set(pick(node.attrs, "repeats")) <= {1} else ()
 
 
 def _tile_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     shape, repeats = spec_of(operand(node, 0)).shape, pick(node.attrs, "repeats")
     apart = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
     if set(repeats) <= {1}:
-        return [given(grads)]
-    return [emit("nn.sum", emit("nn.reshape", given(grads), shape=apart), axes=tuple(range(0, len(apart), 2)))]
+        return [only_gradient(grads)]
+    return [emit("nn.sum", emit("nn.reshape", only_gradient(grads), shape=apart), axes=tuple(range(0, len(apart), 2)))]
 
 
 COMMANDS = (
@@ -293,7 +304,7 @@ COMMANDS = (
         lambda *xs, axis: np.concatenate(xs, axis),
         _concat_back,
         {"axis": REQUIRED_INTEGER},
-        inputs=(1, MANY),
+        inputs=(1, MAX_OPERANDS),
         parts=_concat_parts,
     ),
     Command(
@@ -303,7 +314,7 @@ COMMANDS = (
         _split,
         _split_back,
         {"axis": REQUIRED_INTEGER, "sizes": REQUIRED_INTEGERS},
-        outputs=(1, MANY),
+        outputs=(1, MAX_OPERANDS),
         views=_split_views,
     ),
     Command(
@@ -322,7 +333,7 @@ COMMANDS = (
         "The elements backwards along axes; along all for ().",
         _flip_infer,
         lambda x, axes: np.flip(x, axes or None),
-        elementwise(by("nn.flip")),
+        elementwise_gradient(term_by_op("nn.flip")),
         {"axes": ()},
         views=_flip_views,
     ),

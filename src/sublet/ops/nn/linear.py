@@ -11,15 +11,15 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import Command, over_only, pick, spec_of
-from sublet.ops.nn.gradients import given, operand, reshaped, to_shape
-from sublet.ops.nn.shapes import FLOATS, broadcast, present, same_type
+from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick, spec_of
+from sublet.ops.nn.gradient_rules import only_gradient, operand, reshape_to, sum_to_shape
+from sublet.ops.nn.shape_inference import FLOATS, broadcast_shape, require_present, require_same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 
-NAMES = ("a", "b")
+FACTOR_NAMES = ("a", "b")
 
 
-def _factor(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
+def _factor_shape(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
     """Return rows and columns of a factor after transposition."""
     if len(spec.shape) < 2:
         raise SpecError(f"{name} is {spec}: a factor must have at least two axes; see nn.reshape")
@@ -27,13 +27,14 @@ def _factor(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _product(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int]:
+def _product_shape(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int]:
     """Return rows and columns of the product over the last two axes."""
     (rows, inner), (other, columns) = (
-        _factor(spec, pick(attrs, f"transpose_{name}"), name) for spec, name in zip((a, b), NAMES, strict=True)
+        _factor_shape(spec, pick(attrs, f"transpose_{name}"), name)
+        for spec, name in zip((a, b), FACTOR_NAMES, strict=True)
     )
     if inner != other:
-        flags = [f" (transpose_{name}=1)" if pick(attrs, f"transpose_{name}") else "" for name in NAMES]
+        flags = [f" (transpose_{name}=1)" if pick(attrs, f"transpose_{name}") else "" for name in FACTOR_NAMES]
         raise SpecError(
             f"a is {a}{flags[0]} and b is {b}{flags[1]}: a has {inner} columns and b {other} rows, they must be equal"
         )
@@ -41,11 +42,11 @@ def _product(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int]:
 
 
 def _matmul_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dtype = same_type(specs, FLOATS)
-    a, b = (present(spec, name) for spec, name in zip(specs, NAMES, strict=True))
-    ends = _product(a, b, attrs)
+    dtype = require_same_type(specs, FLOATS)
+    a, b = (require_present(spec, name) for spec, name in zip(specs, FACTOR_NAMES, strict=True))
+    ends = _product_shape(a, b, attrs)
     try:
-        batch = broadcast([TensorSpec(dtype, spec.shape[:-2]) for spec in (a, b)])
+        batch = broadcast_shape([TensorSpec(dtype, spec.shape[:-2]) for spec in (a, b)])
     except SpecError:
         raise SpecError(f"a is {a} and b is {b}: their axes before the last two cannot be broadcast together") from None
     return (TensorSpec(dtype, (*batch, *ends)),)
@@ -59,10 +60,10 @@ def _matmul(a: Any, b: Any, transpose_a: int, transpose_b: int) -> Any:
     return np.matmul(_matrix(a, transpose_a), _matrix(b, transpose_b))
 
 
-def rows(emit: Emit, x: Value) -> Value:
+def flatten_to_rows(emit: Emit, x: Value) -> Value:
     """Return a view with all axes but the last merged: a matrix over the same bytes."""
     shape = spec_of(x).shape
-    return reshaped(emit, x, (prod(shape[:-1]), shape[-1]))
+    return reshape_to(emit, x, (prod(shape[:-1]), shape[-1]))
 
 
 def _matmul_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -70,22 +71,22 @@ def _matmul_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | N
 
     The gradient of a matrix multiplied by a whole batch is one product over all rows of the batch.
     """
-    dy, a, b = given(grads), operand(node, 0), operand(node, 1)
-    da = _by_a(emit, node, dy, b)
+    dy, a, b = only_gradient(grads), operand(node, 0), operand(node, 1)
+    da = _gradient_of_a(emit, node, dy, b)
     if len(spec_of(b).shape) == 2 and not node.attrs["transpose_a"]:
-        a, dy = rows(emit, a), rows(emit, dy)
-    db = _by_b(emit, node, dy, a)
-    return [to_shape(emit, da, operand(node, 0)), to_shape(emit, db, operand(node, 1))]
+        a, dy = flatten_to_rows(emit, a), flatten_to_rows(emit, dy)
+    db = _gradient_of_b(emit, node, dy, a)
+    return [sum_to_shape(emit, da, operand(node, 0)), sum_to_shape(emit, db, operand(node, 1))]
 
 
-def _by_a(emit: Emit, node: Node, dy: Value, b: Value, **more: float) -> Value:
+def _gradient_of_a(emit: Emit, node: Node, dy: Value, b: Value, **more: float) -> Value:
     ta, tb = pick(node.attrs, "transpose_a"), pick(node.attrs, "transpose_b")
     if ta:
         return emit(node.op, b, dy, transpose_a=tb, transpose_b=1, **more)
     return emit(node.op, dy, b, transpose_b=1 - tb, **more)
 
 
-def _by_b(emit: Emit, node: Node, dy: Value, a: Value, **more: float) -> Value:
+def _gradient_of_b(emit: Emit, node: Node, dy: Value, a: Value, **more: float) -> Value:
     ta, tb = pick(node.attrs, "transpose_a"), pick(node.attrs, "transpose_b")
     if tb:
         return emit(node.op, dy, a, transpose_a=1, transpose_b=ta, **more)
@@ -93,14 +94,14 @@ def _by_b(emit: Emit, node: Node, dy: Value, a: Value, **more: float) -> Value:
 
 
 def _gemm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dtype = same_type(specs, FLOATS)
-    a, b = (present(spec, name) for spec, name in zip(specs, NAMES, strict=False))
+    dtype = require_same_type(specs, FLOATS)
+    a, b = (require_present(spec, name) for spec, name in zip(specs, FACTOR_NAMES, strict=False))
     for spec, name in ((a, "a"), (b, "b")):
         if len(spec.shape) != 2:
             raise SpecError(f"{name} is {spec}: gemm multiplies matrices, which have two axes; see nn.matmul")
-    y = TensorSpec(dtype, _product(a, b, attrs))
+    y = TensorSpec(dtype, _product_shape(a, b, attrs))
     c = specs[2] if len(specs) > 2 else None
-    if c is not None and (len(c.shape) > 2 or broadcast([y, c]) != y.shape):
+    if c is not None and (len(c.shape) > 2 or broadcast_shape([y, c]) != y.shape):
         raise SpecError(f"c is {c}, which cannot be broadcast to the product, {y}")
     return (y,)
 
@@ -111,18 +112,18 @@ def _gemm(a: Any, b: Any, c: Any = None, *, alpha: float, beta: float, transpose
 
 
 def _gemm_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    dy, a, b = given(grads), operand(node, 0), operand(node, 1)
+    dy, a, b = only_gradient(grads), operand(node, 0), operand(node, 1)
     alpha = pick(node.attrs, "alpha")
-    da, db = _by_a(emit, node, dy, b, alpha=alpha), _by_b(emit, node, dy, a, alpha=alpha)
+    da, db = _gradient_of_a(emit, node, dy, b, alpha=alpha), _gradient_of_b(emit, node, dy, a, alpha=alpha)
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return [da, db, None][: len(node.inputs)]
-    dc, beta = to_shape(emit, dy, operand(node, 2)), pick(node.attrs, "beta")
+    dc, beta = sum_to_shape(emit, dy, operand(node, 2)), pick(node.attrs, "beta")
     return [da, db, dc if beta == 1 else emit("nn.mul", dc, emit.constant(beta, dc))]
 
 
 def _linear_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dtype = same_type(specs, FLOATS)
-    x, w = present(specs[0], "x"), present(specs[1], "w")
+    dtype = require_same_type(specs, FLOATS)
+    x, w = require_present(specs[0], "x"), require_present(specs[1], "w")
     if len(w.shape) != 2:
         raise SpecError(f"w is {w}: it must have two axes, [outputs, inputs]")
     if not x.shape or x.shape[-1] != w.shape[1]:
@@ -141,15 +142,15 @@ def _linear(x: Any, w: Any, b: Any = None) -> Any:
 def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     """Return the gradients, each as one matrix product, for any number of axes of x."""
     x, w = operand(node, 0), operand(node, 1)
-    dy, shape = rows(emit, given(grads)), spec_of(x).shape
+    dy, shape = flatten_to_rows(emit, only_gradient(grads)), spec_of(x).shape
     gradients = [
-        reshaped(emit, emit("nn.matmul", dy, w), shape),
-        emit("nn.matmul", dy, rows(emit, x), transpose_a=1),
+        reshape_to(emit, emit("nn.matmul", dy, w), shape),
+        emit("nn.matmul", dy, flatten_to_rows(emit, x), transpose_a=1),
     ]
     if len(node.inputs) < 3:
         return gradients
     b = node.inputs[2]
-    return [*gradients, None if b is None else to_shape(emit, dy, b)]
+    return [*gradients, None if b is None else sum_to_shape(emit, dy, b)]
 
 
 _FLAGS = {"transpose_a": False, "transpose_b": False}
@@ -172,7 +173,7 @@ COMMANDS: tuple[Command, ...] = (
         _gemm_gradient,
         {"alpha": 1.0, "beta": 1.0, **_FLAGS},
         inputs=(2, 3),
-        inplace=over_only((0, 2)),
+        inplace=overwrite_unless_repeated((0, 2)),
     ),
     Command(
         "linear",

@@ -15,30 +15,38 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import sigmoid
-from sublet.ops.nn.command import Command, Compute, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by, elementwise, given, one_minus, operand, result, total
-from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
+from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick, spec_of
+from sublet.ops.nn.gradient_rules import (
+    elementwise_gradient,
+    one_minus,
+    only_gradient,
+    operand,
+    result,
+    sum_present,
+    term_by_op,
+)
+from sublet.ops.nn.shape_inference import FLOATS, INDICES, require_equal, require_type
 from sublet.ops.nn.softmax import softmax
-from sublet.ops.op import Attrs, ByParts, Emit, Grads, Shares, Specs
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Shares, Specs
 
 TINY = 1e-12
 """Minimum divisor p (1 - p) in the gradient of binary cross entropy (as in PyTorch)."""
 LOWEST_LOG = -100
 """Minimum logarithm in binary cross entropy (as in PyTorch)."""
 
-OVER_ANY = over(0, 1, 2)
+OVERWRITE_ANY = overwrite_any(0, 1, 2)
 
 
 # Classification losses: one label per row.
 
 
-def _rows(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpec]:
+def _check_labels(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpec]:
     """Return the spec of scores [..., C] and the spec of losses [...].
 
     Raises SpecError if the labels [...] do not fit the scores.
     """
-    x = of_type(specs[scores], FLOATS, f"input {scores}")
-    given = of_type(specs[labels], INDICES, f"input {labels}, the labels,")
+    x = require_type(specs[scores], FLOATS, f"input {scores}")
+    given = require_type(specs[labels], INDICES, f"input {labels}, the labels,")
     if not x.shape or x.shape[-1] < 1:
         raise SpecError(f"input {scores} is {x}: its last axis must be that of the classes")
     if given.shape != x.shape[:-1]:
@@ -48,49 +56,49 @@ def _rows(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpe
 
 
 def _loss_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (_rows(specs, 0, 1)[1],)
+    return (_check_labels(specs, 0, 1)[1],)
 
 
 def _softmax_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, loss = _rows(specs, 0, 1)
+    x, loss = _check_labels(specs, 0, 1)
     return loss, x
 
 
 def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    p, loss = _rows(specs, 1, 2)
-    equal(of_type(specs[0], FLOATS, "the gradient"), loss, "the gradient and the loss")
+    p, loss = _check_labels(specs, 1, 2)
+    require_equal(require_type(specs[0], FLOATS, "the gradient"), loss, "the gradient and the loss")
     return (p,)
 
 
-def _hot(labels: Any, classes: int) -> Any:
+def _one_hot_labels(labels: Any, classes: int) -> Any:
     """Return bools [..., C], True at the label. Raises IndexError for a label beyond the classes."""
     if labels.size and labels.max() >= classes:
         raise IndexError(f"the label {labels.max()} is none of {classes} classes")
     return labels[..., None] == np.arange(classes)
 
 
-def _picked(x: Any, labels: Any) -> Any:
+def _elements_at_labels(x: Any, labels: Any) -> Any:
     """Return the elements at the labels; 0 for negative labels."""
-    return np.where(_hot(labels, x.shape[-1]), x, 0).sum(axis=-1)
+    return np.where(_one_hot_labels(labels, x.shape[-1]), x, 0).sum(axis=-1)
 
 
 def _cross_entropy(p: Any, labels: Any) -> Any:
-    return np.where(labels >= 0, -np.log(np.where(labels >= 0, _picked(p, labels), 1)), 0)
+    return np.where(labels >= 0, -np.log(np.where(labels >= 0, _elements_at_labels(p, labels), 1)), 0)
 
 
 def _cross_entropy_gradient(dloss: Any, p: Any, labels: Any) -> Any:
-    hot = _hot(labels, p.shape[-1])
+    hot = _one_hot_labels(labels, p.shape[-1])
     return np.where(hot, -dloss[..., None] / np.where(hot, p, 1), 0)
 
 
 def _softmax_cross_entropy(x: Any, labels: Any) -> tuple[Any, Any]:
     highest = x.max(axis=-1)
     scale = np.log(np.exp(x - highest[..., None]).sum(axis=-1))
-    return np.where(labels >= 0, highest - _picked(x, labels) + scale, 0), softmax(x, -1)
+    return np.where(labels >= 0, highest - _elements_at_labels(x, labels) + scale, 0), softmax(x, -1)
 
 
 def _softmax_cross_entropy_gradient(dloss: Any, p: Any, labels: Any) -> Any:
-    return (p - _hot(labels, p.shape[-1])) * np.where(labels >= 0, dloss, 0)[..., None]
+    return (p - _one_hot_labels(labels, p.shape[-1])) * np.where(labels >= 0, dloss, 0)[..., None]
 
 
 def _column(emit: Emit, value: Value) -> Value:
@@ -125,19 +133,19 @@ def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequenc
     p, labels = result(node, 1), operand(node, 1)
     through_p = None if dp is None else emit("nn.softmax_gradient", dp, p, axis=-1)
     own = None if dloss is None else emit("nn.softmax_cross_entropy_gradient", dloss, p, labels)
-    return [total(emit, through_p, own), None]
+    return [sum_present(emit, through_p, own), None]
 
 
 # Regression losses: one target per element.
 
 
-def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
+def _infer_equal_specs(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
     """Return an inference rule for inputs of equal floating-point specs; the output has the same spec."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        first, *others = (of_type(spec, FLOATS, role) for spec, role in zip(specs, roles, strict=True))
+        first, *others = (require_type(spec, FLOATS, role) for spec, role in zip(specs, roles, strict=True))
         for other, role in zip(others, roles[1:], strict=True):
-            equal(first, other, f"{roles[0]} and {role}")
+            require_equal(first, other, f"{roles[0]} and {role}")
         if "beta" in attrs and not pick(attrs, "beta") > 0:
             raise SpecError(f"beta = {pick(attrs, 'beta')} must be greater than 0; for 0 take nn.abs of nn.sub")
         return (first,)
@@ -152,7 +160,7 @@ def _pairwise(
     target: Callable[[Emit, Node, Value], Value],
     gradient: Compute,
     slope: Callable[[Emit, Node, Value, Value], Value],
-    inplace: Shares = OVER_ANY,
+    inplace: Shares = OVERWRITE_ANY,
     attrs: dict[str, Attr] | None = None,
 ) -> tuple[Command, Command]:
     """Return the commands `<name>(x, t) -> loss` and `<name>_gradient(dloss, x, t) -> dx`.
@@ -161,7 +169,7 @@ def _pairwise(
     """
 
     def rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-        dloss, x, t = given(grads), operand(node, 0), operand(node, 1)
+        dloss, x, t = only_gradient(grads), operand(node, 0), operand(node, 1)
         return [emit(f"nn.{name}_gradient", dloss, x, t, **node.attrs), target(emit, node, dloss)]
 
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
@@ -169,13 +177,22 @@ def _pairwise(
         return [emit("nn.mul", dloss, slope(emit, node, x, t))]
 
     return (
-        Command(name, text, _alike("x", "t"), compute, rule, attrs or {}, inputs=(2, 2), inplace=over(0, 1)),
+        Command(
+            name,
+            text,
+            _infer_equal_specs("x", "t"),
+            compute,
+            rule,
+            attrs or {},
+            inputs=(2, 2),
+            inplace=overwrite_any(0, 1),
+        ),
         Command(
             f"{name}_gradient",
             f"The gradient of nn.{name} by x: (dloss, x, t) -> dx.",
-            _alike("the gradient", "x", "t"),
+            _infer_equal_specs("the gradient", "x", "t"),
             gradient,
-            ByParts(expand),
+            GradientByExpansion(expand),
             attrs or {},
             inputs=(3, 3),
             inplace=inplace,
@@ -183,7 +200,7 @@ def _pairwise(
     )
 
 
-def _neg_of_gradient(emit: Emit, node: Node, dloss: Value) -> Value:
+def _negated_gradient(emit: Emit, node: Node, dloss: Value) -> Value:
     """Return the gradient by t for a loss of x - t: the negated gradient by x."""
     by_x = emit(f"{node.op}_gradient", dloss, operand(node, 0), operand(node, 1), **node.attrs)
     return emit("nn.neg", by_x)
@@ -234,7 +251,7 @@ COMMANDS = (
         "-log p at the label: p [..., C], labels [...] -> [...]. A negative label has none: 0.",
         _loss_infer,
         _cross_entropy,
-        elementwise(by("nn.categorical_cross_entropy_gradient", 0, 1), None),
+        elementwise_gradient(term_by_op("nn.categorical_cross_entropy_gradient", 0, 1), None),
         inputs=(2, 2),
     ),
     Command(
@@ -242,9 +259,9 @@ COMMANDS = (
         "The gradient of nn.categorical_cross_entropy: (dloss, p, labels) -> dp.",
         _gradient_infer,
         _cross_entropy_gradient,
-        ByParts(_cross_entropy_parts),
+        GradientByExpansion(_cross_entropy_parts),
         inputs=(3, 3),
-        inplace=over_only((0, 1)),
+        inplace=overwrite_unless_repeated((0, 1)),
     ),
     Command(
         "softmax_cross_entropy",
@@ -255,16 +272,16 @@ COMMANDS = (
         _softmax_cross_entropy_rule,
         inputs=(2, 2),
         outputs=(2, 2),
-        inplace=over(0, output=1),
+        inplace=overwrite_any(0, output=1),
     ),
     Command(
         "softmax_cross_entropy_gradient",
         "The gradient of nn.softmax_cross_entropy: (dloss, probabilities, labels) -> dx.",
         _gradient_infer,
         _softmax_cross_entropy_gradient,
-        ByParts(_softmax_cross_entropy_parts),
+        GradientByExpansion(_softmax_cross_entropy_parts),
         inputs=(3, 3),
-        inplace=over(1),
+        inplace=overwrite_any(1),
     ),
     *_pairwise(
         "sigmoid_binary_cross_entropy",
@@ -273,7 +290,7 @@ COMMANDS = (
         _logits_target,
         lambda dloss, x, t: dloss * (sigmoid(x) - t),
         _logits_slope,
-        over_only((0, 1)),
+        overwrite_unless_repeated((0, 1)),
     ),
     *_pairwise(
         "binary_cross_entropy",
@@ -287,7 +304,7 @@ COMMANDS = (
         "mse",
         "(x - t)^2, for each element.",
         lambda x, t: (x - t) ** 2,
-        _neg_of_gradient,
+        _negated_gradient,
         lambda dloss, x, t: 2 * dloss * (x - t),
         _mse_slope,
     ),
@@ -295,7 +312,7 @@ COMMANDS = (
         "smooth_l1",
         "(x - t)^2 / (2 beta) where |x - t| is below beta, |x - t| - beta / 2 elsewhere (Girshick 2015).",
         _smooth_l1,
-        _neg_of_gradient,
+        _negated_gradient,
         lambda dloss, x, t, beta: dloss * np.clip((x - t) / beta, -1, 1),
         _smooth_l1_slope,
         attrs={"beta": 1.0},

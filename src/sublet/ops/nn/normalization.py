@@ -12,50 +12,59 @@ from typing import Any
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn import forms
-from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, over_only, pick, spec_of
-from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
-from sublet.ops.nn.gradients import operand, reshaped, result, scaled, total
-from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
-from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Specs
+from sublet.ops.nn import normalization_forms
+from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, overwrite_unless_repeated, pick, spec_of
+from sublet.ops.nn.gradient_rules import operand, reshape_to, result, scale_by, sum_present
+from sublet.ops.nn.normalization_forms import NormForm, batch_form, group_form, layer_form, rms_form
+from sublet.ops.nn.shape_inference import (
+    FLOATS,
+    normalize_axis,
+    require_equal,
+    require_present,
+    require_same_type,
+    require_type,
+)
+from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Specs
 
 # Shapes.
 
 
-def _needs(spec: TensorSpec | None, x: TensorSpec, shape: Sequence[int], role: str) -> None:
+def _require_shape(spec: TensorSpec | None, x: TensorSpec, shape: Sequence[int], role: str) -> None:
     """Raise SpecError unless the spec has the type of x and the shape `shape`."""
-    equal(present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and what it must be,")
+    require_equal(
+        require_present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and what it must be,"
+    )
 
 
-def _channels(specs: Specs, attrs: Attrs, roles: Sequence[str], x_at: int = 0) -> TensorSpec:
+def _check_channels(specs: Specs, attrs: Attrs, roles: Sequence[str], x_at: int = 0) -> TensorSpec:
     """Return the spec of x; check for one number per channel in every input named in `roles`."""
-    x = of_type(specs[x_at], FLOATS, "x")
-    channels = (x.shape[axis_in(pick(attrs, "axis"), len(x.shape))],)
+    x = require_type(specs[x_at], FLOATS, "x")
+    channels = (x.shape[normalize_axis(pick(attrs, "axis"), len(x.shape))],)
     for role, spec in zip(roles, specs[x_at + 1 :], strict=True):
-        _needs(spec, x, channels, role)
+        _require_shape(spec, x, channels, role)
     return x
 
 
 def _batch_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = _channels(specs, attrs, ("scale", "bias", "mean", "var"))
+    x = _check_channels(specs, attrs, ("scale", "bias", "mean", "var"))
     if batch_form(x.shape, attrs).count < 2:
         raise SpecError(f"x {x} has one value a channel along axis {pick(attrs, 'axis')}: training needs two, see axis")
-    channel = present(specs[1], "scale")
+    channel = require_present(specs[1], "scale")
     return (x, channel, channel, channel, channel)
 
 
 def _batch_inference_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (_channels(specs, attrs, ("scale", "bias", "mean", "var")),)
+    return (_check_channels(specs, attrs, ("scale", "bias", "mean", "var")),)
 
 
 def _batch_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = _channels(specs, attrs, ("scale", "mean", "rstd"), 1)
-    equal(of_type(specs[0], FLOATS, "dy"), x, "dy and x")
-    channel = present(specs[2], "scale")
+    x = _check_channels(specs, attrs, ("scale", "mean", "rstd"), 1)
+    require_equal(require_type(specs[0], FLOATS, "dy"), x, "dy and x")
+    channel = require_present(specs[2], "scale")
     return (x, channel, channel)
 
 
-def _parts_of(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _statistics_and_scale_shapes(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of the statistics and of the scale, for a norm over rows or groups."""
     rank = len(x.shape)
     if "axes" in attrs:
@@ -73,14 +82,14 @@ def _norm_infer(count: int) -> Any:
     """Return the inference rule of layer_norm and group_norm (two statistics) or rms_norm (one statistic)."""
 
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        x = of_type(specs[0], FLOATS, "x")
-        kept, affine = _parts_of(x, attrs)
+        x = require_type(specs[0], FLOATS, "x")
+        kept, affine = _statistics_and_scale_shapes(x, attrs)
         scale, bias = (*specs[1:], None, None)[:2]
         if scale is None and bias is not None:
             raise SpecError("a bias needs a scale: give a scale of ones")
         for spec, role in ((scale, "scale"), (bias, "bias")):
             if spec is not None:
-                _needs(spec, x, affine, role)
+                _require_shape(spec, x, affine, role)
         return (x, *[TensorSpec(x.dtype, kept)] * count)
 
     return infer
@@ -88,15 +97,15 @@ def _norm_infer(count: int) -> Any:
 
 def _norm_gradient_infer(roles: tuple[str, ...], results: int) -> Any:
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        same_type(specs, FLOATS)
-        x, scale = present(specs[1], "x"), specs[2]
-        equal(present(specs[0], "dy"), x, "dy and x")
-        kept, affine = _parts_of(x, attrs)
+        require_same_type(specs, FLOATS)
+        x, scale = require_present(specs[1], "x"), specs[2]
+        require_equal(require_present(specs[0], "dy"), x, "dy and x")
+        kept, affine = _statistics_and_scale_shapes(x, attrs)
         for role, spec in zip(roles, specs[3:], strict=True):
-            _needs(spec, x, kept, role)
+            _require_shape(spec, x, kept, role)
         if scale is None:
             return (x,)
-        _needs(scale, x, affine, "scale")
+        _require_shape(scale, x, affine, "scale")
         return (x, *[scale] * (results - 1))
 
     return infer
@@ -105,30 +114,30 @@ def _norm_gradient_infer(roles: tuple[str, ...], results: int) -> Any:
 # Gradients.
 
 
-def _centre(emit: Emit, x: Value, mean: Value | None, form: Form) -> Value:
-    rows = reshaped(emit, x, form.rows)
-    return rows if mean is None else emit("nn.sub", rows, reshaped(emit, mean, form.kept))
+def _subtract_mean(emit: Emit, x: Value, mean: Value | None, form: NormForm) -> Value:
+    rows = reshape_to(emit, x, form.rows)
+    return rows if mean is None else emit("nn.sub", rows, reshape_to(emit, mean, form.statistics_shape))
 
 
-def _of_moments(
-    emit: Emit, x: Value, mean: Value | None, form: Form, dmean: Value | None, dvar: Value | None
+def _moment_gradients(
+    emit: Emit, x: Value, mean: Value | None, form: NormForm, dmean: Value | None, dvar: Value | None
 ) -> list[Value]:
     """Return the gradients of x through the mean and the variance: dmean / n and 2 dvar (x - mean) / n."""
     terms = []
     if dmean is not None:
-        share = reshaped(emit, scaled(emit, dmean, 1 / max(1, form.count)), form.kept)
+        share = reshape_to(emit, scale_by(emit, dmean, 1 / max(1, form.count)), form.statistics_shape)
         terms.append(emit("nn.broadcast_to", share, shape=form.rows))
     if dvar is not None:
-        share = reshaped(emit, scaled(emit, dvar, 2 / max(1, form.count)), form.kept)
-        terms.append(emit("nn.mul", _centre(emit, x, mean, form), share))
-    return [reshaped(emit, term, spec_of(x).shape) for term in terms]
+        share = reshape_to(emit, scale_by(emit, dvar, 2 / max(1, form.count)), form.statistics_shape)
+        terms.append(emit("nn.mul", _subtract_mean(emit, x, mean, form), share))
+    return [reshape_to(emit, term, spec_of(x).shape) for term in terms]
 
 
-def _of_rstd(emit: Emit, drstd: Value | None, rstd: Value) -> Value | None:
+def _variance_gradient(emit: Emit, drstd: Value | None, rstd: Value) -> Value | None:
     """Return the gradient of the variance: -drstd rstd^3 / 2."""
     if drstd is None:
         return None
-    return scaled(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
+    return scale_by(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
 
 
 def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -137,14 +146,16 @@ def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     form, momentum = batch_form(spec_of(x).shape, node.attrs), pick(node.attrs, "momentum")
     dx = dscale = dbias = None
     if dy is not None:
-        dx, dscale, dbias = emit.several("nn.batch_norm_gradient", dy, x, scale, mean, rstd, axis=node.attrs["axis"])
-    dvar = _of_rstd(emit, drstd, rstd)
+        dx, dscale, dbias = emit.all_outputs(
+            "nn.batch_norm_gradient", dy, x, scale, mean, rstd, axis=node.attrs["axis"]
+        )
+    dvar = _variance_gradient(emit, drstd, rstd)
     if running_mean is not None:
-        dmean = total(emit, scaled(emit, running_mean, momentum), dmean)
+        dmean = sum_present(emit, scale_by(emit, running_mean, momentum), dmean)
     if running_var is not None:
-        dvar = total(emit, scaled(emit, running_var, momentum * form.count / (form.count - 1)), dvar)
-    dx = total(emit, dx, *_of_moments(emit, x, mean, form, dmean, dvar))
-    kept = [None if grad is None else scaled(emit, grad, 1 - momentum) for grad in (running_mean, running_var)]
+        dvar = sum_present(emit, scale_by(emit, running_var, momentum * form.count / (form.count - 1)), dvar)
+    dx = sum_present(emit, dx, *_moment_gradients(emit, x, mean, form, dmean, dvar))
+    kept = [None if grad is None else scale_by(emit, grad, 1 - momentum) for grad in (running_mean, running_var)]
     return [dx, dscale, dbias, *kept]
 
 
@@ -158,38 +169,38 @@ def _norm_rule(name: str, form_of: Any) -> Gradient:
         attrs = {key: value for key, value in node.attrs.items() if key != "epsilon"}
         gradients: tuple[Value | None, ...] = ()
         if grads[0] is not None:
-            gradients = emit.several(name, grads[0], x, scale, *means, rstd, **attrs)
+            gradients = emit.all_outputs(name, grads[0], x, scale, *means, rstd, **attrs)
         dx, dscale, dbias = (*gradients, None, None, None)[:3]
         mean, dmean = (means[0], grads[1]) if means else (None, None)
-        others = _of_moments(emit, x, mean, form, dmean, _of_rstd(emit, grads[-1], rstd))
-        return [total(emit, dx, *others), dscale, dbias][: len(node.inputs)]
+        others = _moment_gradients(emit, x, mean, form, dmean, _variance_gradient(emit, grads[-1], rstd))
+        return [sum_present(emit, dx, *others), dscale, dbias][: len(node.inputs)]
 
     return gradient
 
 
-def _gradient_parts(form_of: Any) -> ByParts:
+def _gradient_parts(form_of: Any) -> GradientByExpansion:
     """Return the formula of `forms.norm_gradients` as an expansion into commands."""
 
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
         dy, x, scale = operand(node, 0), operand(node, 1), node.inputs[2]
-        form: Form = form_of(spec_of(x).shape, node.attrs)
-        rstd = reshaped(emit, operand(node, len(node.inputs) - 1), form.kept)
-        normal = emit("nn.mul", _centre(emit, x, operand(node, 3) if form.centred else None, form), rstd)
-        seen = reshaped(emit, dy, form.seen)
-        grad = seen if scale is None else emit("nn.mul", seen, reshaped(emit, scale, form.affine))
-        grad = reshaped(emit, grad, form.rows)
+        form: NormForm = form_of(spec_of(x).shape, node.attrs)
+        rstd = reshape_to(emit, operand(node, len(node.inputs) - 1), form.statistics_shape)
+        normal = emit("nn.mul", _subtract_mean(emit, x, operand(node, 3) if form.centred else None, form), rstd)
+        seen = reshape_to(emit, dy, form.affine_view)
+        grad = seen if scale is None else emit("nn.mul", seen, reshape_to(emit, scale, form.affine_shape))
+        grad = reshape_to(emit, grad, form.rows)
         mean = partial(emit, "nn.mean", axes=form.axes, keepdims=1)
         inner = emit("nn.mul", normal, mean(emit("nn.mul", grad, normal)))
         dx = emit("nn.sub", grad, inner)
         if form.centred:
             dx = emit("nn.sub", dx, mean(grad))
-        gradients = [reshaped(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
+        gradients = [reshape_to(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
         if scale is not None:
-            for part in (emit("nn.mul", seen, reshaped(emit, normal, form.seen)), seen):
-                gradients.append(reshaped(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
+            for part in (emit("nn.mul", seen, reshape_to(emit, normal, form.affine_view)), seen):
+                gradients.append(reshape_to(emit, emit("nn.sum", part, axes=form.affine_axes), spec_of(scale).shape))
         return gradients[: len(node.outputs)]
 
-    return ByParts(expand)
+    return GradientByExpansion(expand)
 
 
 def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
@@ -199,8 +210,8 @@ def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
     deviation = emit("nn.sqrt", emit("nn.add", var, emit.constant(pick(node.attrs, "epsilon"), var)))
     factor = emit("nn.div", scale, deviation)
     shift = emit("nn.sub", bias, emit("nn.mul", mean, factor))
-    moved = emit("nn.mul", reshaped(emit, x, form.rows), reshaped(emit, factor, form.kept))
-    return [reshaped(emit, emit("nn.add", moved, reshaped(emit, shift, form.kept)), spec_of(x).shape)]
+    moved = emit("nn.mul", reshape_to(emit, x, form.rows), reshape_to(emit, factor, form.statistics_shape))
+    return [reshape_to(emit, emit("nn.add", moved, reshape_to(emit, shift, form.statistics_shape)), spec_of(x).shape)]
 
 
 def _row_commands(
@@ -222,7 +233,7 @@ def _row_commands(
             {**over, "epsilon": 1e-5},
             inputs=(1, 1 + scales),
             outputs=(1 + scales, 1 + scales),
-            inplace=over_only((0, 0)),
+            inplace=overwrite_unless_repeated((0, 0)),
         ),
         Command(
             gradient_name,
@@ -233,7 +244,7 @@ def _row_commands(
             over,
             inputs=(3 + scales, 3 + scales),
             outputs=(1, 1 + scales),
-            inplace=over_only((0, 0), (0, 1)),
+            inplace=overwrite_unless_repeated((0, 0), (0, 1)),
         ),
     )
 
@@ -245,40 +256,40 @@ COMMANDS: tuple[Command, ...] = (
         "moved (Ioffe and Szegedy 2015) -> (y, running mean, running variance, mean, 1 / deviation). `momentum` is "
         "the share of the new in what runs.",
         _batch_infer,
-        forms.batch_norm,
+        normalization_forms.batch_norm,
         _batch_rule,
         {"epsilon": 1e-5, "momentum": 0.1, "axis": 1},
         inputs=(5, 5),
         outputs=(5, 5),
-        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
     ),
     Command(
         "batch_norm_gradient",
         "The gradients of nn.batch_norm: (dy, x, scale, mean, rstd) -> (dx, dscale, dbias).",
         _batch_gradient_infer,
-        forms.batch_gradient,
+        normalization_forms.batch_gradient,
         _gradient_parts(batch_form),
         {"axis": 1},
         inputs=(5, 5),
         outputs=(3, 3),
-        inplace=over_only((0, 0), (0, 1)),
+        inplace=overwrite_unless_repeated((0, 0), (0, 1)),
     ),
     Command(
         "batch_norm_inference",
         "x normalised by the running mean and variance of each channel along `axis`, then scaled and moved.",
         _batch_inference_infer,
-        forms.batch_inference,
-        ByParts(_inference_parts),
+        normalization_forms.batch_inference,
+        GradientByExpansion(_inference_parts),
         {"epsilon": 1e-5, "axis": 1},
         inputs=(5, 5),
-        inplace=over_only((0, 0)),
+        inplace=overwrite_unless_repeated((0, 0)),
     ),
     *_row_commands(
         "layer_norm",
         "x normalised over its last `axes` axes, then scaled and moved by tensors of their shape (Ba et al. 2016) "
         "-> (y, mean, 1 / deviation).",
-        forms.layer_norm,
-        forms.layer_gradient,
+        normalization_forms.layer_norm,
+        normalization_forms.layer_gradient,
         layer_form,
         2,
         {"axes": 1},
@@ -287,8 +298,8 @@ COMMANDS: tuple[Command, ...] = (
         "group_norm",
         "x [N, C, ...] normalised over each group of channels, then scaled and moved by [C] (Wu and He 2018) "
         "-> (y, mean [N, groups], 1 / deviation).",
-        forms.group_norm,
-        forms.group_gradient,
+        normalization_forms.group_norm,
+        normalization_forms.group_gradient,
         group_form,
         2,
         {"groups": REQUIRED_INTEGER},
@@ -296,8 +307,8 @@ COMMANDS: tuple[Command, ...] = (
     *_row_commands(
         "rms_norm",
         "x over the root mean square of its last `axes` axes, scaled (Zhang and Sennrich 2019) -> (y, 1 / root).",
-        forms.rms_norm,
-        forms.rms_gradient,
+        normalization_forms.rms_norm,
+        normalization_forms.rms_gradient,
         rms_form,
         1,
         {"axes": 1},

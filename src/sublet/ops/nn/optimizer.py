@@ -15,44 +15,44 @@ import numpy as np
 
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.ops.nn.command import Command, over_only, pick
-from sublet.ops.nn.shapes import FLOATS, equal, of_type
+from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick
+from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_type
 from sublet.ops.op import Attrs, Specs
 
 RATE = TensorSpec(DType.F32, ())
 STEP = TensorSpec(DType.I64, ())
 
 
-def _at(specs: Specs, position: int) -> TensorSpec | None:
+def _spec_at(specs: Specs, position: int) -> TensorSpec | None:
     return specs[position] if position < len(specs) else None
 
 
-def _scalar(specs: Specs, position: int, wanted: TensorSpec, role: str) -> None:
-    spec = _at(specs, position)
+def _require_scalar(specs: Specs, position: int, wanted: TensorSpec, role: str) -> None:
+    spec = _spec_at(specs, position)
     if spec != wanted:
         raise SpecError(f"{role} is {spec or 'missing'}, but must be {wanted}")
 
 
-def _updated(specs: Specs, *states: str) -> tuple[TensorSpec, ...]:
+def _infer_update(specs: Specs, *states: str) -> tuple[TensorSpec, ...]:
     """Return the specs of the new weights and states, for the inputs (w, grad, lr, *states)."""
-    w = of_type(specs[0], FLOATS, "w")
-    equal(of_type(specs[1], FLOATS, "grad"), w, "grad and w")
-    _scalar(specs, 2, RATE, "lr")
+    w = require_type(specs[0], FLOATS, "w")
+    require_equal(require_type(specs[1], FLOATS, "grad"), w, "grad and w")
+    _require_scalar(specs, 2, RATE, "lr")
     for position, state in enumerate(states, 3):
-        equal(of_type(_at(specs, position), FLOATS, state), w, f"{state} and w")
+        require_equal(require_type(_spec_at(specs, position), FLOATS, state), w, f"{state} and w")
     return (w,) * (1 + len(states))
 
 
-def _fraction(attrs: Attrs, key: str) -> None:
+def _require_fraction(attrs: Attrs, key: str) -> None:
     if not 0 <= pick(attrs, key) < 1:
         raise SpecError(f"{key} = {pick(attrs, key)} must be at least 0 and less than 1")
 
 
-def _kept(specs: Specs, attrs: Attrs, position: int) -> list[str]:
+def _momentum_states(specs: Specs, attrs: Attrs, position: int) -> list[str]:
     """Return the momentum state, if the attribute momentum is not 0. Raises SpecError for a state without momentum."""
     if pick(attrs, "momentum"):
         return ["momentum"]
-    if _at(specs, position) is not None:
+    if _spec_at(specs, position) is not None:
         raise SpecError(f"momentum = 0 keeps no state: leave out input {position}, or give the attribute momentum")
     return []
 
@@ -60,20 +60,20 @@ def _kept(specs: Specs, attrs: Attrs, position: int) -> list[str]:
 def _sgd_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     if pick(attrs, "nesterov") and (pick(attrs, "momentum") <= 0 or pick(attrs, "dampening")):
         raise SpecError("nesterov = 1 needs a momentum greater than 0 and dampening = 0")
-    return _updated(specs, *_kept(specs, attrs, 3))
+    return _infer_update(specs, *_momentum_states(specs, attrs, 3))
 
 
 def _adam_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    _fraction(attrs, "beta1")
-    _fraction(attrs, "beta2")
-    outputs = _updated(specs, "m", "v")
-    _scalar(specs, 5, STEP, "step")
+    _require_fraction(attrs, "beta1")
+    _require_fraction(attrs, "beta2")
+    outputs = _infer_update(specs, "m", "v")
+    _require_scalar(specs, 5, STEP, "step")
     return outputs
 
 
 def _rmsprop_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    _fraction(attrs, "alpha")
-    return _updated(specs, "v", *_kept(specs, attrs, 4))
+    _require_fraction(attrs, "alpha")
+    return _infer_update(specs, "v", *_momentum_states(specs, attrs, 4))
 
 
 def _sgd(
@@ -95,7 +95,9 @@ def _sgd(
     return w - float(lr) * (grad + momentum * kept if nesterov else kept), kept
 
 
-def _moved(grad: Any, m: Any, v: Any, step: Any, *, beta1: float, beta2: float, epsilon: float) -> tuple[Any, Any, Any]:
+def _adam_direction(
+    grad: Any, m: Any, v: Any, step: Any, *, beta1: float, beta2: float, epsilon: float
+) -> tuple[Any, Any, Any]:
     """Return the direction of Adam, and the new means of the gradient and of the squared gradient.
 
     The direction is the mean over the root of the mean square, both corrected for starting at 0.
@@ -106,12 +108,12 @@ def _moved(grad: Any, m: Any, v: Any, step: Any, *, beta1: float, beta2: float, 
 
 
 def _adam(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
-    direction, m, v = _moved(grad + decay * w, m, v, step, **rates)
+    direction, m, v = _adam_direction(grad + decay * w, m, v, step, **rates)
     return w - float(lr) * direction, m, v
 
 
 def _adamw(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
-    direction, m, v = _moved(grad, m, v, step, **rates)
+    direction, m, v = _adam_direction(grad, m, v, step, **rates)
     return w - float(lr) * (decay * w + direction), m, v
 
 
@@ -120,7 +122,7 @@ def _lamb(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float
 
     The trust ratio is 1 if a norm is 0.
     """
-    direction, m, v = _moved(grad, m, v, step, **rates)
+    direction, m, v = _adam_direction(grad, m, v, step, **rates)
     update = direction + decay * w
     sizes = float(np.linalg.norm(w.reshape(-1))), float(np.linalg.norm(update.reshape(-1)))
     trust = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
@@ -149,7 +151,7 @@ def _rmsprop(
     return w - float(lr) * kept, v, kept
 
 
-def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
+def _adaptive_command(name: str, text: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
     """Return the command `<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
     return Command(
         name,
@@ -159,7 +161,7 @@ def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float,
         attrs={"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon, "decay": decay},
         inputs=(6, 6),
         outputs=(3, 3),
-        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
     )
 
 
@@ -172,23 +174,23 @@ COMMANDS = (
         attrs={"momentum": 0.0, "dampening": 0.0, "decay": 0.0, "nesterov": False},
         inputs=(3, 4),
         outputs=(1, 2),
-        inplace=over_only((0, 0), (1, 3)),
+        inplace=overwrite_unless_repeated((0, 0), (1, 3)),
     ),
-    _adaptive(
+    _adaptive_command(
         "adam",
         "Adam (Kingma and Ba 2015): (w, grad, lr, m, v, step) -> (w', m', v'); step counts from 1.",
         _adam,
         1e-8,
         0.0,
     ),
-    _adaptive(
+    _adaptive_command(
         "adamw",
         "Adam with decoupled weight decay (Loshchilov and Hutter 2019); arguments as of nn.adam.",
         _adamw,
         1e-8,
         0.01,
     ),
-    _adaptive(
+    _adaptive_command(
         "lamb",
         "LAMB: Adam whose update has the norm of the weights (You et al. 2020); arguments as of nn.adam.",
         _lamb,
@@ -203,6 +205,6 @@ COMMANDS = (
         attrs={"alpha": 0.99, "momentum": 0.0, "epsilon": 1e-8, "decay": 0.0},
         inputs=(4, 5),
         outputs=(2, 3),
-        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
     ),
 )

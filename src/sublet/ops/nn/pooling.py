@@ -15,12 +15,20 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
-from sublet.ops.nn.gradients import by, elementwise, given, operand
-from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type, shape_given
-from sublet.ops.nn.windows import Extents, Windows, from_first, image, shape_of, to_first, windows
+from sublet.ops.nn.gradient_rules import elementwise_gradient, only_gradient, operand, term_by_op
+from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_same_type, require_shape, require_type
+from sublet.ops.nn.windows import (
+    Extents,
+    Windows,
+    from_channels_first,
+    image_dims,
+    image_shape,
+    to_channels_first,
+    windows_from_attrs,
+)
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 
-MAX: dict[str, Attr | Required] = {
+MAX_ATTRS: dict[str, Attr | Required] = {
     "kernel": REQUIRED_INTEGERS,
     "strides": (),
     "pads": (),
@@ -28,7 +36,7 @@ MAX: dict[str, Attr | Required] = {
     "ceil": False,
     "layout": "nchw",
 }
-AVERAGE: dict[str, Attr | Required] = {
+AVERAGE_ATTRS: dict[str, Attr | Required] = {
     "kernel": REQUIRED_INTEGERS,
     "strides": (),
     "pads": (),
@@ -41,110 +49,112 @@ AVERAGE: dict[str, Attr | Required] = {
 def pool_windows(attrs: Attrs) -> Windows:
     """Return the windows of a pooling; without strides, windows lie side by side. Raises SpecError."""
     kernel = pick(attrs, "kernel")
-    return windows({**attrs, "strides": tuple(pick(attrs, "strides")) or kernel}, kernel)
+    return windows_from_attrs({**attrs, "strides": tuple(pick(attrs, "strides")) or kernel}, kernel)
 
 
-def _pooled(x: TensorSpec, attrs: Attrs, role: str = "x") -> TensorSpec:
-    samples, channels, spatial = image(x, attrs, role)
+def _pooled_spec(x: TensorSpec, attrs: Attrs, role: str = "x") -> TensorSpec:
+    samples, channels, spatial = image_dims(x, attrs, role)
     over = pool_windows(attrs)
     if len(pick(attrs, "kernel")) != len(spatial):
         raise SpecError(f"kernel = {list(pick(attrs, 'kernel'))}, but {role} is {x} with {len(spatial)} spatial axes")
     if any(max(sides) >= span for *sides, span in zip(over.begins, over.ends, over.spans, strict=True)):
         raise SpecError(f"pads = {[*over.begins, *over.ends]} must be less than the window, {list(over.spans)}")
-    return TensorSpec(x.dtype, shape_of(samples, channels, over.counts(spatial), attrs))
+    return TensorSpec(x.dtype, image_shape(samples, channels, over.count_windows(spatial), attrs))
 
 
 def _pool_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (_pooled(of_type(specs[0], FLOATS, "x"), attrs),)
+    return (_pooled_spec(require_type(specs[0], FLOATS, "x"), attrs),)
 
 
 def _max_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    same_type(specs, FLOATS)
-    dy, x = (of_type(spec, FLOATS, role) for spec, role in zip(specs, ("dy", "x"), strict=True))
-    equal(dy, _pooled(x, attrs), "dy and the pooled x")
+    require_same_type(specs, FLOATS)
+    dy, x = (require_type(spec, FLOATS, role) for spec, role in zip(specs, ("dy", "x"), strict=True))
+    require_equal(dy, _pooled_spec(x, attrs), "dy and the pooled x")
     return (x,)
 
 
 def _gather_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    ddx, x = (of_type(spec, FLOATS, role) for spec, role in zip(specs, ("ddx", "x"), strict=True))
-    equal(ddx, x, "ddx and x")
-    return (_pooled(x, attrs),)
+    ddx, x = (require_type(spec, FLOATS, role) for spec, role in zip(specs, ("ddx", "x"), strict=True))
+    require_equal(ddx, x, "ddx and x")
+    return (_pooled_spec(x, attrs),)
 
 
 def _average_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    dy = of_type(specs[0], FLOATS, "dy")
-    x = TensorSpec(dy.dtype, shape_given(pick(attrs, "shape")))
-    equal(dy, _pooled(x, attrs, "shape"), "dy and the pooled shape")
+    dy = require_type(specs[0], FLOATS, "dy")
+    x = TensorSpec(dy.dtype, require_shape(pick(attrs, "shape")))
+    require_equal(dy, _pooled_spec(x, attrs, "shape"), "dy and the pooled shape")
     return (x,)
 
 
-def _by_place(x: Any, over: Windows, outside: float) -> Any:
+def _window_elements(x: Any, over: Windows, outside: float) -> Any:
     """Return [N, C, *spatial] as [N, C, *counts, places]: the elements of each window, `outside` for padding."""
-    counts = over.counts(x.shape[2:])
-    padded = over.padded(x, counts, outside)
+    counts = over.count_windows(x.shape[2:])
+    padded = over.pad_input(x, counts, outside)
     return np.stack([padded[:, :, *where] for _, where in over.taps(counts)], -1)
 
 
 def _max_pool(x: Any, layout: str, **attrs: Any) -> Any:
-    return from_first(_by_place(to_first(x, layout), pool_windows(attrs), -np.inf).max(-1), layout)
+    return from_channels_first(
+        _window_elements(to_channels_first(x, layout), pool_windows(attrs), -np.inf).max(-1), layout
+    )
 
 
-def _maxima(x: Any, over: Windows) -> Any:
+def _argmax_places(x: Any, over: Windows) -> Any:
     """Return the position of the first maximum in each window."""
-    return _by_place(x, over, -np.inf).argmax(-1)
+    return _window_elements(x, over, -np.inf).argmax(-1)
 
 
 def _max_pool_gradient(dy: Any, x: Any, layout: str, **attrs: Any) -> Any:
-    over, dy, x = pool_windows(attrs), to_first(dy, layout), to_first(x, layout)
-    maxima, counts = _maxima(x, over), dy.shape[2:]
-    padded = np.zeros((*x.shape[:2], *over.reach(x.shape[2:], counts)), dy.dtype)
+    over, dy, x = pool_windows(attrs), to_channels_first(dy, layout), to_channels_first(x, layout)
+    maxima, counts = _argmax_places(x, over), dy.shape[2:]
+    padded = np.zeros((*x.shape[:2], *over.padded_extents(x.shape[2:], counts)), dy.dtype)
     for i, (_, where) in enumerate(over.taps(counts)):
         padded[:, :, *where] += np.where(maxima == i, dy, 0)
-    return from_first(padded[over.inside(x.shape[2:])], layout)
+    return from_channels_first(padded[over.input_region(x.shape[2:])], layout)
 
 
 def _max_pool_gather(ddx: Any, x: Any, layout: str, **attrs: Any) -> Any:
     over = pool_windows(attrs)
-    maxima = _maxima(to_first(x, layout), over)
-    elements = _by_place(to_first(ddx, layout), over, 0)
-    return from_first(np.take_along_axis(elements, maxima[..., None], -1)[..., 0], layout)
+    maxima = _argmax_places(to_channels_first(x, layout), over)
+    elements = _window_elements(to_channels_first(ddx, layout), over, 0)
+    return from_channels_first(np.take_along_axis(elements, maxima[..., None], -1)[..., 0], layout)
 
 
 def _divisors(spatial: Sequence[int], over: Windows, count_include_pad: int, dtype: Any) -> Any:
     """Return the number of elements averaged by each window; elements beyond the padding never count."""
-    counts = over.counts(spatial)
-    counted = np.zeros((1, 1, *over.reach(spatial, counts)), dtype)
+    counts = over.count_windows(spatial)
+    counted = np.zeros((1, 1, *over.padded_extents(spatial, counts)), dtype)
     if count_include_pad:
         counted[:, :, *(slice(b + x + e) for b, x, e in zip(over.begins, spatial, over.ends, strict=True))] = 1
     else:
-        counted[over.inside(spatial)] = 1
+        counted[over.input_region(spatial)] = 1
     return np.maximum(sum(counted[:, :, *where] for _, where in over.taps(counts)), 1)
 
 
 def _avg_pool(x: Any, layout: str, count_include_pad: int, **attrs: Any) -> Any:
-    over, x = pool_windows(attrs), to_first(x, layout)
-    total = _by_place(x, over, 0).sum(-1)
-    return from_first(total / _divisors(x.shape[2:], over, count_include_pad, x.dtype), layout)
+    over, x = pool_windows(attrs), to_channels_first(x, layout)
+    total = _window_elements(x, over, 0).sum(-1)
+    return from_channels_first(total / _divisors(x.shape[2:], over, count_include_pad, x.dtype), layout)
 
 
 def _avg_pool_gradient(dy: Any, layout: str, count_include_pad: int, shape: Extents, **attrs: Any) -> Any:
-    over, dy = pool_windows(attrs), to_first(dy, layout)
+    over, dy = pool_windows(attrs), to_channels_first(dy, layout)
     spatial, counts = shape[1:-1] if layout == "nhwc" else shape[2:], dy.shape[2:]
     each = dy / _divisors(spatial, over, count_include_pad, dy.dtype)
-    padded = np.zeros((*dy.shape[:2], *over.reach(spatial, counts)), dy.dtype)
+    padded = np.zeros((*dy.shape[:2], *over.padded_extents(spatial, counts)), dy.dtype)
     for _, where in over.taps(counts):
         padded[:, :, *where] += each
-    return from_first(padded[over.inside(spatial)], layout)
+    return from_channels_first(padded[over.input_region(spatial)], layout)
 
 
 def _average_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     shape = spec_of(operand(node, 0)).shape
-    return [emit("nn.avg_pool_gradient", given(grads), shape=shape, **node.attrs)]
+    return [emit("nn.avg_pool_gradient", only_gradient(grads), shape=shape, **node.attrs)]
 
 
 def _average_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     attrs = {key: value for key, value in node.attrs.items() if key != "shape"}
-    return [emit("nn.avg_pool", given(grads), **attrs)]
+    return [emit("nn.avg_pool", only_gradient(grads), **attrs)]
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -153,8 +163,8 @@ COMMANDS: tuple[Command, ...] = (
         "The maximum of each window over 1 to 3 spatial axes. Without strides windows lie side by side.",
         _pool_infer,
         _max_pool,
-        elementwise(by("nn.max_pool_gradient", 0)),
-        MAX,
+        elementwise_gradient(term_by_op("nn.max_pool_gradient", 0)),
+        MAX_ATTRS,
     ),
     Command(
         "max_pool_gradient",
@@ -162,8 +172,8 @@ COMMANDS: tuple[Command, ...] = (
         _max_gradient_infer,
         _max_pool_gradient,
         # The positions of the maxima are constant in x almost everywhere: no gradient by x.
-        elementwise(by("nn.max_pool_gather", 1), None),
-        MAX,
+        elementwise_gradient(term_by_op("nn.max_pool_gather", 1), None),
+        MAX_ATTRS,
         inputs=(2, 2),
     ),
     Command(
@@ -171,8 +181,8 @@ COMMANDS: tuple[Command, ...] = (
         "What stands in a tensor like x where the maxima of x are: the gradient of nn.max_pool_gradient.",
         _gather_infer,
         _max_pool_gather,
-        elementwise(by("nn.max_pool_gradient", 1), None),
-        MAX,
+        elementwise_gradient(term_by_op("nn.max_pool_gradient", 1), None),
+        MAX_ATTRS,
         inputs=(2, 2),
     ),
     Command(
@@ -181,7 +191,7 @@ COMMANDS: tuple[Command, ...] = (
         _pool_infer,
         _avg_pool,
         _average_rule,
-        AVERAGE,
+        AVERAGE_ATTRS,
     ),
     Command(
         "avg_pool_gradient",
@@ -189,6 +199,6 @@ COMMANDS: tuple[Command, ...] = (
         _average_gradient_infer,
         _avg_pool_gradient,
         _average_gradient_rule,
-        {**AVERAGE, "shape": REQUIRED_INTEGERS},
+        {**AVERAGE_ATTRS, "shape": REQUIRED_INTEGERS},
     ),
 )

@@ -14,9 +14,18 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node
-from sublet.ops.nn.command import REQUIRED_INTEGERS, REQUIRED_NUMBER, Command, Compute, Required, over, pick, whole
-from sublet.ops.nn.gradients import by, elementwise
-from sublet.ops.nn.shapes import FLOATS, INDICES, of_type, shape_given, type_named
+from sublet.ops.nn.command import (
+    REQUIRED_INTEGERS,
+    REQUIRED_NUMBER,
+    Command,
+    Compute,
+    Required,
+    overwrite_any,
+    pick,
+    same_bytes,
+)
+from sublet.ops.nn.gradient_rules import elementwise_gradient, term_by_op
+from sublet.ops.nn.shape_inference import FLOATS, INDICES, parse_dtype, require_shape, require_type
 from sublet.ops.op import Attrs, Infer, Share, Specs
 
 
@@ -26,24 +35,24 @@ def generator(key: Any, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
-def drawn(dtype: DType) -> Any:
+def draw_type(dtype: DType) -> Any:
     """Return the NumPy type used for drawing numbers of `dtype`."""
     return np.float64 if dtype is DType.F64 else np.float32
 
 
-def scale_of(rate: float) -> float:
+def dropout_scale(rate: float) -> float:
     """Return the factor of the elements kept by dropout, 1 / (1 - rate)."""
     return 1 / (1 - rate)
 
 
-def _key(spec: TensorSpec | None) -> None:
-    if of_type(spec, INDICES, "the key").shape:
+def _require_scalar_key(spec: TensorSpec | None) -> None:
+    if require_type(spec, INDICES, "the key").shape:
         raise SpecError(f"the key is {spec}, it must be a scalar")
 
 
 def _draw_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    _key(specs[0])
-    return (TensorSpec(type_named(pick(attrs, "dtype"), FLOATS), shape_given(pick(attrs, "shape"))),)
+    _require_scalar_key(specs[0])
+    return (TensorSpec(parse_dtype(pick(attrs, "dtype"), FLOATS), require_shape(pick(attrs, "shape"))),)
 
 
 def _uniform_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -59,18 +68,18 @@ def _normal_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _uniform(key: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: int) -> Any:
-    kind = drawn(type_named(dtype))
+    kind = draw_type(parse_dtype(dtype))
     return generator(key, stream).random(shape, kind) * kind(high - low) + kind(low)
 
 
 def _normal(key: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: int) -> Any:
-    kind = drawn(type_named(dtype))
+    kind = draw_type(parse_dtype(dtype))
     return generator(key, stream).standard_normal(shape, kind) * kind(std) + kind(mean)
 
 
 def _dropout_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], FLOATS)
-    _key(specs[1])
+    x = require_type(specs[0], FLOATS)
+    _require_scalar_key(specs[1])
     if not 0 <= pick(attrs, "rate") < 1:
         raise SpecError(
             f"rate = {pick(attrs, 'rate')} must be at least 0 and below 1: the share of elements that become 0"
@@ -80,54 +89,56 @@ def _dropout_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 def _dropout(x: Any, key: Any, rate: float, stream: int) -> Any:
     kept = generator(key, stream).random(x.shape, np.float32) >= np.float32(rate)
-    return np.where(kept, x * x.dtype.type(scale_of(rate)), x.dtype.type(0))
+    return np.where(kept, x * x.dtype.type(dropout_scale(rate)), x.dtype.type(0))
 
 
 def _dropout_views(node: Node) -> tuple[Share, ...]:
-    return whole(node) if node.attrs["rate"] == 0 else ()
+    return same_bytes(node) if node.attrs["rate"] == 0 else ()
 
 
-def _dropping(name: str, text: str, gradient: str) -> Command:
+def _dropout_command(name: str, text: str, gradient: str) -> Command:
     """Return a dropout command; the gradient drops the same elements, with a recomputed mask."""
     return Command(
         name,
         text,
         _dropout_infer,
         _dropout,
-        elementwise(by(gradient, 1), None),
+        elementwise_gradient(term_by_op(gradient, 1), None),
         {"rate": REQUIRED_NUMBER, "stream": 0},
         inputs=(2, 2),
         views=_dropout_views,
-        inplace=over(0),
+        inplace=overwrite_any(0),
     )
 
 
-def _drawing(name: str, text: str, infer: Infer, compute: Compute, numbers: dict[str, Attr | Required]) -> Command:
+def _random_command(
+    name: str, text: str, infer: Infer, compute: Compute, numbers: dict[str, Attr | Required]
+) -> Command:
     attrs = {"shape": REQUIRED_INTEGERS, "dtype": "f32", **numbers, "stream": 0}
     return Command(name, text, infer, compute, attrs=attrs)
 
 
 COMMANDS = (
-    _drawing(
+    _random_command(
         "random_uniform",
         "Numbers drawn evenly from [low, high): a function of the key and the stream.",
         _uniform_infer,
         _uniform,
         {"low": 0.0, "high": 1.0},
     ),
-    _drawing(
+    _random_command(
         "random_normal",
         "Numbers drawn from a normal distribution: a function of the key and the stream.",
         _normal_infer,
         _normal,
         {"mean": 0.0, "std": 1.0},
     ),
-    _dropping(
+    _dropout_command(
         "dropout",
         "x with a share `rate` of its elements, drawn by key and stream, set to 0, the rest scaled (Srivastava 2014).",
         "nn.dropout_gradient",
     ),
-    _dropping(
+    _dropout_command(
         "dropout_gradient", "The gradient of nn.dropout: dy where x was kept. The mask is drawn again.", "nn.dropout"
     ),
 )

@@ -15,27 +15,27 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn import cells
+from sublet.ops.nn import recurrent_cells
 from sublet.ops.nn.activation import sigmoid
-from sublet.ops.nn.cells import state, widened
-from sublet.ops.nn.command import Command, over_only, spec_of
-from sublet.ops.nn.gradients import operand, product, result, total, zeros
-from sublet.ops.nn.layout import cut
-from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
-from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
+from sublet.ops.nn.command import Command, overwrite_unless_repeated, spec_of
+from sublet.ops.nn.gradient_rules import multiply, operand, result, sum_present, zeros_like
+from sublet.ops.nn.layout import slice_axis
+from sublet.ops.nn.recurrent_cells import gates_spec, require_state
+from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_present, require_same_type, require_type
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 # The definitions.
 
 
-def _projected(x: Any, w: Any, b: Any) -> Any:
+def _project(x: Any, w: Any, b: Any) -> Any:
     y = x @ w.T
     return y if b is None else y + b
 
 
 def _lstm(x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
     h, c, ys, gates, kept = h0, c0, [], [], []
-    for entry in _projected(x, w_ih, b_ih):
-        i, f, g, o = np.split(entry + _projected(h, w_hh, b_hh), 4, axis=-1)
+    for entry in _project(x, w_ih, b_ih):
+        i, f, g, o = np.split(entry + _project(h, w_hh, b_hh), 4, axis=-1)
         i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
         c = f * c + i * g
         h = o * np.tanh(c)
@@ -65,8 +65,8 @@ def _lstm_gradient(
 
 def _gru(x: Any, h0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
     h, ys, gates, inners = h0, [], [], []
-    for entry in _projected(x, w_ih, b_ih):
-        (xr, xz, xn), (hr, hz, hn) = np.split(entry, 3, axis=-1), np.split(_projected(h, w_hh, b_hh), 3, axis=-1)
+    for entry in _project(x, w_ih, b_ih):
+        (xr, xz, xn), (hr, hz, hn) = np.split(entry, 3, axis=-1), np.split(_project(h, w_hh, b_hh), 3, axis=-1)
         r, z = sigmoid(xr + hr), sigmoid(xz + hz)
         n = np.tanh(xn + r * hn)
         h = n + z * (h - n)
@@ -97,42 +97,44 @@ def _gru_gradient(
 # Shapes.
 
 
-def _sequence(specs: Specs, states: int, gates: int) -> tuple[TensorSpec, TensorSpec]:
+def _check_sequence(specs: Specs, states: int, gates: int) -> tuple[TensorSpec, TensorSpec]:
     """Return the specs of y and of the state. Raises SpecError unless x, states, weights and biases fit each other."""
-    same_type(specs, FLOATS)
-    x, h = present(specs[0], "x"), state(specs[1], "h0")
+    require_same_type(specs, FLOATS)
+    x, h = require_present(specs[0], "x"), require_state(specs[1], "h0")
     if len(x.shape) != 3 or not x.shape[0] or x.shape[1] != h.shape[0]:
         raise SpecError(f"x is {x} and h0 {h}: they must be [time > 0, batch, input] and [batch, hidden]")
     hidden, rows = h.shape[1], gates * h.shape[1]
     wanted = [("c0", h.shape)] * (states - 1) + [("w_ih", (rows, x.shape[2])), ("w_hh", (rows, hidden))]
     for (role, shape), spec in zip(wanted, specs[2:], strict=False):
-        equal(present(spec, role), TensorSpec(x.dtype, shape), f"{role} for x {x}, h0 {h}, and what it must be,")
+        require_equal(
+            require_present(spec, role), TensorSpec(x.dtype, shape), f"{role} for x {x}, h0 {h}, and what it must be,"
+        )
     for role, spec in zip(("b_ih", "b_hh"), specs[2 + len(wanted) :], strict=False):
         if spec is not None:
-            equal(spec, TensorSpec(x.dtype, (rows,)), f"{role} for h0 {h}, and what it must be,")
+            require_equal(spec, TensorSpec(x.dtype, (rows,)), f"{role} for h0 {h}, and what it must be,")
     return TensorSpec(x.dtype, (*x.shape[:2], hidden)), h
 
 
 def _lstm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    y, h = _sequence(specs, 2, 4)
-    return y, h, h, widened(y, 4), y
+    y, h = _check_sequence(specs, 2, 4)
+    return y, h, h, gates_spec(y, 4), y
 
 
 def _gru_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    y, h = _sequence(specs, 1, 3)
-    return y, h, widened(y, 3), y
+    y, h = _check_sequence(specs, 1, 3)
+    return y, h, gates_spec(y, 3), y
 
 
-def _fit(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optional: int) -> None:
+def _require_specs(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optional: int) -> None:
     """Raise SpecError unless every spec is the wanted spec; the first `optional` specs may be missing."""
     for i, (spec, role, right) in enumerate(zip(specs, roles, wanted, strict=True)):
         if spec is not None or i >= optional:
-            equal(present(spec, role), right, f"{role} is wrong: it and what it must be")
+            require_equal(require_present(spec, role), right, f"{role} is wrong: it and what it must be")
 
 
-def _of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
+def _specs_of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
     """Return the specs of the gates, of y, of the state and of w_hh."""
-    gates = of_type(spec, FLOATS, "gates")
+    gates = require_type(spec, FLOATS, "gates")
     if len(gates.shape) != 3 or not gates.shape[0] or gates.shape[2] % count:
         raise SpecError(f"the gates are {gates}, they must be [time > 0, batch, {count} * hidden]")
     (time, batch, width), dtype = gates.shape, gates.dtype
@@ -142,74 +144,77 @@ def _of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSp
 
 
 def _lstm_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    gates, y, h, w = _of_gates(specs[7], 4)
+    gates, y, h, w = _specs_of_gates(specs[7], 4)
     roles = ("dy", "dh", "dc", "dgates", "dcells", "w_hh", "c0", "gates", "cells")
-    _fit(specs, roles, (y, h, h, gates, y, w, h, gates, y), 5)
+    _require_specs(specs, roles, (y, h, h, gates, y, w, h, gates, y), 5)
     return gates, h, h
 
 
 def _gru_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    gates, y, h, w = _of_gates(specs[7], 3)
+    gates, y, h, w = _specs_of_gates(specs[7], 3)
     roles = ("dy", "dh", "dgates", "dinner", "w_hh", "h0", "y", "gates", "inner")
-    _fit(specs, roles, (y, h, gates, y, w, h, y, gates, y), 4)
+    _require_specs(specs, roles, (y, h, gates, y, w, h, y, gates, y), 4)
     return gates, gates, h
 
 
 # Gradients.
 
 
-def _flat(emit: Emit, value: Value) -> Value:
+def _merge_time_and_batch(emit: Emit, value: Value) -> Value:
     """Return the value with time and batch merged into one axis."""
     time, batch, width = spec_of(value).shape
     return emit("nn.reshape", value, shape=(time * batch, width))
 
 
-def _through_input(emit: Emit, grad: Value, x: Value, w: Value) -> tuple[Value, Value]:
+def _input_gradients(emit: Emit, grad: Value, x: Value, w: Value) -> tuple[Value, Value]:
     """Return the gradients of x and of the input weights, given the gradient of the gates."""
     dx = emit("nn.reshape", emit("nn.matmul", grad, w), shape=spec_of(x).shape)
-    return dx, emit("nn.matmul", grad, _flat(emit, x), transpose_a=1)
+    return dx, emit("nn.matmul", grad, _merge_time_and_batch(emit, x), transpose_a=1)
 
 
-def _of_recurrence(emit: Emit, grad: Value, h0: Value, y: Value) -> Value:
+def _recurrent_weight_gradient(emit: Emit, grad: Value, h0: Value, y: Value) -> Value:
     """Return the gradient of w_hh: the first step reads h0, each later step the output of the previous step."""
     time = spec_of(y).shape[0]
     first = emit("nn.matmul", _row(emit, grad, 0), h0, transpose_a=1)
     if time == 1:
         return first
-    later, before = _flat(emit, cut(emit, grad, 0, 1, time)), _flat(emit, cut(emit, y, 0, 0, time - 1))
+    later, before = (
+        _merge_time_and_batch(emit, slice_axis(emit, grad, 0, 1, time)),
+        _merge_time_and_batch(emit, slice_axis(emit, y, 0, 0, time - 1)),
+    )
     return emit("nn.gemm", later, before, first, transpose_a=1)
 
 
 def _row(emit: Emit, value: Value, t: int) -> Value:
-    return emit("nn.reshape", cut(emit, value, 0, t, t + 1), shape=spec_of(value).shape[1:])
+    return emit("nn.reshape", slice_axis(emit, value, 0, t, t + 1), shape=spec_of(value).shape[1:])
 
 
 def _lstm_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     x, h0, c0, w_ih, w_hh = (operand(node, i) for i in range(5))
     y, gates, kept = result(node, 0), result(node, 3), result(node, 4)
-    grad, dh, dc = emit.several("nn.lstm_gradient", *grads, w_hh, c0, gates, kept)
-    flat = _flat(emit, grad)
-    dx, dw_ih = _through_input(emit, flat, x, w_ih)
+    grad, dh, dc = emit.all_outputs("nn.lstm_gradient", *grads, w_hh, c0, gates, kept)
+    flat = _merge_time_and_batch(emit, grad)
+    dx, dw_ih = _input_gradients(emit, flat, x, w_ih)
     db = emit("nn.sum", flat, axes=(0,))
-    return [dx, dh, dc, dw_ih, _of_recurrence(emit, grad, h0, y), db, db][: len(node.inputs)]
+    return [dx, dh, dc, dw_ih, _recurrent_weight_gradient(emit, grad, h0, y), db, db][: len(node.inputs)]
 
 
 def _gru_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     x, h0, w_ih, w_hh = (operand(node, i) for i in range(4))
     y, gates, inner = result(node, 0), result(node, 2), result(node, 3)
-    of_x, of_h, dh = emit.several("nn.gru_gradient", *grads, w_hh, h0, y, gates, inner)
-    flat = _flat(emit, of_x)
-    dx, dw_ih = _through_input(emit, flat, x, w_ih)
-    biases = [emit("nn.sum", grad, axes=(0,)) for grad in (flat, _flat(emit, of_h))]
-    return [dx, dh, dw_ih, _of_recurrence(emit, of_h, h0, y), *biases][: len(node.inputs)]
+    of_x, of_h, dh = emit.all_outputs("nn.gru_gradient", *grads, w_hh, h0, y, gates, inner)
+    flat = _merge_time_and_batch(emit, of_x)
+    dx, dw_ih = _input_gradients(emit, flat, x, w_ih)
+    biases = [emit("nn.sum", grad, axes=(0,)) for grad in (flat, _merge_time_and_batch(emit, of_h))]
+    return [dx, dh, dw_ih, _recurrent_weight_gradient(emit, of_h, h0, y), *biases][: len(node.inputs)]
 
 
-def _plus(emit: Emit, value: Value | None, more: Value | None, t: int) -> Value | None:
+def _add_row(emit: Emit, value: Value | None, more: Value | None, t: int) -> Value | None:
     """Return the sum of a value and row t of `more`, if present."""
-    return total(emit, value, None if more is None else _row(emit, more, t))
+    return sum_present(emit, value, None if more is None else _row(emit, more, t))
 
 
-def _stacked(emit: Emit, rows: Sequence[Value]) -> Value:
+def _stack_rows(emit: Emit, rows: Sequence[Value]) -> Value:
     """Return rows, ordered from last to first, as one value with time as the first axis."""
     shape = spec_of(rows[0]).shape
     return emit("nn.concat", *(emit("nn.reshape", row, shape=(1, *shape)) for row in reversed(rows)), axis=0)
@@ -217,22 +222,22 @@ def _stacked(emit: Emit, rows: Sequence[Value]) -> Value:
 
 def _gates_of(emit: Emit, gates: Value, t: int, count: int) -> tuple[Value, ...]:
     width = spec_of(gates).shape[-1] // count
-    return emit.several("nn.split", _row(emit, gates, t), axis=-1, sizes=(width,) * count)
+    return emit.all_outputs("nn.split", _row(emit, gates, t), axis=-1, sizes=(width,) * count)
 
 
 def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, dh, dc, dgates, dcells = node.inputs[:5]
     w_hh, c0, gates, kept = (operand(node, i) for i in range(5, 9))
-    dh, dc = (zeros(emit, c0) if grad is None else grad for grad in (dh, dc))
+    dh, dc = (zeros_like(emit, c0) if grad is None else grad for grad in (dh, dc))
     gate_rows: list[Value] = []
     for t in reversed(range(spec_of(gates).shape[0])):
         i, f, g, o = _gates_of(emit, gates, t, 4)
         bent, before = emit("nn.tanh", _row(emit, kept, t)), _row(emit, kept, t - 1) if t else c0
-        dh = _plus(emit, dh, dy, t)
+        dh = _add_row(emit, dh, dy, t)
         assert dh is not None
-        dc = _plus(emit, emit("nn.add", dc, emit("nn.tanh_gradient", product(emit, dh, o), bent)), dcells, t)
+        dc = _add_row(emit, emit("nn.add", dc, emit("nn.tanh_gradient", multiply(emit, dh, o), bent)), dcells, t)
         assert dc is not None
-        active = [product(emit, dc, g), product(emit, dc, before), product(emit, dc, i), product(emit, dh, bent)]
+        active = [multiply(emit, dc, g), multiply(emit, dc, before), multiply(emit, dc, i), multiply(emit, dh, bent)]
         if dgates is not None:
             more = _gates_of(emit, dgates, t, 4)
             active = [emit("nn.add", a, b) for a, b in zip(active, more, strict=True)]
@@ -241,37 +246,37 @@ def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
             for grad, gate in zip(active, (i, f, g, o), strict=True)
         ]
         gate_rows.append(emit("nn.concat", *rows, axis=-1))
-        dh, dc = emit("nn.matmul", gate_rows[-1], w_hh), product(emit, dc, f)
+        dh, dc = emit("nn.matmul", gate_rows[-1], w_hh), multiply(emit, dc, f)
     assert dh is not None
-    return [_stacked(emit, gate_rows), dh, dc]
+    return [_stack_rows(emit, gate_rows), dh, dc]
 
 
 def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, dh, dgates, dinner = node.inputs[:4]
     w_hh, h0, y, gates, inner = (operand(node, i) for i in range(4, 9))
-    dh = zeros(emit, h0) if dh is None else dh
+    dh = zeros_like(emit, h0) if dh is None else dh
     of_x: list[Value] = []
     of_h: list[Value] = []
     for t in reversed(range(spec_of(gates).shape[0])):
         r, z, n = _gates_of(emit, gates, t, 3)
-        dh = _plus(emit, dh, dy, t)
+        dh = _add_row(emit, dh, dy, t)
         assert dh is not None
-        carried = product(emit, dh, z)
+        carried = multiply(emit, dh, z)
         more = (None, None, None) if dgates is None else _gates_of(emit, dgates, t, 3)
-        dn = emit("nn.tanh_gradient", total(emit, emit("nn.sub", dh, carried), more[2]), n)
+        dn = emit("nn.tanh_gradient", sum_present(emit, emit("nn.sub", dh, carried), more[2]), n)
         change = emit("nn.sub", _row(emit, y, t - 1) if t else h0, n)
-        dz = emit("nn.sigmoid_gradient", total(emit, product(emit, dh, change), more[1]), z)
-        dr = emit("nn.sigmoid_gradient", total(emit, product(emit, dn, _row(emit, inner, t)), more[0]), r)
-        last = _plus(emit, product(emit, dn, r), dinner, t)
+        dz = emit("nn.sigmoid_gradient", sum_present(emit, multiply(emit, dh, change), more[1]), z)
+        dr = emit("nn.sigmoid_gradient", sum_present(emit, multiply(emit, dn, _row(emit, inner, t)), more[0]), r)
+        last = _add_row(emit, multiply(emit, dn, r), dinner, t)
         of_x.append(emit("nn.concat", dr, dz, dn, axis=-1))
         of_h.append(emit("nn.concat", dr, dz, last, axis=-1))
         dh = emit("nn.add", carried, emit("nn.matmul", of_h[-1], w_hh))
     assert dh is not None
-    return [_stacked(emit, of_x), _stacked(emit, of_h), dh]
+    return [_stack_rows(emit, of_x), _stack_rows(emit, of_h), dh]
 
 
 COMMANDS: tuple[Command, ...] = (
-    *cells.COMMANDS,
+    *recurrent_cells.COMMANDS,
     Command(
         "lstm",
         "LSTM over a sequence (Hochreiter and Schmidhuber 1997): x [T, B, I], h0 and c0 [B, H], w_ih [4 H, I], "
@@ -288,10 +293,10 @@ COMMANDS: tuple[Command, ...] = (
         "Of nn.lstm, back through time: the gradients of the gates before activation, of h0 and of c0.",
         _lstm_gradient_infer,
         _lstm_gradient,
-        ByParts(_lstm_parts),
+        GradientByExpansion(_lstm_parts),
         inputs=(9, 9),
         outputs=(3, 3),
-        inplace=over_only((0, 7)),
+        inplace=overwrite_unless_repeated((0, 7)),
     ),
     Command(
         "gru",
@@ -308,9 +313,9 @@ COMMANDS: tuple[Command, ...] = (
         "Of nn.gru, back through time: the gradients of the gates of x and of h before activation, and of h0.",
         _gru_gradient_infer,
         _gru_gradient,
-        ByParts(_gru_parts),
+        GradientByExpansion(_gru_parts),
         inputs=(9, 9),
         outputs=(3, 3),
-        inplace=over_only((0, 7)),
+        inplace=overwrite_unless_repeated((0, 7)),
     ),
 )

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Compute, Required, pick, spec_of, whole
-from sublet.ops.nn.gradients import given, operand, result
-from sublet.ops.nn.shapes import FLOATS, of_type
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Compute, Required, pick, same_bytes, spec_of
+from sublet.ops.nn.gradient_rules import only_gradient, operand, result
+from sublet.ops.nn.shape_inference import FLOATS, require_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 
 MODES = ("nearest", "bilinear")
 
 
-def nearest(source: int, extent: int) -> NDArray[np.int64]:
+def nearest_sources(source: int, extent: int) -> NDArray[np.int64]:
     """Return for each of `extent` elements the index of the element to copy, among `source` elements."""
     return np.arange(extent) * source // max(1, extent)
 
 
-def weights(source: int, extent: int, mode: str, align_corners: int) -> NDArray[np.float64]:
+def interpolation_matrix(source: int, extent: int, mode: str, align_corners: int) -> NDArray[np.float64]:
     """Return W[extent, source]: element i of the result is the sum over k of W[i, k] x[k].
 
     Positions are as in PyTorch: the centres of the first and last elements coincide if `align_corners`, else
@@ -33,7 +33,7 @@ def weights(source: int, extent: int, mode: str, align_corners: int) -> NDArray[
     matrix = np.zeros((extent, source))
     rows = np.arange(extent)
     if mode == "nearest":
-        matrix[rows, nearest(source, extent)] = 1
+        matrix[rows, nearest_sources(source, extent)] = 1
         return matrix
     if align_corners:
         at = rows * ((source - 1) / (extent - 1) if extent > 1 else 0.0)
@@ -46,8 +46,8 @@ def weights(source: int, extent: int, mode: str, align_corners: int) -> NDArray[
     return matrix
 
 
-def _sized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, size, mode = of_type(specs[0], FLOATS), pick(attrs, "size"), pick(attrs, "mode")
+def _infer_resized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, size, mode = require_type(specs[0], FLOATS), pick(attrs, "size"), pick(attrs, "mode")
     if len(x.shape) != 4:
         raise SpecError(f"the input is {x}, it must have the axes [N, C, H, W]")
     if len(size) != 2 or min(size) < 1:
@@ -60,26 +60,26 @@ def _sized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _upsample(x: Any, size: tuple[int, int], mode: str, align_corners: int) -> Any:
-    down, across = (weights(n, m, mode, align_corners) for n, m in zip(x.shape[2:], size, strict=True))
+    down, across = (interpolation_matrix(n, m, mode, align_corners) for n, m in zip(x.shape[2:], size, strict=True))
     return (down @ x @ across.T).astype(x.dtype)
 
 
 def _upsample_gradient(dy: Any, size: tuple[int, int], mode: str, align_corners: int) -> Any:
-    down, across = (weights(n, m, mode, align_corners) for n, m in zip(size, dy.shape[2:], strict=True))
+    down, across = (interpolation_matrix(n, m, mode, align_corners) for n, m in zip(size, dy.shape[2:], strict=True))
     return (down.T @ dy @ across).astype(dy.dtype)
 
 
 def _views(node: Node) -> tuple[Share, ...]:
-    return whole(node) if spec_of(operand(node, 0)) == spec_of(result(node)) else ()
+    return same_bytes(node) if spec_of(operand(node, 0)) == spec_of(result(node)) else ()
 
 
 def _resampling(name: str, text: str, compute: Compute, other: str) -> Command:
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         attrs = {name: pick(node.attrs, name) for name in ("mode", "align_corners")}
-        return [emit(other, given(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
+        return [emit(other, only_gradient(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
 
     attrs: dict[str, Attr | Required] = {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False}
-    return Command(name, text, _sized, compute, gradient, attrs, views=_views)
+    return Command(name, text, _infer_resized, compute, gradient, attrs, views=_views)
 
 
 COMMANDS = (

@@ -11,51 +11,60 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, Required, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by, elementwise, given, operand, reshaped, result
-from sublet.ops.nn.reduction import infer_reduced, reduced, reduction
-from sublet.ops.nn.shapes import FLOATS, NUMBERS, axes_in, axis_in, equal, of_type
-from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
+from sublet.ops.nn.command import (
+    REQUIRED_INTEGER,
+    REQUIRED_NUMBER,
+    Command,
+    Required,
+    overwrite_any,
+    overwrite_unless_repeated,
+    pick,
+    spec_of,
+)
+from sublet.ops.nn.gradient_rules import elementwise_gradient, only_gradient, operand, reshape_to, result, term_by_op
+from sublet.ops.nn.reduction import infer_reduced, reduced_shape, reduction_command
+from sublet.ops.nn.shape_inference import FLOATS, NUMBERS, normalize_axes, normalize_axis, require_equal, require_type
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 Axes = tuple[int, ...]
 
 
-def _some_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+def _infer_nonempty(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     """Return the spec of a reduction undefined for no elements. Raises SpecError for an empty reduction."""
     (y,) = infer_reduced(specs, attrs)
-    x = of_type(specs[0], NUMBERS)
+    x = require_type(specs[0], NUMBERS)
     if y.size and not x.size:
         raise SpecError(f"{x} has no elements along the axes {list(pick(attrs, 'axes'))}: there is none to choose")
     return (y,)
 
 
-def _of_result_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+def _infer_gradient(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     """Return the spec of x for (dy, x, y?); dy and y must have the spec of the reduced x."""
-    x = of_type(specs[1], FLOATS, "x")
+    x = require_type(specs[1], FLOATS, "x")
     for i, spec in enumerate(specs):
         if i != 1:
             (small,) = infer_reduced([x], attrs)
-            equal(of_type(spec, FLOATS, f"input {i}"), small, f"input {i}, and what x reduces to,")
+            require_equal(require_type(spec, FLOATS, f"input {i}"), small, f"input {i}, and what x reduces to,")
     return (x,)
 
 
-def _kept(emit: Emit, node: Node, small: Value, position: int) -> Value:
+def _keep_axes(emit: Emit, node: Node, small: Value, position: int) -> Value:
     """Return a reduced value with extent 1 along the reduced axes, broadcastable to the input."""
-    shape = reduced(spec_of(operand(node, position)).shape, pick(node.attrs, "axes"), 1)
-    return reshaped(emit, small, shape)
+    shape = reduced_shape(spec_of(operand(node, position)).shape, pick(node.attrs, "axes"), 1)
+    return reshape_to(emit, small, shape)
 
 
-def _over(node: Node) -> dict[str, Any]:
+def _axes_attrs(node: Node) -> dict[str, Any]:
     return {name: pick(node.attrs, name) for name in ("axes", "keepdims")}
 
 
 def _extremum_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.extremum_gradient", given(grads), operand(node, 0), result(node), **_over(node))]
+    return [emit("nn.extremum_gradient", only_gradient(grads), operand(node, 0), result(node), **_axes_attrs(node))]
 
 
 def _extremum_gradient(dy: Any, x: Any, y: Any, axes: Axes, keepdims: int) -> Any:
     """Return dy in equal shares at the elements of x equal to y."""
-    kept = reduced(x.shape, axes, 1)
+    kept = reduced_shape(x.shape, axes, 1)
     mask = x == y.reshape(kept)
     count = np.maximum(mask.sum(tuple(axes) or None, keepdims=True), 1)
     return mask * (dy.reshape(kept) / count).astype(x.dtype)
@@ -63,10 +72,10 @@ def _extremum_gradient(dy: Any, x: Any, y: Any, axes: Axes, keepdims: int) -> An
 
 def _extremum_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, x, y = (operand(node, i) for i in range(3))
-    mask = emit("nn.equal", x, _kept(emit, node, y, 1))
-    count = emit("nn.sum", emit("nn.cast", mask, dtype=spec_of(x).dtype.text), **_over(node))
+    mask = emit("nn.equal", x, _keep_axes(emit, node, y, 1))
+    count = emit("nn.sum", emit("nn.cast", mask, dtype=spec_of(x).dtype.text), **_axes_attrs(node))
     count = emit("nn.maximum", count, emit.constant(1, x))
-    share = emit("nn.broadcast_to", _kept(emit, node, emit("nn.div", dy, count), 1), shape=spec_of(x).shape)
+    share = emit("nn.broadcast_to", _keep_axes(emit, node, emit("nn.div", dy, count), 1), shape=spec_of(x).shape)
     return [emit("nn.where", mask, share, emit.constant(0, x))]
 
 
@@ -75,7 +84,7 @@ def _prod_gradient(dy: Any, x: Any, axes: Axes, keepdims: int) -> Any:
 
     With one zero, only the gradient of the zero is nonzero; with several zeros, all gradients are 0.
     """
-    kept, over_all = reduced(x.shape, axes, 1), tuple(axes) or None
+    kept, over_all = reduced_shape(x.shape, axes, 1), tuple(axes) or None
     zero = x == 0
     count = zero.sum(over_all, keepdims=True)
     others = np.where(zero, 1, x)
@@ -87,16 +96,16 @@ def _prod_parts(emit: Emit, node: Node) -> Sequence[Value]:
     """Write the product as a binary tree of products and differentiate the tree: no division is needed."""
     dy, x = operand(node, 0), operand(node, 1)
     shape = spec_of(x).shape
-    gone = axes_in(pick(node.attrs, "axes"), len(shape))
+    gone = normalize_axes(pick(node.attrs, "axes"), len(shape))
     axes = sorted(range(len(shape)), key=lambda axis: axis in gone)
     turned = [shape[axis] for axis in axes]
     size, count = prod(shape[axis] for axis in axes if axis not in gone), prod(shape[axis] for axis in gone)
-    rows = reshaped(emit, emit("nn.transpose", x, axes=tuple(axes)), (size, count))
-    grad = reshaped(emit, _of_rows(emit, reshaped(emit, dy, (size, 1)), rows), tuple(turned))
+    rows = reshape_to(emit, emit("nn.transpose", x, axes=tuple(axes)), (size, count))
+    grad = reshape_to(emit, _row_product_gradient(emit, reshape_to(emit, dy, (size, 1)), rows), tuple(turned))
     return [emit("nn.transpose", grad, axes=tuple(axes.index(axis) for axis in range(len(axes))))]
 
 
-def _of_rows(emit: Emit, dy: Value, x: Value) -> Value:
+def _row_product_gradient(emit: Emit, dy: Value, x: Value) -> Value:
     """Return the gradient of the product of each row.
 
     Each element receives the gradient of its pair's product, times the partner in the pair.
@@ -107,8 +116,10 @@ def _of_rows(emit: Emit, dy: Value, x: Value) -> Value:
     if count % 2:
         x = emit("nn.pad", x, pads=(0, 0, 0, 1), value=1.0)
     pairs = emit("nn.reshape", x, shape=(size, (count + 1) // 2, 2))
-    first, second = emit.several("nn.split", pairs, axis=2, sizes=(1, 1))
-    of_pairs = _of_rows(emit, dy, reshaped(emit, emit("nn.mul", first, second), (size, (count + 1) // 2)))
+    first, second = emit.all_outputs("nn.split", pairs, axis=2, sizes=(1, 1))
+    of_pairs = _row_product_gradient(
+        emit, dy, reshape_to(emit, emit("nn.mul", first, second), (size, (count + 1) // 2))
+    )
     others = emit("nn.flip", pairs, axes=(2,))
     grad = emit("nn.mul", others, emit("nn.reshape", of_pairs, shape=(size, (count + 1) // 2, 1)))
     grad = emit("nn.reshape", grad, shape=(size, count + count % 2))
@@ -116,10 +127,10 @@ def _of_rows(emit: Emit, dy: Value, x: Value) -> Value:
 
 
 def _norm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, p = of_type(specs[0], FLOATS), pick(attrs, "p")
+    x, p = require_type(specs[0], FLOATS), pick(attrs, "p")
     if not p > 0:
         raise SpecError(f"p = {p} must be above 0: 1, 2, inf, ...")
-    return (_some_infer if p == inf else infer_reduced)([x], attrs)
+    return (_infer_nonempty if p == inf else infer_reduced)([x], attrs)
 
 
 def _norm(x: Any, p: float, axes: Axes, keepdims: int) -> Any:
@@ -133,15 +144,15 @@ def _norm(x: Any, p: float, axes: Axes, keepdims: int) -> Any:
 
 def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     """Return dy sign(x) (|x| / y)^(p - 1); 0 for y = 0. For p = 1 and 2, extra factors have only the size of y."""
-    x, y, dy, p = operand(node, 0), result(node), given(grads), pick(node.attrs, "p")
+    x, y, dy, p = operand(node, 0), result(node), only_gradient(grads), pick(node.attrs, "p")
     if p == inf:
         size = emit("nn.abs", x)
-        return [emit("nn.mul", emit("nn.extremum_gradient", dy, size, y, **_over(node)), emit("nn.sign", x))]
+        return [emit("nn.mul", emit("nn.extremum_gradient", dy, size, y, **_axes_attrs(node)), emit("nn.sign", x))]
     if p == 1:
-        return [emit("nn.mul", emit("nn.sign", x), _kept(emit, node, dy, 0))]
+        return [emit("nn.mul", emit("nn.sign", x), _keep_axes(emit, node, dy, 0))]
     scale = y if p == 2 else emit("nn.pow", y, emit.constant(p - 1, y))
     nothing = emit("nn.equal", y, emit.constant(0, y))
-    scale = _kept(emit, node, emit("nn.masked_fill", emit("nn.div", dy, scale), nothing, value=0.0), 0)
+    scale = _keep_axes(emit, node, emit("nn.masked_fill", emit("nn.div", dy, scale), nothing, value=0.0), 0)
     if p == 2:
         return [emit("nn.mul", x, scale)]
     powers = emit("nn.pow", emit("nn.abs", x), emit.constant(p - 1, x))
@@ -151,22 +162,22 @@ def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _position_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], NUMBERS)
-    axis = axis_in(pick(attrs, "axis"), len(x.shape))
-    (y,) = _some_infer([x], {"axes": (axis,), "keepdims": pick(attrs, "keepdims")})
+    x = require_type(specs[0], NUMBERS)
+    axis = normalize_axis(pick(attrs, "axis"), len(x.shape))
+    (y,) = _infer_nonempty([x], {"axes": (axis,), "keepdims": pick(attrs, "keepdims")})
     return (TensorSpec(DType.I64, y.shape),)
 
 
 def _top_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, k = of_type(specs[0], NUMBERS), pick(attrs, "k")
-    axis = axis_in(pick(attrs, "axis"), len(x.shape))
+    x, k = require_type(specs[0], NUMBERS), pick(attrs, "k")
+    axis = normalize_axis(pick(attrs, "axis"), len(x.shape))
     if not 0 < k <= x.shape[axis]:
         raise SpecError(f"k = {k} must be from 1 to {x.shape[axis]}, the extent of axis {axis} of {x}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return TensorSpec(x.dtype, shape), TensorSpec(DType.I64, shape)
 
 
-def _top(x: Any, k: int, axis: int, largest: int) -> Any:
+def _top_k(x: Any, k: int, axis: int, largest: int) -> Any:
     """Return the k largest or smallest elements and positions.
 
     NaN is above all numbers; of equal elements the first comes first.
@@ -188,7 +199,7 @@ def _top_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _histogram_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    of_type(specs[0], FLOATS)
+    require_type(specs[0], FLOATS)
     low, high, bins = (pick(attrs, key) for key in ("low", "high", "bins"))
     if not -inf < low < high < inf or bins < 1:
         raise SpecError(f"{bins} bins from {low} to {high}: there must be one at least, from low to high")
@@ -201,20 +212,22 @@ def _histogram(x: Any, bins: int, low: float, high: float) -> Any:
 
 
 def _running_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x = of_type(specs[0], NUMBERS)
-    axis_in(pick(attrs, "axis"), len(x.shape))
+    x = require_type(specs[0], NUMBERS)
+    normalize_axis(pick(attrs, "axis"), len(x.shape))
     return (x,)
 
 
-def _running(x: Any, axis: int, reverse: int) -> Any:
+def _cumsum(x: Any, axis: int, reverse: int) -> Any:
     return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if reverse else np.cumsum(x, axis)
 
 
 def _running_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.cumsum", given(grads), axis=pick(node.attrs, "axis"), reverse=1 - pick(node.attrs, "reverse"))]
+    return [
+        emit("nn.cumsum", only_gradient(grads), axis=pick(node.attrs, "axis"), reverse=1 - pick(node.attrs, "reverse"))
+    ]
 
 
-def _position(name: str, text: str, function: Callable[..., Any]) -> Command:
+def _position_command(name: str, text: str, function: Callable[..., Any]) -> Command:
     """Return a command for the position of the first extreme element."""
     return Command(
         name,
@@ -228,31 +241,35 @@ def _position(name: str, text: str, function: Callable[..., Any]) -> Command:
 _AXES: Mapping[str, Attr | Required] = {"axes": (), "keepdims": False}
 
 COMMANDS = (
-    reduction("max", "The largest element over axes; over all for ().", _some_infer, np.max, _extremum_back),
-    reduction("min", "The smallest element over axes; over all for ().", _some_infer, np.min, _extremum_back),
-    reduction(
+    reduction_command(
+        "max", "The largest element over axes; over all for ().", _infer_nonempty, np.max, _extremum_back
+    ),
+    reduction_command(
+        "min", "The smallest element over axes; over all for ().", _infer_nonempty, np.min, _extremum_back
+    ),
+    reduction_command(
         "prod",
         "The product over axes; over all for ().",
         infer_reduced,
         np.prod,
-        elementwise(by("nn.prod_gradient", 0)),
+        elementwise_gradient(term_by_op("nn.prod_gradient", 0)),
     ),
     Command(
         "extremum_gradient",
         "The gradient of nn.max and nn.min: (dy, x, y) -> dx, in equal shares where x is y.",
-        _of_result_infer,
+        _infer_gradient,
         _extremum_gradient,
-        ByParts(_extremum_parts),
+        GradientByExpansion(_extremum_parts),
         _AXES,
         inputs=(3, 3),
-        inplace=over_only((0, 1)),
+        inplace=overwrite_unless_repeated((0, 1)),
     ),
     Command(
         "prod_gradient",
         "The gradient of nn.prod: (dy, x) -> dx, right where elements are 0 too.",
-        _of_result_infer,
+        _infer_gradient,
         _prod_gradient,
-        ByParts(_prod_parts),
+        GradientByExpansion(_prod_parts),
         _AXES,
         inputs=(2, 2),
     ),
@@ -264,14 +281,14 @@ COMMANDS = (
         _norm_back,
         {"p": 2.0, "axes": (), "keepdims": False},
     ),
-    _position("argmax", "Where the first of the largest elements along an axis is, as i64.", np.argmax),
-    _position("argmin", "Where the first of the smallest elements along an axis is, as i64.", np.argmin),
+    _position_command("argmax", "Where the first of the largest elements along an axis is, as i64.", np.argmax),
+    _position_command("argmin", "Where the first of the smallest elements along an axis is, as i64.", np.argmin),
     Command(
         "top_k",
         "The k largest elements along an axis, or the k smallest, in order; and where they were, as i64. "
         "Of equal ones the first comes first; NaN is above all numbers.",
         _top_infer,
-        _top,
+        _top_k,
         _top_back,
         {"k": REQUIRED_INTEGER, "axis": -1, "largest": True},
         outputs=(2, 2),
@@ -288,9 +305,9 @@ COMMANDS = (
         "cumsum",
         "Sums of all elements up to each along an axis; from each on where `reverse` says so.",
         _running_infer,
-        _running,
+        _cumsum,
         _running_back,
         {"axis": REQUIRED_INTEGER, "reverse": False},
-        inplace=over(0),
+        inplace=overwrite_any(0),
     ),
 )

@@ -39,11 +39,11 @@ class Windows:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
-    def symmetric(self) -> bool:
+    def is_symmetric(self) -> bool:
         """True if padding before and after is equal along every axis."""
         return self.begins == self.ends
 
-    def counts(self, extents: Sequence[int]) -> Extents:
+    def count_windows(self, extents: Sequence[int]) -> Extents:
         """Return the number of windows along each axis. Raises SpecError if no window fits."""
         counts = []
         for axis, (extent, span) in enumerate(zip(extents, self.spans, strict=True)):
@@ -66,25 +66,25 @@ class Windows:
             steps = zip(place, self.strides, self.dilations, counts, strict=True)
             yield place, tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, s, d, n in steps)
 
-    def padded(self, x: Any, counts: Sequence[int], value: float = 0) -> Any:
+    def pad_input(self, x: Any, counts: Sequence[int], value: float = 0) -> Any:
         """Return an input [N, C, *spatial] with padding, as far as windows reach."""
-        reach = self.reach(x.shape[2:], counts)
+        reach = self.padded_extents(x.shape[2:], counts)
         padded = np.full((*x.shape[:2], *reach), value, x.dtype)
-        padded[self.inside(x.shape[2:])] = x
+        padded[self.input_region(x.shape[2:])] = x
         return padded
 
-    def reach(self, extents: Sequence[int], counts: Sequence[int]) -> Extents:
+    def padded_extents(self, extents: Sequence[int], counts: Sequence[int]) -> Extents:
         """Return the spatial extents of the padded input."""
         sides = zip(extents, counts, self.strides, self.spans, self.begins, self.ends, strict=True)
         return tuple(max(x + b + e, (n - 1) * s + span) for x, n, s, span, b, e in sides)
 
-    def inside(self, extents: Sequence[int]) -> tuple[slice, ...]:
+    def input_region(self, extents: Sequence[int]) -> tuple[slice, ...]:
         """Return the slices of the input [N, C, *spatial] in the padded input."""
         spatial = (slice(b, b + x) for b, x in zip(self.begins, extents, strict=True))
         return (slice(None), slice(None), *spatial)
 
 
-def windows(attrs: Attrs, kernel: Sequence[int]) -> Windows:
+def windows_from_attrs(attrs: Attrs, kernel: Sequence[int]) -> Windows:
     """Return the windows described by attributes. Raises SpecError for an attribute of wrong length or range."""
     axes = len(kernel)
     if any(extent < 1 for extent in kernel):
@@ -103,7 +103,7 @@ def _per_axis(attrs: Attrs, key: str, length: int, default: int, least: int) -> 
     return numbers
 
 
-def nhwc(attrs: Attrs) -> bool:
+def is_channels_last(attrs: Attrs) -> bool:
     """True if channels are the last axis. Raises SpecError for an unknown layout."""
     layout = pick(attrs, "layout")
     if layout not in LAYOUTS:
@@ -111,9 +111,9 @@ def nhwc(attrs: Attrs) -> bool:
     return bool(layout == "nhwc")
 
 
-def image(spec: TensorSpec, attrs: Attrs, role: str) -> tuple[int, int, Extents]:
+def image_dims(spec: TensorSpec, attrs: Attrs, role: str) -> tuple[int, int, Extents]:
     """Return samples, channels and spatial extents. Raises SpecError unless the tensor has 1 to 3 spatial axes."""
-    last, shape = nhwc(attrs), spec.shape
+    last, shape = is_channels_last(attrs), spec.shape
     if not 3 <= len(shape) <= 5:
         axes = "[N, *spatial, C]" if last else "[N, C, *spatial]"
         raise SpecError(
@@ -122,16 +122,16 @@ def image(spec: TensorSpec, attrs: Attrs, role: str) -> tuple[int, int, Extents]
     return (shape[0], shape[-1], shape[1:-1]) if last else (shape[0], shape[1], shape[2:])
 
 
-def shape_of(samples: int, channels: int, spatial: Sequence[int], attrs: Attrs) -> Extents:
+def image_shape(samples: int, channels: int, spatial: Sequence[int], attrs: Attrs) -> Extents:
     """Return the shape in the layout of the attributes."""
-    return (samples, *spatial, channels) if nhwc(attrs) else (samples, channels, *spatial)
+    return (samples, *spatial, channels) if is_channels_last(attrs) else (samples, channels, *spatial)
 
 
-def to_first(x: Any, layout: str) -> Any:
+def to_channels_first(x: Any, layout: str) -> Any:
     """Return the array viewed as [N, C, *spatial]."""
     return np.moveaxis(x, -1, 1) if layout == "nhwc" else x
 
 
-def from_first(x: Any, layout: str) -> Any:
+def from_channels_first(x: Any, layout: str) -> Any:
     """Return an array [N, C, *spatial] viewed in `layout`."""
     return np.moveaxis(x, 1, -1) if layout == "nhwc" else x

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sublet.base.tensor import Spec, TensorSpec, Unplannable
+from sublet.ir.dataflow import producing_nodes
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import made_by
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff.level import SCALAR, Level, refuse
-from sublet.passes.autodiff.reads import Reads, taken
-from sublet.passes.autodiff.rounds import Lane, Rounds, bound_of, lane_of, told_count
+from sublet.passes.autodiff.backward_level import SCALAR, BackwardLevel, gradient_error
+from sublet.passes.autodiff.tape_access import TapeAccess, captured_values
+from sublet.passes.autodiff.trip_count import BackwardIterations, Lane, lane_of, max_trip_count_of, trip_count_value
 
-REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
+UNPLANNED_REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
 
-LINE = 64
+SCALAR_BYTES = 64
 """Bytes a scalar typically takes in an arena: a tape of a few scalars is not worth the scalars replacing the tape."""
 
 
 @dataclass(frozen=True)
-class Slice:
+class TapeSlice:
     """A slice read by the backward loop."""
 
     value: Value
@@ -42,19 +42,21 @@ class Tape:
     slices        the slices of the backward loop
     """
 
-    def __init__(self, level: Level, node: While, forward: Emitter, rounds: Rounds, again: bool = False) -> None:
+    def __init__(
+        self, level: BackwardLevel, node: While, forward: Emitter, rounds: BackwardIterations, again: bool = False
+    ) -> None:
         self.level = level
         self.again = again
         self.node = node
         self.inside = forward
         self.rounds = rounds
-        self.slices: list[Slice] = []
+        self.slices: list[TapeSlice] = []
         makers: dict[Value, Node | None] = dict.fromkeys(node.body.inputs)
-        self.inner = {**makers, **made_by(forward.nodes)}
-        self.extent = bound_of(node)
+        self.inner = {**makers, **producing_nodes(forward.nodes)}
+        self.extent = max_trip_count_of(node)
         self.lanes: dict[Value, Lane] = {}
         self.outputs = list(node.outputs)
-        self.later: dict[Value, tuple[Value, Value, Value]] = {}
+        self.carried_back: dict[Value, tuple[Value, Value, Value]] = {}
         self.shifted: dict[Value, tuple[Lane, Value]] = {}
         self.new: list[tuple[Value, Value]] = []
         self._same: dict[Value, bool] = {}
@@ -64,24 +66,28 @@ class Tape:
             self._check_steps(sequence)
             self.lanes[value] = lane_of(sequence, axis, value.spec, backwards)  # type: ignore[arg-type]
 
-    def choose(self, backward: Graph) -> None:
+    def choose_stored(self, backward: Graph) -> None:
         """Choose the values to stack for the backward of a body."""
-        read = taken(backward, set(self.inner))
+        read = captured_values(backward, set(self.inner))
         if self.rounds.static is None and self.rounds.count is None:
-            self.rounds.count = self.level.fresh(f"{self.node.name}.rounds", SCALAR)
+            self.rounds.count = self.level.fresh_value(f"{self.node.name}.rounds", SCALAR)
             self.counted = True
         else:
             self.counted = False
-        details = zip(self.node.rows, self.node.stacked, self.node.row_axes, self.node.row_reversed, strict=True)
+        details = zip(
+            self.node.rows, self.node.stacked_outputs, self.node.row_axes, self.node.row_reversed, strict=True
+        )
         for row, whole, axis, backwards in details:
             if whole is not None and row not in self.lanes:
                 self.lanes[row] = lane_of(whole, axis, spec_of(row), backwards)
         updates = dict(zip(self.node.updates, self.node.parameters, strict=True))
-        shareable = {update for update, parameter in updates.items() if parameter in read and self._saves(parameter)}
-        stored = self.reads().stored(read, self._at_hand, shareable.__contains__)
-        self._derive(stored)
-        for value in (value for value in stored if value not in self.shifted and value not in self.later):
-            whole = Value(self.inside.names.fresh(f"{self.node.name}.tape.{value.name}"), self._spec(value))
+        shareable = {
+            update for update, parameter in updates.items() if parameter in read and self._is_worth_sharing(parameter)
+        }
+        stored = self.tape_access().values_to_store(read, self._is_at_hand, shareable.__contains__)
+        self._share_carry_tapes(stored)
+        for value in (value for value in stored if value not in self.shifted and value not in self.carried_back):
+            whole = Value(self.inside.names.fresh(f"{self.node.name}.tape.{value.name}"), self._stack_spec(value))
             self.new.append((value, whole))
             self.lanes[value] = lane_of(whole, 0, spec_of(value), backwards=False)
 
@@ -90,59 +96,63 @@ class Tape:
         """The bytes added to the tape by an iteration."""
         return sum(value.nbytes for value, _ in self.new)
 
-    def _at_hand(self, value: Value) -> bool:
+    def _is_at_hand(self, value: Value) -> bool:
         """True if the backward can read the value without storing or recomputing."""
-        return value == self.node.counter or value in self.lanes or self._constant(value) is not None
+        return value == self.node.counter or value in self.lanes or self._invariant_carry(value) is not None
 
-    def _constant(self, value: Value) -> Value | None:
+    def _invariant_carry(self, value: Value) -> Value | None:
         """Return the initial value of a parameter passed on unchanged by every iteration, else None."""
         for parameter, update, init in zip(self.node.parameters, self.node.updates, self.node.inits, strict=True):
             if value == parameter == update:
                 return init
         return None
 
-    def _derive(self, stored: Sequence[Value]) -> None:
+    def _share_carry_tapes(self, stored: Sequence[Value]) -> None:
         """Use a single tape for a parameter and its update if bytes are saved: both are equal one iteration apart."""
         carries = list(zip(self.node.parameters, self.node.updates, self.node.inits, strict=True))
         origin: dict[Value, Value] = {}
         for i, (parameter, update, init) in enumerate(carries):
-            if parameter not in stored or not self._saves(parameter):
+            if parameter not in stored or not self._is_worth_sharing(parameter):
                 continue
-            if update in stored and update not in self.later and origin.get(parameter, parameter) != update:
+            if update in stored and update not in self.carried_back and origin.get(parameter, parameter) != update:
                 origin[update] = origin.get(parameter, parameter)
                 final = self.outputs[i] or Value(self.inside.names.fresh(f"{self.node.name}.last"), parameter.spec)
                 self.outputs[i] = final
-                carried = self.level.fresh(f"{update.name}.next", spec_of(update))
-                self.later[update] = (carried, final, parameter)
-            elif update in self.lanes and parameter not in self.later and self.lanes[update].whole.plannable:
+                carried = self.level.fresh_value(f"{update.name}.next", spec_of(update))
+                self.carried_back[update] = (carried, final, parameter)
+            elif update in self.lanes and parameter not in self.carried_back and self.lanes[update].whole.plannable:
                 self.shifted[parameter] = (self.lanes[update], init)
 
-    def _saves(self, value: Value) -> bool:
+    def _is_worth_sharing(self, value: Value) -> bool:
         """True if omitting the tape of a value saves more bytes than the additional scalars take."""
-        row = max(value.nbytes, LINE)
-        return self.extent is None or self.extent * value.nbytes > 4 * LINE + row
+        row = max(value.nbytes, SCALAR_BYTES)
+        return self.extent is None or self.extent * value.nbytes > 4 * SCALAR_BYTES + row
 
-    def _spec(self, value: Value) -> Spec:
+    def _stack_spec(self, value: Value) -> Spec:
         """Return the spec of the stack of a value."""
         if not isinstance(value.spec, TensorSpec):
             what = f"%{value.name} has as many rows as a run makes, in each round: declare max_trips of the inner loop"
-            raise refuse(self.node, what)
+            raise gradient_error(self.node, what)
         shape, dtype = value.spec.shape, value.spec.dtype
         if self.extent is not None:
             return TensorSpec(dtype, (self.extent, *shape))
-        return Unplannable(REASON, str(dtype), (None, *shape))
+        return Unplannable(UNPLANNED_REASON, str(dtype), (None, *shape))
 
     def _check_steps(self, sequence: Value) -> None:
         """Raise GradientError unless a sequence outside the plan has exactly one step for each iteration."""
         if isinstance(sequence.spec, TensorSpec):
             return
-        maker, count = self.level.trail.makers.get(sequence), self.rounds.count
-        same = isinstance(maker, While) and count is not None and (count in maker.finals or count == told_count(maker))
+        maker, count = self.level.context.makers.get(sequence), self.rounds.count
+        same = (
+            isinstance(maker, While)
+            and count is not None
+            and (count in maker.finals or count == trip_count_value(maker))
+        )
         if not same and not isinstance(maker, CaseOf):
             what = f"the loop may make fewer rounds than %{sequence.name} has steps, and nobody knows how many"
-            raise refuse(self.node, f"{what}; declare max_trips of the loop that stacks it")
+            raise gradient_error(self.node, f"{what}; declare max_trips of the loop that stacks it")
 
-    def forward(self) -> While:
+    def forward_with_tape(self) -> While:
         """Return the forward loop with the tape."""
         node = self.node
         nodes = node.body.nodes if self.again else tuple(self.inside.nodes)
@@ -160,14 +170,14 @@ class Tape:
             row_axes=(*node.row_axes, *(0 for _ in self.new)),
             row_reversed=(*node.row_reversed, *(False for _ in self.new)),
         )
-        return self._with_count(changed) if self.counted else changed
+        return self._with_counted_iterations(changed) if self.counted else changed
 
-    def _with_count(self, node: While) -> While:
+    def _with_counted_iterations(self, node: While) -> While:
         """Return the loop with the trip count as an additional carried value."""
         emit, n = self.inside, node.carried
         parameter = Value(emit.names.fresh(f"{node.name}.round"), SCALAR)
         begin = len(emit.nodes)
-        update = emit("nn.add", parameter, emit.filled(1, SCALAR))
+        update = emit("nn.add", parameter, emit.full(1, SCALAR))
         body = replace(
             node.body,
             inputs=(*node.body.inputs[: 1 + n], parameter, *node.body.inputs[1 + n :]),
@@ -176,55 +186,57 @@ class Tape:
         )
         return replace(
             node,
-            inputs=(*node.inputs[:n], emit.filled(0, SCALAR), *node.inputs[n:]),
+            inputs=(*node.inputs[:n], emit.full(0, SCALAR), *node.inputs[n:]),
             outputs=(*node.outputs[:n], self.rounds.count, *node.outputs[n:]),
             body=body,
             carried=n + 1,
         )
 
-    def given(self, value: Value, lane: Lane) -> None:
+    def add_lane(self, value: Value, lane: Lane) -> None:
         """Declare `value`, read by the backward, as the step of a lane."""
         self.inner[value] = None
         self.lanes[value] = lane
 
-    def reads(self) -> Reads:
+    def tape_access(self) -> TapeAccess:
         """Return the access of the backward to forward values."""
         kept = frozenset(self.node.body.values()) if self.again else None
-        return Reads(self.inner, self._source, self._unchanging, kept)
+        return TapeAccess(self.inner, self._emit_source, self._is_invariant, kept)
 
-    def _source(self, emit: Emitter, value: Value) -> Value | None:
+    def _emit_source(self, emit: Emitter, value: Value) -> Value | None:
         """Emit a read of a forward value, or return None if the value must be recomputed."""
         if value == self.node.counter:
-            return self.rounds.number(emit)
-        constant = self._constant(value)
+            return self.rounds.forward_index(emit)
+        constant = self._invariant_carry(value)
         if constant is not None:
             return constant
         maker = self.inner[value]
         descends = maker is not None and maker.op == "nn.sub" and maker.uses[1] == self.node.counter
-        if maker is not None and descends and self.rounds.is_last(maker.uses[0], self.level.trail.makers):
+        if maker is not None and descends and self.rounds.is_last_index(maker.uses[0], self.level.context.makers):
             return self.rounds.counter  # the forward loop counts down: the backward loop counts up again
-        if value in self.later:
-            return self.later[value][0]
+        if value in self.carried_back:
+            return self.carried_back[value][0]
         if value in self.shifted:
-            return self.rounds.before(emit, *self.shifted[value])
+            return self.rounds.read_previous_step(emit, *self.shifted[value])
         lane = self.lanes.get(value)
-        return None if lane is None else self._step(emit, value, lane)
+        return None if lane is None else self._read_lane(emit, value, lane)
 
-    def _step(self, emit: Emitter, value: Value, lane: Lane) -> Value:
+    def _read_lane(self, emit: Emitter, value: Value, lane: Lane) -> Value:
         """Return the step of a lane, as a new slice of the backward loop if possible."""
-        sliced = self.rounds.sliced(lane)
+        sliced = self.rounds.sequence_to_slice(lane)
         if sliced is None:
-            return self.rounds.read(emit, lane)
-        slice_value = self.level.fresh(value.name, lane.part)
-        self.slices.append(Slice(slice_value, sliced[0], lane.axis, sliced[1]))
+            return self.rounds.read_step(emit, lane)
+        slice_value = self.level.fresh_value(value.name, lane.part)
+        self.slices.append(TapeSlice(slice_value, sliced[0], lane.axis, sliced[1]))
         return slice_value
 
-    def _unchanging(self, value: Value) -> bool:
+    def _is_invariant(self, value: Value) -> bool:
         """True if every iteration computes the same value."""
         if value not in self._same:
             maker = self.inner.get(value)
-            if value not in self.inner or self._constant(value) is not None:
+            if value not in self.inner or self._invariant_carry(value) is not None:
                 self._same[value] = True
             else:
-                self._same[value] = maker is not None and not maker.subgraphs and all(map(self._unchanging, maker.uses))
+                self._same[value] = (
+                    maker is not None and not maker.subgraphs and all(map(self._is_invariant, maker.uses))
+                )
         return self._same[value]

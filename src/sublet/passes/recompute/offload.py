@@ -17,14 +17,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
+from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.recipe import OFFLOADED
-from sublet.ir.walk import reads_inside
+from sublet.ir.recipe import OFFLOAD_SUFFIX
 from sublet.ops import lookup
-from sublet.ops.emitter import Names
+from sublet.ops.emitter import NameGenerator
 from sublet.ops.nn.conversion import OFFLOAD
 
-UNREAD = 4
+MIN_UNREAD_NODES = 4
 """Minimum number of nodes between two accesses of a value worth offloading."""
 
 
@@ -33,17 +33,17 @@ def is_offload(node: Node) -> bool:
     return node.op == OFFLOAD
 
 
-def there_and_back(node: Node) -> tuple[Value, Value]:
+def offload_pair(node: Node) -> tuple[Value, Value]:
     """Return the operand of an offload and its result, the copy in slow memory."""
     return node.uses[0], node.defs[0]
 
 
-def offloaded(graph: Graph) -> frozenset[Value]:
+def offloaded_values(graph: Graph) -> frozenset[Value]:
     """Return the values of a graph in slow memory, if the target has a slow memory."""
-    return frozenset(there_and_back(node)[1] for node in graph.nodes if is_offload(node))
+    return frozenset(offload_pair(node)[1] for node in graph.nodes if is_offload(node))
 
 
-def candidates(graph: Graph, least: int) -> list[str]:
+def offload_candidates(graph: Graph, least: int) -> list[str]:
     """Return the values of the root level worth offloading.
 
     A candidate is computed by a node, has at least `least` bytes and, together with its views, has a long gap without
@@ -67,8 +67,8 @@ def candidates(graph: Graph, least: int) -> list[str]:
         for node in graph.nodes
         for value in node.defs
         if value not in base and value.plannable and value.nbytes >= max(1, least)
-        if value.name + OFFLOADED not in used_names
-        if max((later - before for before, later in pairwise(accesses[value])), default=0) > UNREAD
+        if value.name + OFFLOAD_SUFFIX not in used_names
+        if max((later - before for before, later in pairwise(accesses[value])), default=0) > MIN_UNREAD_NODES
     ]
 
 
@@ -77,21 +77,21 @@ def with_offloads(graph: Graph, values: Collection[str]) -> Graph:
     wanted = set(values)
     if not wanted:
         return graph
-    names = Names(value.name for value in graph.values())
+    names = NameGenerator(value.name for value in graph.values())
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes.append(node)
         for value in node.defs:
             if value.name in wanted:
-                away = replace(value, name=names.fresh(value.name + OFFLOADED))
-                nodes.append(Node(value.name + OFFLOADED, OFFLOAD, (value,), (away,), {}))
+                away = replace(value, name=names.fresh(value.name + OFFLOAD_SUFFIX))
+                nodes.append(Node(value.name + OFFLOAD_SUFFIX, OFFLOAD, (value,), (away,), {}))
     return replace(graph, nodes=tuple(nodes))
 
 
-def meant(graph: Graph, nodes: Iterable[str]) -> list[str]:
+def values_to_offload(graph: Graph, nodes: Iterable[str]) -> list[str]:
     """Return the values whose offloads are named in `nodes`, without names of existing nodes."""
     known = {node.name for node in graph.nodes}
     values = {value.name for node in graph.nodes for value in node.defs}
     others = dict.fromkeys(name for name in nodes if name not in known)
-    found = (name.removesuffix(OFFLOADED) for name in others if name.endswith(OFFLOADED))
+    found = (name.removesuffix(OFFLOAD_SUFFIX) for name in others if name.endswith(OFFLOAD_SUFFIX))
     return [name for name in found if name in values]

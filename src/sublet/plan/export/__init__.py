@@ -10,26 +10,26 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from sublet.plan.export.c import c_sources
+from sublet.plan.export.context import ExportContext
 from sublet.plan.export.minimalloc import minimalloc
 from sublet.plan.export.perfetto import perfetto
 from sublet.plan.export.snapshot import snapshot
-from sublet.plan.export.table import comma_separated, markdown
-from sublet.plan.export.told import Told
+from sublet.plan.export.table import csv_table, markdown_table
 from sublet.plan.records import MemoryPlan
 
-Exporter = Callable[[MemoryPlan, Told], Mapping[str, str | bytes]]
+Exporter = Callable[[MemoryPlan, ExportContext], Mapping[str, str | bytes]]
 """A function from a plan and its context to the content of files, by file name."""
 
 FORMS: Mapping[str, Exporter] = MappingProxyType(
     {
         "c": c_sources,
-        "markdown": lambda plan, told: {f"{told.named(plan)}_memory.md": markdown(plan, told)},
-        "csv": lambda plan, told: {f"{told.named(plan)}_memory.csv": comma_separated(plan, told)},
-        "minimalloc": lambda plan, told: {f"{told.named(plan)}_minimalloc.csv": minimalloc(plan)},
-        "perfetto": lambda plan, told: {f"{told.named(plan)}_trace.json": perfetto(plan)},
-        "pytorch-snapshot": lambda plan, told: {f"{told.named(plan)}_snapshot.pickle": snapshot(plan)},
+        "markdown": lambda plan, told: {f"{told.base_name(plan)}_memory.md": markdown_table(plan, told)},
+        "csv": lambda plan, told: {f"{told.base_name(plan)}_memory.csv": csv_table(plan, told)},
+        "minimalloc": lambda plan, told: {f"{told.base_name(plan)}_minimalloc.csv": minimalloc(plan)},
+        "perfetto": lambda plan, told: {f"{told.base_name(plan)}_trace.json": perfetto(plan)},
+        "pytorch-snapshot": lambda plan, told: {f"{told.base_name(plan)}_snapshot.pickle": snapshot(plan)},
     }
 )
 """The export forms that need only a plan."""
 
-__all__ = ["FORMS", "Exporter", "Told"]
+__all__ = ["FORMS", "ExportContext", "Exporter"]

@@ -11,11 +11,11 @@ from textwrap import dedent
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.plan.export.loops import pointers, rounds
+from sublet.plan.export.context import ExportContext
+from sublet.plan.export.loops import binding_descriptions, iteration_lines
 from sublet.plan.export.names import identifiers
-from sublet.plan.export.table import alive, copies, why
-from sublet.plan.export.told import Told
-from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_to
+from sublet.plan.export.table import body_versions, live_points, sharing_reason
+from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_storage_name
 
 TYPES = {
     DType.BOOL: "uint8_t", DType.I8: "int8_t", DType.I16: "int16_t", DType.I32: "int32_t", DType.I64: "int64_t",
@@ -27,7 +27,7 @@ LEAST_ALIGNMENT = 8
 """Bytes, of an arena array, so that elements of every type may lie at the start."""
 
 
-def c_sources(plan: MemoryPlan, told: Told) -> dict[str, str]:
+def c_sources(plan: MemoryPlan, told: ExportContext) -> dict[str, str]:
     """Return the header and the source of a plan, by file name.
 
     Raises PlanError for linker sections of unknown arenas, and for a plan with values not counted.
@@ -42,17 +42,17 @@ def c_sources(plan: MemoryPlan, told: Told) -> dict[str, str]:
     if unknown:
         arenas = ", ".join(storage.name for storage in plan.arenas)
         raise PlanError(f"--section: there is no memory {sorted(unknown)[0]!r} (there are: {arenas})")
-    writer = _Writer(plan, told)
+    writer = _CWriter(plan, told)
     return {f"{writer.name}_memory.h": writer.header(), f"{writer.name}_memory.c": writer.source()}
 
 
-class _Writer:
+class _CWriter:
     """A writer of the C header and source of one plan."""
 
-    def __init__(self, plan: MemoryPlan, told: Told) -> None:
+    def __init__(self, plan: MemoryPlan, told: ExportContext) -> None:
         self._plan = plan
         self._told = told
-        self.name = told.named(plan)
+        self.name = told.base_name(plan)
         self._places: dict[str, list[Placement]] = {}
         for place in plan.in_arenas:
             self._places.setdefault(place.value, []).append(place)
@@ -63,9 +63,9 @@ class _Writer:
         guard = f"{self.name.upper()}_MEMORY_H"
         parts = [self._about(), f"#ifndef {guard}\n#define {guard}\n", _INCLUDES, _ASSERTION, _OPEN]
         parts += [self._arena(storage) for storage in self._plan.arenas]
-        parts += [self._outside(), self._order()]
+        parts += [self._bound_storages(), self._event_table()]
         parts += [self._tensor(value, places) for value, places in self._places.items()]
-        parts += [self._pointers(), _CLOSE, f"#endif /* {guard} */\n"]
+        parts += [self._binding_comments(), _CLOSE, f"#endif /* {guard} */\n"]
         return "\n".join(part for part in parts if part)
 
     def source(self) -> str:
@@ -106,7 +106,7 @@ class _Writer:
             f"extern uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
         )
 
-    def _outside(self) -> str:
+    def _bound_storages(self) -> str:
         """Return macros with the sizes of bound storages.
 
         Comments mark the storages written by runs: the remaining storages hold constants and may stay in flash.
@@ -115,7 +115,7 @@ class _Writer:
         bound = [storage for storage in self._plan.storages if storage not in self._plan.arenas]
         taken = {*self._arenas.values(), *self._tensors.values()}
         names = identifiers((f"{storage.kind} {storage.name}" for storage in bound), taken)
-        kept = {bound_to(value) for value in self._plan.updated}
+        kept = {bound_storage_name(value) for value in self._plan.updated}
         for storage in bound:
             name = f"{self.name}_{names[f'{storage.kind} {storage.name}']}".upper()
             written = ", written in each run and kept for the next" if storage.name in kept else ""
@@ -126,21 +126,21 @@ class _Writer:
             lines.append(f"/* when a run ends each takes the memory of the next, the last the first one's: {turns} */")
         return "\n".join(lines) + "\n" if lines else ""
 
-    def _order(self) -> str:
+    def _event_table(self) -> str:
         """Return a comment with the event of each point, and the body version run by each iteration of a loop."""
         lines = [f"{at:>5} {point}" for at, point in enumerate(self._plan.points)]
-        lines += [line for record in self._plan.rolled for line in rounds(record)]
+        lines += [line for record in self._plan.rolled for line in iteration_lines(record)]
         return "\n".join(f" * {_comment(line)}" for line in lines).join(("/*\n", "\n */\n"))
 
-    def _pointers(self) -> str:
+    def _binding_comments(self) -> str:
         """Return comments with the possible bindings of renamed values, which have no own bytes."""
-        standing = pointers(self._plan, self._told.graph)
+        standing = binding_descriptions(self._plan, self._told.graph)
         specs = {place.value: place.spec for place in self._plan.placements if place.how == POINTER}
         lines = (f"{value}: {spec}{self._role(value)}; {standing[value]}" for value, spec in specs.items())
         return "".join(f"/* {_comment(line)} */\n" for line in lines)
 
     def _role(self, value: str) -> str:
-        role = self._told.roles(value)
+        role = self._told.roles_of(value)
         return f", {role}" if role else ""
 
     def _tensor(self, value: str, places: Sequence[Placement]) -> str:
@@ -169,9 +169,9 @@ class _Writer:
         yield f"{_comment(value)}: {_comment(places[0].spec)}, {places[0].region.nbytes} bytes{self._role(value)}"
         for place in places:
             number = f"{regions.index(place.region)} " if len(regions) > 1 else ""
-            at = f"in {copies(place)} " if place.copies else ""
-            reason = f"; {why(place)}" if why(place) else ""
-            yield _comment(f" {number}{at}alive {alive(place)}{reason}")
+            at = f"in {body_versions(place)} " if place.copies else ""
+            reason = f"; {sharing_reason(place)}" if sharing_reason(place) else ""
+            yield _comment(f" {number}{at}alive {live_points(place)}{reason}")
 
     def _pointer(self, name: str, array: str, offset: str, place: Placement) -> str:
         dtype = DType.parse(place.spec.partition("[")[0])

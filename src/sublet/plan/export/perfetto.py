@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sublet.plan.export.table import why
+from sublet.plan.export.table import sharing_reason
+from sublet.plan.intervals import live_bytes_curve, planned_buffers, require_counted
 from sublet.plan.records import MemoryPlan
-from sublet.plan.slots import curve, require_counted, slots
 
 RUNS = 1
 """The number of the lane of events."""
@@ -40,7 +40,7 @@ def _meta(kind: str, lane: int, name: str) -> dict[str, Any]:
 
 def _lanes(plan: MemoryPlan) -> list[tuple[str, int]]:
     order = [storage.name for storage in plan.arenas]
-    lanes = {(block.arena, block.offset + strip.begin) for block in slots(plan) for strip in block.strips}
+    lanes = {(block.arena, block.offset + strip.begin) for block in planned_buffers(plan) for strip in block.segments}
     return sorted(lanes, key=lambda lane: (order.index(lane[0]), lane[1]))
 
 
@@ -54,14 +54,14 @@ def _runs(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
 
 def _slots(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     lanes = {lane: number for number, lane in enumerate(_lanes(plan), RUNS + 1)}
-    for block in slots(plan):
-        reasons = {place.value: why(place) for place in block.members if why(place)}
-        for strip in block.strips:
+    for block in planned_buffers(plan):
+        reasons = {place.value: sharing_reason(place) for place in block.members if sharing_reason(place)}
+        for strip in block.segments:
             offset = block.offset + strip.begin
-            args = {"bytes": strip.nbytes, "offset": offset, "type": block.first.spec, "values": list(block.values)}
+            args = {"bytes": strip.nbytes, "offset": offset, "type": block.owner.spec, "values": list(block.values)}
             for begin, end in strip.live:
                 times = {"ts": begin, "dur": end - begin}
-                event = {"ph": "X", "pid": 1, "tid": lanes[block.arena, offset], **times, "name": block.first.value}
+                event = {"ph": "X", "pid": 1, "tid": lanes[block.arena, offset], **times, "name": block.owner.value}
                 yield {**event, "args": {**args, **({"shares": reasons} if reasons else {})}}
 
 
@@ -71,5 +71,5 @@ def _counters(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     for name, nbytes in {"arena": plan.arena_bytes, **bound}.items():
         for point in (0, last):
             yield {"ph": "C", "pid": 1, "ts": point, "name": name, "args": {"bytes": nbytes}}
-    for point, nbytes in curve(list(slots(plan))):
+    for point, nbytes in live_bytes_curve(list(planned_buffers(plan))):
         yield {"ph": "C", "pid": 1, "ts": point, "name": "live", "args": {"bytes": nbytes}}

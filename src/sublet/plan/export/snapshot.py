@@ -9,25 +9,25 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from sublet.base.strips import Strip
-from sublet.plan.export.table import why
+from sublet.base.live_segments import LiveSegment
+from sublet.plan.export.table import sharing_reason
+from sublet.plan.intervals import PlannedBuffer, planned_buffers, require_counted
 from sublet.plan.records import MemoryPlan
-from sublet.plan.slots import Block, require_counted, slots
 
 PROTOCOL = 4
 """The pickle protocol: the web page reads no later protocol."""
 BASE = 1 << 20
 """The address of the first segment: viewers take 0 for a null pointer."""
-APART = 1 << 21
+SEGMENT_SPACING = 1 << 21
 """Segments begin at multiples of this number of bytes."""
 
-Taken = tuple[Block, Strip]
+PlacedSegment = tuple[PlannedBuffer, LiveSegment]
 
 
 def snapshot(plan: MemoryPlan) -> bytes:
     """Return the snapshot, as a pickle of dicts, lists, texts and numbers. Raises PlanError for uncounted values."""
     require_counted(plan, "a snapshot")
-    blocks = [(block, strip) for block in slots(plan) for strip in block.strips]
+    blocks = [(block, strip) for block in planned_buffers(plan) for strip in block.segments]
     addresses = _addresses(plan)
     last = len(plan.points)
     left = [(block, strip) for block, strip in blocks if strip.live[-1][1] >= last]
@@ -41,11 +41,11 @@ def _addresses(plan: MemoryPlan) -> dict[str, int]:
     for storage in plan.arenas:
         if storage.nbytes:
             addresses[storage.name] = at
-            at = -(-(at + storage.nbytes) // APART) * APART
+            at = -(-(at + storage.nbytes) // SEGMENT_SPACING) * SEGMENT_SPACING
     return addresses
 
 
-def _trace(plan: MemoryPlan, blocks: list[Taken], addresses: dict[str, int]) -> list[dict[str, Any]]:
+def _trace(plan: MemoryPlan, blocks: list[PlacedSegment], addresses: dict[str, int]) -> list[dict[str, Any]]:
     """Return the allocations and frees in order; at each point frees come before allocations."""
     sizes = {storage.name: storage.nbytes for storage in plan.arenas}
     events = [_event("segment_alloc", address, sizes[name], 0, []) for name, address in addresses.items()]
@@ -65,18 +65,18 @@ def _event(action: str, address: int, nbytes: int, time: int, frames: list[dict[
     return {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": time, "frames": frames}
 
 
-def _frames(plan: MemoryPlan, block: Block) -> list[dict[str, Any]]:
+def _frames(plan: MemoryPlan, block: PlannedBuffer) -> list[dict[str, Any]]:
     """Return stack frames for a buffer: one frame a tensor, with the producer in place of the source file."""
     sources = {node.name: node.source for node in plan.nodes}
     frames = []
     for place in block.members:
-        label = f"{place.value} {place.spec}" + (f" ({why(place)})" if why(place) else "")
+        label = f"{place.value} {place.spec}" + (f" ({sharing_reason(place)})" if sharing_reason(place) else "")
         where = sources.get(place.producer, "") or place.producer or "the caller"
         frames.append({"name": label, "filename": where, "line": 0})
     return frames
 
 
-def _segment(plan: MemoryPlan, name: str, address: int, left: list[Taken]) -> dict[str, Any]:
+def _segment(plan: MemoryPlan, name: str, address: int, left: list[PlacedSegment]) -> dict[str, Any]:
     """Return the state of an arena at the end of a run: live blocks, and the free blocks between them."""
     total = next(storage.nbytes for storage in plan.arenas if storage.name == name)
     held = [(block.offset + strip.begin, strip.nbytes, block) for block, strip in left if block.arena == name]

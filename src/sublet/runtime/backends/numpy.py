@@ -108,11 +108,11 @@ def _shape(value: Value | None) -> tuple[int, ...]:
     return value.spec.shape
 
 
-def _one_type(values: Sequence[Value]) -> bool:
+def _have_one_type(values: Sequence[Value]) -> bool:
     return len({_dtype(value) for value in values}) == 1
 
 
-def _elementwise(node: Node) -> bool:
+def _is_elementwise(node: Node) -> bool:
     """True if the output has the broadcast shape of the inputs, and no attribute of an old version applies."""
     shapes = [_shape(value) for value in node.uses]
     return not node.attrs and np.broadcast_shapes(*shapes) == _shape(node.outputs[0])
@@ -120,7 +120,7 @@ def _elementwise(node: Node) -> bool:
 
 def _ufunc(node: Node, constants: Constants) -> Make | None:
     function, count, dtypes = UFUNCS[node.op.removeprefix(PREFIX)]
-    if len(node.inputs) != count or not _elementwise(node) or not _one_type(node.uses):
+    if len(node.inputs) != count or not _is_elementwise(node) or not _have_one_type(node.uses):
         return None
     result = DType.BOOL if node.op.removeprefix(PREFIX) in COMPARISONS else _dtype(node.uses[0])
     if _dtype(node.uses[0]) not in dtypes or _dtype(node.defs[0]) is not result:
@@ -129,7 +129,7 @@ def _ufunc(node: Node, constants: Constants) -> Make | None:
 
 
 def _relu(node: Node, constants: Constants) -> Make | None:
-    if not _elementwise(node) or _dtype(node.uses[0]) not in NUMBERS or not _one_type((*node.uses, *node.defs)):
+    if not _is_elementwise(node) or _dtype(node.uses[0]) not in NUMBERS or not _have_one_type((*node.uses, *node.defs)):
         return None
     return lambda inputs, out: partial(np.maximum, inputs[0], np.zeros((), out.dtype), out=out)
 
@@ -140,7 +140,7 @@ def _extreme(node: Node, constants: Constants) -> Make | None:
     The first two inputs are read together, every further input after the output has been written.
     """
     function = EXTREMES[node.op.removeprefix(PREFIX)]
-    if len(node.inputs) < 2 or not _elementwise(node) or not _one_type((*node.uses, *node.defs)):
+    if len(node.inputs) < 2 or not _is_elementwise(node) or not _have_one_type((*node.uses, *node.defs)):
         return None
     if _dtype(node.uses[0]) not in NUMBERS:
         return None
@@ -157,9 +157,9 @@ def _extreme(node: Node, constants: Constants) -> Make | None:
 
 
 def _where(node: Node, constants: Constants) -> Make | None:
-    if len(node.inputs) != 3 or not _elementwise(node) or _dtype(node.uses[0]) is not DType.BOOL:
+    if len(node.inputs) != 3 or not _is_elementwise(node) or _dtype(node.uses[0]) is not DType.BOOL:
         return None
-    return _Where if _one_type((*node.uses[1:], *node.defs)) else None
+    return _Where if _have_one_type((*node.uses[1:], *node.defs)) else None
 
 
 class _Where:
@@ -172,12 +172,12 @@ class _Where:
 
     def __call__(self) -> None:
         if self.over_chosen:
-            self._rest()
+            self._copy_unselected()
         else:
             np.copyto(self.out, self.other)
             np.copyto(self.out, self.chosen, where=self.condition)
 
-    def _rest(self) -> None:
+    def _copy_unselected(self) -> None:
         """Write the unselected elements, one chunk of the negated condition at a time."""
         mask = np.empty(min(CHUNK, self.out.size), np.bool_)
         modes: Any = [["readonly"], ["readonly"], ["readwrite"]]
@@ -200,14 +200,14 @@ def _cast(node: Node, constants: Constants) -> Make | None:
 def _transpose(node: Node, constants: Constants) -> Make | None:
     perm: Any = node.attrs.get("perm") or None
     transposed = np.transpose(np.empty(_shape(node.inputs[0]), np.void), perm)
-    if transposed.shape != _shape(node.outputs[0]) or not _one_type((*node.uses, *node.defs)):
+    if transposed.shape != _shape(node.outputs[0]) or not _have_one_type((*node.uses, *node.defs)):
         return None
     return lambda inputs, out: partial(np.copyto, out, np.transpose(inputs[0], perm))
 
 
 def _concat(node: Node, constants: Constants) -> Make | None:
     axis = node.attrs.get("axis")
-    if not isinstance(axis, int) or not _one_type((*node.uses, *node.defs)):
+    if not isinstance(axis, int) or not _have_one_type((*node.uses, *node.defs)):
         return None
     shapes, whole = [_shape(value) for value in node.uses], _shape(node.outputs[0])
     axis %= len(whole)
@@ -305,7 +305,7 @@ def _matmul(node: Node, constants: Constants) -> Make | None:
 
     `dot` up to matrices, as in the reference implementation: `matmul` may call another routine and round differently.
     """
-    if len(node.inputs) != 2 or not _one_type((*node.uses, *node.defs)) or _dtype(node.uses[0]) not in NUMBERS:
+    if len(node.inputs) != 2 or not _have_one_type((*node.uses, *node.defs)) or _dtype(node.uses[0]) not in NUMBERS:
         return None
     function: Any = np.dot if max(len(_shape(value)) for value in node.inputs) <= 2 else np.matmul
 

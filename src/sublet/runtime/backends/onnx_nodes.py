@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sublet.base.extras import require
+from sublet.base.optional_imports import require
 from sublet.ir.graph import Attr, Node
 from sublet.ops.onnx import PREFIX
 
@@ -48,7 +48,7 @@ def single_node(node: Node, opsets: Mapping[str, int]) -> onnx.NodeProto:
     return proto
 
 
-def input_names(node: Node) -> tuple[str, ...]:
+def node_input_names(node: Node) -> tuple[str, ...]:
     """Return the name of each input in `single_node`, "" for an omitted input."""
     captured = captured_names(node)
     given = len(node.inputs) - len(captured)
@@ -80,13 +80,13 @@ def _attribute(name: str, attr: Attr, declared: Any) -> onnx.AttributeProto:
         if message is not None:
             content = message.FromString(attr)
         elif declared not in (None, kinds.STRING):
-            return _typed(proto_type.FromString(attr))
+            return _as_attribute_proto(proto_type.FromString(attr))
     kind = None
     if isinstance(attr, tuple) and not attr:
         kind = proto_type.INTS if declared is None else declared.value
-    return _typed(package.helper.make_attribute(name, content, attr_type=kind))
+    return _as_attribute_proto(package.helper.make_attribute(name, content, attr_type=kind))
 
 
-def _typed(attribute: Any) -> onnx.AttributeProto:
+def _as_attribute_proto(attribute: Any) -> onnx.AttributeProto:
     proto: onnx.AttributeProto = attribute
     return proto

@@ -15,20 +15,20 @@ import ml_dtypes
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops import nn
 from sublet.ops.nn.command import PREFIX as NN
 from sublet.ops.nn.command import Command
 from sublet.ops.onnx import PREFIX
-from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
-from sublet.runtime.calls import nothing, store
-from sublet.runtime.dtypes import plain
-from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.backends.onnx_nodes import domain_and_type, node_input_names, single_node
+from sublet.runtime.calls import no_op, store
+from sublet.runtime.dtypes import unpacked_elements
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell
 
-LATER: dict[str, tuple[int, str, int]] = {
+REPLACEMENTS: dict[str, tuple[int, str, int]] = {
     "onnx.BatchNormalization": (7, "onnx.BatchNormalization", 14),
     "onnx.Clip": (1, "onnx.Clip", 6),
     "onnx.DequantizeLinear": (10, "onnx.DequantizeLinear", 19),
@@ -41,7 +41,7 @@ operator with a single output, from a first version on, the operator and version
 FLATTENING = frozenset({"onnx.Softmax", "onnx.LogSoftmax", "onnx.Hardmax"})
 """Operators flattening the axes from `axis` on before version 13, which the reference implementation omits."""
 
-PASSING = frozenset({"onnx.Identity", "onnx.Optional", "onnx.OptionalGetElement"})
+PASS_THROUGH = frozenset({"onnx.Identity", "onnx.Optional", "onnx.OptionalGetElement"})
 """Operators that pass their input through. The reference implementation makes an optional a list, even if empty."""
 
 
@@ -49,7 +49,7 @@ HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceBackend:
     """The reference backend; `opsets` gives the version of each ONNX operator set, "" for the default domain."""
 
     opsets: Mapping[str, int] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Reference:
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """Return the reference kernel of a command or ONNX operator; None for other dialects and unknown operators."""
         if node.op.startswith(NN):
-            return _CommandKernel(node, nn.command(node.op))
+            return _DefinitionKernel(node, nn.command(node.op))
         if not node.op.startswith(PREFIX):
             return None
-        if node.op in PASSING and not all(value.plannable for value in node.defs):
-            return _Passing(node)
+        if node.op in PASS_THROUGH and not all(value.plannable for value in node.defs):
+            return _PassThroughKernel(node)
         evaluator = self._evaluator(node)
         return None if evaluator is None else _OperatorKernel(node, evaluator)
 
@@ -74,11 +74,11 @@ class Reference:
             nodes, opsets = _operators(node, self.opsets)
         except Exception:  # an attribute not matching the declaration of the operator
             return None
-        operands = zip(input_names(node), node.inputs, strict=True)
+        operands = zip(node_input_names(node), node.inputs, strict=True)
         graph = onnx.helper.make_graph(
             nodes,
             "node",
-            [_declared(onnx.helper, name, value) for name, value in operands if value],
+            [_value_info_of(onnx.helper, name, value) for name, value in operands if value],
             [onnx.helper.make_empty_tensor_value_info(f"o{i}") for i, value in enumerate(node.outputs) if value],
         )
         imports = [onnx.helper.make_opsetid(name, version) for name, version in opsets.items()]
@@ -92,15 +92,15 @@ def _operators(node: Node, opsets: Mapping[str, int]) -> tuple[list[Any], dict[s
     """Return the operators that compute the node, with their operator sets."""
     domain, _ = domain_and_type(node.op)
     version = opsets.get(domain, 1)
-    first, op, later = LATER.get(node.op, (version + 1, "", 0))
+    first, op, later = REPLACEMENTS.get(node.op, (version + 1, "", 0))
     if first <= version < later and len(node.outputs) == 1:
         return [single_node(replace(node, op=op), opsets)], {**opsets, domain: later}
     if node.op in FLATTENING and version < 13:
-        return _flattened(node), {**opsets, domain: 13}
+        return _flatten_softmax(node), {**opsets, domain: 13}
     return [single_node(node, opsets)], {**opsets, domain: version}
 
 
-def _flattened(node: Node) -> list[Any]:
+def _flatten_softmax(node: Node) -> list[Any]:
     """Return operators for a softmax before version 13: flatten to a matrix, apply along axis 1, restore the shape."""
     make_node = require("onnx.helper", extra="onnx").make_node
     inner = single_node(replace(node, attrs={"axis": 1}), {"": 13})
@@ -113,7 +113,7 @@ def _flattened(node: Node) -> list[Any]:
     ]
 
 
-def _declared(helper: Any, name: str, value: Value) -> Any:
+def _value_info_of(helper: Any, name: str, value: Value) -> Any:
     """Return the type declaration of an input, needed to expand operators defined as functions."""
     if not isinstance(value.spec, TensorSpec):
         return helper.make_empty_tensor_value_info(name)
@@ -122,7 +122,7 @@ def _declared(helper: Any, name: str, value: Value) -> Any:
 
 
 @dataclass(frozen=True)
-class _Passing:
+class _PassThroughKernel:
     """The kernel of an operator that passes a value outside the plan through; None without an input."""
 
     node: Node
@@ -132,10 +132,10 @@ class _Passing:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         values = [(value, operand) for value, operand in zip(self.node.inputs, inputs, strict=True) if value]
         (cell,) = outputs
-        assert isinstance(cell, Cell)
+        assert isinstance(cell, UnplannedCell)
 
         def run() -> None:
-            cell.content = _read(*values[0], True) if values else None
+            cell.content = _input_content(*values[0], True) if values else None
             if cell.content is None and self.node.op == "onnx.OptionalGetElement":
                 raise ValueError("the optional has no value")
 
@@ -152,14 +152,14 @@ class _OperatorKernel:
     keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        names = [name for name in input_names(self.node) if name]
+        names = [name for name in node_input_names(self.node) if name]
         values = [(value, operand) for value, operand in zip(self.node.inputs, inputs, strict=True) if value]
         results = [(v, to) for v, to in zip(self.node.outputs, outputs, strict=True) if v and to is not None]
-        keeps = any(isinstance(operand, Cell) for operand in outputs)
+        keeps = any(isinstance(operand, UnplannedCell) for operand in outputs)
         evaluator = self.evaluator
 
         def run() -> None:
-            feeds = {name: _read(v, operand, keeps) for name, (v, operand) in zip(names, values, strict=True)}
+            feeds = {name: _input_content(v, operand, keeps) for name, (v, operand) in zip(names, values, strict=True)}
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 computed = evaluator.run(None, feeds)
@@ -169,18 +169,18 @@ class _OperatorKernel:
         return run
 
 
-def _read(value: Value, operand: Operand | None, keeps: bool) -> Any:
+def _input_content(value: Value, operand: Operand | None, keeps: bool) -> Any:
     """Return an input for the reference implementation; a copy if the node may keep it in a cell."""
-    if isinstance(operand, Cell):
+    if isinstance(operand, UnplannedCell):
         return operand.content
     assert operand is not None
     assert isinstance(value.spec, TensorSpec)
-    elements = plain(operand, value.spec)
+    elements = unpacked_elements(operand, value.spec)
     return elements.copy() if keeps and elements is operand else elements
 
 
 @dataclass(frozen=True)
-class _CommandKernel:
+class _DefinitionKernel:
     """The kernel of a command of the nn dialect, run by its NumPy definition."""
 
     node: Node
@@ -190,27 +190,27 @@ class _CommandKernel:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         if not any(value.nbytes or not value.plannable for value in self.node.defs):
-            return nothing  # all outputs are empty
+            return no_op  # all outputs are empty
         compute, attrs = self.command.compute, dict(self.node.attrs)
 
         def run() -> None:
             with np.errstate(all="ignore"):  # a number may overflow its type
-                found = compute(*map(_widened, inputs), **attrs)
+                found = compute(*map(_widen_half, inputs), **attrs)
                 results = found if isinstance(found, tuple) else (found,)
                 if len(results) != len(outputs):
                     raise RunError(f"{self.node.op} computed {len(results)} results, the node has {len(outputs)}")
                 fresh = [np.array(result, copy=True) for result in results] if len(results) > 1 else results
                 for result, output, value in zip(fresh, outputs, self.node.outputs, strict=True):
                     if output is not None:
-                        rounded = result if isinstance(output, Cell) else np.asarray(result, output.dtype)
+                        rounded = result if isinstance(output, UnplannedCell) else np.asarray(result, output.dtype)
                         store(rounded, output, value)
 
         return run
 
 
-def _widened(operand: Operand | None) -> Any:
+def _widen_half(operand: Operand | None) -> Any:
     """Return an input as expected by a NumPy definition: 16-bit floats widened to f32."""
-    if isinstance(operand, Cell):
+    if isinstance(operand, UnplannedCell):
         return operand.content
     if operand is not None and operand.dtype in HALVES:
         return operand.astype(np.float32)

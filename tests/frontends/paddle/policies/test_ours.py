@@ -13,38 +13,38 @@ from pathlib import Path
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, new_op, new_var
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.effects import effects
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import memory
-from sublet.frontends.paddle.policies.ours import PASSES, ours
-from sublet.frontends.paddle.policies.ours.awaited import updates_awaited
-from sublet.frontends.paddle.policies.ours.inplace import in_place
-from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
-from sublet.frontends.paddle.policies.ours.reorder import optimise_early
-from sublet.frontends.paddle.policies.ours.untouchable import reasons
+from sublet.frontends.paddle.checking import judge_equivalence
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.effects import effects_of
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.peaks.memory import predict_memory
+from sublet.frontends.paddle.policies.ours import PASSES, apply_own_policy
+from sublet.frontends.paddle.policies.ours.inplace import rename_in_place
+from sublet.frontends.paddle.policies.ours.rename_constraints import rename_constraints
+from sublet.frontends.paddle.policies.ours.reorder import run_updates_early
+from sublet.frontends.paddle.policies.ours.shape_only_uses import use_shape_proxies
+from sublet.frontends.paddle.policies.ours.update_barriers import add_update_barriers
 from tests.frontends.paddle.written import runs, straight, tensors
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LOSSES = {"mt": "mean_2.tmp_0", "cond": "mean_1.tmp_0", "transformer": "mean_1.tmp_0"}
 
 
-def given(name: str) -> Program:
-    return decode((PROGRAMS / f"{name}.pb").read_bytes(), name)
+def given(name: str) -> PaddleProgram:
+    return decode_program((PROGRAMS / f"{name}.pb").read_bytes(), name)
 
 
 @pytest.mark.parametrize(("name", "change"), [*product(("cond", "transformer"), PASSES), *((n, "all") for n in LOSSES)])
 def test_each_pass_changes_no_bit(name: str, change: str) -> None:
     program, loss = given(name), [LOSSES[name]]
-    changed = ours(program, loss) if change == "all" else PASSES[change](program, loss)
-    judgement = judge(program, changed, bound(program), keep=loss)
+    changed = apply_own_policy(program, loss) if change == "all" else PASSES[change](program, loss)
+    judgement = judge_equivalence(program, changed, infer_sizes(program), keep=loss)
     assert judgement.equal, judgement.findings[:3]
     assert judgement.every_way
-    assert decode(encode(changed), name) == changed
+    assert decode_program(encode_program(changed), name) == changed
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -56,16 +56,16 @@ def test_a_pass_done_twice_does_nothing_more(name: str) -> None:
 
 def test_machine_translation_holds_a_quarter() -> None:
     program, loss = given("mt"), LOSSES["mt"]
-    keep = frozenset({Place(0, loss)})
-    before, after = (memory(bound(each), keep) for each in (program, ours(program, [loss])))
+    keep = frozenset({ScopedVariable(0, loss)})
+    before, after = (predict_memory(infer_sizes(each), keep) for each in (program, apply_own_policy(program, [loss])))
     assert before.collected.peak == 49_167_894
     assert after.collected.peak < 11_700_000
 
 
-def kept(program: Program, body: int, gradient: int) -> int:
+def kept(program: PaddleProgram, body: int, gradient: int) -> int:
     """Bytes of the forward values of a body that its gradient block mentions: Paddle keeps them for every trip."""
     mentioned = {name for op in program.blocks[gradient].ops for name in op.reads}
-    sizes = bound(program)
+    sizes = infer_sizes(program)
     return sum(sizes.nbytes(body, name) for name in mentioned & program.blocks[body].vars.keys())
 
 
@@ -73,7 +73,7 @@ def test_the_decoder_keeps_what_its_gradient_reads() -> None:
     """Bytes of one trip, copies of what the loop takes apart."""
     program = given("mt")
     assert kept(program, 2, 3) > 800_000
-    assert kept(shape_proxies(program), 2, 3) < 150_000
+    assert kept(use_shape_proxies(program), 2, 3) < 150_000
 
 
 def test_a_loop_assigns_to_itself_what_it_only_reads() -> None:
@@ -89,7 +89,7 @@ def test_a_loop_assigns_to_itself_what_it_only_reads() -> None:
 
 def test_the_gradient_that_a_branch_finds_by_name() -> None:
     """The transpiler of 2019 renamed it, and trained wrong."""
-    assert "by its name alone" in reasons(given("cond"))["relu_0.tmp_0@GRAD"]
+    assert "by its name alone" in rename_constraints(given("cond"))["relu_0.tmp_0@GRAD"]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_the_gradient_that_a_branch_finds_by_name() -> None:
     ],
 )
 def test_what_is_never_renamed(name: str, reason: str) -> None:
-    assert reason in reasons(touchy(), ["kept"])[name]
+    assert reason in rename_constraints(touchy(), ["kept"])[name]
 
 
 def test_what_may_be_renamed() -> None:
-    assert not {"free", "forward"} & reasons(touchy(), ["kept"]).keys()
+    assert not {"free", "forward"} & rename_constraints(touchy(), ["kept"]).keys()
 
 
-def touchy() -> Program:
+def touchy() -> PaddleProgram:
     """A loop, its gradient and a block beside them, with one name for each reason, and two without."""
     names = ("kept", "taken", "taken@GRAD", "told", "twice", "fed", "fetched", "free")
     first = tensors(*names) | tensors("weight", persistable=True) | tensors("open", dims=(4, -1))
@@ -134,12 +134,12 @@ def touchy() -> Program:
     body.append(new_op("relu", {"X": ["forward"]}, {"Out": ["taken"]}))
     back = [new_op("relu_grad", {"Out": ["forward"], "Out@GRAD": ["inner"]}, {"X@GRAD": ["taken@GRAD"]})]
     aside = [new_op("relu", {"X": ["inner"]}, {"Out": ["inner"]})]
-    return Program(
+    return PaddleProgram(
         (
-            Block(0, -1, -1, first, tuple(ops)),
-            Block(1, 0, -1, tensors("forward", "twice"), tuple(body)),
-            Block(2, 0, 1, {}, tuple(back)),
-            Block(3, 0, -1, tensors("inner"), tuple(aside)),
+            PaddleBlock(0, -1, -1, first, tuple(ops)),
+            PaddleBlock(1, 0, -1, tensors("forward", "twice"), tuple(body)),
+            PaddleBlock(2, 0, 1, {}, tuple(back)),
+            PaddleBlock(3, 0, -1, tensors("inner"), tuple(aside)),
         ),
         3_000_000,
     )
@@ -151,7 +151,7 @@ def touchy() -> Program:
 def renamed(*lines: str, keep: Collection[str] = ()) -> list[tuple[str, ...]]:
     """What each operator of a straight program writes when all that may be in place is."""
     program = straight(*lines, f"loss = mean({lines[-1].partition(' ')[0]})")
-    return [op.writes for op in in_place(program, keep).blocks[0].ops]
+    return [op.writes for op in rename_in_place(program, keep).blocks[0].ops]
 
 
 def test_an_output_takes_over_a_dying_input() -> None:
@@ -191,7 +191,7 @@ def test_other_sizes_and_types_are_not_taken_over() -> None:
     ):
         block = replace(program.blocks[0], vars={**program.blocks[0].vars, "b": other})
         changed = replace(program, blocks=(block,))
-        assert in_place(changed) == changed
+        assert rename_in_place(changed) == changed
 
 
 @pytest.mark.parametrize(("dims", "taken"), [((4,), True), ((3, 4), True), ((1, 4), False), ((-1, 4), False)])
@@ -205,7 +205,7 @@ def test_a_gradient_that_adds_up_rows_is_not_written_over(dims: tuple[int, ...],
         new_op("mean", {"X": ["y@GRAD"]}, {"Out": ["loss"]}),
     )
     vars = tensors("x", "g", "x@GRAD", dims=(3, 4)) | tensors("y", "y@GRAD", dims=dims) | tensors("loss")
-    changed = in_place(Program((Block(0, -1, -1, vars, ops),), 3_000_000))
+    changed = rename_in_place(PaddleProgram((PaddleBlock(0, -1, -1, vars, ops),), 3_000_000))
     assert (changed.blocks[0].ops[1].writes != ("x@GRAD", "y@GRAD")) == taken
 
 
@@ -215,10 +215,10 @@ def test_an_open_shape_is_taken_over_only_where_the_operator_keeps_it() -> None:
         program = straight("a = conv2d(x)", f"b = {kind}(a)", "loss = mean(b)")
         vars = {name: replace(var, dims=(-1, 4)) for name, var in program.blocks[0].vars.items()}
         program = replace(program, blocks=(replace(program.blocks[0], vars=vars),))
-        assert (in_place(program).blocks[0].ops[1].writes == ("a",)) == taken
+        assert (rename_in_place(program).blocks[0].ops[1].writes == ("a",)) == taken
 
 
-def in_a_loop(*back: Op) -> Program:
+def in_a_loop(*back: PaddleOp) -> PaddleProgram:
     """A trained loop that makes `a` from its state and `b` from `a`, with the operators of its gradient block."""
     outer = tensors("state", "go", "state@GRAD") | {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     ops = (
@@ -231,16 +231,16 @@ def in_a_loop(*back: Op) -> Program:
         new_op("assign", {"X": ["b"]}, {"Out": ["state"]}),
     )
     blocks = (
-        Block(0, -1, -1, outer, ops),
-        Block(1, 0, -1, tensors("a", "b"), body),
-        Block(2, 0, 1, tensors("b@GRAD", "a@GRAD"), back),
+        PaddleBlock(0, -1, -1, outer, ops),
+        PaddleBlock(1, 0, -1, tensors("a", "b"), body),
+        PaddleBlock(2, 0, 1, tensors("b@GRAD", "a@GRAD"), back),
     )
-    return Program(blocks, 3_000_000)
+    return PaddleProgram(blocks, 3_000_000)
 
 
 def test_a_forward_value_is_renamed_in_the_gradient_block_too() -> None:
     back = new_op("relu_grad", {"Out": ["b"], "Out@GRAD": ["b@GRAD"]}, {"X@GRAD": ["a@GRAD"]})
-    changed = in_place(in_a_loop(new_op("assign", {"X": ["state@GRAD"]}, {"Out": ["b@GRAD"]}), back))
+    changed = rename_in_place(in_a_loop(new_op("assign", {"X": ["state@GRAD"]}, {"Out": ["b@GRAD"]}), back))
     assert changed.blocks[1].ops[1].writes == ("a",)
     assert changed.blocks[2].ops[1].inputs["Out"] == ("a",)
     assert "b" not in changed.blocks[1].vars
@@ -248,19 +248,19 @@ def test_a_forward_value_is_renamed_in_the_gradient_block_too() -> None:
 
 def test_a_forward_value_that_the_gradient_block_reads_is_not_written_over() -> None:
     program = in_a_loop(new_op("matmul_v2", {"X": ["a"], "Y": ["b"]}, {"Out": ["a@GRAD"]}))
-    assert in_place(program) == program
+    assert rename_in_place(program) == program
 
 
 # Shape proxies.
 
 
-def asked(var_dims: tuple[int, ...], *back: Op) -> list[tuple[str, ...]]:
+def asked(var_dims: tuple[int, ...], *back: PaddleOp) -> list[tuple[str, ...]]:
     program = in_a_loop(*back)
     body = replace(program.blocks[1], vars=tensors("a", "b", dims=var_dims))
     gradient = replace(program.blocks[2], vars=tensors("a@GRAD", "b@GRAD", "c@GRAD", dims=var_dims))
     outer = replace(program.blocks[0], vars=program.blocks[0].vars | tensors("w") | tensors("rows", dims=(-1, 4)))
     program = replace(program, blocks=(outer, body, gradient))
-    return [op.reads for op in shape_proxies(program).blocks[2].ops]
+    return [op.reads for op in use_shape_proxies(program).blocks[2].ops]
 
 
 ADDED = new_op("elementwise_add_grad", {"X": ["a"], "Y": ["w"], "Out@GRAD": ["b@GRAD"]}, {"X@GRAD": ["a@GRAD"]})
@@ -295,7 +295,7 @@ def test_an_open_shape_is_not_asked_of_another_operators_value() -> None:
 
 def test_the_optimiser_runs_as_soon_as_its_gradient_is_complete() -> None:
     program = given("transformer")
-    changed = optimise_early(program)
+    changed = run_updates_early(program)
     ops = changed.blocks[0].ops
     assert sorted(map(id, ops)) == sorted(map(id, program.blocks[0].ops))
     for at, op in enumerate(ops):
@@ -305,10 +305,10 @@ def test_the_optimiser_runs_as_soon_as_its_gradient_is_complete() -> None:
     assert conflicts(program) == conflicts(changed)
 
 
-def conflicts(program: Program) -> set[tuple[int, int]]:
+def conflicts(program: PaddleProgram) -> set[tuple[int, int]]:
     """Pairs of operators of which one writes what the other reads or writes, in their order."""
     ops = program.blocks[0].ops
-    does = [effects(op) for op in ops]
+    does = [effects_of(op) for op in ops]
     reads = [{*each.reads, *each.shapes, *each.adds} for each in does]
     writes = [{*each.writes, *each.adds} for each in does]
     return {
@@ -320,13 +320,13 @@ def conflicts(program: Program) -> set[tuple[int, int]]:
 
 
 def test_what_is_no_optimiser_stays_where_it_is() -> None:
-    role = {"op_role": Attr("INT", 2)}
+    role = {"op_role": PaddleAttr("INT", 2)}
     late = new_op("scale", {"X": ["a"]}, {"Out": ["b"]}, role)
     first = new_op("relu", {"X": ["x"]}, {"Out": ["a"]})
     other = new_op("relu", {"X": ["y"]}, {"Out": ["c"]})
-    block = Block(0, -1, -1, tensors("a", "b", "c", "x", "y"), (first, other, late))
-    program = Program((block,), 3_000_000)
-    assert optimise_early(program) == program
+    block = PaddleBlock(0, -1, -1, tensors("a", "b", "c", "x", "y"), (first, other, late))
+    program = PaddleProgram((block,), 3_000_000)
+    assert run_updates_early(program) == program
 
 
 # Updates awaited.
@@ -336,8 +336,8 @@ def test_what_comes_after_an_update_waits_for_it() -> None:
     """Each operator behind updates reads what `depend` handed on once these were done and their gradients, used up, had
     become views of it; no other operators were added.
     """
-    before, added = optimise_early(given("transformer")), ("share_data", "depend")
-    ops = updates_awaited(before, [LOSSES["transformer"]]).blocks[0].ops
+    before, added = run_updates_early(given("transformer")), ("share_data", "depend")
+    ops = add_update_barriers(before, [LOSSES["transformer"]]).blocks[0].ops
     assert [op for op in ops if op.type not in added] == [*before.blocks[0].ops]
     updates: list[str] = []
     let_go: list[str] = []
@@ -361,5 +361,5 @@ def test_what_comes_after_an_update_waits_for_it() -> None:
 
 
 def test_before_depend_was_tried_nothing_waits() -> None:
-    program = replace(optimise_early(given("transformer")), version=2_005_000)
-    assert updates_awaited(program) == program
+    program = replace(run_updates_early(given("transformer")), version=2_005_000)
+    assert add_update_barriers(program) == program

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Block, Op, Program, new_op, new_var
-from sublet.frontends.paddle.lives.scopes import Place
-from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import memory
-from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.policies.ours.inplace import in_place
-from sublet.frontends.paddle.policies.ours.temporaries import temporaries_outside
+from sublet.frontends.paddle.checking import judge_equivalence
+from sublet.frontends.paddle.format.decoding import decode_program
+from sublet.frontends.paddle.format.program import PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.frontends.paddle.peaks.memory import predict_memory
+from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.frontends.paddle.policies.ours.inplace import rename_in_place
+from sublet.frontends.paddle.policies.ours.temporaries import move_temporaries_outside
 from tests.frontends.paddle.given import BESIDE
 from tests.frontends.paddle.mutants import with_block
 from tests.frontends.paddle.written import op, runs, tensors
@@ -24,28 +24,28 @@ from tests.frontends.paddle.written import op, runs, tensors
 LOSS = "mean_2.tmp_0"
 
 
-def translation() -> Program:
-    return decode((BESIDE / "mt.pb").read_bytes(), "mt")
+def translation() -> PaddleProgram:
+    return decode_program((BESIDE / "mt.pb").read_bytes(), "mt")
 
 
-def looped(*body: str) -> Program:
+def looped(*body: str) -> PaddleProgram:
     """A loop on `go` that computes `state`, within another one, and `loss` from it afterwards."""
     scopes = {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     told = {"X": ["state", "x"], "Condition": ["go"]}, {"Out": ["state", "go"], "StepScopes": ["scopes"]}
     outer = tensors("state", "x", "loss") | {"go": new_var("go", DType.BOOL, (1,))} | scopes
     ops = tuple(map(op, body))
     inside = dict.fromkeys(name for each in ops for name in (*each.reads, *each.writes) if name not in outer)
-    return Program(
+    return PaddleProgram(
         (
-            Block(0, -1, -1, outer, (op("state = relu(x)"), runs("while", 1, *told), op("loss = tanh(state)"))),
-            Block(
+            PaddleBlock(0, -1, -1, outer, (op("state = relu(x)"), runs("while", 1, *told), op("loss = tanh(state)"))),
+            PaddleBlock(
                 1,
                 0,
                 -1,
                 scopes | tensors("first"),
                 (op("first = tanh(x)"), op("state = relu(first)"), runs("while", 2, *told)),
             ),
-            Block(2, 1, -1, tensors(*inside), ops),
+            PaddleBlock(2, 1, -1, tensors(*inside), ops),
         ),
         3_000_000,
     )
@@ -54,19 +54,19 @@ def looped(*body: str) -> Program:
 TWO = ("a = tanh(state)", "b = relu(a)", "c = tanh(b)", "state = tanh(c)")
 
 
-def inside(program: Program) -> set[str]:
+def inside(program: PaddleProgram) -> set[str]:
     return {name for name, var in program.blocks[2].vars.items() if var.kind == "DENSE_TENSOR"}
 
 
 def test_what_dies_within_a_trip_is_held_outside_in_few_names() -> None:
     program = looped(*TWO)
-    changed = temporaries_outside(program)
+    changed = move_temporaries_outside(program)
     assert inside(program) == {"a", "b", "c"}
     assert not inside(changed)
     rooms = [name for name in changed.blocks[0].vars if name not in program.blocks[0].vars]
     assert rooms == ["sublet.loop1.0", "sublet.loop2.0", "sublet.loop2.1"]  # a and c are never there at a time
     assert [each.type for each in changed.blocks[0].ops] == ["relu", "while", *["share_data"] * 3, "assign", "tanh"]
-    judgement = judge(program, changed, bound(program), keep=["loss"])
+    judgement = judge_equivalence(program, changed, infer_sizes(program), keep=["loss"])
     assert judgement.equal, judgement.findings
     assert judgement.trips == (0, 1, 2, 3)
 
@@ -80,7 +80,7 @@ def test_what_dies_within_a_trip_is_held_outside_in_few_names() -> None:
     ],
 )
 def test_what_stays_inside(body: tuple[str, ...], stays: str) -> None:
-    assert stays in inside(temporaries_outside(looped(*body)))
+    assert stays in inside(move_temporaries_outside(looped(*body)))
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_other_variables_stay_inside(change: dict[str, object]) -> None:
     program = looped(*TWO)
     vars = dict(program.blocks[2].vars)
     vars["a"] = replace(vars["a"], **change)  # type: ignore[arg-type]
-    assert "a" in temporaries_outside(with_block(program, 2, vars=vars)).blocks[2].vars
+    assert "a" in move_temporaries_outside(with_block(program, 2, vars=vars)).blocks[2].vars
 
 
 def test_paddle_1_frees_at_once_and_a_loop_without_results_has_nothing_to_lie_on() -> None:
     old = replace(looped(*TWO), version=1_008_005)
-    assert temporaries_outside(old) == old
+    assert move_temporaries_outside(old) == old
     alone = looped(*TWO)
     alone = with_block(alone, 0, ops=alone.blocks[0].ops[:-1])
-    assert temporaries_outside(alone) == alone
+    assert move_temporaries_outside(alone) == alone
 
 
 @pytest.mark.parametrize("reader", ["adam", "sum"])
@@ -126,46 +126,50 @@ def test_a_gradient_that_a_loop_without_rounds_leaves_unwritten_is_nothing_to_li
         runs("while_grad", 2, {"X": ["x"], "StepScopes": ["scopes"], **more}, {"X@GRAD": ["x@GRAD"]}),
         new_op(reader, slots, {"Out": ["loss"]}),
     )
-    blocks = (Block(0, -1, -1, outer, ops), Block(1, 0, -1, {}, ()), Block(2, 0, 1, tensors("a", "x@GRAD"), back))
-    changed = temporaries_outside(Program(blocks, 3_000_000))
+    blocks = (
+        PaddleBlock(0, -1, -1, outer, ops),
+        PaddleBlock(1, 0, -1, {}, ()),
+        PaddleBlock(2, 0, 1, tensors("a", "x@GRAD"), back),
+    )
+    changed = move_temporaries_outside(PaddleProgram(blocks, 3_000_000))
     assert ("a" not in changed.blocks[2].vars) == given
 
 
-def moved_up(program: Program) -> Program:
+def moved_up(program: PaddleProgram) -> PaddleProgram:
     """What makes a room free comes before the loop."""
     first, loop, release, *others = program.blocks[0].ops
     return with_block(program, 0, ops=(first, release, loop, *others))
 
 
-def not_waiting(program: Program) -> Program:
+def not_waiting(program: PaddleProgram) -> PaddleProgram:
     """What makes a room free may run before the loop is done: it reads none of its results."""
     first, loop, release, *others = program.blocks[0].ops
     return with_block(program, 0, ops=(first, loop, replace(release, inputs={"X": ("x",)}), *others))
 
 
-def in_two_blocks(program: Program) -> Program:
+def in_two_blocks(program: PaddleProgram) -> PaddleProgram:
     """A block has the room of another one, which runs within it."""
-    ops = tuple(each.renamed({"sublet.loop1.0": "sublet.loop2.0"}) for each in program.blocks[1].ops)
+    ops = tuple(each.with_names({"sublet.loop1.0": "sublet.loop2.0"}) for each in program.blocks[1].ops)
     return with_block(program, 1, ops=ops)
 
 
-def never_written(program: Program) -> Program:
+def never_written(program: PaddleProgram) -> PaddleProgram:
     """A trip reads what the one before has left."""
     return with_block(program, 2, ops=program.blocks[2].ops[1:])
 
 
 @pytest.mark.parametrize("wrong", [moved_up, not_waiting, in_two_blocks, never_written])
-def test_the_checker_refuses_rooms_that_others_may_write(wrong: Callable[[Program], Program]) -> None:
+def test_the_checker_refuses_rooms_that_others_may_write(wrong: Callable[[PaddleProgram], PaddleProgram]) -> None:
     program = looped(*TWO)
-    changed = wrong(temporaries_outside(program))
-    assert not judge(program, changed, bound(program), keep=["loss"]).equal
+    changed = wrong(move_temporaries_outside(program))
+    assert not judge_equivalence(program, changed, infer_sizes(program), keep=["loss"]).equal
 
 
 def test_nothing_dies_late_in_the_translation() -> None:
     """Whenever Paddle frees, so many bytes are held; one name after another is used again."""
     program = translation()
-    changed = ours(program, [LOSS])
-    held = memory(bound(changed), frozenset({Place(0, LOSS)})).collected
+    changed = apply_own_policy(program, [LOSS])
+    held = predict_memory(infer_sizes(changed), frozenset({ScopedVariable(0, LOSS)})).collected
     assert held.peak == held.lagging < 11_600_000
     for block in changed.blocks[1:]:
         gradients = {f"{name}@GRAD" for name in program.blocks[0].vars}
@@ -183,7 +187,7 @@ def test_nothing_dies_late_in_the_translation() -> None:
 # Gradients that Paddle finds by their names.
 
 
-def summed(*back: Op, linked: tuple[str, ...] = ()) -> list[Op]:
+def summed(*back: PaddleOp, linked: tuple[str, ...] = ()) -> list[PaddleOp]:
     """The operators of the gradient of a loop over x, when all that may be in place is."""
     outer = tensors("x", "x@GRAD") | {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
     owner = runs("while_grad", 2, {"X": ["x"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD"]})
@@ -193,11 +197,15 @@ def summed(*back: Op, linked: tuple[str, ...] = ()) -> list[Op]:
         owner = replace(
             owner, attrs={**owner.attrs, "original_output_grad": new_op("", {}, {}, {"n": linked}).attrs["n"]}
         )
-    blocks = (Block(0, -1, -1, outer, (loop, owner)), Block(1, 0, -1, {}, ()), Block(2, 0, 1, inner, back))
-    return list(in_place(Program(blocks, 3_000_000)).blocks[2].ops)
+    blocks = (
+        PaddleBlock(0, -1, -1, outer, (loop, owner)),
+        PaddleBlock(1, 0, -1, {}, ()),
+        PaddleBlock(2, 0, 1, inner, back),
+    )
+    return list(rename_in_place(PaddleProgram(blocks, 3_000_000)).blocks[2].ops)
 
 
-def parts() -> tuple[Op, ...]:
+def parts() -> tuple[PaddleOp, ...]:
     return (
         new_op("tanh", {"X": ["x"]}, {"Out": ["p"]}),
         new_op("relu", {"X": ["x"]}, {"Out": ["q"]}),

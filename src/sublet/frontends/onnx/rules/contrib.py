@@ -2,82 +2,104 @@
 
 from __future__ import annotations
 
-from sublet.base.tensor import shown
-from sublet.frontends.onnx.rules.linear import product
-from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, demand, of_length, same
+from sublet.base.tensor import format_dims
+from sublet.frontends.onnx.rules.linear import require_product
+from sublet.frontends.onnx.rules.shape_rule import (
+    Extents,
+    NodeShapes,
+    may_be_equal,
+    require_equal,
+    require_that,
+    require_vector,
+)
 
 
-def inverse(seen: Seen) -> None:
+def require_square(seen: NodeShapes) -> None:
     """Require square matrices."""
     data = seen.shape(0)
     if data is not None:
-        demand(len(data) > 1, f"{shown(data)} is no matrix")
-        same(data[-1], data[-2], f"{shown(data)} is not square")
+        require_that(len(data) > 1, f"{format_dims(data)} is no matrix")
+        require_equal(data[-1], data[-2], f"{format_dims(data)} is not square")
 
 
-def fused_matmul(seen: Seen) -> None:
+def require_fused_matmul(seen: NodeShapes) -> None:
     """Require compatible operands of a product, after the optional transposition of the last two dimensions."""
-    if seen.whole("transBatchA") or seen.whole("transBatchB"):
+    if seen.integer_attribute("transBatchA") or seen.integer_attribute("transBatchB"):
         return
-    product(_turned(seen, 0, "transA"), _turned(seen, 1, "transB"))
+    require_product(_transposed_shape(seen, 0, "transA"), _transposed_shape(seen, 1, "transB"))
 
 
-def _turned(seen: Seen, position: int, name: str) -> Extents | None:
+def _transposed_shape(seen: NodeShapes, position: int, name: str) -> Extents | None:
     """Return the shape of an operand after the optional transposition."""
     shape = seen.shape(position)
-    turns = shape is not None and len(shape) > 1 and seen.whole(name)
+    turns = shape is not None and len(shape) > 1 and seen.integer_attribute(name)
     return (*shape[:-2], shape[-1], shape[-2]) if shape is not None and turns else shape
 
 
-def skip_normalization(seen: Seen) -> None:
+def require_skip_normalization(seen: NodeShapes) -> None:
     """Require operands equal up to a broadcast batch, and scales and biases as long as the last axis."""
     data, skipped = seen.shape(0), seen.shape(1)
     if data is None:
         return
-    demand(len(data) in (2, 3), f"{shown(data)} has neither two nor three dimensions")
+    require_that(len(data) in (2, 3), f"{format_dims(data)} has neither two nor three dimensions")
     if skipped is not None:
-        demand(len(skipped) in (2, 3), f"what is added, {shown(skipped)}, has neither two nor three dimensions")
-        demand(alike(data[-2:], skipped[-2:]), f"{shown(data)} and what is added, {shown(skipped)}, differ")
+        require_that(
+            len(skipped) in (2, 3), f"what is added, {format_dims(skipped)}, has neither two nor three dimensions"
+        )
+        require_that(
+            may_be_equal(data[-2:], skipped[-2:]),
+            f"{format_dims(data)} and what is added, {format_dims(skipped)}, differ",
+        )
     for position in range(2, len(seen.inputs)):
-        of_length(seen.shape(position), data[-1], "a scale or bias")
+        require_vector(seen.shape(position), data[-1], "a scale or bias")
 
 
-def biased(seen: Seen) -> None:
+def require_last_axis_bias(seen: NodeShapes) -> None:
     """Require a bias as long as the last axis."""
     data = seen.shape(0)
     if data is not None:
-        demand(bool(data), "a scalar has no bias")
-        of_length(seen.shape(1), data[-1], "the bias")
+        require_that(bool(data), "a scalar has no bias")
+        require_vector(seen.shape(1), data[-1], "the bias")
 
 
-def heads(seen: Seen) -> None:
+def require_multi_head_attention(seen: NodeShapes) -> None:
     """Require queries, keys and values of [batch, length, heads * size], for MultiHeadAttention."""
     queries, keys, values = seen.shape(0), seen.shape(1), seen.shape(2)
-    count = seen.whole("num_heads")
-    demand(count > 0, "num_heads is not told")
+    count = seen.integer_attribute("num_heads")
+    require_that(count > 0, "num_heads is not told")
     if queries is None:
         return
-    demand(len(queries) in (3, 5), f"the queries are {shown(queries)}")
+    require_that(len(queries) in (3, 5), f"the queries are {format_dims(queries)}")
     whole = len(queries) == 5 or queries[2] is None or queries[2] % count == 0
-    demand(whole, f"the queries {shown(queries)} do not make {count} heads")
+    require_that(whole, f"the queries {format_dims(queries)} do not make {count} heads")
     if keys is not None and len(keys) == len(queries) == 3:
-        same(queries[0], keys[0], f"queries {shown(queries)} and keys {shown(keys)} differ in batch")
-        same(queries[2], keys[2], f"queries {shown(queries)} and keys {shown(keys)} differ in size")
+        require_equal(
+            queries[0], keys[0], f"queries {format_dims(queries)} and keys {format_dims(keys)} differ in batch"
+        )
+        require_equal(
+            queries[2], keys[2], f"queries {format_dims(queries)} and keys {format_dims(keys)} differ in size"
+        )
         if values is not None and len(values) == 3:
-            same(keys[0], values[0], f"keys {shown(keys)} and values {shown(values)} differ in batch")
-            same(keys[1], values[1], f"keys {shown(keys)} and values {shown(values)} differ in length")
+            require_equal(
+                keys[0], values[0], f"keys {format_dims(keys)} and values {format_dims(values)} differ in batch"
+            )
+            require_equal(
+                keys[1], values[1], f"keys {format_dims(keys)} and values {format_dims(values)} differ in length"
+            )
             fits = values[2] is None or values[2] % count == 0
-            demand(fits, f"the values {shown(values)} do not make {count} heads")
+            require_that(fits, f"the values {format_dims(values)} do not make {count} heads")
 
 
-def joined_attention(seen: Seen) -> None:
+def require_packed_attention(seen: NodeShapes) -> None:
     """Require an operand of [batch, length, size] and weights of [size, queries + keys + values], for Attention."""
     data, weights = seen.shape(0), seen.shape(1)
-    demand(data is None or len(data) == 3, f"the operand is {shown(data)}, not of three dimensions")
-    demand(weights is None or len(weights) == 2, f"the weights are {shown(weights)}, not a matrix")
+    require_that(data is None or len(data) == 3, f"the operand is {format_dims(data)}, not of three dimensions")
+    require_that(weights is None or len(weights) == 2, f"the weights are {format_dims(weights)}, not a matrix")
     if data is not None and weights is not None:
-        same(data[2], weights[0], f"{shown(data)} times {shown(weights)} sums over different extents")
-        of_length(seen.shape(2), weights[1], "the bias")
-        sizes = seen.wholes("qkv_hidden_sizes")
+        require_equal(
+            data[2], weights[0], f"{format_dims(data)} times {format_dims(weights)} sums over different extents"
+        )
+        require_vector(seen.shape(2), weights[1], "the bias")
+        sizes = seen.integers_attribute("qkv_hidden_sizes")
         parts = weights[1] is None or (sum(sizes) == weights[1] if sizes else weights[1] % 3 == 0)
-        demand(parts, f"the weights {shown(weights)} are not those of queries, keys and values")
+        require_that(parts, f"the weights {format_dims(weights)} are not those of queries, keys and values")

@@ -2,114 +2,127 @@
 
 from __future__ import annotations
 
-from sublet.base.tensor import shown
-from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, once, same
+from sublet.base.tensor import format_dims
+from sublet.frontends.onnx.rules.shape_rule import (
+    NodeShapes,
+    ShapeRule,
+    axis_from_front,
+    may_be_equal,
+    require_distinct_axes,
+    require_equal,
+    require_that,
+)
 
 
-def gather(seen: Seen) -> None:
+def require_gather(seen: NodeShapes) -> None:
     """Require constant indices within the axis."""
     data = seen.shape(0)
     if data is not None:
-        _inside(seen, data[seen.axis(0, len(data))], f"an axis of {shown(data)}")
+        _require_in_range(seen, data[seen.axis_attribute(0, len(data))], f"an axis of {format_dims(data)}")
 
 
-def gather_elements(seen: Seen) -> None:
+def require_gather_elements(seen: NodeShapes) -> None:
     """Require at most as many indices as elements along every axis except the gathered axis."""
     data, indices = seen.shape(0), seen.shape(1)
     if data is None or indices is None:
         return
-    axis = seen.axis(0, len(data))
-    demand(len(data) == len(indices), f"{shown(data)} and the indices {shown(indices)} differ in rank")
+    axis = seen.axis_attribute(0, len(data))
+    require_that(
+        len(data) == len(indices), f"{format_dims(data)} and the indices {format_dims(indices)} differ in rank"
+    )
     for place, (a, b) in enumerate(zip(data, indices, strict=True)):
         small = place == axis or a is None or b is None or b <= a
-        demand(small, f"the indices {shown(indices)} are more than {shown(data)} on axis {place}")
-    _inside(seen, data[axis], f"an axis of {shown(data)}")
+        require_that(small, f"the indices {format_dims(indices)} are more than {format_dims(data)} on axis {place}")
+    _require_in_range(seen, data[axis], f"an axis of {format_dims(data)}")
 
 
-def scatter_elements(seen: Seen) -> None:
+def require_scatter_elements(seen: NodeShapes) -> None:
     """Require one update for each index."""
     indices, updates = seen.shape(1), seen.shape(2)
-    gather_elements(seen)
+    require_gather_elements(seen)
     if indices is not None and updates is not None:
-        what = f"the updates {shown(updates)} are not one for each of the indices {shown(indices)}"
-        demand(alike(indices, updates), what)
+        what = f"the updates {format_dims(updates)} are not one for each of the indices {format_dims(indices)}"
+        require_that(may_be_equal(indices, updates), what)
 
 
-def gather_nd(seen: Seen) -> None:
+def require_gather_nd(seen: NodeShapes) -> None:
     """Require a last axis of the indices no longer than the rank of the operand behind the batch axes."""
-    data, indices, batch = seen.shape(0), seen.shape(1), seen.whole("batch_dims")
+    data, indices, batch = seen.shape(0), seen.shape(1), seen.integer_attribute("batch_dims")
     if data is None or indices is None:
         return
-    demand(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
-    demand(batch < min(len(data), len(indices)), f"there are no {batch} batch axes")
+    require_that(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
+    require_that(batch < min(len(data), len(indices)), f"there are no {batch} batch axes")
     for a, b in zip(data[:batch], indices[:batch], strict=True):
-        same(a, b, f"{shown(data)} and the indices {shown(indices)} differ in a batch axis")
+        require_equal(a, b, f"{format_dims(data)} and the indices {format_dims(indices)} differ in a batch axis")
     fits = indices[-1] is None or 1 <= indices[-1] <= len(data) - batch
-    demand(fits, f"indices of {indices[-1]} numbers do not point into {shown(data)}")
+    require_that(fits, f"indices of {indices[-1]} numbers do not point into {format_dims(data)}")
 
 
-def scatter_nd(seen: Seen) -> None:
+def require_scatter_nd(seen: NodeShapes) -> None:
     """Require updates of the shape of the indexed slices."""
     data, indices, updates = seen.shape(0), seen.shape(1), seen.shape(2)
     if data is None or indices is None or updates is None:
         return
-    demand(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
+    require_that(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
     depth = indices[-1]
     if depth is None:
         return
-    demand(depth <= len(data), f"indices of {depth} numbers do not point into {shown(data)}")
+    require_that(depth <= len(data), f"indices of {depth} numbers do not point into {format_dims(data)}")
     wanted = (*indices[:-1], *data[depth:])
-    demand(alike(wanted, updates), f"the updates are {shown(updates)}, and would have to be {shown(wanted)}")
+    require_that(
+        may_be_equal(wanted, updates),
+        f"the updates are {format_dims(updates)}, and would have to be {format_dims(wanted)}",
+    )
 
 
-def top(seen: Seen) -> None:
+def require_top_k(seen: NodeShapes) -> None:
     """Require K to be at most the extent of the axis."""
     data = seen.shape(0)
-    k = seen.numbers.get(1, (seen.whole("k"),) if "k" in seen.attributes else ())
+    k = seen.constant_inputs.get(1, (seen.integer_attribute("k"),) if "k" in seen.attributes else ())
     if data is not None:
-        extent = data[seen.axis(-1, len(data))]
-        demand(extent is None or not k or 0 <= k[0] <= extent, f"{k} are taken of an axis of {shown(data)}")
+        extent = data[seen.axis_attribute(-1, len(data))]
+        require_that(extent is None or not k or 0 <= k[0] <= extent, f"{k} are taken of an axis of {format_dims(data)}")
 
 
-def cumulative(seen: Seen) -> None:
+def require_cumulative(seen: NodeShapes) -> None:
     """Require an operand with the axis."""
-    data, axis = seen.shape(0), seen.numbers.get(1)
-    demand(data != (), "a scalar has no axis to sum along")
+    data, axis = seen.shape(0), seen.constant_inputs.get(1)
+    require_that(data != (), "a scalar has no axis to sum along")
     if data is not None and axis is not None and len(axis) == 1:
-        counted(axis[0], len(data))
+        axis_from_front(axis[0], len(data))
 
 
-def compress(seen: Seen) -> None:
+def require_compress(seen: NodeShapes) -> None:
     """Require a vector as condition, and an operand with the axis."""
     data, keep = seen.shape(0), seen.shape(1)
-    demand(keep is None or len(keep) == 1, f"the condition is {shown(keep)}, not a vector")
+    require_that(keep is None or len(keep) == 1, f"the condition is {format_dims(keep)}, not a vector")
     if data is not None and "axis" in seen.attributes:
-        seen.axis(0, len(data))
+        seen.axis_attribute(0, len(data))
 
 
-def on_axis(default: int = -1, *, scalars: bool = True) -> Rule:
+def axis_rule(default: int = -1, *, scalars: bool = True) -> ShapeRule:
     """Return the rule of an operator along one axis; `scalars` is True if the operand may be a scalar."""
 
-    def rule(seen: Seen) -> None:
+    def rule(seen: NodeShapes) -> None:
         data = seen.shape(0)
-        demand(scalars or data != (), "a scalar has no axis")
+        require_that(scalars or data != (), "a scalar has no axis")
         if data is not None and data:
-            seen.axis(default, len(data))
+            seen.axis_attribute(default, len(data))
 
     return rule
 
 
-def reduction(seen: Seen) -> None:
+def require_reduction(seen: NodeShapes) -> None:
     """Require distinct axes of the operand."""
-    data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
+    data, axes = seen.shape(0), seen.constant_inputs.get(1, seen.integers_attribute("axes"))
     if data is not None and axes:
-        once(axes, len(data))
+        require_distinct_axes(axes, len(data))
 
 
-def _inside(seen: Seen, extent: int | None, what: str) -> None:
+def _require_in_range(seen: NodeShapes, extent: int | None, what: str) -> None:
     """Raise ShapeConflict if a constant index lies outside an axis of `extent` elements."""
-    indices = seen.numbers.get(1)
+    indices = seen.constant_inputs.get(1)
     if indices and extent is not None:
         low, high = min(indices), max(indices)
         worst = high if high >= extent else low
-        demand(-extent <= low and high < extent, f"the index {worst} lies outside {what}, which has {extent}")
+        require_that(-extent <= low and high < extent, f"the index {worst} lies outside {what}, which has {extent}")

@@ -8,34 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sublet.frontends.onnx.rules.rule import Extents, Seen
+from sublet.frontends.onnx.rules.shape_rule import Extents, NodeShapes
 
 Padding = tuple[int, int]
 """The padding elements in front of an axis and behind."""
 
 
-def pool_extents(seen: Seen) -> Extents | None:
+def pool_extents(seen: NodeShapes) -> Extents | None:
     """Return the shape of a pool's output, None if the window does not fit the operand's rank."""
-    data, window = seen.shape(0), seen.wholes("kernel_shape")
+    data, window = seen.shape(0), seen.integers_attribute("kernel_shape")
     if data is None or window is None or len(data) != len(window) + 2:
         return None
     count = len(window)
-    strides, dilations = seen.wholes("strides") or (1,) * count, seen.wholes("dilations") or (1,) * count
-    pads = seen.wholes("pads") or (0,) * (2 * count)
+    strides, dilations = (
+        seen.integers_attribute("strides") or (1,) * count,
+        seen.integers_attribute("dilations") or (1,) * count,
+    )
+    pads = seen.integers_attribute("pads") or (0,) * (2 * count)
     if (len(strides), len(dilations), len(pads)) != (count, count, 2 * count) or min(strides) < 1:
         return None
-    up, mode = seen.whole("ceil_mode") == 1, seen.text("auto_pad", "NOTSET")
+    up, mode = seen.integer_attribute("ceil_mode") == 1, seen.text_attribute("auto_pad", "NOTSET")
     extents: list[int | None] = []
     for i, extent in enumerate(data[2:]):
         if extent is None:
             extents.append(None)
             continue
-        padding = _padding(mode, extent, strides[i], window[i], (pads[i], pads[i + count]))
-        extents.append(_steps(extent, strides[i], dilations[i] * (window[i] - 1) + 1, padding, up))
+        padding = _pool_padding(mode, extent, strides[i], window[i], (pads[i], pads[i + count]))
+        extents.append(_window_count(extent, strides[i], dilations[i] * (window[i] - 1) + 1, padding, up))
     return (*data[:2], *extents)
 
 
-def _padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> Padding:
+def _pool_padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> Padding:
     """Return the padding of one axis of a pool. Automatic padding ignores dilations."""
     if mode == "VALID":
         return 0, 0
@@ -46,7 +49,7 @@ def _padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> P
     return front, needed - front
 
 
-def _steps(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> int:
+def _window_count(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> int:
     """Return the number of windows on one axis. The last window begins in the operand or in the front padding."""
     room = extent + sum(padding) - reach
     if not up:
@@ -55,15 +58,20 @@ def _steps(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> 
     return steps - 1 if (steps - 1) * stride >= extent + padding[0] else steps
 
 
-def transposed_extents(seen: Seen) -> Extents | None:
+def transposed_extents(seen: NodeShapes) -> Extents | None:
     """Return the shape of an automatically padded transposed convolution, None for explicit padding."""
     data, kernel = seen.shape(0), seen.shape(1)
-    automatic = seen.text("auto_pad", "NOTSET").startswith("SAME") and seen.wholes("output_shape") is None
+    automatic = (
+        seen.text_attribute("auto_pad", "NOTSET").startswith("SAME") and seen.integers_attribute("output_shape") is None
+    )
     if not automatic or data is None or kernel is None or len(data) != len(kernel) or len(data) < 3:
         return None
     count = len(data) - 2
-    strides, dilations = seen.wholes("strides") or (1,) * count, seen.wholes("dilations") or (1,) * count
-    more = seen.wholes("output_padding") or (0,) * count
+    strides, dilations = (
+        seen.integers_attribute("strides") or (1,) * count,
+        seen.integers_attribute("dilations") or (1,) * count,
+    )
+    more = seen.integers_attribute("output_padding") or (0,) * count
     if {len(strides), len(dilations), len(more)} != {count}:
         return None
     extents: list[int | None] = []
@@ -73,11 +81,11 @@ def transposed_extents(seen: Seen) -> Extents | None:
         else:
             whole = (extent - 1) * strides[i] + more[i] + dilations[i] * (taps - 1) + 1
             extents.append(min(whole, extent * strides[i]))
-    channels = None if kernel[1] is None else kernel[1] * seen.whole("group", 1)
+    channels = None if kernel[1] is None else kernel[1] * seen.integer_attribute("group", 1)
     return (data[0], channels, *extents)
 
 
-EXTENTS: Mapping[str, Callable[[Seen], Extents | None]] = {
+CORRECTED_SHAPES: Mapping[str, Callable[[NodeShapes], Extents | None]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool_extents),
     "ConvTranspose": transposed_extents,
 }
@@ -86,10 +94,10 @@ EXTENTS: Mapping[str, Callable[[Seen], Extents | None]] = {
 
 def is_corrected(op_type: str, domain: str) -> bool:
     """True if Sublet corrects the shapes inferred by ONNX for the operator."""
-    return domain in ("", "ai.onnx") and op_type in EXTENTS
+    return domain in ("", "ai.onnx") and op_type in CORRECTED_SHAPES
 
 
-def corrected(op_type: str, seen: Seen, inferred: Sequence[Extents | None]) -> list[Extents | None]:
+def corrected_shapes(op_type: str, seen: NodeShapes, inferred: Sequence[Extents | None]) -> list[Extents | None]:
     """Return the shapes of the outputs: ONNX Runtime's if known to Sublet, else the `inferred` shapes."""
-    shape = EXTENTS[op_type](seen)
+    shape = CORRECTED_SHAPES[op_type](seen)
     return list(inferred) if shape is None else [shape] * len(inferred)

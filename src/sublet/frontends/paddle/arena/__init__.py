@@ -9,6 +9,6 @@
 
 from __future__ import annotations
 
-from sublet.frontends.paddle.arena.views import Arena, arena, lasting
+from sublet.frontends.paddle.arena.views import ArenaForm, to_arena_form, with_lasting_arena
 
-__all__ = ["Arena", "arena", "lasting"]
+__all__ = ["ArenaForm", "to_arena_form", "with_lasting_arena"]

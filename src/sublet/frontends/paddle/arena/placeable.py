@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
-from sublet.frontends.paddle.lives.flow import Flow
-from sublet.frontends.paddle.lives.scopes import FORWARD_OWNERS, Place, linked
-from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
-from sublet.frontends.paddle.operators.effects import facts_where, there
+from sublet.frontends.paddle.format.program import GRAD, TENSOR, PaddleOp, PaddleProgram
+from sublet.frontends.paddle.lives.control_flow import PaddleFlow
+from sublet.frontends.paddle.lives.maybe_uninitialized import maybe_uninitialized_names
+from sublet.frontends.paddle.lives.scopes import FORWARD_OWNERS, ScopedVariable, linked_gradient_names
+from sublet.frontends.paddle.operators.effects import facts_for_dims, nonempty_names
 from sublet.frontends.paddle.operators.facts import OpFacts
-from sublet.frontends.paddle.operators.shapes import Sizes
+from sublet.frontends.paddle.operators.shapes import VariableSizes
 
 GRADIENT_OWNERS = ("while_grad", "conditional_block_grad")
 
 
-def outside(
-    program: Program, flow: Flow, sizes: Sizes, keep: Collection[str]
-) -> tuple[dict[Place, int], dict[Place, str]]:
+def select_placeable(
+    program: PaddleProgram, flow: PaddleFlow, sizes: VariableSizes, keep: Collection[str]
+) -> tuple[dict[ScopedVariable, int], dict[ScopedVariable, str]]:
     """Return the bytes of each variable allowed in an arena, and the reason for each variable outside.
 
     `keep` names the variables of block 0 kept for the caller; kept variables stay outside.
     """
-    why = _touched(program, flow, sizes)
-    written, perhaps = set(flow.scopes.writers), perhaps_nothing(program)
+    why = _reasons_by_operator(program, flow, sizes)
+    written, perhaps = set(flow.scopes.writers), maybe_uninitialized_names(program)
     for point in flow.points:
         if point.kind == "keep":
             for place in point.uses:
                 why.setdefault(place, "is kept of every trip for the gradient block")
-    nbytes: dict[Place, int] = {}
+    nbytes: dict[ScopedVariable, int] = {}
     for block in program.blocks:
         for var in block.vars.values():
-            place = Place(block.index, var.name)
+            place = ScopedVariable(block.index, var.name)
             if var.kind != TENSOR:
                 why[place] = "is no dense tensor"
             elif var.persistable:
@@ -49,30 +49,30 @@ def outside(
     return nbytes, {place: reason for place, reason in why.items() if place not in nbytes}
 
 
-def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
+def _reasons_by_operator(program: PaddleProgram, flow: PaddleFlow, sizes: VariableSizes) -> dict[ScopedVariable, str]:
     """Return the reason for each variable kept outside by an operator that shares, replaces or looks up the memory."""
-    why: dict[Place, str] = {}
+    why: dict[ScopedVariable, str] = {}
     for block in program.blocks:
         for op in block.ops:
-            names = _left_alone(op, facts_at(block.index, op, sizes))
-            for name in there(names):
-                why.setdefault(flow.scopes.place(block.index, name), f"{op.type} shares or replaces its memory")
+            names = _memory_sensitive_names(op, facts_at(block.index, op, sizes))
+            for name in nonempty_names(names):
+                why.setdefault(flow.scopes.resolve(block.index, name), f"{op.type} shares or replaces its memory")
             if op.type in GRADIENT_OWNERS:
-                inner = op.block()
+                inner = op.block_index()
                 inside = [name for name in op.reads if not name.endswith(GRAD)]
-                gradients = (*(f"{name}{GRAD}" for name in inside), *linked(op))
-                for name in there(gradients):
+                gradients = (*(f"{name}{GRAD}" for name in inside), *linked_gradient_names(op))
+                for name in nonempty_names(gradients):
                     if inner is not None and name in program.blocks[inner].vars:
-                        why.setdefault(Place(inner, name), f"{op.type} passes it in and out by its name")
+                        why.setdefault(ScopedVariable(inner, name), f"{op.type} passes it in and out by its name")
     return why
 
 
-def facts_at(block: int, op: Op, sizes: Sizes) -> OpFacts:
+def facts_at(block: int, op: PaddleOp, sizes: VariableSizes) -> OpFacts:
     """Return the facts of an operator of a block, for the extents of the operator's inputs in `sizes`."""
-    return facts_where(op, lambda name: sizes.dims(block, name))
+    return facts_for_dims(op, lambda name: sizes.dims(block, name))
 
 
-def _left_alone(op: Op, facts: OpFacts) -> tuple[str, ...]:
+def _memory_sensitive_names(op: PaddleOp, facts: OpFacts) -> tuple[str, ...]:
     """Return the names with memory that the operator may share, replace or inspect."""
     if op.type in FORWARD_OWNERS:
         return ()  # only the operators in the block read and write the names

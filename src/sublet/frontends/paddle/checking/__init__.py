@@ -14,20 +14,27 @@ from dataclasses import dataclass
 
 from sublet.base.errors import Finding
 from sublet.frontends.paddle.checking.control import run_block
-from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, content, inplace_of
-from sublet.frontends.paddle.checking.named import VIEW, mistyped, unnamed
-from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
-from sublet.frontends.paddle.format.program import TENSOR, Op, Program
+from sublet.frontends.paddle.checking.name_rules import VIEW, new_operand_types, unlisted_captures
+from sublet.frontends.paddle.checking.symbolic_machine import (
+    KnownExtents,
+    OriginalFacts,
+    SymbolicRun,
+    SymbolicStep,
+    content_of,
+    inplace_slots_of,
+)
+from sublet.frontends.paddle.checking.terms import BranchOutcomes, Term, Terms
+from sublet.frontends.paddle.format.program import TENSOR, PaddleOp, PaddleProgram
 
 TRIPS = (0, 1, 2, 3)
 """Tried trip counts of loops without a known condition."""
-MOST_WAYS = 64
+MAX_COMBINATIONS = 64
 """Limit of tried combinations of branches for each trip count. Beyond, `every_way` of the verdict is False."""
-GIVEN = Op("given", {}, {}, {})
+INITIAL_STATE = PaddleOp("given", {}, {}, {})
 
 
 @dataclass(frozen=True)
-class Judgement:
+class EquivalenceVerdict:
     """Verdict on the equivalence of two programs.
 
     findings  the differences, each with block, operator and name; empty if the programs are equal
@@ -48,45 +55,45 @@ class Judgement:
         return not self.findings
 
 
-def judge(
-    original: Program,
-    rewritten: Program,
-    sizes: Sizes,
+def judge_equivalence(
+    original: PaddleProgram,
+    rewritten: PaddleProgram,
+    sizes: KnownExtents,
     *,
     keep: Iterable[str] = (),
     trips: Iterable[int] = TRIPS,
-    most_ways: int = MOST_WAYS,
-) -> Judgement:
+    most_ways: int = MAX_COMBINATIONS,
+) -> EquivalenceVerdict:
     """Return the verdict on the equivalence of two programs.
 
     `keep` names the fetched variables, `sizes` has the extents of the original, `trips` the trip counts to try, and
     `most_ways` limits the combinations of branches for each trip count.
     """
-    findings = dict.fromkeys((*unnamed(original, rewritten), *mistyped(original, rewritten)))
-    kept, usual, every_way = frozenset(keep), inplace_of(original), True
+    findings = dict.fromkeys((*unlisted_captures(original, rewritten), *new_operand_types(original, rewritten)))
+    kept, usual, every_way = frozenset(keep), inplace_slots_of(original), True
     tried: list[int] = []
     for count in trips:
         terms, asked = Terms(), False
-        choices = Choices(terms)
-        for _ in choices.ways(most_ways):
-            known = Known()
-            first = Run(original, terms, choices, count, kept, usual, known, sizes)
-            second = Run(rewritten, terms, choices, count, kept, usual, known)
-            findings.update(dict.fromkeys(_differences(first, second)))
-            asked |= first.asked or second.asked
+        choices = BranchOutcomes(terms)
+        for _ in choices.combinations(most_ways):
+            known = OriginalFacts()
+            first = SymbolicRun(original, terms, choices, count, kept, usual, known, sizes)
+            second = SymbolicRun(rewritten, terms, choices, count, kept, usual, known)
+            findings.update(dict.fromkeys(_compare_runs(first, second)))
+            asked |= first.used_requested_trips or second.used_requested_trips
         every_way &= choices.all_tried
         if not asked:
             break  # all trip counts follow from the program: further counts change nothing
         tried.append(count)
     in_order = any(op.type == VIEW for block in rewritten.blocks for op in block.ops)
-    return Judgement(tuple(findings), tuple(tried), every_way, in_order)
+    return EquivalenceVerdict(tuple(findings), tuple(tried), every_way, in_order)
 
 
-def _differences(first: Run, second: Run) -> Iterator[Finding]:
+def _compare_runs(first: SymbolicRun, second: SymbolicRun) -> Iterator[Finding]:
     """Run both programs and yield the findings of each run and all differences of their results."""
-    ends = [_run(first)]
+    ends = [_run_program(first)]
     second.known.observed, second.known.absent = first.observed, first.absent
-    ends.append(_run(second))
+    ends.append(_run_program(second))
     yield from (*first.findings, *second.findings)
     for name, term in ends[0].items():
         if ends[1].get(name) != term:
@@ -95,19 +102,19 @@ def _differences(first: Run, second: Run) -> Iterator[Finding]:
         yield Finding("differs", "the program", "fetches, or decides by, another value than the original program")
 
 
-def _run(run: Run) -> dict[str, Term]:
+def _run_program(run: SymbolicRun) -> dict[str, Term]:
     """Run a program with all persistable and fed variables present, and return the final term of each kept name."""
     block = run.program.blocks[0]
     written = {name for op in block.ops for name in op.writes}
     for name, var in block.vars.items():
         if var.kind == TENSOR and (var.persistable or name not in written):
-            Step(run, block, -1, GIVEN, run.top).write(name, run.terms.of("given", name))
+            SymbolicStep(run, block, -1, INITIAL_STATE, run.top).write_term(name, run.terms.term_of("given", name))
     run_block(run, 0, run.top, frozenset())
     lasting = [name for name, var in block.vars.items() if var.persistable or name in run.keep]
-    return {name: _content(run, name) for name in lasting}
+    return {name: _final_term(run, name) for name in lasting}
 
 
-def _content(run: Run, name: str) -> Term:
+def _final_term(run: SymbolicRun, name: str) -> Term:
     """Return the term held by a name at the end; a new lost term if the bytes are mixed."""
-    term = content(run.terms, run.top.find(name))
-    return run.terms.lost(name) if term is None else term
+    term = content_of(run.terms, run.top.find(name))
+    return run.terms.lost_term(name) if term is None else term

@@ -4,55 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.frontends.paddle.checking.machine import Step
-from sublet.frontends.paddle.checking.storage import Array, Variable
+from sublet.frontends.paddle.checking.storage import TermArray, TermVariable
+from sublet.frontends.paddle.checking.symbolic_machine import SymbolicStep
 
 
-def _write(step: Step) -> None:
+def _write_element(step: SymbolicStep) -> None:
     """Execute `write_to_array`. A write without a value leaves the element unchanged, as in Paddle."""
-    index = step.run.literal_int(step.read(step.one("I")), step.where)
-    variable = step.scope.found(step.one("Out"))
-    array = variable.array or Array()
+    index = step.run.integer_value(step.read_term(step.single_name("I")), step.where)
+    variable = step.scope.find_or_create(step.single_name("Out"))
+    array = variable.array or TermArray()
     if index is not None:
-        term = step.read(step.one("X"))
+        term = step.read_term(step.single_name("X"))
         if term == step.run.terms.nothing:  # a write of nothing leaves the element unchanged
             there = array.element(step.run.terms, index)
             term = term if there is None else there
-        variable.array = Array(array.elements | {index: term}, array.source)
+        variable.array = TermArray(array.elements | {index: term}, array.source)
 
 
-def _read(step: Step) -> None:
+def _read_element(step: SymbolicStep) -> None:
     """Execute `read_from_array`. A missing gradient element reads as zeros with the shape of `X_W`."""
-    index = step.run.literal_int(step.read(step.one("I")), step.where)
-    variable = step.variable(step.one("X"))
+    index = step.run.integer_value(step.read_term(step.single_name("I")), step.where)
+    variable = step.find_variable(step.single_name("X"))
     term = None
     if index is not None and variable is not None and variable.array is not None:
         term = variable.array.element(step.run.terms, index)
-    like = step.one("X_W")  # a missing gradient is zeros in the shape of its variable
+    like = step.single_name("X_W")  # a missing gradient is zeros in the shape of its variable
     if term is None:
-        term = step.run.terms.of("zeros like", step.shape(like)) if like else None
+        term = step.run.terms.term_of("zeros like", step.shape_term(like)) if like else None
     if term is None or term == step.run.terms.nothing:
-        step.absent(step.one("X"))
-        step.scope.found(step.one("Out")).be(Variable())
+        step.report_absent_operand(step.single_name("X"))
+        step.scope.find_or_create(step.single_name("Out")).take_over(TermVariable())
     else:
-        step.write(step.one("Out"), term)
+        step.write_term(step.single_name("Out"), term)
 
 
-def _take_apart(step: Step) -> None:
+def _split_by_rank_table(step: SymbolicStep) -> None:
     """Execute `lod_tensor_to_array`."""
-    parts = step.run.terms.of("apart", step.read(step.one("X")), step.read(step.one("RankTable")))
-    step.scope.found(step.one("Out")).array = Array(source=parts)
+    parts = step.run.terms.term_of(
+        "apart", step.read_term(step.single_name("X")), step.read_term(step.single_name("RankTable"))
+    )
+    step.scope.find_or_create(step.single_name("Out")).array = TermArray(source=parts)
 
 
-def _put_together(step: Step) -> None:
+def _merge_by_rank_table(step: SymbolicStep) -> None:
     """Execute `array_to_lod_tensor`."""
-    whole = step.run.terms.of("together", step.read(step.one("X")), step.read(step.one("RankTable")))
-    step.write(step.one("Out"), whole)
+    whole = step.run.terms.term_of(
+        "together", step.read_term(step.single_name("X")), step.read_term(step.single_name("RankTable"))
+    )
+    step.write_term(step.single_name("Out"), whole)
 
 
-ARRAYS: Mapping[str, Callable[[Step], None]] = {
-    "write_to_array": _write,
-    "read_from_array": _read,
-    "lod_tensor_to_array": _take_apart,
-    "array_to_lod_tensor": _put_together,
+ARRAY_OPERATORS: Mapping[str, Callable[[SymbolicStep], None]] = {
+    "write_to_array": _write_element,
+    "read_from_array": _read_element,
+    "lod_tensor_to_array": _split_by_rank_table,
+    "array_to_lod_tensor": _merge_by_rank_table,
 }

@@ -15,7 +15,7 @@ class Allocation:
         self.nbytes = nbytes
         self._segments: list[tuple[int, int, Term, int]] = []
 
-    def put(self, begin: int, end: int, term: Term) -> None:
+    def write_term(self, begin: int, end: int, term: Term) -> None:
         """Write a term over [begin, end)."""
         kept: list[tuple[int, int, Term, int]] = []
         for low, high, old, offset in self._overlapping(begin, end):
@@ -26,7 +26,7 @@ class Allocation:
         first, last = self._range(begin, end)
         self._segments[first:last] = sorted([*kept, (begin, end, term, 0)])
 
-    def get(self, begin: int, end: int) -> Term | None:
+    def term_at(self, begin: int, end: int) -> Term | None:
         """Return the term that fills exactly [begin, end); None otherwise."""
         match self._overlapping(begin, end):
             case [(low, high, term, 0)] if (low, high) == (begin, end):
@@ -50,7 +50,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AllocationRange:
     """The bytes of a tensor: a range of an allocation."""
 
     allocation: Allocation
@@ -62,28 +62,28 @@ class Place:
         """The end of the range."""
         return self.begin + self.nbytes
 
-    def sized(self, nbytes: int) -> Place:
+    def with_size(self, nbytes: int) -> AllocationRange:
         """Return a range of `nbytes` at the same begin; a new allocation if the range does not fit."""
         if self.begin + nbytes > self.allocation.nbytes:
-            return Place(Allocation(nbytes), 0, nbytes)
-        return Place(self.allocation, self.begin, nbytes)
+            return AllocationRange(Allocation(nbytes), 0, nbytes)
+        return AllocationRange(self.allocation, self.begin, nbytes)
 
-    def meets(self, other: Place) -> bool:
+    def overlaps(self, other: AllocationRange) -> bool:
         """Return True if the ranges overlap."""
         return self.allocation is other.allocation and self.begin < other.end and other.begin < self.end
 
     @property
     def term(self) -> Term | None:
         """The term that fills the range, or None."""
-        return self.allocation.get(self.begin, self.end)
+        return self.allocation.term_at(self.begin, self.end)
 
-    def put(self, term: Term) -> None:
+    def write_term(self, term: Term) -> None:
         """Write a term over the range."""
-        self.allocation.put(self.begin, self.end, term)
+        self.allocation.write_term(self.begin, self.end, term)
 
 
 @dataclass
-class Array:
+class TermArray:
     """A tensor array. In an array made from a tensor, elements without a write are parts of the tensor (`source`)."""
 
     elements: dict[int, Term] = field(default_factory=dict)
@@ -92,59 +92,59 @@ class Array:
     def element(self, terms: Terms, index: int) -> Term | None:
         """Return the term of an element, or None."""
         if index not in self.elements and self.source is not None:
-            return terms.of("element", self.source, index)
+            return terms.term_of("element", self.source, index)
         return self.elements.get(index)
 
     @property
-    def whole(self) -> tuple[object, ...]:
+    def as_parts(self) -> tuple[object, ...]:
         """The parts of the term for the whole array."""
         return ("array", self.source, *sorted(self.elements.items()))
 
 
 @dataclass
-class Variable:
+class TermVariable:
     """The content of a name in a scope: a tensor, an array, the kept scopes of a loop, or nothing yet.
 
     `last_written` is the term last written by the name, and determines the shape; the bytes may have changed since.
     """
 
-    place: Place | None = None
-    shown: Term | None = None
-    array: Array | None = None
-    scopes: list[Scope] = field(default_factory=list)
+    place: AllocationRange | None = None
+    last_written: Term | None = None
+    array: TermArray | None = None
+    scopes: list[TermScope] = field(default_factory=list)
 
-    def be(self, other: Variable) -> None:
+    def take_over(self, other: TermVariable) -> None:
         """Take over the content of another variable."""
-        self.place, self.shown, self.array = other.place, other.shown, other.array
+        self.place, self.last_written, self.array = other.place, other.last_written, other.array
 
 
-def tensor(term: Term, nbytes: int) -> Variable:
+def new_tensor(term: Term, nbytes: int) -> TermVariable:
     """Return a tensor variable in a new allocation."""
-    place = Place(Allocation(nbytes), 0, nbytes)
-    place.put(term)
-    return Variable(place, term)
+    place = AllocationRange(Allocation(nbytes), 0, nbytes)
+    place.write_term(term)
+    return TermVariable(place, term)
 
 
-class Scope:
+class TermScope:
     """Variables by name, with an enclosing scope."""
 
-    def __init__(self, parent: Scope | None = None) -> None:
+    def __init__(self, parent: TermScope | None = None) -> None:
         self.parent = parent
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, TermVariable] = {}
 
-    def find(self, name: str) -> Variable | None:
+    def find(self, name: str) -> TermVariable | None:
         """Return the nearest variable of the name, or None."""
-        scope: Scope | None = self
+        scope: TermScope | None = self
         while scope is not None:
             if name in scope.variables:
                 return scope.variables[name]
             scope = scope.parent
         return None
 
-    def here(self, name: str) -> Variable:
+    def local(self, name: str) -> TermVariable:
         """Return the variable of the name in this scope; create the variable if missing."""
-        return self.variables.setdefault(name, Variable())
+        return self.variables.setdefault(name, TermVariable())
 
-    def found(self, name: str) -> Variable:
+    def find_or_create(self, name: str) -> TermVariable:
         """Return the nearest variable of the name; create the variable in this scope if missing."""
-        return self.find(name) or self.here(name)
+        return self.find(name) or self.local(name)

@@ -23,32 +23,32 @@ class Terms:
         self.literal: dict[Term, float] = {}
         self.bits: dict[Term, Term] = {}
         self._lost: dict[Term, str] = {}
-        self.nothing = self.of("nothing")
+        self.nothing = self.term_of("nothing")
 
-    def of(self, *parts: Hashable) -> Term:
+    def term_of(self, *parts: Hashable) -> Term:
         """Return the term of the given parts; equal parts give the same term."""
         term = self._known.setdefault(parts, len(self.parts))
         if term == len(self.parts):
             self.parts.append(parts)
         return term
 
-    def number(self, value: float) -> Term:
+    def number_term(self, value: float) -> Term:
         """Return the term of a known scalar."""
-        term = self.of("number", float(value))
+        term = self.term_of("number", float(value))
         self.literal[term] = float(value)
         return term
 
-    def lost(self, why: str) -> Term:
+    def lost_term(self, why: str) -> Term:
         """Return a new term, different from all others: unknown bytes."""
-        term = self.of("lost", len(self.parts), why)
+        term = self.term_of("lost", len(self.parts), why)
         self._lost[term] = why
         return term
 
-    def why_lost(self, term: Term) -> str:
+    def reason_lost(self, term: Term) -> str:
         """Return the reason for a lost term; "" for a known term."""
         return self._lost.get(term, "")
 
-    def same_bits(self, one: Term, other: Term) -> bool:
+    def have_same_bits(self, one: Term, other: Term) -> bool:
         """Return True if two terms are known to have the same bits, possibly in different shapes."""
         return self._origin(one) == self._origin(other)
 
@@ -58,13 +58,13 @@ class Terms:
             term = self.bits[term]
         return term
 
-    def shape(self, term: Term) -> Term:
+    def shape_term(self, term: Term) -> Term:
         """Return the term for the shape of an operand, for operators that read only the shape."""
         dims = self.dims.get(term)
-        return self.of("shape", dims) if dims is not None else self.of("shape of", term)
+        return self.term_of("shape", dims) if dims is not None else self.term_of("shape of", term)
 
 
-class Choices:
+class BranchOutcomes:
     """Outcomes of conditions: each condition is a term, with the same outcome in both programs."""
 
     def __init__(self, terms: Terms) -> None:
@@ -73,7 +73,7 @@ class Choices:
         self._made: dict[Term, bool] = {}
         self.all_tried = False
 
-    def ways(self, most: int) -> Iterator[None]:
+    def combinations(self, most: int) -> Iterator[None]:
         """Yield once for each combination of outcomes that the runs encounter, at most `most` times."""
         left: list[list[bool]] = [[]]
         for _ in range(most):
@@ -85,16 +85,16 @@ class Choices:
                 self.all_tried = True
                 return
 
-    def holds(self, term: Term) -> bool:
+    def is_met(self, term: Term) -> bool:
         """Return the outcome of a condition in the current combination."""
         literal = self._terms.literal.get(term)
         if literal is not None:
             return bool(literal)
         parts = self._terms.parts[term]
         if isinstance(parts, tuple) and parts[:1] == ("not",):
-            return not self.holds(parts[1])
+            return not self.is_met(parts[1])
         if isinstance(parts, tuple) and parts[:1] == ("cast",):
-            return self.holds(parts[1])
+            return self.is_met(parts[1])
         if term not in self._made:
             i = len(self._made)
             self._made[term] = i < len(self._prefix) and self._prefix[i]

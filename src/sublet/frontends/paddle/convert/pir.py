@@ -8,36 +8,38 @@ from pathlib import Path
 
 from sublet.base.errors import ModelError, SpecError, SubletError
 from sublet.base.files import read_text
-from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, shown
-from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, call_of
-from sublet.frontends.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
+from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, format_dims
+from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, legacy_call_of
+from sublet.frontends.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode_pir
 from sublet.frontends.paddle.operators.dialect import PREFIX
 from sublet.frontends.paddle.operators.rules.call import Operand
-from sublet.frontends.paddle.operators.rules.table import results
-from sublet.frontends.paddle.operators.shapes import STEPS, STEPS_EACH, joined
+from sublet.frontends.paddle.operators.rules.table import infer_outputs
+from sublet.frontends.paddle.operators.shapes import STEPS, STEPS_EACH, join_dims
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
 
 INPUTS = ("data", "feed")
 OUTPUTS = ("fetch", "shadow_output")
-JOINED, PARTED, END = "combine", "split", "yield"
-PASSES = 8
+COMBINE, SPLIT, YIELD = "combine", "split", "yield"
+MAX_PASSES = 8
 """Limit of inference passes over a loop body; extents still not stable are open."""
 
 
-def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
+def load_pir(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
     """Read a model from a `.json` saved by Paddle. `dims` binds open extents of inputs ("x.0")."""
     path = Path(path)
-    return from_block(decode(read_text(path, ModelError), path.name), dims or {}, path.name)
+    return model_from_block(decode_pir(read_text(path, ModelError), path.name), dims or {}, path.name)
 
 
-def from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
+def model_from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
     """Return the model of a decoded program. Raises ModelError for any program but an inference program."""
-    conversion = _Conversion(where, dict(dims), STEPS + STEPS_EACH * _count(block))
-    conversion.follow(block)
-    if conversion.told:
-        raise ModelError(f"{where}: --dim {next(iter(conversion.told))} names no extent of an input: say x.0=...")
-    nodes, outputs = conversion.nodes(block)
+    conversion = _PirConversion(where, dict(dims), STEPS + STEPS_EACH * _count_operators(block))
+    conversion.infer_block(block)
+    if conversion.requested_extents:
+        raise ModelError(
+            f"{where}: --dim {next(iter(conversion.requested_extents))} names no extent of an input: say x.0=..."
+        )
+    nodes, outputs = conversion.convert_block(block)
     if not outputs:
         raise ModelError(f"{where}: the program gives nothing back (no operator fetch)")
     graph = Graph(
@@ -47,90 +49,90 @@ def from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
     return Model(graph, dict(dims), {}, names, tuple(value.name for value in outputs))
 
 
-def _count(block: PirBlock) -> int:
+def _count_operators(block: PirBlock) -> int:
     """Return the number of operators in a block and its nested blocks."""
-    return sum(1 + sum(map(_count, op.blocks)) for op in block.ops)
+    return sum(1 + sum(map(_count_operators, op.blocks)) for op in block.ops)
 
 
 @dataclass
-class _Conversion:
+class _PirConversion:
     """State of a conversion: `operands` has the inferred facts about each PIR value, `values` the converted values.
 
     A list of tensors has several operands and several values.
     """
 
     where: str
-    told: dict[str, int]
+    requested_extents: dict[str, int]
     steps: int
-    known: dict[int, tuple[Operand, ...]] = field(default_factory=dict)
+    operands: dict[int, tuple[Operand, ...]] = field(default_factory=dict)
     values: dict[int, tuple[Value, ...]] = field(default_factory=dict)
     inputs: list[Value] = field(default_factory=list)
     weights: list[Value] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     count: int = 0
 
-    def follow(self, block: PirBlock) -> tuple[int, ...]:
+    def infer_block(self, block: PirBlock) -> tuple[int, ...]:
         """Infer the extents in a block, and return the numbers of the yielded values."""
         for op in block.ops:
             self.steps -= 1
             if self.steps < 0:
                 raise ModelError(f"{self.where}: its loops take too many rounds to find what they do to shapes")
-            if op.type == END:
+            if op.type == YIELD:
                 return op.inputs
             if op.type == "while" and len(op.blocks) == 1:
-                self._loop(op)
+                self._infer_loop(op)
             elif op.type == "if" and len(op.blocks) == 2:
-                ends = [self.follow(inner) for inner in op.blocks]
+                ends = [self.infer_block(inner) for inner in op.blocks]
                 if any(len(end) != len(op.outputs) for end in ends):
                     raise ModelError(f"{self.where}: an arm of a branch gives another number of values than it has")
                 for value, *each in zip(op.outputs, *ends, strict=True):
-                    self.known[value.number] = (Operand(joined(*map(self._dims, each))),)
+                    self.operands[value.number] = (Operand(join_dims(*map(self._dims, each))),)
             elif op.blocks:
                 raise ModelError(f"{self.where}: what {op.type} does with its blocks is not known")
             else:
-                self._apply(op)
+                self._infer_operator(op)
         return ()
 
-    def _loop(self, op: PirOp) -> None:
+    def _infer_loop(self, op: PirOp) -> None:
         """Infer the extents of a loop: iterate over the body until the extents of all carried values are stable.
 
         If the extents are not stable after MAX_PASSES passes, the extents of all carried values are open.
         """
-        body, inits = self._body(op), op.inputs[1:]
+        body, inits = self._loop_body(op), op.inputs[1:]
         if not op.inputs or not len(body.args) == len(inits) == len(op.outputs):
             raise ModelError(f"{self.where}: a loop carries {len(inits)} values into {len(body.args)} arguments")
         state = [self._dims(number) for number in inits]
-        for _ in range(PASSES):
+        for _ in range(MAX_PASSES):
             for arg, dims in zip(body.args, state, strict=True):
-                self.known[arg.number] = (Operand(dims),)
-            ends = self.follow(body)
+                self.operands[arg.number] = (Operand(dims),)
+            ends = self.infer_block(body)
             if len(ends) != len(op.inputs):
                 raise ModelError(f"{self.where}: the body of a loop gives {len(ends)} values for {len(op.inputs)}")
-            after = [joined(was, self._dims(number)) for was, number in zip(state, ends[1:], strict=True)]
+            after = [join_dims(was, self._dims(number)) for was, number in zip(state, ends[1:], strict=True)]
             if after == state:
                 break
             state = after
         else:
             state = [None] * len(state)
         for value, dims in zip((*body.args, *op.outputs), [*state, *state], strict=True):
-            self.known[value.number] = (Operand(dims),)
+            self.operands[value.number] = (Operand(dims),)
 
     def _dims(self, number: int) -> Dims:
         """Return the extents of a value; None for a missing value."""
-        return self.known[number][0].dims if number and self.known[number] else None
+        return self.operands[number][0].dims if number and self.operands[number] else None
 
-    def _apply(self, op: PirOp) -> None:
+    def _infer_operator(self, op: PirOp) -> None:
         """Infer the outputs of an operator without blocks."""
-        operands = [self.known[number] if number else () for number in op.inputs]
-        if op.type == JOINED:
-            self.known[op.outputs[0].number] = tuple(operand for every in operands for operand in every)
+        operands = [self.operands[number] if number else () for number in op.inputs]
+        if op.type == COMBINE:
+            self.operands[op.outputs[0].number] = tuple(operand for every in operands for operand in every)
             return
-        if op.type == PARTED and operands and len(operands[0]) == len(op.outputs):
-            self.known.update((v.number, (part,)) for v, part in zip(op.outputs, operands[0], strict=True))
+        if op.type == SPLIT and operands and len(operands[0]) == len(op.outputs):
+            self.operands.update((v.number, (part,)) for v, part in zip(op.outputs, operands[0], strict=True))
             return
-        call, spelling = call_of(op, operands)
+        call, spelling = legacy_call_of(op, operands)
         try:
-            by_slot = results(call) if spelling else {}
+            by_slot = infer_outputs(call) if spelling else {}
         except SpecError as error:
             raise ModelError(f"{self.where}: operator {op.type} {error}") from None
         slots = spelling.outputs if spelling else ()
@@ -138,24 +140,27 @@ class _Conversion:
             slot = slots[position] if position < len(slots) else ""
             inferred = by_slot.get(slot, ())
             if value.parts:
-                self.known[value.number] = tuple(Operand(part.dims) for part in value.parts)
+                self.operands[value.number] = tuple(Operand(part.dims) for part in value.parts)
             else:
-                self.known[value.number] = (self._known(op, value, inferred[0] if inferred else Operand(None)),)
+                self.operands[value.number] = (
+                    self._refine_operand(op, value, inferred[0] if inferred else Operand(None)),
+                )
 
-    def _known(self, op: PirOp, value: PirValue, ruled: Operand) -> Operand:
+    def _refine_operand(self, op: PirOp, value: PirValue, ruled: Operand) -> Operand:
         """Return the operand for an output: extents by the rule, then the declaration, then the caller for an input."""
-        dims = _filled(ruled.dims, value.dims)
+        dims = _fill_open_extents(ruled.dims, value.dims)
         if op.type in INPUTS and dims is not None:
             name = str(op.attrs.get("name"))
-            requested = [self.told.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
+            requested = [self.requested_extents.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
             if any(extent is not None and extent != now for extent, now in zip(dims, requested, strict=True)):
                 raise ModelError(
-                    f"{self.where}: {name!r} is declared as {shown(dims)}, so that it cannot be {shown(requested)}"
+                    f"{self.where}: {name!r} is declared as {format_dims(dims)}, "
+                    f"so that it cannot be {format_dims(requested)}"
                 )
             dims = tuple(requested)
         return Operand(dims, ruled.values)
 
-    def fresh(self, base: str) -> str:
+    def fresh_name(self, base: str) -> str:
         """Return an unused name, formed from `base`."""
         name = base
         while name in self.names:
@@ -164,14 +169,14 @@ class _Conversion:
         self.names.add(name)
         return name
 
-    def value(self, base: str, value: PirValue, position: int = 0) -> Value:
+    def new_value(self, base: str, value: PirValue, position: int = 0) -> Value:
         """Return a new value for a PIR value, or for a part of a list of tensors."""
         part = value.parts[position] if value.parts else value
-        every = self.known[value.number]
+        every = self.operands[value.number]
         dims = every[position].dims if position < len(every) else None
-        return Value(self.fresh(base), self._spec(part.dtype, dims, part.kind, base))
+        return Value(self.fresh_name(base), self._spec_of(part.dtype, dims, part.kind, base))
 
-    def _spec(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
+    def _spec_of(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
         """Return the spec of a value; unplannable for open extents and for values other than tensors."""
         if dtype is None:
             return Unplannable(f"it is a {kind}, no tensor of a known type", other=kind)
@@ -182,33 +187,35 @@ class _Conversion:
         except SubletError as error:
             raise ModelError(f"{self.where}: value {name!r}: {error}") from None
 
-    def nodes(self, block: PirBlock) -> tuple[list[Node], list[Value]]:
+    def convert_block(self, block: PirBlock) -> tuple[list[Node], list[Value]]:
         """Return the nodes of a block, and its yielded or fetched values."""
         nodes: list[Node] = []
         outputs: list[Value] = []
         for op in block.ops:
-            if op.type == END:
-                return nodes, [self._one(op, position) for position in range(len(op.inputs))]
+            if op.type == YIELD:
+                return nodes, [self._single_operand(op, position) for position in range(len(op.inputs))]
             if op.type in OUTPUTS:
-                outputs.append(self._one(op, 0))
+                outputs.append(self._single_operand(op, 0))
             elif op.type in (*INPUTS, PARAMETER):
-                self._outer(op)
+                self._add_input_or_weight(op)
             elif op.type == "while":
-                nodes.append(self._while(op))
+                nodes.append(self._loop_node(op))
             elif op.type == "if":
-                nodes.append(self._case(op))
-            elif op.type == JOINED:
-                self.values[op.outputs[0].number] = self._operands(op)
-            elif op.type == PARTED and len(self._operands(op)) == len(op.outputs):
-                self.values.update((v.number, (part,)) for v, part in zip(op.outputs, self._operands(op), strict=True))
+                nodes.append(self._branch_node(op))
+            elif op.type == COMBINE:
+                self.values[op.outputs[0].number] = self._operand_values(op)
+            elif op.type == SPLIT and len(self._operand_values(op)) == len(op.outputs):
+                self.values.update(
+                    (v.number, (part,)) for v, part in zip(op.outputs, self._operand_values(op), strict=True)
+                )
             else:
-                nodes.append(self._operator(op))
+                nodes.append(self._operator_node(op))
         return nodes, outputs
 
-    def _outer(self, op: PirOp) -> None:
+    def _add_input_or_weight(self, op: PirOp) -> None:
         """Add an input or a weight. Raises ModelError for an input with open extents."""
         name = str(op.attrs.get("name"))
-        value = self.value(name, op.outputs[0])
+        value = self.new_value(name, op.outputs[0])
         if op.type in INPUTS and isinstance(value.spec, Unplannable):
             example = ",".join(str(extent or 1) for extent in value.spec.dims or ())
             what = f"input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={example}"
@@ -216,7 +223,7 @@ class _Conversion:
         (self.inputs if op.type in INPUTS else self.weights).append(value)
         self.values[op.outputs[0].number] = (value,)
 
-    def _one(self, op: PirOp, position: int) -> Value:
+    def _single_operand(self, op: PirOp, position: int) -> Value:
         """Return the single value of an operand. Raises ModelError for a missing operand or a list."""
         number = op.inputs[position] if position < len(op.inputs) else 0
         every = self.values[number] if number else ()
@@ -224,17 +231,17 @@ class _Conversion:
             raise ModelError(f"{self.where}: operand {position} of {op.type} is {len(every)} values, not one")
         return every[0]
 
-    def _operands(self, op: PirOp) -> tuple[Value, ...]:
+    def _operand_values(self, op: PirOp) -> tuple[Value, ...]:
         """Return the values of all operands, with lists flattened."""
         return tuple(value for number in op.inputs if number for value in self.values[number])
 
-    def _results(self, op: PirOp, values: Sequence[PirValue]) -> list[Value]:
+    def _bind_results(self, op: PirOp, values: Sequence[PirValue]) -> list[Value]:
         """Bind each PIR value to a new value, and return the new values."""
-        results = [self.value(f"{op.type}_{value.number}", value) for value in values]
+        results = [self.new_value(f"{op.type}_{value.number}", value) for value in values]
         self.values.update((value.number, (result,)) for value, result in zip(values, results, strict=True))
         return results
 
-    def _operator(self, op: PirOp) -> Node:
+    def _operator_node(self, op: PirOp) -> Node:
         """Return the node of an ordinary operator."""
         spelling = SPELLINGS.get(op.type)
         slots = [
@@ -249,7 +256,7 @@ class _Conversion:
         for position, value in enumerate(op.outputs):
             slot = spelling.outputs[position] if spelling and position < len(spelling.outputs) else "Out"
             parts = range(len(value.parts) or 1)
-            parts_of_output = tuple(self.value(f"{op.type}_{value.number}", value, part) for part in parts)
+            parts_of_output = tuple(self.new_value(f"{op.type}_{value.number}", value, part) for part in parts)
             self.values[value.number] = parts_of_output
             kept = slot in ("MeanOut", "VarianceOut", "ReserveSpace", "XShape")
             results_ += [(slot, None if kept else result) for result in parts_of_output]
@@ -258,7 +265,7 @@ class _Conversion:
             "inputs": tuple(slot for slot, _ in slots), "outputs": tuple(slot for slot, _ in results_)
         }  # fmt: skip
         kind = spelling.type if spelling else f"pir.{op.type}"
-        name = self.fresh(f"{op.type}:{op.outputs[0].number if op.outputs else self.count}")
+        name = self.fresh_name(f"{op.type}:{op.outputs[0].number if op.outputs else self.count}")
         sources, targets = tuple(value for _, value in slots), tuple(value for _, value in results_)
         return Node(name, f"{PREFIX}{kind}", sources, targets, attrs)
 
@@ -274,46 +281,46 @@ class _Conversion:
                 f"{self.where}: {op.type} changes the weight {changed[0]!r}: this is no program for inference"
             )
 
-    def _flag(self, op: PirOp) -> Value:
+    def _condition_of(self, op: PirOp) -> Value:
         """Return the condition of a loop or branch. Raises ModelError unless the condition is a single bool."""
-        value = self._one(op, 0)
+        value = self._single_operand(op, 0)
         spec = value.spec
         if not isinstance(spec, TensorSpec) or spec.dtype is not DType.BOOL or spec.size != 1:
             raise ModelError(f"{self.where}: the condition of {op.type} is {spec}, not one bool")
         return value
 
-    def _body(self, op: PirOp) -> PirBlock:
+    def _loop_body(self, op: PirOp) -> PirBlock:
         """Return the single block of a loop. Raises ModelError for a loop with another number of blocks."""
         if len(op.blocks) != 1:
             raise ModelError(f"{self.where}: a loop has {len(op.blocks)} blocks; expected one, its body")
         return op.blocks[0]
 
-    def _while(self, op: PirOp) -> Node:
+    def _loop_node(self, op: PirOp) -> Node:
         """Return the loop node. The condition is the first loop-carried value."""
-        flag, body = self._flag(op), self._body(op)
-        name = self.fresh(f"while:{op.outputs[0].number if op.outputs else self.count}")
-        goes_on = Value(self.fresh(f"{flag.name}.again"), flag.spec)
-        counter = Value(self.fresh(f"{name}.round"), TensorSpec(DType.I64))
-        args = self._results(op, body.args)
-        nodes, updates = self.nodes(body)
-        last = Value(self.fresh(f"{flag.name}.last"), flag.spec)
-        finals = (last, *self._results(op, op.outputs))
+        flag, body = self._condition_of(op), self._loop_body(op)
+        name = self.fresh_name(f"while:{op.outputs[0].number if op.outputs else self.count}")
+        goes_on = Value(self.fresh_name(f"{flag.name}.again"), flag.spec)
+        counter = Value(self.fresh_name(f"{name}.round"), TensorSpec(DType.I64))
+        args = self._bind_results(op, body.args)
+        nodes, updates = self.convert_block(body)
+        last = Value(self.fresh_name(f"{flag.name}.last"), flag.spec)
+        finals = (last, *self._bind_results(op, op.outputs))
         graph = Graph(
             f"body_{body.args[0].number if body.args else 0}", (counter, goes_on, *args), tuple(nodes), tuple(updates)
         )
-        inits = (flag, *(self._one(op, position) for position in range(1, len(op.inputs))))
+        inits = (flag, *(self._single_operand(op, position) for position in range(1, len(op.inputs))))
         return While(name, "while", inits, finals, body=graph, condition=goes_on, carried=len(inits))
 
-    def _case(self, op: PirOp) -> Node:
+    def _branch_node(self, op: PirOp) -> Node:
         """Return the branch node; arm 0 is the else block."""
-        index = self._flag(op)
-        name = self.fresh(f"if:{op.outputs[0].number if op.outputs else self.count}")
-        sides = [self.nodes(inner) for inner in reversed(op.blocks)]
+        index = self._condition_of(op)
+        name = self.fresh_name(f"if:{op.outputs[0].number if op.outputs else self.count}")
+        sides = [self.convert_block(inner) for inner in reversed(op.blocks)]
         arms = tuple(Graph(f"arm_{i}", (), tuple(nodes), tuple(ends)) for i, (nodes, ends) in enumerate(sides))
-        return CaseOf(name, "case", (index,), tuple(self._results(op, op.outputs)), arms=arms)
+        return CaseOf(name, "case", (index,), tuple(self._bind_results(op, op.outputs)), arms=arms)
 
 
-def _filled(ruled: Dims, declared: Dims) -> Dims:
+def _fill_open_extents(ruled: Dims, declared: Dims) -> Dims:
     """Return the rule's extents, with open extents filled in from the declaration."""
     if ruled is None or declared is None or len(ruled) != len(declared):
         return declared if ruled is None else ruled

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.paddle.format.kinds import DTYPES
-from sublet.frontends.paddle.format.program import TENSOR, Program
-from sublet.frontends.paddle.format.wire import Message
+from sublet.frontends.paddle.format.program import TENSOR, PaddleProgram
+from sublet.frontends.paddle.format.wire import WireMessage
 
 ELEMENTS: Mapping[DType, Any] = {
     DType.BOOL: np.bool_, DType.I8: np.int8, DType.I16: np.int16, DType.I32: np.int32, DType.I64: np.int64,
@@ -28,14 +28,14 @@ ELEMENTS: Mapping[DType, Any] = {
     DType.F8E4M3FN: ml_dtypes.float8_e4m3fn, DType.F8E5M2: ml_dtypes.float8_e5m2,
 }  # fmt: skip
 
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 """Limit of levels of detail of a weight. Beyond, the file is refused."""
-LONGEST_DESCRIPTION = 1 << 16
+MAX_DESCRIPTION_BYTES = 1 << 16
 """Limit of bytes of a tensor description. Beyond, the file is refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class StoredParam:
     """A weight in a file: the spec, and the byte offset of the elements."""
 
     path: Path
@@ -53,7 +53,7 @@ class Param:
         return elements.reshape(self.spec.shape)
 
 
-def read_params(path: str | Path, program: Program) -> Mapping[str, Param]:
+def read_params(path: str | Path, program: PaddleProgram) -> Mapping[str, StoredParam]:
     """Return the weights of a program by name.
 
     Raises ModelError unless the file has exactly the weights declared by the program.
@@ -63,7 +63,7 @@ def read_params(path: str | Path, program: Program) -> Mapping[str, Param]:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            params = {name: _entry(file, size, path, name) for name in names}
+            params = {name: _read_entry(file, size, path, name) for name in names}
             rest = size - file.tell()
     except OSError as cause:
         raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
@@ -79,7 +79,7 @@ def read_params(path: str | Path, program: Program) -> Mapping[str, Param]:
     return params
 
 
-def _entry(file: BinaryIO, size: int, path: Path, name: str) -> Param:
+def _read_entry(file: BinaryIO, size: int, path: Path, name: str) -> StoredParam:
     """Read the next entry: version, levels of detail, tensor version, description; skip the elements."""
 
     def take(count: int) -> bytes:
@@ -98,12 +98,12 @@ def _entry(file: BinaryIO, size: int, path: Path, name: str) -> Param:
         return value
 
     number("<I", 0, "as its version")
-    for _ in range(number("<Q", MOST_LEVELS, "levels of detail")):
+    for _ in range(number("<Q", MAX_LEVELS, "levels of detail")):
         file.seek(number("<Q", size - file.tell(), "bytes of a level of detail"), 1)
     number("<I", 0, "as the version of its tensor")
     at = file.tell()
-    described = Message.read(
-        take(number("<i", LONGEST_DESCRIPTION, "bytes of description")), f"{path}: weight {name!r}"
+    described = WireMessage.parse(
+        take(number("<i", MAX_DESCRIPTION_BYTES, "bytes of description")), f"{path}: weight {name!r}"
     )
     dtype = DTYPES.get(described.integer(1, -1))
     if dtype is None:
@@ -116,4 +116,4 @@ def _entry(file: BinaryIO, size: int, path: Path, name: str) -> Param:
     if offset + spec.nbytes > size:
         raise ModelError(f"{path}: ends within the weight {name!r} (it is cut off, or belongs to another program)")
     file.seek(spec.nbytes, 1)
-    return Param(path, spec, offset)
+    return StoredParam(path, spec, offset)

@@ -22,7 +22,7 @@ DTYPES = {
 DEEPEST = 64
 """Limit of nested blocks. Beyond, `decode` raises ModelError."""
 PARAMETER = "p"
-GIVING = ("data", "feed", "combine")
+OPERATORS_WITH_RESULTS = ("data", "feed", "combine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,23 @@ class PirBlock:
     ops: tuple[PirOp, ...]
 
 
-def decode(text: str, where: str) -> PirBlock:
+def decode_pir(text: str, where: str) -> PirBlock:
     """Return the outermost block of a program. Raises ModelError unless the text is a PIR program."""
     content = parse_json(text, where, ModelError)
     if isinstance(content, dict) and {"fingerprint", "schedule"} <= content.keys():
         raise ModelError(f"{where} is a plan of Sublet's, and no model: give its model before it, or `sublet show` it")
-    reader = _Reader(where)
+    reader = _PirReader(where)
     code = reader.entry(content, "base_code", dict)
     if code.get("magic") != "pir":
         raise reader.error("its base_code does not say that it is a program of Paddle's (magic: pir)")
-    blocks = reader.blocks(reader.entry(content, "program", dict), {}, 0)
+    blocks = reader.read_blocks(reader.entry(content, "program", dict), {}, 0)
     if len(blocks) != 1:
         raise reader.error(f"a program has one outermost block, not {len(blocks)}")
     return blocks[0]
 
 
 @dataclass
-class _Reader:
+class _PirReader:
     """Typed access to the entries of the JSON, with new numbers for all values."""
 
     where: str
@@ -87,33 +87,35 @@ class _Reader:
             raise self.error(f"an entry {name!r} is missing, or is not what it should be")
         return content[name]
 
-    def blocks(self, holder: Any, scope: dict[int, int], depth: int) -> tuple[PirBlock, ...]:
+    def read_blocks(self, holder: Any, scope: dict[int, int], depth: int) -> tuple[PirBlock, ...]:
         """Read the blocks in all regions. Raises ModelError for blocks nested deeper than DEEPEST."""
         if depth > DEEPEST:
             raise self.error(f"blocks lie more than {DEEPEST} deep in each other")
         regions = self.entry(holder, "regions", list)
         return tuple(
-            self.block(block, dict(scope), depth) for region in regions for block in self.entry(region, "blocks", list)
+            self.read_block(block, dict(scope), depth)
+            for region in regions
+            for block in self.entry(region, "blocks", list)
         )
 
-    def block(self, content: Any, scope: dict[int, int], depth: int) -> PirBlock:
+    def read_block(self, content: Any, scope: dict[int, int], depth: int) -> PirBlock:
         """Read a block."""
-        args = tuple(self.value(arg, "#", scope) for arg in self.entry(content, "args", list))
-        return PirBlock(args, tuple(self.op(op, scope, depth) for op in self.entry(content, "ops", list)))
+        args = tuple(self.define_value(arg, "#", scope) for arg in self.entry(content, "args", list))
+        return PirBlock(args, tuple(self.read_operator(op, scope, depth) for op in self.entry(content, "ops", list)))
 
-    def value(self, content: Any, name: str, scope: dict[int, int]) -> PirValue:
+    def define_value(self, content: Any, name: str, scope: dict[int, int]) -> PirValue:
         """Read the definition of a value and give the value a new number."""
         number = self.entry(content, name, int)
         self.count += 1
         scope[number] = self.count
-        return self.typed(self.count, self.entry(content, "TT", dict))
+        return self.read_type(self.count, self.entry(content, "TT", dict))
 
-    def typed(self, number: int, content: Any) -> PirValue:
+    def read_type(self, number: int, content: Any) -> PirValue:
         """Read the type of a value."""
         kind = self.entry(content, "#", str).rpartition(".")[2]
         parts = content.get("D")
         if kind == "t_vec" and isinstance(parts, list):
-            return PirValue(number, None, None, kind, tuple(self._part(part) for part in parts))
+            return PirValue(number, None, None, kind, tuple(self._read_part(part) for part in parts))
         if kind != "t_dtensor" or not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
             return PirValue(number, None, None, kind)
         if not all(type(extent) is int for extent in parts[1]):
@@ -121,12 +123,14 @@ class _Reader:
         dims = tuple(None if extent < 0 else extent for extent in parts[1])
         return PirValue(number, DTYPES.get(self.entry(parts[0], "#", str).rpartition(".")[2]), dims, kind)
 
-    def _part(self, content: Any) -> PirValue:
+    def _read_part(self, content: Any) -> PirValue:
         """Read the type of a part of a list of tensors."""
         self.count += 1
-        return self.typed(self.count, content) if isinstance(content, dict) else PirValue(self.count, None, None, "")
+        return (
+            self.read_type(self.count, content) if isinstance(content, dict) else PirValue(self.count, None, None, "")
+        )
 
-    def op(self, content: Any, scope: dict[int, int], depth: int) -> PirOp:
+    def read_operator(self, content: Any, scope: dict[int, int], depth: int) -> PirOp:
         """Read an operator."""
         kind = self.entry(content, "#", str)
         name = kind.rpartition(".")[2]
@@ -134,29 +138,31 @@ class _Reader:
             fields = self.entry(content, "A", list)
             if not fields or not isinstance(fields[-1], str):
                 raise self.error("a parameter has no name")
-            return PirOp(name, (), (self.value(self.entry(content, "O", dict), "%", scope),), {"name": fields[-1]}, ())
-        inputs = tuple(self.read(operand, scope) for operand in self.entry(content, "I", list))
-        blocks = self.blocks(content, scope, depth + 1) if "regions" in content else ()
-        outputs = tuple(self.value(result, "%", scope) for result in self.entry(content, "O", list))
-        if name in GIVING and not outputs:
+            return PirOp(
+                name, (), (self.define_value(self.entry(content, "O", dict), "%", scope),), {"name": fields[-1]}, ()
+            )
+        inputs = tuple(self.operand_number(operand, scope) for operand in self.entry(content, "I", list))
+        blocks = self.read_blocks(content, scope, depth + 1) if "regions" in content else ()
+        outputs = tuple(self.define_value(result, "%", scope) for result in self.entry(content, "O", list))
+        if name in OPERATORS_WITH_RESULTS and not outputs:
             raise self.error(f"an operator {name} gives nothing")
-        return PirOp(name, inputs, outputs, self.attrs(self.entry(content, "A", list)), blocks)
+        return PirOp(name, inputs, outputs, self.read_attributes(self.entry(content, "A", list)), blocks)
 
-    def read(self, operand: Any, scope: Mapping[int, int]) -> int:
+    def operand_number(self, operand: Any, scope: Mapping[int, int]) -> int:
         """Return the new number of an operand. Raises ModelError for a use without a definition in scope."""
         number = self.entry(operand, "%", int)
         if number and number not in scope:
             raise self.error(f"value {number} is read where it is not defined")
         return scope[number] if number else 0
 
-    def attrs(self, content: Sequence[Any]) -> dict[str, object]:
+    def read_attributes(self, content: Sequence[Any]) -> dict[str, object]:
         """Read the attributes of an operator."""
-        return {self.entry(each, "N", str): _plain(self.entry(each, "AT", dict)) for each in content}
+        return {self.entry(each, "N", str): _plain_value(self.entry(each, "AT", dict)) for each in content}
 
 
-def _plain(content: Any) -> object:
+def _plain_value(content: Any) -> object:
     """Return the value of an attribute; a list of attributes becomes a tuple of values."""
     value = content.get("D") if isinstance(content, dict) else content
     if isinstance(value, list):
-        return tuple(_plain(each) if isinstance(each, dict) else each for each in value)
+        return tuple(_plain_value(each) if isinstance(each, dict) else each for each in value)
     return value

@@ -13,7 +13,7 @@ from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
 
 TENSOR, ROWS, ARRAY, SCOPES = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES"
-EMPTY = "@EMPTY@"
+EMPTY_NAME = "@EMPTY@"
 """Paddle's name for a missing operand."""
 GRAD = "@GRAD"
 """Paddle's suffix for the gradient of a variable or slot."""
@@ -29,11 +29,11 @@ class Origin:
     """The bytes that a record was decoded from, and the decoded record."""
 
     raw: bytes
-    record: Attr | Op | Var | Block | Program
+    record: PaddleAttr | PaddleOp | PaddleVar | PaddleBlock | PaddleProgram
 
 
 @dataclass(frozen=True, slots=True)
-class Attr:
+class PaddleAttr:
     """An attribute: `kind` is Paddle's name of the type ("INTS"); BLOCK and BLOCKS hold block indices."""
 
     kind: str
@@ -43,7 +43,7 @@ class Attr:
 
 
 @dataclass(frozen=True, slots=True)
-class Var:
+class PaddleVar:
     """A variable: `kind` is Paddle's name ("DENSE_TENSOR" for LOD_TENSOR of older versions, "STEP_SCOPES", ...).
 
     `dtype` is None for a kind without elements; an open extent in `dims` is -1.
@@ -61,29 +61,29 @@ class Var:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class PaddleOp:
     """An operator: variable names by slot."""
 
     type: str
     inputs: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, tuple[str, ...]]
-    attrs: Mapping[str, Attr]
+    attrs: Mapping[str, PaddleAttr]
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
-    def block(self, name: str = "sub_block") -> int | None:
+    def block_index(self, name: str = "sub_block") -> int | None:
         """Return the block index in an attribute, or None."""
         attr = self.attrs.get(name)
         return attr.value if attr and attr.kind == "BLOCK" and isinstance(attr.value, int) else None
 
-    def input(self, slot: str) -> str | None:
+    def first_input(self, slot: str) -> str | None:
         """Return the first name in an input slot, or None."""
         return next(iter(self.inputs.get(slot, ())), None)
 
-    def output(self, slot: str) -> str | None:
+    def first_output(self, slot: str) -> str | None:
         """Return the first name in an output slot, or None."""
         return next(iter(self.outputs.get(slot, ())), None)
 
-    def renamed(self, names: Mapping[str, str]) -> Op:
+    def with_names(self, names: Mapping[str, str]) -> PaddleOp:
         """Return the operator with names in its slots replaced; the operator itself if no name matches."""
         if names.keys().isdisjoint((*self.reads, *self.writes)):
             return self
@@ -105,26 +105,26 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PaddleBlock:
     """A block: `parent` is the enclosing block, `forward` the block with this block as gradient; -1 if none."""
 
     index: int
     parent: int
     forward: int
-    vars: Mapping[str, Var]
-    ops: tuple[Op, ...]
+    vars: Mapping[str, PaddleVar]
+    ops: tuple[PaddleOp, ...]
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PaddleProgram:
     """A program; execution starts at block 0. `version` is Paddle's version (3000000 is 3.0.0), or 0 if missing."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[PaddleBlock, ...]
     version: int = 0
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
-    def home(self, block: int, name: str) -> int | None:
+    def declaring_block(self, block: int, name: str) -> int | None:
         """Return the block with the declaration of a name used in `block`: the block itself, or the nearest parent.
 
         A gradient block runs in the scope left by its forward block, so the forward block's variables come before the
@@ -139,9 +139,9 @@ class Program:
             block = self.blocks[block].parent
         return None
 
-    def var(self, block: int, name: str) -> Var | None:
+    def find_var(self, block: int, name: str) -> PaddleVar | None:
         """Return the variable of a name used in a block, or None."""
-        home = self.home(block, name)
+        home = self.declaring_block(block, name)
         return None if home is None else self.blocks[home].vars[name]
 
 
@@ -155,32 +155,32 @@ def new_var(
     persistable: bool = False,
     parameter: bool = False,
     stop_gradient: bool = False,
-) -> Var:
+) -> PaddleVar:
     """Return a new variable."""
-    return Var(name, kind, dtype, tuple(dims), lod_level, persistable, parameter, stop_gradient)
+    return PaddleVar(name, kind, dtype, tuple(dims), lod_level, persistable, parameter, stop_gradient)
 
 
 def new_op(
     type: str,
     inputs: Mapping[str, Sequence[str]],
     outputs: Mapping[str, Sequence[str]],
-    attrs: Mapping[str, Attr | AttrValue | Sequence[int] | Sequence[float] | Sequence[str]] | None = None,
-) -> Op:
+    attrs: Mapping[str, PaddleAttr | AttrValue | Sequence[int] | Sequence[float] | Sequence[str]] | None = None,
+) -> PaddleOp:
     """Return a new operator. The kind of a plain attribute value follows from its Python type (see `attr_of`)."""
-    given = {name: value if isinstance(value, Attr) else attr_of(value) for name, value in (attrs or {}).items()}
+    given = {name: value if isinstance(value, PaddleAttr) else attr_of(value) for name, value in (attrs or {}).items()}
     slots = [{slot: tuple(names) for slot, names in side.items()} for side in (inputs, outputs)]
-    return Op(type, slots[0], slots[1], given)
+    return PaddleOp(type, slots[0], slots[1], given)
 
 
-def attr_of(value: object) -> Attr:
+def attr_of(value: object) -> PaddleAttr:
     """Return an attribute of the simplest kind for a value. Raises ModelError if no kind fits."""
     for type_, kind in ((bool, "BOOLEAN"), (int, "INT"), (float, "FLOAT"), (str, "STRING")):
         if isinstance(value, type_):
-            return Attr(kind, value)
+            return PaddleAttr(kind, value)
         if isinstance(value, list | tuple) and value and all(isinstance(element, type_) for element in value):
-            return Attr(f"{kind}S", tuple(value))
+            return PaddleAttr(f"{kind}S", tuple(value))
     if isinstance(value, list | tuple) and not value:
-        return Attr("INTS", ())
+        return PaddleAttr("INTS", ())
     raise ModelError(f"{value!r:.80} is no attribute of a Paddle operator: give Attr(kind, value)")
 
 
@@ -188,7 +188,7 @@ DEEPEST = 64
 """Limit of nesting, for safe recursion over blocks. Beyond, `require_block_tree` raises ModelError."""
 
 
-def checked(program: Program, where: str) -> Program:
+def require_block_tree(program: PaddleProgram, where: str) -> PaddleProgram:
     """Return the program if its blocks form a tree, each run by a single operator. Raises ModelError otherwise."""
     if not program.blocks:
         raise ModelError(f"{where}: a program without blocks (is it a Paddle program? An empty file reads so)")
@@ -205,7 +205,7 @@ def checked(program: Program, where: str) -> Program:
         if depths[index] > DEEPEST:
             raise ModelError(f"{where}: block {index} lies more than {DEEPEST} blocks deep")
         for position, op in enumerate(block.ops):
-            for inner in _named_blocks(op):
+            for inner in _blocks_run_by(op):
                 there = index < inner < len(program.blocks) and program.blocks[inner].parent == index
                 if not there or inner in owned:
                     title = f"block {index}, operator {position} ({op.type!r:.80})"
@@ -214,7 +214,7 @@ def checked(program: Program, where: str) -> Program:
     return program
 
 
-def _named_blocks(op: Op) -> Iterator[int]:
+def _blocks_run_by(op: PaddleOp) -> Iterator[int]:
     """Yield the block indices in BLOCK attributes of an operator."""
     for attr in op.attrs.values():
         if attr.kind == "BLOCK" and isinstance(attr.value, int):

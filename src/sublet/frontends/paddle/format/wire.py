@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sublet.base.errors import ModelError
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-KINDS = {VARINT: "a number", FIXED64: "eight bytes", LENGTH: "a string or message", FIXED32: "four bytes"}
+WIRE_TYPE_NAMES = {VARINT: "a number", FIXED64: "eight bytes", LENGTH: "a string or message", FIXED32: "four bytes"}
 ADVICE = "the file is damaged, or is no Paddle program: save it again"
 
 
@@ -29,12 +29,12 @@ class Field(NamedTuple):
     number: int
 
 
-def broken(where: str, at: int, what: str) -> ModelError:
+def damage_error(where: str, at: int, what: str) -> ModelError:
     """Return the error for malformed bytes at an offset."""
     return ModelError(f"{where}: at byte {at}: {what} ({ADVICE})")
 
 
-def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
+def _decode_varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
     """Decode a varint, and return the value and the offset behind the varint."""
     if at < end and data[at] < 128:
         return data[at], at + 1
@@ -45,37 +45,37 @@ def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
         if byte < 128:
             return number & 0xFFFF_FFFF_FFFF_FFFF, position + 1
         shift += 7
-    raise broken(where, at, "a number does not end")
+    raise damage_error(where, at, "a number does not end")
 
 
-def fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
+def parse_fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
     """Return the fields of the message `data[start:end]`, in order. Raises ModelError for malformed bytes."""
     parsed = []
     at = start
     while at < end:
         begin = at
-        key, at = _varint(data, at, end, where)
+        key, at = _decode_varint(data, at, end, where)
         tag, wire, number = key >> 3, key & 7, 0
         if wire == VARINT:
-            number, stop = _varint(data, at, end, where)
+            number, stop = _decode_varint(data, at, end, where)
         elif wire == LENGTH:
-            length, at = _varint(data, at, end, where)
+            length, at = _decode_varint(data, at, end, where)
             stop = at + length
         elif wire in (FIXED32, FIXED64):
             stop = at + (8 if wire == FIXED64 else 4)
         else:
-            raise broken(where, begin, f"no field begins with {key}")
+            raise damage_error(where, begin, f"no field begins with {key}")
         if not 0 < tag < 1 << 29:
-            raise broken(where, begin, f"a field cannot have the number {tag}")
+            raise damage_error(where, begin, f"a field cannot have the number {tag}")
         if stop > end:
-            raise broken(where, begin, f"field {tag} has {stop - at} bytes, of which {end - at} are there")
+            raise damage_error(where, begin, f"field {tag} has {stop - at} bytes, of which {end - at} are there")
         parsed.append(Field(tag, wire, begin, at, stop, number))
         at = stop
     return parsed
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WireMessage:
     """A message with its fields by number."""
 
     data: bytes
@@ -85,11 +85,11 @@ class Message:
     by_tag: Mapping[int, Sequence[Field]]
 
     @classmethod
-    def read(cls, data: bytes, where: str, start: int = 0, end: int | None = None) -> Message:
+    def parse(cls, data: bytes, where: str, start: int = 0, end: int | None = None) -> WireMessage:
         """Parse the message `data[start:end]`."""
         stop = len(data) if end is None else end
         by_tag: dict[int, list[Field]] = {}
-        for field in fields(data, start, stop, where):
+        for field in parse_fields(data, start, stop, where):
             by_tag.setdefault(field.tag, []).append(field)
         return cls(data, start, stop, where, by_tag)
 
@@ -98,35 +98,37 @@ class Message:
         """The bytes of the message."""
         return self.data[self.start : self.end]
 
-    def broken(self, what: str, field: Field | None = None) -> ModelError:
+    def damage_error(self, what: str, field: Field | None = None) -> ModelError:
         """Return the error for a malformed message, or for a field of the message."""
-        return broken(self.where, field.start if field else self.start, what)
+        return damage_error(self.where, field.start if field else self.start, what)
 
-    def _one(self, tag: int, wire: int) -> Field | None:
+    def _single_field(self, tag: int, wire: int) -> Field | None:
         """Return the single field of a number, or None. Raises ModelError for a repeated field or another wire type."""
         repeated = self.by_tag.get(tag)
         if not repeated:
             return None
         if len(repeated) > 1:
-            raise self.broken(f"field {tag} is there twice", repeated[1])
-        return self._checked(repeated[0], wire)
+            raise self.damage_error(f"field {tag} is there twice", repeated[1])
+        return self._require_wire_type(repeated[0], wire)
 
-    def _checked(self, field: Field, wire: int) -> Field:
+    def _require_wire_type(self, field: Field, wire: int) -> Field:
         """Return the field if its wire type is `wire`. Raises ModelError otherwise."""
         if field.wire != wire:
-            raise self.broken(f"field {field.tag} is {KINDS[field.wire]}, not {KINDS[wire]}", field)
+            raise self.damage_error(
+                f"field {field.tag} is {WIRE_TYPE_NAMES[field.wire]}, not {WIRE_TYPE_NAMES[wire]}", field
+            )
         return field
 
-    def needs(self, *tags: int) -> None:
+    def require_fields(self, *tags: int) -> None:
         """Raise ModelError if a field is missing."""
         for tag in tags:
             if tag not in self.by_tag:
-                raise self.broken(f"field {tag} of a message of {self.end - self.start} bytes is missing")
+                raise self.damage_error(f"field {tag} of a message of {self.end - self.start} bytes is missing")
 
     def integer(self, tag: int, default: int = 0) -> int:
         """Return a signed integer field."""
-        field = self._one(tag, VARINT)
-        return signed(field.number) if field else default
+        field = self._single_field(tag, VARINT)
+        return to_signed(field.number) if field else default
 
     def flag(self, tag: int) -> bool:
         """Return a bool field; False if missing."""
@@ -134,18 +136,18 @@ class Message:
 
     def real(self, tag: int, wire: int) -> float:
         """Return a float field of 4 or 8 bytes; 0.0 if missing."""
-        field = self._one(tag, wire)
-        return self._reals(field)[0] if field else 0.0
+        field = self._single_field(tag, wire)
+        return self._decode_reals(field)[0] if field else 0.0
 
     def text(self, tag: int) -> str:
         """Return a string field; "" if missing."""
-        field = self._one(tag, LENGTH)
-        return self._text(field) if field else ""
+        field = self._single_field(tag, LENGTH)
+        return self._decode_text(field) if field else ""
 
-    def message(self, tag: int) -> Message | None:
+    def message(self, tag: int) -> WireMessage | None:
         """Return a nested message; None if missing."""
-        field = self._one(tag, LENGTH)
-        return Message.read(self.data, self.where, field.at, field.end) if field else None
+        field = self._single_field(tag, LENGTH)
+        return WireMessage.parse(self.data, self.where, field.at, field.end) if field else None
 
     def integers(self, tag: int) -> tuple[int, ...]:
         """Return a repeated integer field, packed or not."""
@@ -154,10 +156,10 @@ class Message:
             if field.wire == LENGTH:
                 at = field.at
                 while at < field.end:
-                    number, at = _varint(self.data, at, field.end, self.where)
-                    numbers.append(signed(number))
+                    number, at = _decode_varint(self.data, at, field.end, self.where)
+                    numbers.append(to_signed(number))
             else:
-                numbers.append(signed(self._checked(field, VARINT).number))
+                numbers.append(to_signed(self._require_wire_type(field, VARINT).number))
         return tuple(numbers)
 
     def reals(self, tag: int, wire: int) -> tuple[float, ...]:
@@ -170,23 +172,23 @@ class Message:
                     f"<{(field.end - field.at) // each}{_CODE[wire]}", self.data[field.at : field.end]
                 )
             else:
-                numbers += self._reals(self._checked(field, wire))
+                numbers += self._decode_reals(self._require_wire_type(field, wire))
         return tuple(numbers)
 
     def texts(self, tag: int) -> tuple[str, ...]:
         """Return a repeated string field."""
-        return tuple(self._text(self._checked(field, LENGTH)) for field in self.by_tag.get(tag, ()))
+        return tuple(self._decode_text(self._require_wire_type(field, LENGTH)) for field in self.by_tag.get(tag, ()))
 
-    def messages(self, tag: int) -> list[Message]:
+    def messages(self, tag: int) -> list[WireMessage]:
         """Return a repeated nested message."""
-        nested = [self._checked(field, LENGTH) for field in self.by_tag.get(tag, ())]
-        return [Message.read(self.data, self.where, field.at, field.end) for field in nested]
+        nested = [self._require_wire_type(field, LENGTH) for field in self.by_tag.get(tag, ())]
+        return [WireMessage.parse(self.data, self.where, field.at, field.end) for field in nested]
 
-    def _text(self, field: Field) -> str:
+    def _decode_text(self, field: Field) -> str:
         """Decode a string. Bytes outside of UTF-8 become surrogates, and are restored by the encoder."""
         return self.data[field.at : field.end].decode("utf-8", "surrogateescape")
 
-    def _reals(self, field: Field) -> tuple[float, ...]:
+    def _decode_reals(self, field: Field) -> tuple[float, ...]:
         """Decode a single float."""
         return struct.unpack(f"<{_CODE[field.wire]}", self.data[field.at : field.end])
 
@@ -194,12 +196,12 @@ class Message:
 _CODE = {FIXED32: "f", FIXED64: "d"}
 
 
-def signed(number: int) -> int:
+def to_signed(number: int) -> int:
     """Return the two's complement value of 64 bits."""
     return number - (1 << 64) if number >> 63 else number
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Encode a number in groups of seven bits."""
     number &= 0xFFFF_FFFF_FFFF_FFFF
     groups = bytearray()
@@ -210,43 +212,43 @@ def varint(number: int) -> bytes:
     return bytes(groups)
 
 
-def integers(tag: int, numbers: Iterable[int]) -> bytes:
+def encode_integers(tag: int, numbers: Iterable[int]) -> bytes:
     """Encode integers, each as a separate field: the proto2 form of a repeated field."""
-    key = varint(tag << 3 | VARINT)
-    return b"".join(key + varint(number) for number in numbers)
+    key = encode_varint(tag << 3 | VARINT)
+    return b"".join(key + encode_varint(number) for number in numbers)
 
 
-def reals(tag: int, wire: int, numbers: Iterable[float]) -> bytes:
+def encode_reals(tag: int, wire: int, numbers: Iterable[float]) -> bytes:
     """Encode floats, each as a separate field."""
-    key = varint(tag << 3 | wire)
+    key = encode_varint(tag << 3 | wire)
     return b"".join(key + struct.pack(f"<{_CODE[wire]}", number) for number in numbers)
 
 
-def messages(tag: int, payloads: Iterable[bytes]) -> bytes:
+def encode_messages(tag: int, payloads: Iterable[bytes]) -> bytes:
     """Encode nested messages, each as a separate field."""
-    key = varint(tag << 3 | LENGTH)
-    return b"".join(key + varint(len(payload)) + payload for payload in payloads)
+    key = encode_varint(tag << 3 | LENGTH)
+    return b"".join(key + encode_varint(len(payload)) + payload for payload in payloads)
 
 
-def texts(tag: int, strings: Iterable[str]) -> bytes:
+def encode_texts(tag: int, strings: Iterable[str]) -> bytes:
     """Encode strings, each as a separate field."""
-    return messages(tag, (text.encode("utf-8", "surrogateescape") for text in strings))
+    return encode_messages(tag, (text.encode("utf-8", "surrogateescape") for text in strings))
 
 
-def inside(raw: bytes, tag: int) -> bytes:
+def payload_of(raw: bytes, tag: int) -> bytes:
     """Return the payload of the first field `tag` of a valid message; b"" if missing."""
-    matching = [field for field in fields(raw, 0, len(raw), "") if field.tag == tag]
+    matching = [field for field in parse_fields(raw, 0, len(raw), "") if field.tag == tag]
     return raw[matching[0].at : matching[0].end] if matching else b""
 
 
-def patched(raw: bytes, changes: Mapping[int, bytes]) -> bytes:
+def patch_message(raw: bytes, changes: Mapping[int, bytes]) -> bytes:
     """Return the message with all fields of each number in `changes` replaced by encoded fields; b"" drops the fields.
 
     New fields take the position of the first old field. Fields absent from the message come last, by number.
     """
     parts: list[bytes] = []
     done: set[int] = set()
-    for field in fields(raw, 0, len(raw), ""):
+    for field in parse_fields(raw, 0, len(raw), ""):
         if field.tag not in changes:
             parts.append(raw[field.start : field.end])
         elif field.tag not in done:

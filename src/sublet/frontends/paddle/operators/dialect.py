@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from sublet.base.tensor import Dims, TensorSpec
 from sublet.frontends.paddle.operators import facts
 from sublet.ir.graph import Node, Value
-from sublet.ops.op import Op, Share, none, register
+from sublet.ops.op import Op, Share, no_shares, register
 
 PREFIX = "paddle."
 UNDEFINED = "undefined"
@@ -37,48 +37,48 @@ RANDOM = frozenset(
 def paddle_op(name: str) -> Op:
     """Return the operator record of a type; for a type without facts, a record without views or in-place outputs."""
     op_type = name.removeprefix(PREFIX)
-    known = facts.of(op_type)
+    known = facts.facts_of(op_type)
     same = op_type in SAME_BYTES and ("X", "Out") in known.placed
     return Op(
         name,
-        views=_same_bytes if same else none,
-        inplace=none if same or not known.placed else partial(_overwriting, op_type),
+        views=_view_shares if same else no_shares,
+        inplace=no_shares if same or not known.placed else partial(_inplace_shares, op_type),
         pure=op_type not in RANDOM and (known.known or op_type in SAME_BYTES),
     )
 
 
-def _bytes_of(value: Value | None) -> int:
+def _value_bytes(value: Value | None) -> int:
     """Return the bytes of a value; 0 if unknown."""
     return value.spec.nbytes if value is not None and isinstance(value.spec, TensorSpec) else 0
 
 
-def _same_bytes(node: Node) -> tuple[Share, ...]:
+def _view_shares(node: Node) -> tuple[Share, ...]:
     """Return the view relation of a copying operator: the first output is the whole first input."""
     if not node.inputs or not node.outputs:
         return ()
-    size = _bytes_of(node.inputs[0])
-    return (Share(0, 0),) if size and size == _bytes_of(node.outputs[0]) else ()
+    size = _value_bytes(node.inputs[0])
+    return (Share(0, 0),) if size and size == _value_bytes(node.outputs[0]) else ()
 
 
-def _overwriting(of: str, node: Node) -> tuple[Share, ...]:
+def _inplace_shares(of: str, node: Node) -> tuple[Share, ...]:
     """Return the in-place relation: an output may take the place of an input of equal size, passed in no other slot."""
     sources, targets = node.attrs.get("inputs", ()), node.attrs.get("outputs", ())
     if not isinstance(sources, tuple) or not isinstance(targets, tuple):
         return ()
     operands = dict(zip(sources, node.inputs, strict=False))
-    pairs = facts.of_shapes(of, _dims_of(operands.get("X")), _dims_of(operands.get("Y"))).placed
+    pairs = facts.facts_of_shapes(of, _value_dims(operands.get("X")), _value_dims(operands.get("Y"))).placed
     return tuple(
         Share(j, i)
         for j, (target, result) in enumerate(zip(targets, node.outputs, strict=False))
         for i, (source, value) in enumerate(zip(sources, node.inputs, strict=False))
         if (source, target) in pairs
-        and _bytes_of(result) == _bytes_of(value) > 0
+        and _value_bytes(result) == _value_bytes(value) > 0
         and node.inputs.count(value) == 1
         and sources.count(source) == 1
     )
 
 
-def _dims_of(value: Value | None) -> Dims:
+def _value_dims(value: Value | None) -> Dims:
     """Return the extents of a value, or None."""
     return value.spec.shape if value is not None and isinstance(value.spec, TensorSpec) else None
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sublet.base.tensor import Dims
-from sublet.frontends.paddle.format.program import EMPTY, Op, Program
-from sublet.frontends.paddle.operators.facts import OpFacts, of, of_shapes
+from sublet.frontends.paddle.format.program import EMPTY_NAME, PaddleOp, PaddleProgram
+from sublet.frontends.paddle.operators.facts import OpFacts, facts_of, facts_of_shapes
 
-PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
+PARTIAL_WRITES = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
 """Output slots with partial writes: the rest of the earlier content stays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class OperatorEffects:
     """The names used by an operator, each once.
 
     reads   names with a read of the bytes
@@ -29,41 +29,41 @@ class Effects:
     adds: tuple[str, ...]
 
 
-def effects(op: Op) -> Effects:
+def effects_of(op: PaddleOp) -> OperatorEffects:
     """Return the effects of an operator by its slots, without the effects of operators in nested blocks."""
-    shape_only, partly = of(op.type).shape_only, PARTLY.get(op.type, ())
-    reads = _named(op.inputs, lambda slot: slot not in shape_only)
-    shapes = _named(op.inputs, lambda slot: slot in shape_only)
-    writes = _named(op.outputs, lambda slot: slot not in partly)
-    adds = _named(op.outputs, lambda slot: slot in partly)
-    return Effects(reads, tuple(name for name in shapes if name not in reads), writes, adds)
+    shape_only, partly = facts_of(op.type).shape_only, PARTIAL_WRITES.get(op.type, ())
+    reads = _names_in_slots(op.inputs, lambda slot: slot not in shape_only)
+    shapes = _names_in_slots(op.inputs, lambda slot: slot in shape_only)
+    writes = _names_in_slots(op.outputs, lambda slot: slot not in partly)
+    adds = _names_in_slots(op.outputs, lambda slot: slot in partly)
+    return OperatorEffects(reads, tuple(name for name in shapes if name not in reads), writes, adds)
 
 
-def facts_where(op: Op, dims: Callable[[str], Dims]) -> OpFacts:
+def facts_for_dims(op: PaddleOp, dims: Callable[[str], Dims]) -> OpFacts:
     """Return the facts of an operator for given extents of its inputs X and Y."""
-    x, y = (dims(name) if (name := op.input(slot)) else None for slot in ("X", "Y"))
+    x, y = (dims(name) if (name := op.first_input(slot)) else None for slot in ("X", "Y"))
     axis = op.attrs.get("axis")
     if axis is not None and x is not None and y is not None and axis.value not in (-1, len(x) - len(y)):
         y = None  # at such an axis, the extents of Y do not determine the broadcast
-    return of_shapes(op.type, x, y)
+    return facts_of_shapes(op.type, x, y)
 
 
-def facts_declared(program: Program, block: int, op: Op) -> OpFacts:
+def facts_from_declaration(program: PaddleProgram, block: int, op: PaddleOp) -> OpFacts:
     """Return the facts of an operator for the extents declared in the program."""
 
     def declared_dims(name: str) -> Dims:
         """Return the declared extents of a name; None if open or undeclared."""
-        var = program.var(block, name)
+        var = program.find_var(block, name)
         return None if var is None or -1 in var.dims else var.dims
 
-    return facts_where(op, declared_dims)
+    return facts_for_dims(op, declared_dims)
 
 
-def there(names: tuple[str, ...]) -> tuple[str, ...]:
+def nonempty_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names without empty names."""
-    return tuple(name for name in names if name not in (EMPTY, ""))
+    return tuple(name for name in names if name not in (EMPTY_NAME, ""))
 
 
-def _named(slots: Mapping[str, tuple[str, ...]], taken: Callable[[str], bool]) -> tuple[str, ...]:
+def _names_in_slots(slots: Mapping[str, tuple[str, ...]], taken: Callable[[str], bool]) -> tuple[str, ...]:
     """Return the names in the slots accepted by `taken`, each once."""
-    return tuple(dict.fromkeys(name for slot, names in slots.items() if taken(slot) for name in there(names)))
+    return tuple(dict.fromkeys(name for slot, names in slots.items() if taken(slot) for name in nonempty_names(names)))

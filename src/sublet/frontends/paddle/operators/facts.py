@@ -15,11 +15,11 @@ from sublet.base.tensor import Dims
 
 FACTS = Path(__file__).with_name("facts.json")
 
-LANES = 8
+LAYER_NORM_LANES = 8
 """Elements per vector in the kernel of `layer_norm`. At the end of a row, the kernel processes the last full vector
 again: in place, the result is wrong for rows of 12, 20 or 35 elements."""
 
-Pairs = frozenset[tuple[str, str]]
+SlotPairs = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,71 +39,71 @@ class OpFacts:
     known         True if the operator was tested
     """
 
-    inplace: Pairs = frozenset()
-    inplace_first: Pairs = frozenset()
-    placed: Pairs = frozenset()
-    placed_first: Pairs = frozenset()
-    equal: Pairs = frozenset()
+    inplace: SlotPairs = frozenset()
+    inplace_first: SlotPairs = frozenset()
+    placed: SlotPairs = frozenset()
+    placed_first: SlotPairs = frozenset()
+    equal: SlotPairs = frozenset()
     holder: bool = False
     shape_only: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()
-    shares: Pairs = frozenset()
+    shares: SlotPairs = frozenset()
     known: bool = False
 
 
-def of(op_type: str) -> OpFacts:
+def facts_of(op_type: str) -> OpFacts:
     """Return the facts of an operator; for an untested operator, facts that allow no sharing.
 
     If the facts depend on extents, the result holds for plain extents (`_is_plain_shape`).
     """
-    return _facts().get(op_type, OpFacts())
+    return _plain_facts().get(op_type, OpFacts())
 
 
-def of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
+def facts_of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
     """Return the facts of an operator for given extents of its inputs X and Y."""
-    other = _otherwise().get(op_type)
-    return of(op_type) if other is None or _plain(op_type, x, y) else other
+    other = _other_facts().get(op_type)
+    return facts_of(op_type) if other is None or _is_plain_shape(op_type, x, y) else other
 
 
-def _plain(op_type: str, x: Dims, y: Dims) -> bool:
+def _is_plain_shape(op_type: str, x: Dims, y: Dims) -> bool:
     """Return True if the extents are plain.
 
     For `layer_norm`, rows must consist of whole vectors. For an element-wise operator, Y must have the extents of X's
     last axes.
     """
     if op_type == "layer_norm":
-        return x is not None and bool(x) and x[-1] is not None and not x[-1] % LANES
+        return x is not None and bool(x) and x[-1] is not None and not x[-1] % LAYER_NORM_LANES
     return x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]
 
 
-def versions() -> tuple[str, ...]:
+def tested_versions() -> tuple[str, ...]:
     """Return the tested versions of Paddle."""
-    return tuple(_file()["versions"])
+    return tuple(_facts_file()["versions"])
 
 
 @cache
-def _file() -> dict[str, Any]:
+def _facts_file() -> dict[str, Any]:
     """Return the content of `facts.json`."""
     content: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
     return content
 
 
 @cache
-def _facts() -> dict[str, OpFacts]:
+def _plain_facts() -> dict[str, OpFacts]:
     """Return the facts by operator, for plain extents."""
-    return {name: _read(row) for name, row in _file()["ops"].items()}
+    return {name: _parse_facts(row) for name, row in _facts_file()["ops"].items()}
 
 
 @cache
-def _otherwise() -> dict[str, OpFacts]:
+def _other_facts() -> dict[str, OpFacts]:
     """Return the facts by operator, for extents other than plain, if different."""
-    return {name: _read(row["otherwise"]) for name, row in _file()["ops"].items() if "otherwise" in row}
+    return {name: _parse_facts(row["otherwise"]) for name, row in _facts_file()["ops"].items() if "otherwise" in row}
 
 
-def _read(row: dict[str, Any]) -> OpFacts:
+def _parse_facts(row: dict[str, Any]) -> OpFacts:
     """Parse the facts of an operator."""
 
-    def pairs(field: str) -> Pairs:
+    def pairs(field: str) -> SlotPairs:
         """Parse a list of slot pairs; empty if missing."""
         return frozenset((source, target) for source, target in row.get(field, ()))
 

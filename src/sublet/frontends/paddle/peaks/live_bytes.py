@@ -11,23 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sublet.frontends.paddle.format.program import Op
-from sublet.frontends.paddle.lives.scopes import Place, Scopes
-from sublet.frontends.paddle.operators.effects import effects
-from sublet.frontends.paddle.operators.facts import Pairs, of
-from sublet.frontends.paddle.peaks.walk import Asked, Walk
+from sublet.frontends.paddle.format.program import PaddleOp
+from sublet.frontends.paddle.lives.scopes import PaddleScopes, ScopedVariable
+from sublet.frontends.paddle.operators.effects import effects_of
+from sublet.frontends.paddle.operators.facts import SlotPairs, facts_of
+from sublet.frontends.paddle.peaks.simulated_run import RunRequest, SimulatedRun
 
-SAME = ("assign", "depend", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
+COPY_OPERATORS = ("assign", "depend", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
 """Operators with an output `Out` equal to their input `X`: the same elements in the same order."""
 
 
 @dataclass(slots=True)
-class _Value:
+class _LiveValue:
     """A value of a run: its bytes, the moment of its definition, and the moment of its last use (-1 if none)."""
 
     nbytes: int
-    born: int
-    read: int = -1
+    defined_at: int
+    last_use: int = -1
     takes_over: bool = False
 
     @property
@@ -37,114 +37,116 @@ class _Value:
         At moment t, operands are live in slot 2t; a value that takes over bytes of an operand is live only from slot 2t
         + 1 on.
         """
-        return 2 * self.born + self.takes_over
+        return 2 * self.defined_at + self.takes_over
 
     @property
     def end(self) -> int:
         """The end of the live range, in read and write slots."""
-        return 2 * self.read + 1 if self.read > self.born else 2 * self.born + 2
+        return 2 * self.last_use + 1 if self.last_use > self.defined_at else 2 * self.defined_at + 2
 
 
-def may_share(op_type: str) -> Pairs:
+def may_share(op_type: str) -> SlotPairs:
     """Return the (input, output) slot pairs allowed to have the same bytes, by a common name or as views."""
-    facts = of(op_type)
+    facts = facts_of(op_type)
     return facts.inplace | facts.placed | facts.placed_first | facts.shares
 
 
-def live_bytes(asked: Asked, scopes: Scopes) -> int:
+def peak_live_bytes(asked: RunRequest, scopes: PaddleScopes) -> int:
     """Return the most bytes live at any moment of a run."""
-    lives = _Lives(asked, scopes)
+    lives = _LiveBytesRun(asked, scopes)
     lives.run()
-    lives.now_is += 1
+    lives.moment += 1
     for place in asked.keep:
-        lives.reads(place)
-    return lives.most()
+        lives.read_value(place)
+    return lives.peak_bytes()
 
 
-class _Lives(Walk[_Value]):
+class _LiveBytesRun(SimulatedRun[_LiveValue]):
     """A walk with values as the content of variables."""
 
-    def __init__(self, asked: Asked, scopes: Scopes) -> None:
+    def __init__(self, asked: RunRequest, scopes: PaddleScopes) -> None:
         super().__init__(asked, scopes)
-        self.now_is = 0
-        self.values: list[_Value] = []
-        self.offers: list[tuple[_Value, list[_Value]]] = []  # a new value, and the values whose bytes it may take
+        self.moment = 0
+        self.values: list[_LiveValue] = []
+        self.offers: list[
+            tuple[_LiveValue, list[_LiveValue]]
+        ] = []  # a new value, and the values whose bytes it may take
 
-    def operator(self, block: int, index: int, op: Op) -> None:
+    def visit_operator(self, block: int, index: int, op: PaddleOp) -> None:
         """Read the operands and define the outputs. An output equal to X takes over the value of X."""
-        self.now_is += 1
-        read = {name: self.reads(self.scopes.place(block, name)) for name in effects(op).reads}
-        for slot, place in self.written(block, index, op):
-            source = read.get(op.input("X") or "")
-            if self.persistable(place) or self.scopes.is_array(place):
+        self.moment += 1
+        read = {name: self.read_value(self.scopes.resolve(block, name)) for name in effects_of(op).reads}
+        for slot, place in self.written_variables(block, index, op):
+            source = read.get(op.first_input("X") or "")
+            if self.is_persistable(place) or self.scopes.is_array(place):
                 continue
-            nbytes = self.sizes.written(block, index, place)
+            nbytes = self.sizes.written_bytes(block, index, place)
             as_many = source is not None and source.nbytes == nbytes
-            if slot == "Out" and (op.type in SAME or (as_many and ("X", "Out") in of(op.type).equal)):
-                self.is_now(place, source)
+            if slot == "Out" and (op.type in COPY_OPERATORS or (as_many and ("X", "Out") in facts_of(op.type).equal)):
+                self.bind_value(place, source)
                 continue
-            value = self.new(place, nbytes)
+            value = self.define_value(place, nbytes)
             offered = [
                 (name, found)
                 for taken, names in op.inputs.items()
                 for name in names
                 if (found := read.get(name)) is not None
-                and ((taken, slot) in may_share(op.type) or self.scopes.place(block, name) == place)
+                and ((taken, slot) in may_share(op.type) or self.scopes.resolve(block, name) == place)
             ]
             if offered:
                 self.offers.append((value, [found for _, found in offered]))
 
-    def copied(self, outer: Place, inner: Place) -> None:
+    def copy_input(self, outer: ScopedVariable, inner: ScopedVariable) -> None:
         """Bind the copy to the value of the input."""
-        self.is_now(inner, self.held(outer))
+        self.bind_value(inner, self.content_of(outer))
 
-    def shared(self, outer: Place, inner: Place) -> None:
+    def share_gradient(self, outer: ScopedVariable, inner: ScopedVariable) -> None:
         """Bind the inner gradient to the value of the outer gradient."""
-        self.is_now(inner, self.held(outer))
+        self.bind_value(inner, self.content_of(outer))
 
-    def zeros(self, place: Place) -> None:
+    def fill_zeros(self, place: ScopedVariable) -> None:
         """Define a new value for a missing gradient."""
-        if self.held(place) is None and not self.scopes.is_array(place) and not self.persistable(place):
-            self.now_is += 1
-            self.new(place, self.sizes.declared(place))
+        if self.content_of(place) is None and not self.scopes.is_array(place) and not self.is_persistable(place):
+            self.moment += 1
+            self.define_value(place, self.sizes.declared_bytes(place))
 
-    def added(self, outer: Place, inner: Place, carried: bool) -> None:
+    def add_gradient(self, outer: ScopedVariable, inner: ScopedVariable, carried: bool) -> None:
         """Read both gradients; a carried gradient passes its value to the outer name."""
         if carried:
-            self.is_now(outer, self.held(inner))
+            self.bind_value(outer, self.content_of(inner))
             return
-        self.now_is += 1
-        self.reads(inner)
-        if self.reads(outer) is None and not self.scopes.is_array(outer):
-            self.new(outer, self.sizes.declared(outer))
+        self.moment += 1
+        self.read_value(inner)
+        if self.read_value(outer) is None and not self.scopes.is_array(outer):
+            self.define_value(outer, self.sizes.declared_bytes(outer))
 
-    def reads(self, place: Place) -> _Value | None:
+    def read_value(self, place: ScopedVariable) -> _LiveValue | None:
         """Read a variable and return its value, or None."""
-        value = self.held(place)
+        value = self.content_of(place)
         if value is not None:
-            value.read = self.now_is
+            value.last_use = self.moment
         return value
 
-    def new(self, place: Place, nbytes: int) -> _Value:
+    def define_value(self, place: ScopedVariable, nbytes: int) -> _LiveValue:
         """Define a new value and bind the variable to the value."""
-        value = _Value(nbytes, self.now_is)
+        value = _LiveValue(nbytes, self.moment)
         self.values.append(value)
-        self.is_now(place, value)
+        self.bind_value(place, value)
         return value
 
-    def is_now(self, place: Place, value: _Value | None) -> None:
+    def bind_value(self, place: ScopedVariable, value: _LiveValue | None) -> None:
         """Bind a variable to a value; None for feeds and persistable variables."""
-        held = self.now[place.block].held
+        held = self.current_scopes[place.block].held
         held.pop(place.name, None)
         if value is not None:
             held[place.name] = value
 
-    def most(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the peak. A dying value passes the bytes to at most one new value of the same size, if allowed."""
         given: set[int] = set()
         for value, sources in self.offers:
             for source in sources:
-                if source.read == value.born and source.nbytes == value.nbytes and id(source) not in given:
+                if source.last_use == value.defined_at and source.nbytes == value.nbytes and id(source) not in given:
                     given.add(id(source))
                     value.takes_over = True
                     break

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Callable, Mapping
 from math import prod
 
-from sublet.frontends.paddle.format.program import Op
-from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.format.program import PaddleOp
+from sublet.frontends.paddle.lives.scopes import ScopedVariable
 
 Number = bool | int | float
-Resolve = Callable[[str], Place]
+Resolve = Callable[[str], ScopedVariable]
 
 BINARY: Mapping[str, Callable[[Number, Number], Number]] = {
     "less_than": operator.lt,
@@ -27,21 +27,21 @@ BINARY: Mapping[str, Callable[[Number, Number], Number]] = {
 }
 
 
-def follow(op: Op, place: Resolve, known: dict[Place, Number]) -> None:
+def propagate_scalars(op: PaddleOp, place: Resolve, known: dict[ScopedVariable, Number]) -> None:
     """Update the known scalars after an operator: `Out` is known if the operands are, further outputs are unknown."""
-    result = _result(op, place, known)
+    result = _scalar_result(op, place, known)
     for name in op.writes:
         known.pop(place(name), None)
-    target = op.output("Out")
+    target = op.first_output("Out")
     if result is not None and target:
         known[place(target)] = result
 
 
-def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | None:
+def _scalar_result(op: PaddleOp, place: Resolve, known: Mapping[ScopedVariable, Number]) -> Number | None:
     """Return the scalar result of an operator, or None."""
     if op.type == "fill_constant":
-        return _constant(op)
-    x, y = (known.get(place(name)) if name else None for name in (op.input("X"), op.input("Y")))
+        return _filled_constant(op)
+    x, y = (known.get(place(name)) if name else None for name in (op.first_input("X"), op.first_input("Y")))
     if op.type in BINARY:
         return None if x is None or y is None else BINARY[op.type](x, y)
     if x is None:
@@ -52,14 +52,18 @@ def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | N
         case "logical_not":
             return not x
         case "increment":
-            return x + _real(op, "step", 1.0)
+            return x + _real_attribute(op, "step", 1.0)
         case "scale" if not any(op.inputs.get(slot) for slot in ("ScaleTensor", "BiasTensor")):
-            scale, bias, after = _real(op, "scale", 1.0), _real(op, "bias", 0.0), op.attrs.get("bias_after_scale")
+            scale, bias, after = (
+                _real_attribute(op, "scale", 1.0),
+                _real_attribute(op, "bias", 0.0),
+                op.attrs.get("bias_after_scale"),
+            )
             return x * scale + bias if after is None or after.value else (x + bias) * scale
     return None
 
 
-def _constant(op: Op) -> Number | None:
+def _filled_constant(op: PaddleOp) -> Number | None:
     """Return the value of a `fill_constant` with a single element, or None."""
     shape = op.attrs.get("shape")
     if any(op.inputs.values()) or shape is None or not isinstance(shape.value, tuple):
@@ -72,10 +76,10 @@ def _constant(op: Op) -> Number | None:
             return float(text.value)
         except ValueError:
             return None
-    return _real(op, "value", 0.0)
+    return _real_attribute(op, "value", 0.0)
 
 
-def _real(op: Op, name: str, default: float) -> float:
+def _real_attribute(op: PaddleOp, name: str, default: float) -> float:
     """Return a number attribute as a float."""
     attr = op.attrs.get(name)
     return float(attr.value) if attr is not None and isinstance(attr.value, int | float) else default

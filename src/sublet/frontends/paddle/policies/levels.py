@@ -17,56 +17,58 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from sublet.analysis.liveness import live_sets
-from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Program, Var
-from sublet.frontends.paddle.policies.renaming import At, Draft
+from sublet.analysis.liveness import live_in_out
+from sublet.frontends.paddle.format.program import EMPTY_NAME, TENSOR, PaddleProgram, PaddleVar
+from sublet.frontends.paddle.policies.renaming import OperatorPosition, RenamingDraft
 
 LEVELS = (0, 1)
 OWNERS = ("while", "while_grad", "parallel_do", "parallel_do_grad", "conditional_block", "conditional_block_grad")
 PAIRS = (("while", "while_grad"), ("parallel_do", "parallel_do_grad"), ("conditional_block", "conditional_block_grad"))
 
 
-def transpiled(program: Program, level: int, skip: Collection[str] = (), *, skip_grads: bool = True) -> Draft:
+def share_names_by_level(
+    program: PaddleProgram, level: int, skip: Collection[str] = (), *, skip_grads: bool = True
+) -> RenamingDraft:
     """Return a draft with names shared by level 0 or 1; names in `skip` stay."""
-    draft = Draft(program)
-    skipped = frozenset(skip) | (_parameters_gradients(program) if skip_grads else frozenset())
-    for line in _lines(program):
-        _share(draft, line, level, skipped)
+    draft = RenamingDraft(program)
+    skipped = frozenset(skip) | (_gradients_of_parameters(program) if skip_grads else frozenset())
+    for line in _straight_lines(program):
+        _share_names(draft, line, level, skipped)
     return draft
 
 
 @dataclass(frozen=True)
-class _Line:
+class _StraightLine:
     """Operators assumed to run in sequence; the first `forward` operators are no gradients."""
 
-    ops: tuple[At, ...]
+    ops: tuple[OperatorPosition, ...]
     forward: int
     skip: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Straight:
+class _LinePoint:
     """A program point of a line, for liveness."""
 
     uses: tuple[str, ...]
     defs: tuple[str, ...]
-    forgotten: tuple[str, ...] = ()
+    kills: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Timeline:
+class _LineFlow:
     """The control flow graph of a line: each point has only the next point as successor."""
 
-    points: tuple[_Straight, ...]
+    points: tuple[_LinePoint, ...]
 
     @property
-    def followers(self) -> tuple[tuple[int, ...], ...]:
+    def successors(self) -> tuple[tuple[int, ...], ...]:
         """The successors of each point."""
         return tuple((index + 1,) if index + 1 < len(self.points) else () for index in range(len(self.points)))
 
 
 @dataclass(order=True, slots=True)
-class _Dead:
+class _DeadName:
     """A reusable name of a dead variable; the pool is sorted by number of elements."""
 
     elements: int
@@ -74,57 +76,61 @@ class _Dead:
     dims: tuple[int, ...] = field(compare=False)
 
 
-def _lines(program: Program) -> Iterator[_Line]:
+def _straight_lines(program: PaddleProgram) -> Iterator[_StraightLine]:
     """Yield block 0, then the inner blocks, each forward block joined with its gradient block."""
     inner = list(_inner_lines(program))
     top = program.blocks[0]
-    yield _Line(_ops(program, 0), len(top.ops), frozenset().union(*(line.skip for line in inner)))
+    yield _StraightLine(
+        _operator_positions(program, 0), len(top.ops), frozenset().union(*(line.skip for line in inner))
+    )
     yield from inner
 
 
-def _inner_lines(program: Program) -> Iterator[_Line]:
+def _inner_lines(program: PaddleProgram) -> Iterator[_StraightLine]:
     """Yield a line for each block run by a forward operator of block 0."""
     for forward_type, gradient_type in PAIRS:
         owners = {
-            op.block() or 0: op
+            op.block_index() or 0: op
             for op in program.blocks[0].ops
-            if op.type in (forward_type, gradient_type) and op.block()
+            if op.type in (forward_type, gradient_type) and op.block_index()
         }
         gradients = {program.blocks[index].forward: index for index, op in owners.items() if op.type == gradient_type}
         for block, op in owners.items():
             if op.type == forward_type:
                 gradient = gradients.get(block)
                 named = [op] if gradient is None else [op, owners[gradient]]
-                ops = _ops(program, block) + (() if gradient is None else _ops(program, gradient))
+                ops = _operator_positions(program, block) + (
+                    () if gradient is None else _operator_positions(program, gradient)
+                )
                 skip = frozenset(name for each in named for name in (*each.reads, *each.writes))
-                yield _Line(ops, len(program.blocks[block].ops), skip)
+                yield _StraightLine(ops, len(program.blocks[block].ops), skip)
 
 
-def _ops(program: Program, block: int) -> tuple[At, ...]:
+def _operator_positions(program: PaddleProgram, block: int) -> tuple[OperatorPosition, ...]:
     """Return the positions of a block's operators."""
     return tuple((block, index) for index in range(len(program.blocks[block].ops)))
 
 
-def _share(draft: Draft, line: _Line, level: int, skip: Collection[str]) -> None:
+def _share_names(draft: RenamingDraft, line: _StraightLine, level: int, skip: Collection[str]) -> None:
     """Scan a line from first to last operator, and rename each new name to a reusable name."""
     program = draft.program
     points = [
-        _Straight(*(tuple(dict.fromkeys(side)) for side in (draft.ops[at].reads, draft.ops[at].writes)))
+        _LinePoint(*(tuple(dict.fromkeys(side)) for side in (draft.ops[at].reads, draft.ops[at].writes)))
         for at in line.ops
     ]
-    sets = [(set(into), set(out)) for into, out in live_sets(_Timeline(tuple(points)))]
-    named = line.skip | frozenset(skip) | _on_host(draft, line)
-    pool: list[_Dead] = []
+    sets = [(set(into), set(out)) for into, out in live_in_out(_LineFlow(tuple(points)))]
+    named = line.skip | frozenset(skip) | _names_filled_on_cpu(draft, line)
+    pool: list[_DeadName] = []
     for position, (block, index) in enumerate(line.ops):
         op, forward = draft.ops[block, index], position < line.forward
         if op.type in OWNERS:
             continue
         for name in dict.fromkeys(op.writes):
-            var = _valid(program, block, name, forward, named)
+            var = _shareable_var(program, block, name, forward, named)
             if var is None or name in op.reads:
                 continue
             for place, dead in enumerate(pool):
-                other = _find(program, block, dead.name, forward)
+                other = _find_var(program, block, dead.name, forward)
                 if other is None or name == dead.name or other.dtype != var.dtype or not _fits(var.dims, dead, level):
                     continue
                 del pool[place]
@@ -136,12 +142,12 @@ def _share(draft: Draft, line: _Line, level: int, skip: Collection[str]) -> None
                 break
         into, out = sets[position]
         for name in sorted(into - out):
-            var = _valid(program, block, name, forward, named)
+            var = _shareable_var(program, block, name, forward, named)
             if var is not None and all(dead.name != name for dead in pool):
-                insort(pool, _Dead(abs(prod(var.dims)), name, var.dims))
+                insort(pool, _DeadName(abs(prod(var.dims)), name, var.dims))
 
 
-def _fits(dims: tuple[int, ...], dead: _Dead, level: int) -> bool:
+def _fits(dims: tuple[int, ...], dead: _DeadName, level: int) -> bool:
     """Return True if a shape may reuse the dead variable.
 
     Level 0 requires equal shapes. Level 1 also accepts fewer elements, if both or neither have an open first extent.
@@ -151,7 +157,7 @@ def _fits(dims: tuple[int, ...], dead: _Dead, level: int) -> bool:
     return (dims[0] == -1) == (dead.dims[0] == -1) and abs(prod(dims)) <= dead.elements
 
 
-def _find(program: Program, block: int, name: str, forward: bool) -> Var | None:
+def _find_var(program: PaddleProgram, block: int, name: str, forward: bool) -> PaddleVar | None:
     """Return the variable of a name; in a gradient block also a variable of a forward or enclosing block."""
     if forward:
         return program.blocks[block].vars.get(name)
@@ -167,13 +173,15 @@ def _find(program: Program, block: int, name: str, forward: bool) -> Var | None:
     return None
 
 
-def _valid(program: Program, block: int, name: str, forward: bool, skip: Collection[str]) -> Var | None:
+def _shareable_var(
+    program: PaddleProgram, block: int, name: str, forward: bool, skip: Collection[str]
+) -> PaddleVar | None:
     """Return the variable of a name, if the name may be renamed or reused; None otherwise."""
-    var = None if name == EMPTY or name in skip else _find(program, block, name, forward)
+    var = None if name == EMPTY_NAME or name in skip else _find_var(program, block, name, forward)
     return var if var is not None and not var.persistable and var.kind == TENSOR and var.dims else None
 
 
-def _on_host(draft: Draft, line: _Line) -> frozenset[str]:
+def _names_filled_on_cpu(draft: RenamingDraft, line: _StraightLine) -> frozenset[str]:
     """Return the names filled on the CPU on every device (`force_cpu`)."""
     filled = [
         op
@@ -183,7 +191,7 @@ def _on_host(draft: Draft, line: _Line) -> frozenset[str]:
     return frozenset(name for op in filled for name in op.writes)
 
 
-def _parameters_gradients(program: Program) -> frozenset[str]:
+def _gradients_of_parameters(program: PaddleProgram) -> frozenset[str]:
     """Return the gradients of parameters, from the attribute `op_role_var` of the operators of block 0."""
     roles = [attr.value for op in program.blocks[0].ops if (attr := op.attrs.get("op_role_var")) is not None]
     return frozenset(str(name) for role in roles if isinstance(role, tuple) for name in role[1::2])

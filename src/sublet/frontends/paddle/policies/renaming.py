@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.format.program import PaddleOp, PaddleProgram
 
-At = tuple[int, int]
+OperatorPosition = tuple[int, int]
 """The position of an operator: block and index."""
 
 
@@ -21,26 +21,26 @@ class Renaming:
     taken: str
 
 
-class Draft:
+class RenamingDraft:
     """A program with a list of renames, applied to the operators."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: PaddleProgram) -> None:
         self.program = program
-        self.ops: dict[At, Op] = {
+        self.ops: dict[OperatorPosition, PaddleOp] = {
             (block.index, index): op for block in program.blocks for index, op in enumerate(block.ops)
         }
-        self.done: list[Renaming] = []
+        self.renamings: list[Renaming] = []
 
-    def rename(self, name: str, taken: str, ops: Iterable[At]) -> None:
+    def rename(self, name: str, taken: str, ops: Iterable[OperatorPosition]) -> None:
         """Rename `name` to `taken` in the given operators; the first operator defines the name."""
         every = list(ops)
-        self.done.append(Renaming(*every[0], name, taken))
+        self.renamings.append(Renaming(*every[0], name, taken))
         for at in every:
-            self.ops[at] = self.ops[at].renamed({name: taken})
+            self.ops[at] = self.ops[at].with_names({name: taken})
 
-    def finished(self) -> Program:
+    def build_program(self) -> PaddleProgram:
         """Return the program with all renames."""
-        if not self.done:
+        if not self.renamings:
             return self.program
         blocks = [
             replace(block, ops=tuple(self.ops[block.index, index] for index in range(len(block.ops))))

@@ -29,13 +29,13 @@ def framework() -> Any:
     return paddle.base.framework if hasattr(paddle, "base") else paddle.fluid.framework
 
 
-def parsed(path: str) -> Any:
+def parse_program(path: str) -> Any:
     """Parse a program from a file."""
     with open(path, "rb") as file:
         return framework().Program.parse_from_string(file.read())
 
 
-def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
+def memory_counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
     """Return functions for the bytes held by Paddle's allocator, for the peak since the last reset, and for the reset.
 
     Paddle 1.8.5 has no counter; a preloaded library can supply the functions. Paddle 2.6 cannot reset, so its peak is
@@ -72,7 +72,7 @@ def feeds_of(folder: str) -> list[dict[str, Any]]:
     return [runs[run] for run in sorted(runs)]
 
 
-def digits(value: Any) -> list[str]:
+def hex_floats(value: Any) -> list[str]:
     """Return a fetched value as hex floats: equal text means equal bits (except the payload of a NaN)."""
     return [float(number).hex() for number in np.asarray(value).astype(np.float64).ravel()]
 
@@ -84,7 +84,7 @@ def persistables(program: Any) -> list[Any]:
     return [v for v in program.list_vars() if v.persistable and v.type in plain]
 
 
-def draw(scope: Any, program: Any) -> None:
+def draw_parameters(scope: Any, program: Any) -> None:
     """Initialise all persistable tensors with random numbers, for a program without a startup program."""
     random = np.random.RandomState(SEED)
     for variable in persistables(program):
@@ -92,7 +92,7 @@ def draw(scope: Any, program: Any) -> None:
         scope.var(variable.name).get_tensor().set(numbers, framework().core.CPUPlace())
 
 
-def digests(scope: Any, program: Any) -> dict[str, str]:
+def state_digests(scope: Any, program: Any) -> dict[str, str]:
     """Return the SHA-256 of each persistable tensor's bytes."""
     found = {}
     for variable in persistables(program):
@@ -102,7 +102,7 @@ def digests(scope: Any, program: Any) -> dict[str, str]:
     return found
 
 
-def modules() -> tuple[Any, Any]:
+def static_modules() -> tuple[Any, Any]:
     """Return the module with Executor and the module with save and load; switch Paddle to static graphs."""
     if hasattr(paddle, "enable_static"):
         paddle.enable_static()
@@ -112,7 +112,7 @@ def modules() -> tuple[Any, Any]:
     return (paddle.static, paddle.static) if modern else (paddle.fluid, paddle.fluid)
 
 
-def at_rest(current: Callable[[], int]) -> int:
+def bytes_at_rest(current: Callable[[], int]) -> int:
     """Return the bytes held after all pending frees: Paddle frees on a separate thread."""
     held, looks = current(), 0
     while looks < 3:
@@ -124,32 +124,36 @@ def at_rest(current: Callable[[], int]) -> int:
 
 def train(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     """Run the requested steps and return version, fetched values, peaks and state."""
-    api, files = modules()
+    api, files = static_modules()
     core = framework().core
-    program, executor, scope = parsed(os.path.join(folder, "program.pb")), api.Executor(core.CPUPlace()), core.Scope()
-    current, peak, reset = counters()
+    program, executor, scope = (
+        parse_program(os.path.join(folder, "program.pb")),
+        api.Executor(core.CPUPlace()),
+        core.Scope(),
+    )
+    current, peak, reset = memory_counters()
     fetched: list[list[list[str]]] = []
     peaks: list[int] = []
     feeds = feeds_of(folder)
     with api.scope_guard(scope):
         if os.path.exists(os.path.join(folder, "startup.pb")):
-            startup = parsed(os.path.join(folder, "startup.pb"))
+            startup = parse_program(os.path.join(folder, "startup.pb"))
             startup.random_seed = SEED
             executor.run(startup)
         else:
-            draw(scope, program)
+            draw_parameters(scope, program)
         if request["restore"]:
             files.load(program, request["restore"], executor)
         for step in range(request["first"], request["first"] + request["steps"]):
-            held = at_rest(current)
+            held = bytes_at_rest(current)
             reset()
             values = executor.run(program, feed=feeds[step % len(feeds)], fetch_list=request["fetch"])
             peaks.append(peak() - held)
-            fetched.append([digits(value) for value in values])
+            fetched.append([hex_floats(value) for value in values])
             del values
         if request["save"]:
             files.save(program, request["save"])
-        state = digests(scope, program)
+        state = state_digests(scope, program)
     return {"version": paddle.__version__, "fetched": fetched, "peaks": peaks, "state": state}
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sublet.base.errors import MissingExtraError, RunError
-from sublet.base.extras import installed
+from sublet.base.optional_imports import is_installed
 
 PYTHON = "SUBLET_PADDLE_PYTHON"
 RUNNER = Path(__file__).with_name("runner.py")
@@ -52,7 +52,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """Result of a training run.
 
     version  the version of Paddle
@@ -73,11 +73,11 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TrainingComparison:
     """Comparison of two runs. `differences` describes each difference in words, and is empty if every bit is equal."""
 
-    original: Outcome
-    rewritten: Outcome
+    original: TrainingOutcome
+    rewritten: TrainingOutcome
     differences: tuple[str, ...]
 
     @property
@@ -86,9 +86,9 @@ class Comparison:
         return not self.differences
 
 
-def python(given: str | None = None) -> str:
+def find_paddle_python(given: str | None = None) -> str:
     """Return the path of the Python with Paddle. Raises MissingExtraError if unknown."""
-    path = given or os.environ.get(PYTHON) or (sys.executable if installed("paddle") else "")
+    path = given or os.environ.get(PYTHON) or (sys.executable if is_installed("paddle") else "")
     if not path:
         raise MissingExtraError(
             f"this needs the package 'paddlepaddle': pip install paddlepaddle==3.0.0, here or in another environment "
@@ -97,11 +97,11 @@ def python(given: str | None = None) -> str:
     return path
 
 
-def run(program: bytes, training: Training, given: str | None = None) -> Outcome:
+def run_in_paddle(program: bytes, training: Training, given: str | None = None) -> TrainingOutcome:
     """Run a program in Paddle. Raises RunError with the last lines of Paddle's output if the run fails."""
-    chosen = python(given)
+    chosen = find_paddle_python(given)
     with TemporaryDirectory(prefix="sublet-paddle-") as folder:
-        _request(Path(folder), program, training)
+        _write_request(Path(folder), program, training)
         environment = {**os.environ, "FLAGS_enable_pir_api": "0", "GLOG_minloglevel": "2", **training.flags}
         try:
             process = subprocess.run(
@@ -119,10 +119,10 @@ def run(program: bytes, training: Training, given: str | None = None) -> Outcome
             )
         results = json.loads(answer.read_text(encoding="utf-8"))
     fetched = tuple(tuple(tuple(numbers) for numbers in step) for step in results["fetched"])
-    return Outcome(results["version"], fetched, tuple(results["peaks"]), results["state"])
+    return TrainingOutcome(results["version"], fetched, tuple(results["peaks"]), results["state"])
 
 
-def compare(original: Outcome, rewritten: Outcome, fetch: Sequence[str]) -> Comparison:
+def compare_outcomes(original: TrainingOutcome, rewritten: TrainingOutcome, fetch: Sequence[str]) -> TrainingComparison:
     """Return the differences: fetched values by step, then the persistable tensors of the original at the end."""
     differences = []
     if len(original.fetched) != len(rewritten.fetched):
@@ -136,15 +136,17 @@ def compare(original: Outcome, rewritten: Outcome, fetch: Sequence[str]) -> Comp
     for name in sorted(original.state):  # only names of the original: a lasting arena is persistable too
         if original.state[name] != rewritten.state.get(name):
             differences.append(f"{name} holds other bytes at the end")
-    return Comparison(original, rewritten, tuple(differences))
+    return TrainingComparison(original, rewritten, tuple(differences))
 
 
-def verify(original: bytes, rewritten: bytes, training: Training, given: str | None = None) -> Comparison:
+def verify(original: bytes, rewritten: bytes, training: Training, given: str | None = None) -> TrainingComparison:
     """Run both programs in Paddle on the same feeds with the same seed, and compare every bit."""
-    return compare(run(original, training, given), run(rewritten, training, given), training.fetch)
+    return compare_outcomes(
+        run_in_paddle(original, training, given), run_in_paddle(rewritten, training, given), training.fetch
+    )
 
 
-def _request(folder: Path, program: bytes, training: Training) -> None:
+def _write_request(folder: Path, program: bytes, training: Training) -> None:
     """Write the request and its files into the folder."""
     (folder / "program.pb").write_bytes(program)
     if training.startup is not None:

@@ -18,30 +18,30 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
-from sublet.ops.onnx_outputs import written_outputs
-from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
-from sublet.runtime.backends.onnxruntime.joint import Joint, apart
-from sublet.runtime.backends.onnxruntime.node import (
-    Form,
+from sublet.ops.onnx_outputs import always_written_outputs
+from sublet.runtime.backends.onnx_nodes import domain_and_type, node_input_names, single_node
+from sublet.runtime.backends.onnxruntime.joint_listing import JointListing, are_disjoint
+from sublet.runtime.backends.onnxruntime.scalars import MAX_NODES, scalar_call
+from sublet.runtime.backends.onnxruntime.session import Listing, Session, keep_open_in_child, kernels_of
+from sublet.runtime.backends.onnxruntime.session_node import (
     Key,
-    Place,
-    Placed,
-    declared,
-    form_of,
-    output_names,
-    placed,
+    SessionNode,
+    SessionOperand,
+    SessionOperands,
+    node_output_names,
+    session_node_of,
+    session_operands,
     through_arrays,
+    value_info,
 )
-from sublet.runtime.backends.onnxruntime.scalars import MOST, scalar_call
-from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of, leave_behind
-from sublet.runtime.calls import InTurn
-from sublet.runtime.copying import Copies
-from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.calls import CallSequence
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell
+from sublet.runtime.node_copies import ByteCopies
 
 MOST_SESSIONS = 32
 """Most sessions kept by a node with types known only at run time: one per combination of shapes. Beyond the limit, the
@@ -50,7 +50,7 @@ least recently used session is closed, and reopened when its shapes recur."""
 MOST_KINDS = 4096
 """Kinds of nodes (operator, attributes, types) to remember the kernel of. Beyond the limit, the oldest goes."""
 
-OUT_OF_TURN = ("Shape", "Size")
+RUN_FIRST = ("Shape", "Size")
 """Operators run by ONNX Runtime before all other ready nodes."""
 
 
@@ -73,13 +73,13 @@ class OnnxRuntime:
         """Return the kernel of an ONNX operator; None if ONNX Runtime has none for the types."""
         if not node.op.startswith(PREFIX) or _lacks_outputs(node):
             return None
-        form = form_of(node, constants)
+        form = session_node_of(node, constants)
         if form is None:
-            return _LateKernel(node, self.opsets, self.threads) if contributed(node) else None
-        joinable = self._joinable(form)
+            return _LateKernel(node, self.opsets, self.threads) if is_contributed(node) else None
+        joinable = self._is_mergeable(form)
         return None if joinable is None else _OrtKernel(form, self, joinable)
 
-    def _joinable(self, form: Form) -> bool | None:
+    def _is_mergeable(self, form: SessionNode) -> bool | None:
         """True if the kernel may be part of a listing of several nodes; None without a kernel."""
         if form.kind not in self._kinds:
             try:
@@ -90,7 +90,7 @@ class OnnxRuntime:
                 ran = None
             _, op_type = domain_and_type(form.node.op)
             plain = not any(isinstance(attr, bytes) for attr in form.node.attrs.values())
-            alone = ran == (op_type,) and op_type not in OUT_OF_TURN
+            alone = ran == (op_type,) and op_type not in RUN_FIRST
             self._kinds[form.kind] = None if ran is None else alone and plain and form.node.plannable
             if len(self._kinds) > MOST_KINDS:
                 del self._kinds[next(iter(self._kinds))]
@@ -101,7 +101,7 @@ class OnnxRuntime:
         """Return the session over the nodes named `names`, reused if open with an equal `key`."""
         held, now = self._sessions.get(names), (os.getpid(), key)  # a fork loses the threads of a session
         if held is not None and held[0][0] != now[0]:
-            leave_behind(held[1])
+            keep_open_in_child(held[1])
         if held is None or held[0] != now:
             self._sessions.pop(names, None)
             held = self._sessions[names] = (now, Session(listing, threads))
@@ -111,16 +111,16 @@ class OnnxRuntime:
 def _lacks_outputs(node: Node) -> bool:
     """True if an output is omitted that ONNX Runtime's kernel writes nevertheless."""
     given, present = [value is not None for value in node.inputs], {i for i, v in enumerate(node.outputs) if v}
-    return not written_outputs(*domain_and_type(node.op), given, len(node.outputs)) <= present
+    return not always_written_outputs(*domain_and_type(node.op), given, len(node.outputs)) <= present
 
 
 @dataclass(frozen=True)
 class _OrtKernel:
     """The kernel of a node with types known before the run."""
 
-    form: Form
+    form: SessionNode
     backend: OnnxRuntime
-    joinable: bool
+    mergeable: bool
     scratch: int = 0
 
     @property
@@ -130,20 +130,20 @@ class _OrtKernel:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         node = self.form.node
-        read = placed(input_names(node), node.inputs, inputs, self.form.constants)
-        written = placed(output_names(node), node.outputs, outputs, {})
-        if not self.joinable:
-            return self.alone(read, written)
-        return _JoinableCall(self, read, written, scalar_call(node, inputs, outputs))
+        read = session_operands(node_input_names(node), node.inputs, inputs, self.form.constants)
+        written = session_operands(node_output_names(node), node.outputs, outputs, {})
+        if not self.mergeable:
+            return self.unmerged_call(read, written)
+        return _MergeableCall(self, read, written, scalar_call(node, inputs, outputs))
 
-    def alone(self, read: Placed, written: Placed) -> Call:
+    def unmerged_call(self, read: SessionOperands, written: SessionOperands) -> Call:
         """Return a call in a separate session; a mergeable kernel gets a single thread, the thread of its stream."""
         form, backend = self.form, self.backend
-        threads = 1 if self.joinable else backend.threads
+        threads = 1 if self.mergeable else backend.threads
         session = backend.session((form.node.name,), form.key, form.listing(backend.opsets), threads)
-        if any(isinstance(entry.operand, Cell) for entry in (*read, *written)):
+        if any(isinstance(entry.operand, UnplannedCell) for entry in (*read, *written)):
             return through_arrays(session, read, written)
-        return session.bound(
+        return session.bind_addresses(
             [entry.address for entry in read],
             [entry.address for entry in written],
             {entry.name: entry.value.name for entry in (*read, *written)},
@@ -151,21 +151,21 @@ class _OrtKernel:
 
 
 @dataclass(eq=False)
-class _JoinableCall:
+class _MergeableCall:
     """A call waiting to be merged with others; run alone, the call first opens a separate session.
 
     `scalar` computes the node without a session.
     """
 
     kernel: _OrtKernel
-    read: Placed
-    written: Placed
+    read: SessionOperands
+    written: SessionOperands
     scalar: Call | None = None
     _single: Call | None = None
 
     def __call__(self) -> None:
         if self._single is None:
-            self._single = self.scalar or self.kernel.alone(self.read, self.written)
+            self._single = self.scalar or self.kernel.unmerged_call(self.read, self.written)
         self._single()
 
     @property
@@ -173,44 +173,44 @@ class _JoinableCall:
         """The addresses of the inputs, then of the outputs."""
         return [place.address[1] for place in (*self.read, *self.written)]
 
-    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+    def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
         """Return one call for this call and as many of `following` as possible; and their number."""
         backend = self.kernel.backend
-        joint, names = Joint(backend.opsets), [self.kernel.form.node.name]
+        joint, names = JointListing(backend.opsets), [self.kernel.form.node.name]
         joint.add(self.kernel.form, self.read, self.written)
         scalars = [self.scalar]
         for call in following:
-            if isinstance(call, Copies) and apart(call):
+            if isinstance(call, ByteCopies) and are_disjoint(call):
                 joint.add_copies(call)
                 names.append("")
                 scalars.append(None)
-            elif isinstance(call, _JoinableCall) and call.kernel.backend is backend:
+            elif isinstance(call, _MergeableCall) and call.kernel.backend is backend:
                 joint.add(call.kernel.form, call.read, call.written)
                 names.append(call.kernel.form.node.name)
                 scalars.append(call.scalar)
             else:
                 break
         cheap = [scalar for scalar in scalars if scalar]
-        if len(cheap) == len(names) <= MOST:
+        if len(cheap) == len(names) <= MAX_NODES:
             return (_Scalars(cheap) if len(cheap) > 1 else cheap[0]), len(names) - 1
         session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
-        return joint.bound(session), len(names) - 1
+        return joint.bind_session(session), len(names) - 1
 
 
-class _Scalars(InTurn):
+class _Scalars(CallSequence):
     """Several nodes on scalars, computed without a session."""
 
     __slots__ = ()
 
     def patch(self, number: int, call: Call) -> bool:
         """See `kernel.Patchable`."""
-        if not isinstance(call, _JoinableCall) or call.scalar is None:
+        if not isinstance(call, _MergeableCall) or call.scalar is None:
             return False
         self.calls[number] = call.scalar
         return True
 
 
-def contributed(node: Node) -> bool:
+def is_contributed(node: Node) -> bool:
     """True if only ONNX Runtime has a kernel for the operator, as for the com.microsoft domain."""
     return node.op.startswith(f"{PREFIX}com.microsoft") or node.op == f"{PREFIX}SimplifiedLayerNormalization"
 
@@ -227,8 +227,8 @@ class _LateKernel:
     _sessions: OrderedDict[tuple[Any, ...], Session] = field(default_factory=OrderedDict, repr=False)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        read = placed(input_names(self.node), self.node.inputs, inputs, {})
-        written = placed(output_names(self.node), self.node.outputs, outputs, {})
+        read = session_operands(node_input_names(self.node), self.node.inputs, inputs, {})
+        written = session_operands(node_output_names(self.node), self.node.outputs, outputs, {})
 
         def run() -> None:
             session = self._session(read)
@@ -236,18 +236,18 @@ class _LateKernel:
 
         return run
 
-    def _session(self, read: Placed) -> Session:
+    def _session(self, read: SessionOperands) -> Session:
         """Return the session for the types of the current inputs."""
         specs = {place.value: _spec_of(place) for place in read}
         key = (os.getpid(), *specs.values())
         for old in [old for old in self._sessions if old[0] != key[0]]:
-            leave_behind(self._sessions.pop(old))
+            keep_open_in_child(self._sessions.pop(old))
         if key not in self._sessions:
             inputs = tuple(value and replace(value, spec=specs[value]) for value in self.node.inputs)
-            form = form_of(replace(self.node, inputs=inputs, outputs=()), {})
+            form = session_node_of(replace(self.node, inputs=inputs, outputs=()), {})
             assert form is not None
-            named = zip(output_names(self.node), self.node.outputs, strict=True)
-            results = [_result(name, value) for name, value in named if value]
+            named = zip(node_output_names(self.node), self.node.outputs, strict=True)
+            results = [_output_info(name, value) for name, value in named if value]
             whole = single_node(self.node, self.opsets)
             listing = Listing([whole], form.inputs, results, {}, form.imports(self.opsets))
             self._sessions[key] = Session(listing, self.threads)
@@ -257,16 +257,16 @@ class _LateKernel:
         return self._sessions[key]
 
 
-def _result(name: str, value: Value) -> Any:
+def _output_info(name: str, value: Value) -> Any:
     """Return the declaration of an output with a type possibly unknown."""
-    known = declared(name, value.spec) if isinstance(value.spec, Unplannable) else None
+    known = value_info(name, value.spec) if isinstance(value.spec, Unplannable) else None
     return known or require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
 
 
 _DTYPES: dict[np.dtype[Any], DType] = {dtype: ours for ours, dtype in NUMPY.items()}
 
 
-def _spec_of(place: Place) -> TensorSpec:
+def _spec_of(place: SessionOperand) -> TensorSpec:
     content = np.asarray(place.content)
     if content.dtype not in _DTYPES:
         raise RunError(f"{place.value} is {content.dtype}, which ONNX Runtime does not take here")

@@ -28,7 +28,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 EXACT = (np.bool_, np.int32, np.int64, np.float32, np.float64)
 """Element types with an exact equivalent in Python."""
 
-MOST = 8
+MAX_NODES = 8
 """Most neighbouring scalar nodes run in Python; with more, a session costs less."""
 
 

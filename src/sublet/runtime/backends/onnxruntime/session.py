@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, TensorSpec
 from sublet.plan import Stride
 from sublet.runtime.kernel import Array, Call
@@ -53,7 +53,7 @@ def element_type(dtype: DType) -> int:
     return int(require("onnx.helper", extra="onnx").np_dtype_to_tensor_dtype(NUMPY[dtype]))
 
 
-def inlined(spec: TensorSpec) -> bool:
+def is_inlined(spec: TensorSpec) -> bool:
     """True if a constant of the given spec is written into the model."""
     return spec.nbytes <= INLINE_BYTES or spec.dtype.bits < 8
 
@@ -74,8 +74,8 @@ class Listing:
         graph = helper.make_graph(
             self.nodes,
             "nodes",
-            [_declared(value) for value in self.inputs],
-            [_declared(value) for value in self.outputs],
+            [_value_info(value) for value in self.inputs],
+            [_value_info(value) for value in self.outputs],
             [_constant(name, spec, array) for name, (spec, array) in self.constants.items()],
         )
         imports = [helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
@@ -83,7 +83,7 @@ class Listing:
         return model
 
 
-def _declared(value: Any) -> Any:
+def _value_info(value: Any) -> Any:
     """Return the declaration of an operand given as name and spec, or already as a declaration."""
     if not isinstance(value, tuple):
         return value
@@ -95,7 +95,7 @@ def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
     """Return a constant as a TensorProto; large constants refer to external memory."""
     make = require("onnx", extra="onnx").TensorProto
     tensor: onnx.TensorProto = make(name=name, data_type=element_type(spec.dtype), dims=spec.shape)
-    if inlined(spec):
+    if is_inlined(spec):
         tensor.raw_data = array.tobytes()
     else:
         tensor.data_location = tensor.EXTERNAL
@@ -118,10 +118,10 @@ def _options(threads: int) -> Any:
     return options
 
 
-def _open(listing: Listing, options: Any) -> Any:
+def _open_session(listing: Listing, options: Any) -> Any:
     """Open a session that shares large constants without a copy. Raises the errors of ONNX Runtime."""
     ort = require("onnxruntime", extra="onnxruntime")
-    large = {name: held for name, held in listing.constants.items() if not inlined(held[0])}
+    large = {name: held for name, held in listing.constants.items() if not is_inlined(held[0])}
     if large:
         make = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
         values = [make(array, element_type(spec.dtype)) for spec, array in large.values()]
@@ -140,7 +140,7 @@ def kernels_of(listing: Listing) -> tuple[str, ...] | None:
         options = _options(1)
         options.optimized_model_filepath = str(path)
         try:
-            _open(listing, options)
+            _open_session(listing, options)
             optimized = load(path, load_external_data=False)
         except Exception:  # for any error: another backend may have a kernel
             return None
@@ -160,7 +160,7 @@ def _unload(array: Array) -> None:
         base.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
 
-class _Bound:
+class _BoundRun:
     """A run of a session with its operands bound to addresses."""
 
     __slots__ = ("_operands", "_owners", "_places", "_run")
@@ -192,13 +192,13 @@ class _Bound:
                 self._places[i] = (bind, (name, spec), moved[name])
         return True
 
-    def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
+    def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""
         moves = []
         for bind, (name, spec), address in self._places:
             for stride in strides.get(self._owners.get(name, ""), ())[-1:]:
                 around = strides[self._owners[name]][:-1]
-                bare = _bare(bind, name, element_type(spec.dtype), spec.shape)
+                bare = _address_binder(bind, name, element_type(spec.dtype), spec.shape)
                 moves.append((bare, address, stride.loop, stride.step, around))
         run = self._run
 
@@ -212,7 +212,7 @@ class _Bound:
         return run_there
 
 
-def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
+def _address_binder(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
     """Return a function that binds an operand to an address, without the overhead of the public method if possible."""
     try:
         device = require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
@@ -222,7 +222,7 @@ def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[
     return partial(method, name, device, kind, shape)
 
 
-def leave_behind(session: Session) -> None:
+def keep_open_in_child(session: Session) -> None:
     """Keep a session of the parent of a fork open forever: closing would wait for threads only the parent has."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
@@ -233,17 +233,17 @@ class Session:
     def __init__(self, listing: Listing, threads: int) -> None:
         """Open the session; `threads` threads share the work of a kernel, 0 for the default of ONNX Runtime."""
         self._constants = dict(listing.constants)
-        self._session = _open(listing, _options(threads))
+        self._session = _open_session(listing, _options(threads))
         for spec, array in self._constants.values():
-            if not inlined(spec):
+            if not is_inlined(spec):
                 _unload(array)
 
     @property
     def prepared_bytes(self) -> int:
         """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
-        return sum(spec.nbytes for spec, _ in self._constants.values() if not inlined(spec))
+        return sum(spec.nbytes for spec, _ in self._constants.values() if not is_inlined(spec))
 
-    def bound(
+    def bind_addresses(
         self,
         inputs: Sequence[tuple[Typed, int]],
         outputs: Sequence[tuple[Typed, int]],
@@ -259,7 +259,7 @@ class Session:
         places += [(binding.bind_output, typed, address) for typed, address in outputs]
         for bind, (name, spec), address in places:
             bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
-        return _Bound(self._run(binding), places, owners, operands)
+        return _BoundRun(self._run(binding), places, owners, operands)
 
     def _run(self, binding: Any) -> Call:
         # The public method checks at each call for devices other than the CPU, at a higher cost than a small node.

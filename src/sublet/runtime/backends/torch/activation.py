@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 
 from sublet.ir.graph import Attr, Node
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, backward, calling, torch
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Operands,
+    Tensor,
+    TorchKernel,
+    backward_kernel,
+    single_call_kernel,
+    torch,
+)
 
-FAR = 40
+SOFTPLUS_IDENTITY_FROM = 40
 """softplus(x) rounds to x beyond this number, in every type."""
 
 
@@ -56,24 +64,26 @@ def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratc
     ]
 
 
-KERNELS: Mapping[str, Fast] = {
-    "relu": Fast(calling("clamp_min", lambda node, _: (0,))),
-    "relu_gradient": Fast(backward("threshold_backward", lambda node, _: (0,))),
-    "leaky_relu": Fast(calling("_C._nn.leaky_relu", lambda node, _: (node.attrs["slope"],))),
-    "leaky_relu_gradient": Fast(backward("leaky_relu_backward", lambda node, _: (node.attrs["slope"], False))),
-    "elu": Fast(calling("_C._nn.elu", lambda node, _: (node.attrs["alpha"],))),
-    "elu_gradient": Fast(_elu_gradient),
-    "sigmoid": Fast(calling("sigmoid")),
-    "sigmoid_gradient": Fast(backward("sigmoid_backward")),
-    "tanh": Fast(calling("tanh")),
-    "tanh_gradient": Fast(backward("tanh_backward")),
-    "softplus": Fast(calling("_C._nn.softplus", lambda node, _: (1, FAR))),
-    "softplus_gradient": Fast(_softplus_gradient),
-    "swish": Fast(calling("_C._nn.silu")),
-    "swish_gradient": Fast(backward("silu_backward")),
-    "gelu": Fast(_gelu),
-    "gelu_gradient": Fast(_gelu_gradient),
-    "hard_swish": Fast(calling("_C._nn.hardswish")),
-    "hard_swish_gradient": Fast(_hard_swish_gradient),
-    "erf": Fast(calling("erf")),
+KERNELS: Mapping[str, TorchKernel] = {
+    "relu": TorchKernel(single_call_kernel("clamp_min", lambda node, _: (0,))),
+    "relu_gradient": TorchKernel(backward_kernel("threshold_backward", lambda node, _: (0,))),
+    "leaky_relu": TorchKernel(single_call_kernel("_C._nn.leaky_relu", lambda node, _: (node.attrs["slope"],))),
+    "leaky_relu_gradient": TorchKernel(
+        backward_kernel("leaky_relu_backward", lambda node, _: (node.attrs["slope"], False))
+    ),
+    "elu": TorchKernel(single_call_kernel("_C._nn.elu", lambda node, _: (node.attrs["alpha"],))),
+    "elu_gradient": TorchKernel(_elu_gradient),
+    "sigmoid": TorchKernel(single_call_kernel("sigmoid")),
+    "sigmoid_gradient": TorchKernel(backward_kernel("sigmoid_backward")),
+    "tanh": TorchKernel(single_call_kernel("tanh")),
+    "tanh_gradient": TorchKernel(backward_kernel("tanh_backward")),
+    "softplus": TorchKernel(single_call_kernel("_C._nn.softplus", lambda node, _: (1, SOFTPLUS_IDENTITY_FROM))),
+    "softplus_gradient": TorchKernel(_softplus_gradient),
+    "swish": TorchKernel(single_call_kernel("_C._nn.silu")),
+    "swish_gradient": TorchKernel(backward_kernel("silu_backward")),
+    "gelu": TorchKernel(_gelu),
+    "gelu_gradient": TorchKernel(_gelu_gradient),
+    "hard_swish": TorchKernel(single_call_kernel("_C._nn.hardswish")),
+    "hard_swish_gradient": TorchKernel(_hard_swish_gradient),
+    "erf": TorchKernel(single_call_kernel("erf")),
 }

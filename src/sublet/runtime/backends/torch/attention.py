@@ -14,23 +14,31 @@ from math import inf
 from typing import Any
 
 from sublet.ir.graph import Node
-from sublet.ops.nn.attention import factor
+from sublet.ops.nn.attention import score_scale
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.backends.torch.widened import in_single
+from sublet.ops.nn.gradient_rules import operand
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Operands,
+    Tensor,
+    TorchKernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    torch,
+)
+from sublet.runtime.backends.torch.mixed_precision import computed_in_f32
 from sublet.runtime.kernel import Call
 
-QUERIES = 128
+TILE_QUERIES = 128
 """Queries in a tile of a long sequence."""
-LONG = 256
+LONG_SEQUENCE = 256
 """Minimum number of queries of a long sequence, cut into several tiles."""
-PIECE = 1 << 18
+TILE_SCORES = 1 << 18
 """Scores in a tile with several heads."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class ScoreTile:
     """A tile of the scores: some heads, counted over the whole batch, some queries, and the first keys."""
 
     heads: slice
@@ -43,74 +51,74 @@ class Piece:
         return self.heads.stop - self.heads.start, self.queries.stop - self.queries.start, self.keys
 
 
-def _sizes(node: Node, first: int) -> tuple[int, int, int]:
+def _max_tile_sizes(node: Node, first: int) -> tuple[int, int, int]:
     """Return the maximum numbers of heads, queries and keys in a tile; q is input `first`, k the following input."""
     _, heads, queries, _ = spec_of(operand(node, first)).shape
     keys = spec_of(operand(node, first + 1)).shape[2]
-    if queries >= LONG:
-        return 1, QUERIES, min(keys, queries) if pick(node.attrs, "causal") else keys
-    return min(heads, max(1, PIECE // (queries * keys))), queries, keys
+    if queries >= LONG_SEQUENCE:
+        return 1, TILE_QUERIES, min(keys, queries) if pick(node.attrs, "causal") else keys
+    return min(heads, max(1, TILE_SCORES // (queries * keys))), queries, keys
 
 
-def pieces(node: Node, first: int) -> Iterator[Piece]:
+def score_tiles(node: Node, first: int) -> Iterator[ScoreTile]:
     """Yield the tiles of a node. No tile crosses samples: the mask of a tile is then a view of the mask."""
     batch, heads, queries, _ = spec_of(operand(node, first)).shape
-    together, rows, keys = _sizes(node, first)
+    together, rows, keys = _max_tile_sizes(node, first)
     for sample in range(batch):
         for head in range(0, heads, together):
             span = slice(sample * heads + head, sample * heads + min(heads, head + together))
             for row in range(0, queries, rows):
                 last = min(queries, row + rows)
-                yield Piece(span, slice(row, last), min(keys, last) if pick(node.attrs, "causal") else keys)
+                yield ScoreTile(span, slice(row, last), min(keys, last) if pick(node.attrs, "causal") else keys)
 
 
-def _largest(node: Node, first: int) -> tuple[int, int]:
+def _max_scores_and_queries(node: Node, first: int) -> tuple[int, int]:
     """Return the maximum number of scores and of queries in a tile."""
-    heads, queries, keys = _sizes(node, first)
+    heads, queries, keys = _max_tile_sizes(node, first)
     return heads * queries * keys, heads * queries
 
 
 def _triangle_rows(node: Node, first: int) -> int:
     """Return the rows of the square mask forbidding keys after a query; 0 without causal masking."""
     queries = spec_of(operand(node, first)).shape[2]
-    return (QUERIES if queries >= LONG else queries) if pick(node.attrs, "causal") else 0
+    return (TILE_QUERIES if queries >= LONG_SEQUENCE else queries) if pick(node.attrs, "causal") else 0
 
 
-class Scores:
+class TileScratch:
     """Scratch memory for the scores of a tile: scores, a triangle of -inf, and two numbers for each query."""
 
     def __init__(self, node: Node, first: int, inputs: Operands, scratch: Tensor, copies: int) -> None:
         t = torch()
         q, k = inputs[first], inputs[first + 1]
         self.q, self.k = q.flatten(0, 1), k.flatten(0, 1)
-        self.scale = factor(node.attrs, q.shape[-1])
+        self.scale = score_scale(node.attrs, q.shape[-1])
         self.heads = q.shape[1]
         mask = inputs[first + 3] if len(inputs) > first + 3 else None
         self.mask = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-        scores, rows = _largest(node, first)
+        scores, rows = _max_scores_and_queries(node, first)
         side = _triangle_rows(node, first)
-        numbers = bytes_as(scratch, q.dtype, (copies * scores + 2 * rows + side * side,))
-        self.copies = [numbers[i * scores : (i + 1) * scores] for i in range(copies)]
-        self.rows = [numbers[copies * scores + i * rows :][:rows] for i in range(2)]
+        numbers = scratch_tensor(scratch, q.dtype, (copies * scores + 2 * rows + side * side,))
+        self.score_buffers = [numbers[i * scores : (i + 1) * scores] for i in range(copies)]
+        self.row_buffers = [numbers[copies * scores + i * rows :][:rows] for i in range(2)]
         self.triangle = numbers[copies * scores + 2 * rows :].view(side, side)
-        self.empty = scratch[numbers.nbytes :]
+        self.mask_bytes = scratch[numbers.nbytes :]
         self.setup: list[Call] = []
         if side:
             self.setup = [partial(self.triangle.fill_, -inf), partial(t.triu, self.triangle, 1, out=self.triangle)]
 
-    def of(self, piece: Piece, copy: int = 0) -> Tensor:
+    def scores_of(self, piece: ScoreTile, copy: int = 0) -> Tensor:
         """Return the scratch tensor for the scores of a tile, in copy number `copy`."""
         a, b, c = piece.shape
-        return self.copies[copy][: a * b * c].view(a, b, c)
+        return self.score_buffers[copy][: a * b * c].view(a, b, c)
 
-    def row(self, piece: Piece, which: int) -> Tensor:
+    def row_numbers(self, piece: ScoreTile, which: int) -> Tensor:
         """Return a scratch tensor with a number for each query of a tile; `which` is 0 or 1."""
         a, b, _ = piece.shape
-        return self.rows[which][: a * b].view(a, b, 1)
+        return self.row_buffers[which][: a * b].view(a, b, 1)
 
-    def unmasked(self, piece: Piece) -> list[Call]:
+    def compute_scores(self, piece: ScoreTile) -> list[Call]:
         """Return calls computing the scores of a tile, with -inf at positions forbidden by the mask or by causality."""
-        t, scores = torch(), self.of(piece)
+        t, scores = torch(), self.scores_of(piece)
         q, k = self.q[piece.heads, piece.queries], self.k[piece.heads, : piece.keys]
         calls: list[Call] = [partial(t.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=scores)]
         if self.mask is not None:
@@ -128,15 +136,15 @@ class Scores:
             calls.append(partial(diagonal.add_, self.triangle[: piece.shape[1], : piece.keys - start]))
         return calls
 
-    def nowhere(self, piece: Piece) -> Tensor:
+    def fully_masked_rows(self, piece: ScoreTile) -> Tensor:
         """Return a scratch tensor of bools: True for a query without any allowed key."""
         a, b, _ = piece.shape
-        return self.empty[: a * b].view(torch().bool).view(a, b, 1)
+        return self.mask_bytes[: a * b].view(torch().bool).view(a, b, 1)
 
 
 def _scratch(first: int, copies: int) -> Any:
     def scratch(node: Node) -> int:
-        scores, rows = _largest(node, first)
+        scores, rows = _max_scores_and_queries(node, first)
         side = _triangle_rows(node, first)
         bits = spec_of(operand(node, first)).dtype.bits
         return (copies * scores + 2 * rows + side * side) * bits // 8 + rows
@@ -147,13 +155,13 @@ def _scratch(first: int, copies: int) -> Any:
 def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Compute a softmax per row, and log(sum of exponentials) = highest score - log(highest probability)."""
     t = torch()
-    scores, v = Scores(node, 0, inputs, scratch, 1), inputs[2].flatten(0, 1)
+    scores, v = TileScratch(node, 0, inputs, scratch, 1), inputs[2].flatten(0, 1)
     y, lse = outputs[0].flatten(0, 1), outputs[1].flatten(0, 1).unsqueeze(-1)
     calls = list(scores.setup)
-    for piece in pieces(node, 0):
-        p, top, best = scores.of(piece), scores.row(piece, 0), scores.row(piece, 1)
+    for piece in score_tiles(node, 0):
+        p, top, best = scores.scores_of(piece), scores.row_numbers(piece, 0), scores.row_numbers(piece, 1)
         out, logs = y[piece.heads, piece.queries], lse[piece.heads, piece.queries]
-        calls += scores.unmasked(piece)
+        calls += scores.compute_scores(piece)
         calls += [
             partial(t.amax, p, -1, True, out=top),
             partial(t.softmax, p, -1, out=p),
@@ -163,7 +171,7 @@ def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
             partial(t.sub, top, best, out=logs),
         ]
         if scores.mask is not None:
-            nowhere = scores.nowhere(piece)
+            nowhere = scores.fully_masked_rows(piece)
             calls += [
                 partial(t.eq, top, -inf, out=nowhere),
                 partial(out.masked_fill_, nowhere, 0),
@@ -175,17 +183,17 @@ def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
 def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Recompute the probabilities, then four products. dk and dv accumulate over the tiles of a head."""
     t = torch()
-    scores = Scores(node, 1, inputs, scratch, 2)
+    scores = TileScratch(node, 1, inputs, scratch, 2)
     dy, v = inputs[0].flatten(0, 1), inputs[3].flatten(0, 1)
     dq, dk, dv = (out.flatten(0, 1) for out in outputs)
     calls: list[Call] = [*scores.setup, partial(dk.zero_), partial(dv.zero_)]
-    for piece in pieces(node, 1):
-        p, ds, grad = scores.of(piece), scores.of(piece, 1), dy[piece.heads, piece.queries]
+    for piece in score_tiles(node, 1):
+        p, ds, grad = scores.scores_of(piece), scores.scores_of(piece, 1), dy[piece.heads, piece.queries]
         keys = (piece.heads, slice(0, piece.keys))
         q, rows = scores.q[piece.heads, piece.queries], dq[piece.heads, piece.queries]
-        calls += scores.unmasked(piece)
+        calls += scores.compute_scores(piece)
         if scores.mask is not None:
-            nowhere, top = scores.nowhere(piece), scores.row(piece, 0)
+            nowhere, top = scores.fully_masked_rows(piece), scores.row_numbers(piece, 0)
             calls += [partial(t.amax, p, -1, True, out=top), partial(t.eq, top, -inf, out=nowhere)]
         calls.append(partial(t.softmax, p, -1, out=p))
         if scores.mask is not None:
@@ -200,7 +208,7 @@ def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
     return calls
 
 
-KERNELS: Mapping[str, Fast] = {
-    "attention": in_single(Fast(_attention, _scratch(0, 1), single)),
-    "attention_gradient": in_single(Fast(_gradient, _scratch(1, 2), single)),
+KERNELS: Mapping[str, TorchKernel] = {
+    "attention": computed_in_f32(TorchKernel(_attention, _scratch(0, 1), has_f32_or_f64)),
+    "attention_gradient": computed_in_f32(TorchKernel(_gradient, _scratch(1, 2), has_f32_or_f64)),
 }

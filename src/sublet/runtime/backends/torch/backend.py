@@ -13,29 +13,38 @@ from sublet.ops.aten import COLLECTIVES, LOGITS_GRADIENT
 from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.runtime.backends.torch.arena import DeviceMemory
-from sublet.runtime.backends.torch.aten import AtenKernel, over, seen
-from sublet.runtime.backends.torch.bound import Bound
+from sublet.runtime.backends.torch.aten import AtenKernel, operand_tensor, strided_tensor
+from sublet.runtime.backends.torch.bound_call import BoundTorchCall
 from sublet.runtime.backends.torch.collectives import CollectiveKernel
-from sublet.runtime.backends.torch.device import DeviceKernel, OnDevice
-from sublet.runtime.backends.torch.joined import LogitsGradient
-from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
-from sublet.runtime.backends.torch.stretch import Part, Recorder
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.device import DeviceBackend, DeviceKernel
+from sublet.runtime.backends.torch.device_memory import DeviceMemory
+from sublet.runtime.backends.torch.fused_aten import LogitsGradient
+from sublet.runtime.backends.torch.graph_segments import CallRecorder, SegmentCall
+from sublet.runtime.backends.torch.kernel import SingleCallKernel, TorchKernel, tensor_over, torch
+from sublet.runtime.calls import sequence_calls
 from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
 
 __all__ = [
-    "KERNELS", "AtenKernel", "DeviceKernel", "DeviceMemory", "OnDevice", "Part", "Recorder", "Torch", "over", "seen",
+    "KERNELS",
+    "AtenKernel",
+    "CallRecorder",
+    "DeviceBackend",
+    "DeviceKernel",
+    "DeviceMemory",
+    "SegmentCall",
+    "TorchBackend",
+    "operand_tensor",
+    "strided_tensor",
 ]  # fmt: skip
 
-KERNELS: Mapping[str, Fast] = {
+KERNELS: Mapping[str, TorchKernel] = {
     name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
 }
 """The kernels by the name of the command."""
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchBackend:
     """The backend on ATen. Kernels run in PyTorch of the current process, with the configured number of threads."""
 
     name: str = "torch"
@@ -58,13 +67,17 @@ class Torch:
         if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))
-        return _TorchKernel(node, fast) if fast is not None and _usual(node, fast) and fast.takes(node) else None
+        return (
+            _BoundTorchKernel(node, fast)
+            if fast is not None and _aten_supports(node, fast) and fast.supports(node)
+            else None
+        )
 
 
 WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
 
 
-def _usual(node: Node, fast: Fast) -> bool:
+def _aten_supports(node: Node, fast: TorchKernel) -> bool:
     """True if ATen supports the operands: all outputs are present, no tensor is empty, and ATen has all types.
 
     ATen functions treat empty tensors inconsistently.
@@ -73,34 +86,34 @@ def _usual(node: Node, fast: Fast) -> bool:
     values = (*node.uses, *node.defs)
     if len(inferred) != len(node.defs) or not all(value.nbytes for value in values):
         return False
-    return fast.moves or not any(spec_of(value).dtype in WIDE_UNSIGNED for value in values)
+    return fast.only_moves or not any(spec_of(value).dtype in WIDE_UNSIGNED for value in values)
 
 
 @dataclass(frozen=True)
-class _TorchKernel:
+class _BoundTorchKernel:
     node: Node
-    fast: Fast
+    record: TorchKernel
 
     @property
     def scratch(self) -> int:
-        return self.fast.scratch(self.node)
+        return self.record.scratch(self.node)
 
     @property
     def keeps(self) -> bool:
-        return self.fast.keeps
+        return self.record.keeps
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """Return the bound call. The first run raises RunError if a function did not write to the planned place."""
-        given, results = list(map(over, inputs)), list(map(over, outputs))
-        calls = self.fast.make(self.node, given, results, over(scratch))
-        return Bound(calls if callable(calls) else in_turn(calls), results, self.node, given)
+        given, results = list(map(operand_tensor, inputs)), list(map(operand_tensor, outputs))
+        calls = self.record.make(self.node, given, results, operand_tensor(scratch))
+        return BoundTorchCall(calls if callable(calls) else sequence_calls(calls), results, self.node, given)
 
-    def over(self, array: Array) -> Any:
+    def library_view(self, array: Array) -> Any:
         return tensor_over(array)
 
     def at_once(self) -> Compute:
-        make, node = self.fast.make, self.node
-        if isinstance(make, Calling):
+        make, node = self.record.make, self.node
+        if isinstance(make, SingleCallKernel):
             return make.at_once(node)
 
         def compute(inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:

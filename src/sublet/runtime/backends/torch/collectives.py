@@ -11,15 +11,15 @@ from sublet.base.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.aten import COLLECTIVES, WAIT
 from sublet.ops.aten.registry import find_operator
-from sublet.runtime.backends.torch.aten import operands, over
-from sublet.runtime.backends.torch.bound import Bound
+from sublet.runtime.backends.torch.aten import call_operands, operand_tensor
+from sublet.runtime.backends.torch.bound_call import BoundTorchCall
 from sublet.runtime.backends.torch.kernel import torch
 from sublet.runtime.kernel import Array, Call, Operand
 
-INSIDE = {"all_reduce", "broadcast"}
+IN_PLACE_FORMS = {"all_reduce", "broadcast"}
 """Collectives with a form working on the argument."""
 
-OUT = {"all_gather_into_tensor", "reduce_scatter_tensor"}
+OUT_FORMS = {"all_gather_into_tensor", "reduce_scatter_tensor"}
 """Collectives with a form writing to a given tensor."""
 
 
@@ -37,15 +37,17 @@ class CollectiveKernel:
         """
         if find_operator(self.node.op) is None:
             raise RunError(f"node {self.node.name}: PyTorch {torch().__version__} has no operator {self.node.op[:80]}")
-        results, args, kwargs = operands(self.node, list(map(over, inputs)), map(over, outputs))
+        results, args, kwargs = call_operands(
+            self.node, list(map(operand_tensor, inputs)), map(operand_tensor, outputs)
+        )
         name = self.node.op.removeprefix(COLLECTIVES).partition(".")[0]
         if self.node.op == WAIT:  # the collective's kernel has already waited
-            return Bound(partial(results[0].copy_, args[0]), results, self.node)
-        return Bound(_Waited(self.node, name, results, args, kwargs), results, self.node)
+            return BoundTorchCall(partial(results[0].copy_, args[0]), results, self.node)
+        return BoundTorchCall(_CollectiveCall(self.node, name, results, args, kwargs), results, self.node)
 
 
 @dataclass(frozen=True)
-class _Waited:
+class _CollectiveCall:
     node: Node
     name: str
     results: Sequence[Any]
@@ -56,10 +58,10 @@ class _Waited:
         functional = torch().ops._c10d_functional
         place, (first, *rest) = self.results[0], self.args
         try:
-            if self.name in INSIDE and place.is_contiguous():
+            if self.name in IN_PLACE_FORMS and place.is_contiguous():
                 place.copy_(first)
                 begun = getattr(functional, f"{self.name}_")(place, *rest, **self.kwargs)
-            elif self.name in OUT and place.is_contiguous():
+            elif self.name in OUT_FORMS and place.is_contiguous():
                 begun = getattr(functional, f"{self.name}_out")(first.contiguous(), *rest, **self.kwargs, out=place)
             else:
                 begun = getattr(functional, self.name)(first, *rest, **self.kwargs)

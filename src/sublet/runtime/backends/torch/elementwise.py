@@ -6,22 +6,22 @@ from collections.abc import Mapping
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import operand, result
-from sublet.ops.nn.shapes import FLOATS, number_of
-from sublet.runtime.backends.torch.kernel import Fast, Operands, calling
+from sublet.ops.nn.gradient_rules import operand, result
+from sublet.ops.nn.shape_inference import FLOATS, number_as
+from sublet.runtime.backends.torch.kernel import Operands, TorchKernel, single_call_kernel
 
 
 def _bounds(node: Node, inputs: Operands) -> tuple[float, float]:
     dtype = spec_of(result(node)).dtype
-    return number_of(pick(node.attrs, "low"), dtype), number_of(pick(node.attrs, "high"), dtype)
+    return number_as(pick(node.attrs, "low"), dtype), number_as(pick(node.attrs, "high"), dtype)
 
 
-def floating(node: Node) -> bool:
+def has_float_input(node: Node) -> bool:
     """True if the first input has a floating-point type; ATen divides integers differently from the reference."""
     return spec_of(operand(node, 0)).dtype in FLOATS
 
 
-SAME = (
+SAME_NAME = (
     *("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sign", "exp", "log", "sqrt", "reciprocal", "square"),
     *("sin", "cos", "floor", "logical_and", "logical_or", "logical_not", "where"),
 )
@@ -36,11 +36,11 @@ COMPARISONS = {
     "greater_equal": "ge",
 }
 
-KERNELS: Mapping[str, Fast] = {
-    **{name: Fast(calling(name)) for name in SAME},
-    **{name: Fast(calling(function)) for name, function in COMPARISONS.items()},
-    "div": Fast(calling("div"), takes=floating),
-    "pow": Fast(calling("pow"), takes=floating),
-    "isnan": Fast(calling("ne", lambda node, inputs: (inputs[0],))),
-    "clamp": Fast(calling("clamp", _bounds)),
+KERNELS: Mapping[str, TorchKernel] = {
+    **{name: TorchKernel(single_call_kernel(name)) for name in SAME_NAME},
+    **{name: TorchKernel(single_call_kernel(function)) for name, function in COMPARISONS.items()},
+    "div": TorchKernel(single_call_kernel("div"), supports=has_float_input),
+    "pow": TorchKernel(single_call_kernel("pow"), supports=has_float_input),
+    "isnan": TorchKernel(single_call_kernel("ne", lambda node, inputs: (inputs[0],))),
+    "clamp": TorchKernel(single_call_kernel("clamp", _bounds)),
 }

@@ -16,7 +16,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.fused import ChainStep, chain_steps, specs_of_steps
 from sublet.runtime.backends.torch import activation, elementwise
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.backends.torch.kernel import Calls, Operands, Tensor, TorchKernel, scratch_tensor, torch
 from sublet.runtime.kernel import Call
 
 BLOCK_ELEMENTS = 1 << 16
@@ -24,7 +24,7 @@ BLOCK_ELEMENTS = 1 << 16
 take much longer than the overhead.
 """
 
-STEP_KERNELS: Mapping[str, Fast] = {**elementwise.KERNELS, **activation.KERNELS}
+STEP_KERNELS: Mapping[str, TorchKernel] = {**elementwise.KERNELS, **activation.KERNELS}
 
 TYPES = {
     DType.BOOL: "bool",
@@ -40,10 +40,10 @@ TYPES = {
 }
 """PyTorch's names of the types allowed for intermediate results."""
 
-Slices = tuple[slice, ...]
+BlockIndex = tuple[slice, ...]
 
 
-def blocks(shape: Sequence[int]) -> list[Slices]:
+def block_slices(shape: Sequence[int]) -> list[BlockIndex]:
     """Return slices cutting a tensor into contiguous blocks of at most BLOCK_ELEMENTS elements, in order of address."""
     for axis, extent in enumerate(shape):
         inner = prod(shape[axis + 1 :])
@@ -55,14 +55,14 @@ def blocks(shape: Sequence[int]) -> list[Slices]:
     return [()]
 
 
-def _cut(tensor: Tensor, where: Slices, rank: int) -> Tensor:
+def _block_of(tensor: Tensor, where: BlockIndex, rank: int) -> Tensor:
     """Return the slice of an operand for a block; the whole operand along broadcast axes."""
     skipped = rank - tensor.ndim
     index = [cut if tensor.shape[axis] != 1 else slice(None) for axis, cut in enumerate(where[skipped:])]
     return tensor[tuple(index)] if index else tensor
 
 
-def _slots(steps: Sequence[ChainStep], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+def _assign_slots(steps: Sequence[ChainStep], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return a slot for the result of each step but the last, and the element size in bytes of each slot.
 
     A step may write over an operand without later readers: every element is read before it is written.
@@ -90,7 +90,7 @@ def _step_specs(node: Node) -> list[TensorSpec]:
     return specs_of_steps([None if value is None else spec_of(value) for value in node.inputs], node.attrs)
 
 
-def _sizes(node: Node) -> list[int]:
+def _element_sizes(node: Node) -> list[int]:
     return [spec.dtype.bits // 8 for spec in _step_specs(node)]
 
 
@@ -101,11 +101,11 @@ def _block_elements(node: Node) -> int:
 
 def _scratch(node: Node) -> int:
     """Return the scratch bytes: a block for each result read by a later step."""
-    _, widths = _slots(chain_steps(node.attrs), _sizes(node))
-    return sum(_aligned(width * _block_elements(node)) for width in widths)
+    _, widths = _assign_slots(chain_steps(node.attrs), _element_sizes(node))
+    return sum(_align_up(width * _block_elements(node)) for width in widths)
 
 
-def _aligned(nbytes: int) -> int:
+def _align_up(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
@@ -121,27 +121,29 @@ def _step_nodes(node: Node) -> list[Node]:
     return nodes
 
 
-def _takes(node: Node) -> bool:
+def _supports(node: Node) -> bool:
     """True if PyTorch has the types of all steps, and every step is a kernel without scratch memory or allocation."""
     if not all(spec.dtype in TYPES for spec in _step_specs(node)):
         return False
     for each in _step_nodes(node):
         fast = STEP_KERNELS.get(each.op.removeprefix(PREFIX))
-        if fast is None or not fast.takes(each) or fast.allocates or fast.scratch(each):
+        if fast is None or not fast.supports(each) or fast.allocates or fast.scratch(each):
             return False
     return True
 
 
 def _chain(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     steps, nodes, out = chain_steps(node.attrs), _step_nodes(node), outputs[0]
-    slots, widths = _slots(steps, _sizes(node))
-    offsets = [sum(_aligned(width * _block_elements(node)) for width in widths[:slot]) for slot in range(len(widths))]
+    slots, widths = _assign_slots(steps, _element_sizes(node))
+    offsets = [sum(_align_up(width * _block_elements(node)) for width in widths[:slot]) for slot in range(len(widths))]
     dtypes = [_dtype(each) for each in nodes]
     calls: list[Call] = []
-    for where in blocks(out.shape):
+    for where in block_slices(out.shape):
         target = out[where] if where else out
-        given = [_cut(tensor, where, out.ndim) for tensor in inputs]
-        intermediates = [bytes_as(scratch, dtypes[i], target.shape, offsets[slot]) for i, slot in enumerate(slots)]
+        given = [_block_of(tensor, where, out.ndim) for tensor in inputs]
+        intermediates = [
+            scratch_tensor(scratch, dtypes[i], target.shape, offsets[slot]) for i, slot in enumerate(slots)
+        ]
         intermediates.append(target)
         for i, (step, each) in enumerate(zip(steps, nodes, strict=True)):
             operands = [(intermediates if name[0] == "s" else given)[int(name[1:])] for name in step.operands]
@@ -156,4 +158,4 @@ def _dtype(node: Node) -> Any:
     return getattr(torch(), TYPES[spec_of(result).dtype])
 
 
-KERNELS: Mapping[str, Fast] = {"chain": Fast(_chain, scratch=_scratch, takes=_takes)}
+KERNELS: Mapping[str, TorchKernel] = {"chain": TorchKernel(_chain, scratch=_scratch, supports=_supports)}

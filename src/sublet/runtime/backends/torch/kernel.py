@@ -11,7 +11,7 @@ from typing import Any
 
 from sublet.base.arrays import torch_over
 from sublet.base.errors import RunError
-from sublet.base.extras import imported, require
+from sublet.base.optional_imports import imported_module, require
 from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
@@ -34,46 +34,46 @@ Make = Callable[[Node, Operands, Operands, Tensor], Calls]
 """
 
 
-Arguments = Callable[[Node, Operands], Sequence[Any]]
+ExtraArguments = Callable[[Node, Operands], Sequence[Any]]
 """(node, inputs) -> the arguments after the tensors in the call of a PyTorch function."""
 
 
-def tensors_only(node: Node, inputs: Operands) -> Sequence[Any]:
+def no_arguments(node: Node, inputs: Operands) -> Sequence[Any]:
     """Return no arguments: the function receives only tensors."""
     return ()
 
 
 @dataclass(frozen=True)
-class Calling:
+class SingleCallKernel:
     """A kernel of a single call, `torch.function(*inputs, *arguments, out=output)`.
 
     `out` is the keyword of the output, by default "out".
     """
 
     function: str
-    arguments: Arguments = tensors_only
+    arguments: ExtraArguments = no_arguments
     out: str = "out"
 
     def __call__(self, node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-        over = in_place(self.function, inputs[0], outputs[0]) if inputs and self.out == "out" else None
+        over = in_place_method(self.function, inputs[0], outputs[0]) if inputs and self.out == "out" else None
         if over is not None:
             return partial(over, *inputs[1:], *self.arguments(node, inputs))
-        return partial(self._found(), *inputs, *self.arguments(node, inputs), **{self.out: outputs[0]})
+        return partial(self._torch_function(), *inputs, *self.arguments(node, inputs), **{self.out: outputs[0]})
 
     def at_once(self, node: Node) -> Compute:
         """Return a function computing the node at once, with the PyTorch function looked up only here."""
-        call, arguments, out = self._found(), self.arguments, self.out
-        if arguments is tensors_only and out == "out":
+        call, arguments, out = self._torch_function(), self.arguments, self.out
+        if arguments is no_arguments and out == "out":
             return lambda inputs, outputs, scratch: call(*inputs, out=outputs[0])
         return lambda inputs, outputs, scratch: call(*inputs, *arguments(node, inputs), **{out: outputs[0]})
 
-    def _found(self) -> Callable[..., Any]:
+    def _torch_function(self) -> Callable[..., Any]:
         """Return the PyTorch function, looked up by dotted name."""
         function: Callable[..., Any] = attrgetter(self.function)(torch())
         return function
 
 
-def in_place(function: str, x: Tensor, out: Tensor) -> Callable[..., Any] | None:
+def in_place_method(function: str, x: Tensor, out: Tensor) -> Callable[..., Any] | None:
     """Return the method `x.function_` if `out` has the same elements as `x`; else None.
 
     The method computes `torch.function(x, ..., out=out)`, and a call takes a tenth of a microsecond less. Type, shape,
@@ -86,17 +86,17 @@ def in_place(function: str, x: Tensor, out: Tensor) -> Callable[..., Any] | None
     return method if is_same_view else None
 
 
-def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
+def single_call_kernel(function: str, arguments: ExtraArguments = no_arguments, out: str = "out") -> Make:
     """Return a kernel of a single call, see `SingleCallKernel`."""
-    return Calling(function, arguments, out)
+    return SingleCallKernel(function, arguments, out)
 
 
-def backward(name: str, arguments: Arguments = tensors_only) -> Make:
+def backward_kernel(name: str, arguments: ExtraArguments = no_arguments) -> Make:
     """Return a kernel calling `torch.ops.aten.name(dy, y or x, *arguments, grad_input=dx)`.
 
     Python can reach these backward functions only as overloads.
     """
-    return calling(f"ops.aten.{name}.grad_input", arguments, "grad_input")
+    return single_call_kernel(f"ops.aten.{name}.grad_input", arguments, "grad_input")
 
 
 def no_scratch(node: Node) -> int:
@@ -104,12 +104,12 @@ def no_scratch(node: Node) -> int:
     return 0
 
 
-def always(node: Node) -> bool:
+def supports_every_node(node: Node) -> bool:
     """True: the kernel computes every node of the command."""
     return True
 
 
-def single(node: Node) -> bool:
+def has_f32_or_f64(node: Node) -> bool:
     """True if the first input is f32 or f64.
 
     For kernels losing too much precision with 16-bit floats, or without an ATen function for 16-bit floats, or with
@@ -119,7 +119,7 @@ def single(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Fast:
+class TorchKernel:
     """A kernel on ATen for all nodes of a command.
 
     make        binds a node to tensors, see `Make`
@@ -135,15 +135,15 @@ class Fast:
 
     make: Make
     scratch: Callable[[Node], int] = no_scratch
-    takes: Callable[[Node], bool] = always
-    moves: bool = False
+    supports: Callable[[Node], bool] = supports_every_node
+    only_moves: bool = False
     keeps: bool = False
     allocates: bool = False
 
 
 def torch() -> ModuleType:
     """Return the module torch. Raises MissingExtraError, with the name of the extra, if PyTorch is not installed."""
-    module: ModuleType = imported("torch") or require("torch", extra="torch")
+    module: ModuleType = imported_module("torch") or require("torch", extra="torch")
     return module
 
 
@@ -152,7 +152,7 @@ def tensor_over(array: Array) -> Tensor:
     return torch_over(array)  # weights may be read-only arrays, and kernels only read weights
 
 
-def put(place: Tensor, made: Tensor) -> None:
+def copy_result(place: Tensor, made: Tensor) -> None:
     """Copy a PyTorch result to the planned place.
 
     Raises RunError if the shapes differ; without the check, PyTorch might broadcast the result.
@@ -162,7 +162,7 @@ def put(place: Tensor, made: Tensor) -> None:
     place.copy_(made)
 
 
-def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:
+def scratch_tensor(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:
     """Return scratch bytes from `offset` (in bytes) as a tensor with type `dtype` and shape `shape`."""
     count = 1
     for extent in shape:

@@ -9,15 +9,15 @@ import numpy as np
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import result
-from sublet.ops.nn.layout import inner
-from sublet.ops.nn.shapes import axes_in, number_of
-from sublet.runtime.backends.torch.conversion import reordered
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
+from sublet.ops.nn.gradient_rules import result
+from sublet.ops.nn.layout import padded_region
+from sublet.ops.nn.shape_inference import normalize_axes, number_as
+from sublet.runtime.backends.torch.conversion import permute_kernel
+from sublet.runtime.backends.torch.kernel import Calls, Operands, Tensor, TorchKernel, torch
 from sublet.runtime.kernel import Array, Call
 
 
-def bits_of(tensor: Tensor) -> Array:
+def numpy_bits(tensor: Tensor) -> Array:
     """Return a NumPy array over a tensor, for moving elements; of i16 for bf16, a type missing in NumPy."""
     t = torch()
     array: Array = (tensor.view(t.int16) if tensor.dtype == t.bfloat16 else tensor).numpy()
@@ -58,8 +58,8 @@ def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
     """
     x, y = inputs[0], outputs[0]
     pads, between = pick(node.attrs, "pads"), pick(node.attrs, "between")
-    value = number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype)
-    places = inner(x.shape, pads, between)
+    value = number_as(pick(node.attrs, "value"), spec_of(result(node)).dtype)
+    places = padded_region(x.shape, pads, between)
     if any(place.step > 1 and n > 1 for place, n in zip(places, x.shape, strict=True)):
         return [partial(y.fill_, value), partial(y[places].copy_, x)]
     rest, calls = y, list[Call]()
@@ -74,8 +74,8 @@ def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
 
 def _flip(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Copy with NumPy, because NumPy arrays may have negative strides."""
-    source = np.flip(bits_of(inputs[0]), axes_in(pick(node.attrs, "axes"), inputs[0].ndim))
-    return partial(np.copyto, bits_of(outputs[0]), source)
+    source = np.flip(numpy_bits(inputs[0]), normalize_axes(pick(node.attrs, "axes"), inputs[0].ndim))
+    return partial(np.copyto, numpy_bits(outputs[0]), source)
 
 
 def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
@@ -86,12 +86,12 @@ def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     return partial(outputs[0].view(apart).copy_, source)
 
 
-KERNELS: Mapping[str, Fast] = {
-    "transpose": Fast(reordered(_transpose_axes), moves=True),
-    "slice": Fast(_slice, moves=True),
-    "concat": Fast(_concat, moves=True, keeps=True),
-    "split": Fast(_split, moves=True, keeps=True),
-    "pad": Fast(_pad, moves=True, keeps=True),
-    "flip": Fast(_flip, moves=True),
-    "tile": Fast(_tile, moves=True),
+KERNELS: Mapping[str, TorchKernel] = {
+    "transpose": TorchKernel(permute_kernel(_transpose_axes), only_moves=True),
+    "slice": TorchKernel(_slice, only_moves=True),
+    "concat": TorchKernel(_concat, only_moves=True, keeps=True),
+    "split": TorchKernel(_split, only_moves=True, keeps=True),
+    "pad": TorchKernel(_pad, only_moves=True, keeps=True),
+    "flip": TorchKernel(_flip, only_moves=True),
+    "tile": TorchKernel(_tile, only_moves=True),
 }

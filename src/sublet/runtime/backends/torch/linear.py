@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise, product
 
 from sublet.ir.graph import Node
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
+from sublet.runtime.backends.torch.kernel import Calls, Operands, Tensor, TorchKernel, torch
 from sublet.runtime.kernel import Call
 
 
@@ -18,13 +18,13 @@ def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     if a.ndim == b.ndim == 2:
         return partial(torch().mm, a, b, out=out)
     if b.ndim == 2 and a.is_contiguous():
-        return partial(torch().mm, one_matrix(a), b, out=one_matrix(out))
+        return partial(torch().mm, as_matrix(a), b, out=as_matrix(out))
     batch = tuple(out.shape[:-2])
     a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
     return [partial(torch().bmm, x, y, out=z) for x, y, z in _batches(a, b, out)]
 
 
-def one_matrix(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
     """Return a view with all axes but the last merged."""
     return x.view(x.shape[:-1].numel(), x.shape[-1])
 
@@ -35,18 +35,18 @@ def _batches(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(x.unsqueeze(0) for x in (a, b, out))
         return
     leading = out.ndim - 2
-    joined = next(first for first in range(leading) if all(_joins(x, first, leading) for x in (a, b)))
+    joined = next(first for first in range(leading) if all(_are_mergeable(x, first, leading) for x in (a, b)))
     for index in product(*(range(extent) for extent in out.shape[:joined])):
-        yield tuple(_one_batch(x[index]) for x in (a, b, out))
+        yield tuple(_merge_batch_axes(x[index]) for x in (a, b, out))
 
 
-def _joins(x: Tensor, first: int, end: int) -> bool:
+def _are_mergeable(x: Tensor, first: int, end: int) -> bool:
     """True if the strides allow a view merging the axes from `first` up to `end`."""
     steps = [(x.shape[axis], x.stride(axis)) for axis in range(first, end) if x.shape[axis] != 1]
     return all(step == inner * extent for (_, step), (extent, inner) in pairwise(steps))
 
 
-def _one_batch(x: Tensor) -> Tensor:
+def _merge_batch_axes(x: Tensor) -> Tensor:
     """Return a view with all axes before the last two merged."""
     axes = [axis for axis in range(x.ndim - 2) if x.shape[axis] != 1]
     count = x.shape[:-2].numel()
@@ -63,7 +63,7 @@ def _gemm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
 
 
 def _linear(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    x, w, out = one_matrix(inputs[0]), inputs[1].t(), one_matrix(outputs[0])
+    x, w, out = as_matrix(inputs[0]), inputs[1].t(), as_matrix(outputs[0])
     return matrix_product(x, w, inputs[2] if len(inputs) > 2 else None, out)
 
 
@@ -72,8 +72,8 @@ def matrix_product(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
     return partial(torch().mm, x, w, out=out) if b is None else partial(torch().addmm, b, x, w, out=out)
 
 
-KERNELS: Mapping[str, Fast] = {
-    "matmul": Fast(_matmul),
-    "gemm": Fast(_gemm),
-    "linear": Fast(_linear),
+KERNELS: Mapping[str, TorchKernel] = {
+    "matmul": TorchKernel(_matmul),
+    "gemm": TorchKernel(_gemm),
+    "linear": TorchKernel(_linear),
 }

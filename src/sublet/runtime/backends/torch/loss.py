@@ -8,26 +8,26 @@ from typing import Any, NamedTuple
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.activation import FAR
+from sublet.ops.nn.gradient_rules import operand
+from sublet.runtime.backends.torch.activation import SOFTPLUS_IDENTITY_FROM
 from sublet.runtime.backends.torch.kernel import (
     Calls,
-    Fast,
     Operands,
     Tensor,
-    backward,
-    bytes_as,
-    calling,
-    single,
+    TorchKernel,
+    backward_kernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    single_call_kernel,
     torch,
 )
 from sublet.runtime.kernel import Call
 
-NO_MEAN = 0
+NO_REDUCTION = 0
 """PyTorch's number for reduction="none"."""
 
 
-def _column_bytes(node: Node) -> int:
+def _column_scratch(node: Node) -> int:
     """Return the scratch bytes: an index, a number and a bool for each label."""
     labels = spec_of(operand(node, len(node.inputs) - 1))
     return labels.size * (8 + spec_of(operand(node, 0)).dtype.bits // 8 + 1)
@@ -39,19 +39,19 @@ class _Columns(NamedTuple):
     index: Tensor  # the labels as i64, with class 0 for a negative label
     absent: Tensor  # True for a negative label
     numbers: Tensor
-    filled: list[Call]
+    fill_calls: list[Call]
 
 
 def _columns(labels: Tensor, dtype: Any, scratch: Tensor) -> _Columns:
     t, count = torch(), labels.numel()
-    index = bytes_as(scratch, t.int64, (count, 1))
-    numbers = bytes_as(scratch, dtype, (count, 1), 8 * count)
-    absent = bytes_as(scratch, t.bool, (count, 1), (8 + dtype.itemsize) * count)
+    index = scratch_tensor(scratch, t.int64, (count, 1))
+    numbers = scratch_tensor(scratch, dtype, (count, 1), 8 * count)
+    absent = scratch_tensor(scratch, t.bool, (count, 1), (8 + dtype.itemsize) * count)
     copied = partial(index.copy_, labels.view(count, 1))
     return _Columns(index, absent, numbers, [copied, partial(t.lt, index, 0, out=absent), partial(index.clamp_min_, 0)])
 
 
-def _rows(x: Tensor) -> Tensor:
+def _as_rows(x: Tensor) -> Tensor:
     """Return [..., C] viewed as [N, C]."""
     return x.view(x.numel() // x.shape[-1], x.shape[-1])
 
@@ -60,8 +60,8 @@ def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
     p, labels = inputs
     columns, loss = _columns(labels, p.dtype, scratch), outputs[0].view(-1, 1)
     return [
-        *columns.filled,
-        partial(torch().gather, _rows(p), 1, columns.index, out=loss),
+        *columns.fill_calls,
+        partial(torch().gather, _as_rows(p), 1, columns.index, out=loss),
         loss.log_,
         loss.neg_,
         partial(loss.masked_fill_, columns.absent, 0),
@@ -70,12 +70,12 @@ def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
 
 def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Fill with zeros, and -dloss / p at the label; computed before the fill, because the result may overwrite p."""
-    t, (dloss, p, labels), dp = torch(), inputs, _rows(outputs[0])
+    t, (dloss, p, labels), dp = torch(), inputs, _as_rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     value = columns.numbers
     return [
-        *columns.filled,
-        partial(t.gather, _rows(p), 1, columns.index, out=value),
+        *columns.fill_calls,
+        partial(t.gather, _as_rows(p), 1, columns.index, out=value),
         partial(t.div, dloss.view(-1, 1), value, out=value),
         value.neg_,
         partial(value.masked_fill_, columns.absent, 0),
@@ -89,12 +89,12 @@ def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scra
 
     The highest probability is exp(0) / sum: no second exponential of all elements is needed.
     """
-    t, x, labels = torch(), _rows(inputs[0]), inputs[1]
-    loss, p = outputs[0].view(-1, 1), _rows(outputs[1])
+    t, x, labels = torch(), _as_rows(inputs[0]), inputs[1]
+    loss, p = outputs[0].view(-1, 1), _as_rows(outputs[1])
     columns = _columns(labels, x.dtype, scratch)
     highest = columns.numbers
     return [
-        *columns.filled,
+        *columns.fill_calls,
         partial(t.amax, x, 1, True, out=highest),
         partial(t.gather, x, 1, columns.index, out=loss),
         partial(t.sub, highest, loss, out=loss),
@@ -108,14 +108,14 @@ def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scra
 
 def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Compute p * dloss, minus dloss at the label."""
-    t, (dloss, p, labels), dx = torch(), inputs, _rows(outputs[0])
+    t, (dloss, p, labels), dx = torch(), inputs, _as_rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     weight = columns.numbers
     return [
-        *columns.filled,
+        *columns.fill_calls,
         partial(weight.copy_, dloss.view(-1, 1)),
         partial(weight.masked_fill_, columns.absent, 0),
-        partial(t.mul, _rows(p), weight, out=dx),
+        partial(t.mul, _as_rows(p), weight, out=dx),
         weight.neg_,
         partial(dx.scatter_add_, 1, columns.index, weight),
     ]
@@ -131,13 +131,13 @@ def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     The simpler softplus(x) - t x needs no scratch memory, but cancels for large x and t = 1.
     """
     t, (x, target), (loss,) = torch(), inputs, outputs
-    rest = bytes_as(scratch, x.dtype, x.shape)
+    rest = scratch_tensor(scratch, x.dtype, x.shape)
     return [
         partial(t.clamp_min, x, 0, out=rest),
         partial(rest.addcmul_, x, target, value=-1),
         partial(t.abs, x, out=loss),
         loss.neg_,
-        partial(t._C._nn.softplus, loss, 1, FAR, out=loss),
+        partial(t._C._nn.softplus, loss, 1, SOFTPLUS_IDENTITY_FROM, out=loss),
         partial(loss.add_, rest),
     ]
 
@@ -147,18 +147,26 @@ def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
     return [partial(t.sigmoid, x, out=dx), partial(dx.sub_, target), partial(dx.mul_, dloss)]
 
 
-KERNELS: Mapping[str, Fast] = {
+KERNELS: Mapping[str, TorchKernel] = {
     # ATen allocates memory to gather and scatter 16-bit floats.
-    "categorical_cross_entropy": Fast(_cross_entropy, _column_bytes, single),
-    "categorical_cross_entropy_gradient": Fast(_cross_entropy_gradient, _column_bytes, single),
-    "softmax_cross_entropy": Fast(_softmax_cross_entropy, _column_bytes, single),
-    "softmax_cross_entropy_gradient": Fast(_softmax_cross_entropy_gradient, _column_bytes, single),
-    "sigmoid_binary_cross_entropy": Fast(_logits, _logits_bytes),
-    "sigmoid_binary_cross_entropy_gradient": Fast(_logits_gradient),
-    "binary_cross_entropy": Fast(calling("_C._nn.binary_cross_entropy", lambda node, _: (None, NO_MEAN))),
-    "binary_cross_entropy_gradient": Fast(backward("binary_cross_entropy_backward", lambda node, _: (None, NO_MEAN))),
-    "mse": Fast(calling("_C._nn.mse_loss", lambda node, _: (NO_MEAN,))),
-    "mse_gradient": Fast(backward("mse_loss_backward", lambda node, _: (NO_MEAN,))),
-    "smooth_l1": Fast(calling("_C._nn.smooth_l1_loss", lambda node, _: (NO_MEAN, node.attrs["beta"]))),
-    "smooth_l1_gradient": Fast(backward("smooth_l1_loss_backward", lambda node, _: (NO_MEAN, node.attrs["beta"]))),
+    "categorical_cross_entropy": TorchKernel(_cross_entropy, _column_scratch, has_f32_or_f64),
+    "categorical_cross_entropy_gradient": TorchKernel(_cross_entropy_gradient, _column_scratch, has_f32_or_f64),
+    "softmax_cross_entropy": TorchKernel(_softmax_cross_entropy, _column_scratch, has_f32_or_f64),
+    "softmax_cross_entropy_gradient": TorchKernel(_softmax_cross_entropy_gradient, _column_scratch, has_f32_or_f64),
+    "sigmoid_binary_cross_entropy": TorchKernel(_logits, _logits_bytes),
+    "sigmoid_binary_cross_entropy_gradient": TorchKernel(_logits_gradient),
+    "binary_cross_entropy": TorchKernel(
+        single_call_kernel("_C._nn.binary_cross_entropy", lambda node, _: (None, NO_REDUCTION))
+    ),
+    "binary_cross_entropy_gradient": TorchKernel(
+        backward_kernel("binary_cross_entropy_backward", lambda node, _: (None, NO_REDUCTION))
+    ),
+    "mse": TorchKernel(single_call_kernel("_C._nn.mse_loss", lambda node, _: (NO_REDUCTION,))),
+    "mse_gradient": TorchKernel(backward_kernel("mse_loss_backward", lambda node, _: (NO_REDUCTION,))),
+    "smooth_l1": TorchKernel(
+        single_call_kernel("_C._nn.smooth_l1_loss", lambda node, _: (NO_REDUCTION, node.attrs["beta"]))
+    ),
+    "smooth_l1_gradient": TorchKernel(
+        backward_kernel("smooth_l1_loss_backward", lambda node, _: (NO_REDUCTION, node.attrs["beta"]))
+    ),
 }

@@ -13,22 +13,30 @@ from typing import Any
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
-from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.backends.torch.widened import in_single
+from sublet.ops.nn.gradient_rules import operand
+from sublet.ops.nn.normalization_forms import NormForm, batch_form, group_form, layer_form, rms_form
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Operands,
+    Tensor,
+    TorchKernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    torch,
+)
+from sublet.runtime.backends.torch.mixed_precision import computed_in_f32
 from sublet.runtime.kernel import Call
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes of input per call of an ATen gradient: small allocations, yet enough work to keep ATen busy."""
 
 
-def _form(form_of: Any, node: Node, position: int) -> Form:
-    form: Form = form_of(spec_of(operand(node, position)).shape, node.attrs)
+def _form(form_of: Any, node: Node, position: int) -> NormForm:
+    form: NormForm = form_of(spec_of(operand(node, position)).shape, node.attrs)
     return form
 
 
-def _channels_second(x: Tensor, form: Form) -> Tensor:
+def _channels_second(x: Tensor, form: NormForm) -> Tensor:
     """Return the tensor in the layout of ATen's batch norm.
 
     The layout is [outer, channels, inner], or channels last in memory if the inner extent is 1.
@@ -37,7 +45,7 @@ def _channels_second(x: Tensor, form: Form) -> Tensor:
     return x.view(form.rows) if inner > 1 else x.view(1, outer, 1, channels).permute(0, 3, 1, 2)
 
 
-def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out: Tensor, form: Form) -> Call:
+def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out: Tensor, form: NormForm) -> Call:
     """Return the call out = x factor + shift per channel, in one pass.
 
     `fixed` holds mean 0 and variance 1: ATen's batch norm computes the affine map.
@@ -45,10 +53,10 @@ def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out
     t = torch()
     if form.rows[2] == 1:
         return partial(t.addcmul, shift, x.view(form.rows[:2]), factor, out=out.view(form.rows[:2]))
-    return _by_statistics(x.view(form.rows), factor, shift, fixed[0], fixed[1], 0.0, out.view(form.rows))
+    return _normalize_by_statistics(x.view(form.rows), factor, shift, fixed[0], fixed[1], 0.0, out.view(form.rows))
 
 
-def _by_statistics(
+def _normalize_by_statistics(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float, out: Tensor
 ) -> Call:
     """Return the call of ATen's batch norm with given statistics."""
@@ -87,7 +95,7 @@ def _batch_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor
     return [*moved, *make(node, form, inputs, outputs, scratch)]
 
 
-def _batch_norm_last(node: Node, form: Form, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
+def _batch_norm_last(node: Node, form: NormForm, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
     """Return the call of ATen's kernel for channels-last tensors."""
     x, scale, bias, *_ = inputs
     y, mean, var, saved_mean, saved_rstd = outputs
@@ -109,20 +117,20 @@ def _batch_norm_last(node: Node, form: Form, inputs: Operands, outputs: Operands
     ]
 
 
-def _batch_norm_second(node: Node, form: Form, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
+def _batch_norm_second(node: Node, form: NormForm, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
     """Compute the mean, x - mean, the norm, and scale and shift in one pass: 0.7 of the time of ATen's kernel."""
     t = torch()
     x, scale, bias, *_ = inputs
     y, mean, var, saved_mean, rstd = outputs
     outer, channels, _ = form.rows
-    numbers = bytes_as(scratch, x.dtype, (4 + outer, channels))
+    numbers = scratch_tensor(scratch, x.dtype, (4 + outer, channels))
     fixed, factor, unbiased, norms = numbers[:2], numbers[2], numbers[3], numbers[4:].view(outer, channels, 1)
     x3, y3, n = x.view(form.rows), y.view(form.rows), form.count
     momentum, epsilon = pick(node.attrs, "momentum"), pick(node.attrs, "epsilon")
     return [
-        partial(t.mean, x3, form.axes, True, out=saved_mean.view(form.kept)),
-        partial(t.sub, x3, saved_mean.view(form.kept), out=y3),
-        *_variance(y3, norms, rstd.view(form.kept), form.axes),
+        partial(t.mean, x3, form.axes, True, out=saved_mean.view(form.statistics_shape)),
+        partial(t.sub, x3, saved_mean.view(form.statistics_shape), out=y3),
+        *_variance(y3, norms, rstd.view(form.statistics_shape), form.axes),
         partial(rstd.square_),
         partial(t.mul, rstd, 1 / (n - 1), out=unbiased),
         partial(mean.lerp_, saved_mean, momentum),
@@ -144,7 +152,7 @@ def _batch_inference(node: Node, inputs: Operands, outputs: Operands, scratch: T
     form, epsilon = _form(batch_form, node, 0), pick(node.attrs, "epsilon")
     x, scale, bias, mean, var = inputs
     places = _channels_second(x, form), _channels_second(outputs[0], form)
-    return _by_statistics(places[0], scale, bias, mean, var, epsilon, places[1])
+    return _normalize_by_statistics(places[0], scale, bias, mean, var, epsilon, places[1])
 
 
 def _batch_gradient_scratch(node: Node) -> int:
@@ -162,17 +170,17 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     dy, x, scale, mean, rstd = inputs
     dx, dscale, dbias = outputs
     form = _form(batch_form, node, 1)
-    numbers = bytes_as(scratch, x.dtype, (5, *scale.shape))
+    numbers = scratch_tensor(scratch, x.dtype, (5, *scale.shape))
     fixed, k, b, c = numbers[:2], numbers[2], numbers[3], numbers[4]
     views = _channels_second(dy, form), _channels_second(x, form)
     sums = partial(t.ops.aten.native_batch_norm_backward, *views, None, None, None, mean, rstd, True, 0.0)
     first, second = ((x, b), (dy, k)) if dx.data_ptr() == x.data_ptr() else ((dy, k), (x, b))
     rest, n = form.rows[: 3 if form.rows[2] > 1 else 2], form.count
-    kept = form.kept[: len(rest)]
+    kept = form.statistics_shape[: len(rest)]
     last = partial(t.addcmul, dx.view(rest), second[0].view(rest), second[1].view(kept), out=dx.view(rest))
     over_both = dx.data_ptr() == x.data_ptr() == dy.data_ptr()
     return [
-        partial(_sums, sums, dscale, dbias),
+        partial(_copy_affine_gradients, sums, dscale, dbias),
         partial(t.mul, scale, rstd, out=k),
         partial(t.mul, k, rstd, out=b),
         partial(b.mul_, dscale),
@@ -188,7 +196,7 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     ]
 
 
-def _sums(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
+def _copy_affine_gradients(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
     """Compute only the gradients by scale and bias, with an ATen backward function and its output mask."""
     _, first, second = backward(output_mask=[False, True, True])
     dscale.copy_(first)
@@ -201,7 +209,7 @@ def _sums(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
 def _norm_scratch(node: Node) -> int:
     """Return the scratch bytes of a group norm with scale: a factor for each channel of each sample."""
     x, scale = operand(node, 0), (*node.inputs, None)[1]
-    channels = prod(group_form(spec_of(x).shape, node.attrs).seen[:2])
+    channels = prod(group_form(spec_of(x).shape, node.attrs).affine_view[:2])
     return 0 if scale is None else channels * spec_of(x).dtype.bits // 8
 
 
@@ -209,20 +217,20 @@ def _norm(form_of: Any) -> Any:
     def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         t, form = torch(), _form(form_of, node, 0)
         x, scale, bias = (*inputs, None, None)[:3]
-        y, rstd = outputs[0].view(form.rows), outputs[-1].view(form.kept)
+        y, rstd = outputs[0].view(form.rows), outputs[-1].view(form.statistics_shape)
         rows = x.view(form.rows)
         calls: list[Call] = []
         if form.centred:
-            mean = outputs[1].view(form.kept)
+            mean = outputs[1].view(form.statistics_shape)
             calls += [partial(t.mean, rows, form.axes, True, out=mean), partial(t.sub, rows, mean, out=y)]
             rows = y
         calls += _variance(rows, y, rstd, form.axes)
         calls += [partial(rstd.square_), *_rstd(rstd, form.count, pick(node.attrs, "epsilon"))]
-        seen = outputs[0].view(form.seen)
+        seen = outputs[0].view(form.affine_view)
         if scale is not None and scratch is not None:
-            factor = bytes_as(scratch, x.dtype, (*outputs[-1].shape, scale.numel() // outputs[-1].shape[1]))
+            factor = scratch_tensor(scratch, x.dtype, (*outputs[-1].shape, scale.numel() // outputs[-1].shape[1]))
             calls.append(partial(t.mul, outputs[-1].unsqueeze(-1), scale.view(1, *factor.shape[1:]), out=factor))
-            calls.append(partial(t.mul, rows.view(form.seen), factor.view(*form.seen[:2], 1), out=seen))
+            calls.append(partial(t.mul, rows.view(form.affine_view), factor.view(*form.affine_view[:2], 1), out=seen))
         else:
             calls.append(partial(t.mul, rows, rstd, out=y))
         return [*calls, *_affine(scale if scratch is None else None, bias, seen, form)]
@@ -230,22 +238,22 @@ def _norm(form_of: Any) -> Any:
     return make
 
 
-def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: Form) -> list[Call]:
+def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: NormForm) -> list[Call]:
     """Return calls for the remaining scale and bias, in place."""
     if scale is not None and bias is not None:
-        return [partial(torch().addcmul, bias.view(form.affine), seen, scale.view(form.affine), out=seen)]
-    calls: list[Call] = [] if scale is None else [partial(seen.mul_, scale.view(form.affine))]
-    return calls if bias is None else [*calls, partial(seen.add_, bias.view(form.affine))]
+        return [partial(torch().addcmul, bias.view(form.affine_shape), seen, scale.view(form.affine_shape), out=seen)]
+    calls: list[Call] = [] if scale is None else [partial(seen.mul_, scale.view(form.affine_shape))]
+    return calls if bias is None else [*calls, partial(seen.add_, bias.view(form.affine_shape))]
 
 
-def _step(count: int, nbytes: int) -> int:
+def _rows_per_chunk(count: int, nbytes: int) -> int:
     """Return the number of rows or samples in `CHUNK_BYTES`, of `count` rows or samples with `nbytes` bytes in all."""
-    return min(count, max(1, PIECE * count // nbytes))
+    return min(count, max(1, CHUNK_BYTES * count // nbytes))
 
 
-def _pieces(count: int, nbytes: int) -> list[slice]:
+def _row_slices(count: int, nbytes: int) -> list[slice]:
     """Return slices of `count` rows or samples of at most about `CHUNK_BYTES` each."""
-    step = _step(count, nbytes)
+    step = _rows_per_chunk(count, nbytes)
     return [slice(start, start + step) for start in range(0, count, step)]
 
 
@@ -265,12 +273,16 @@ def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     dy, x, scale, mean, rstd = inputs
     form = _form(layer_form, node, 1)
     backward, shape = torch().ops.aten.native_layer_norm_backward, list(form.rows[1:])
-    given = [dy.view(form.rows), x.view(form.rows), mean.view(form.kept), rstd.view(form.kept)]
+    given = [dy.view(form.rows), x.view(form.rows), mean.view(form.statistics_shape), rstd.view(form.statistics_shape)]
     weight = None if scale is None else scale.view(shape)
     full_gradient = partial(backward, given[0], given[1], shape, given[2], given[3], weight, weight)
-    first = None if scale is None else partial(_sums, full_gradient, *(out.view(shape) for out in outputs[1:]))
+    first = (
+        None
+        if scale is None
+        else partial(_copy_affine_gradients, full_gradient, *(out.view(shape) for out in outputs[1:]))
+    )
     dx, pieces = outputs[0].view(form.rows), []
-    for piece in _pieces(form.rows[0], x.nbytes):
+    for piece in _row_slices(form.rows[0], x.nbytes):
         grad, part, *stats = (tensor[piece] for tensor in given)
         pieces.append((dx[piece], grad, part, shape, *stats, weight, weight))
     return _row_gradient(backward, first, pieces)
@@ -278,13 +290,13 @@ def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
 
 def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, scale, mean, rstd = inputs
-    samples, channels, places = _form(group_form, node, 1).seen
+    samples, channels, places = _form(group_form, node, 1).affine_view
     groups = pick(node.attrs, "groups")
     backward = torch().ops.aten.native_group_norm_backward
     full_gradient = partial(backward, dy, x, mean, rstd, scale, samples, channels, places, groups)
-    first = None if scale is None else partial(_sums, full_gradient, *outputs[1:])
+    first = None if scale is None else partial(_copy_affine_gradients, full_gradient, *outputs[1:])
     pieces = []
-    for piece in _pieces(samples, x.nbytes):
+    for piece in _row_slices(samples, x.nbytes):
         parts = [tensor[piece] for tensor in (dy, x, mean, rstd)]
         pieces.append((outputs[0][piece], *parts, scale, len(parts[0]), channels, places, groups))
     return _row_gradient(backward, first, pieces)
@@ -293,20 +305,20 @@ def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
 def _rms_scratch(node: Node) -> int:
     """Return the scratch bytes: a slice of rows, and two numbers per row."""
     x, (rows, width) = spec_of(operand(node, 1)), _form(rms_form, node, 1).rows
-    return _step(rows, x.nbytes) * (width + 2) * x.dtype.bits // 8
+    return _rows_per_chunk(rows, x.nbytes) * (width + 2) * x.dtype.bits // 8
 
 
 def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Compute dx = rstd g - x rstd^3 sum(g x) / n with g = dy scale, and dscale = sum(dy x rstd), in row slices."""
     t, form = torch(), _form(rms_form, node, 1)
-    dy, x, rstd = inputs[0].view(form.rows), inputs[1].view(form.rows), inputs[3].view(form.kept)
+    dy, x, rstd = inputs[0].view(form.rows), inputs[1].view(form.rows), inputs[3].view(form.statistics_shape)
     scale = None if inputs[2] is None else inputs[2].view(-1)
     dx, dscale = outputs[0].view(form.rows), outputs[1].view(-1) if scale is not None else None
     calls: list[Call] = [] if dscale is None else [partial(dscale.zero_)]
-    for piece in _pieces(form.rows[0], inputs[1].nbytes):
+    for piece in _row_slices(form.rows[0], inputs[1].nbytes):
         grad, part, r = dy[piece], x[piece], rstd[piece]
         rows, width = part.shape
-        numbers = bytes_as(scratch, x.dtype, (rows * (width + 2),))
+        numbers = scratch_tensor(scratch, x.dtype, (rows * (width + 2),))
         product, factor, cube = numbers[: rows * width].view(rows, width), numbers[-2 * rows : -rows], numbers[-rows:]
         calls.append(partial(t.mul, grad, part, out=product))
         if scale is None:
@@ -325,15 +337,17 @@ def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
     return calls
 
 
-KERNELS: Mapping[str, Fast] = {
+KERNELS: Mapping[str, TorchKernel] = {
     # ATen's batch norm allocates a few numbers per channel.
-    "batch_norm": in_single(Fast(_batch_norm, _batch_scratch, single, allocates=True)),
-    "batch_norm_inference": in_single(Fast(_batch_inference, takes=single, allocates=True)),
-    "batch_norm_gradient": in_single(Fast(_batch_gradient, _batch_gradient_scratch, single, allocates=True)),
-    "layer_norm": in_single(Fast(_norm(layer_form), takes=single)),
-    "group_norm": in_single(Fast(_norm(group_form), _norm_scratch, single)),
-    "rms_norm": in_single(Fast(_norm(rms_form), takes=single)),
-    "layer_norm_gradient": in_single(Fast(_layer_gradient, takes=single, allocates=True)),
-    "group_norm_gradient": in_single(Fast(_group_gradient, takes=single, allocates=True)),
-    "rms_norm_gradient": in_single(Fast(_rms_gradient, _rms_scratch, single)),
+    "batch_norm": computed_in_f32(TorchKernel(_batch_norm, _batch_scratch, has_f32_or_f64, allocates=True)),
+    "batch_norm_inference": computed_in_f32(TorchKernel(_batch_inference, supports=has_f32_or_f64, allocates=True)),
+    "batch_norm_gradient": computed_in_f32(
+        TorchKernel(_batch_gradient, _batch_gradient_scratch, has_f32_or_f64, allocates=True)
+    ),
+    "layer_norm": computed_in_f32(TorchKernel(_norm(layer_form), supports=has_f32_or_f64)),
+    "group_norm": computed_in_f32(TorchKernel(_norm(group_form), _norm_scratch, has_f32_or_f64)),
+    "rms_norm": computed_in_f32(TorchKernel(_norm(rms_form), supports=has_f32_or_f64)),
+    "layer_norm_gradient": computed_in_f32(TorchKernel(_layer_gradient, supports=has_f32_or_f64, allocates=True)),
+    "group_norm_gradient": computed_in_f32(TorchKernel(_group_gradient, supports=has_f32_or_f64, allocates=True)),
+    "rms_norm_gradient": computed_in_f32(TorchKernel(_rms_gradient, _rms_scratch, has_f32_or_f64)),
 }

@@ -12,15 +12,24 @@ from functools import partial
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, bytes_as, single, torch
+from sublet.ops.nn.gradient_rules import operand
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Make,
+    Operands,
+    Tensor,
+    TorchKernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    torch,
+)
 from sublet.runtime.kernel import Call
 
 BLOCK = 1 << 17
 """Elements of a block: few enough for the cache, many enough to make the overhead of Python calls negligible."""
 
 
-def _copies(sources: Sequence[Tensor], results: Sequence[Tensor]) -> list[Call]:
+def _copies_to_results(sources: Sequence[Tensor], results: Sequence[Tensor]) -> list[Call]:
     """Return calls copying each input to the result, except for results at the address of the input."""
     pairs = zip(sources, results, strict=True)
     return [partial(result.copy_, source) for source, result in pairs if source.data_ptr() != result.data_ptr()]
@@ -41,7 +50,7 @@ def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
         maximize=False,
         is_first_step=False,
     )
-    return [*_copies((inputs[0], *inputs[3:]), outputs), update]
+    return [*_copies_to_results((inputs[0], *inputs[3:]), outputs), update]
 
 
 def _adaptive(name: str) -> Make:
@@ -66,7 +75,7 @@ def _adaptive(name: str) -> Make:
             amsgrad=False,
             maximize=False,
         )
-        return [*_copies((w, m, v), outputs), update]
+        return [*_copies_to_results((w, m, v), outputs), update]
 
     return make
 
@@ -96,7 +105,7 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
     alpha, momentum, epsilon, decay = (pick(node.attrs, key) for key in ("alpha", "momentum", "epsilon", "decay"))
     blocks = list(_blocks(outputs[0], inputs[1], *outputs[1:]))
     size = min(outputs[0].numel(), BLOCK)
-    roots, *decayed = bytes_as(scratch, outputs[0].dtype, (2 if decay else 1, size))
+    roots, *decayed = scratch_tensor(scratch, outputs[0].dtype, (2 if decay else 1, size))
 
     def run() -> None:
         rate = lr.item()
@@ -112,7 +121,7 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
             else:
                 w.addcdiv_(grad, root, value=-rate)
 
-    return [*_copies((inputs[0], *inputs[3:]), outputs), run]
+    return [*_copies_to_results((inputs[0], *inputs[3:]), outputs), run]
 
 
 def _lamb_bytes(node: Node) -> int:
@@ -125,8 +134,8 @@ def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     w, grad, lr, m, v, step = inputs
     beta1, beta2, epsilon, decay = (pick(node.attrs, key) for key in ("beta1", "beta2", "epsilon", "decay"))
     blocks = list(_blocks(outputs[0], grad, outputs[1], outputs[2]))
-    updates = bytes_as(scratch, w.dtype, (min(w.numel(), BLOCK),))
-    norms = bytes_as(scratch, w.dtype, (2, len(blocks)), updates.nbytes)
+    updates = scratch_tensor(scratch, w.dtype, (min(w.numel(), BLOCK),))
+    norms = scratch_tensor(scratch, w.dtype, (2, len(blocks)), updates.nbytes)
     t = torch()
     norm = t.linalg.vector_norm
 
@@ -152,13 +161,13 @@ def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
                 update = direction(w, m, v, first, second)
             w.add_(update, alpha=-lr.item() * trust)
 
-    return [*_copies((w, m, v), outputs), run]
+    return [*_copies_to_results((w, m, v), outputs), run]
 
 
-KERNELS: Mapping[str, Fast] = {
-    "sgd": Fast(_sgd),
-    "adam": Fast(_adaptive("_fused_adam_")),
-    "adamw": Fast(_adaptive("_fused_adamw_")),
-    "lamb": Fast(_lamb, _lamb_bytes, single),  # norms are stored in the type of the weights
-    "rmsprop": Fast(_rmsprop, _rmsprop_bytes),
+KERNELS: Mapping[str, TorchKernel] = {
+    "sgd": TorchKernel(_sgd),
+    "adam": TorchKernel(_adaptive("_fused_adam_")),
+    "adamw": TorchKernel(_adaptive("_fused_adamw_")),
+    "lamb": TorchKernel(_lamb, _lamb_bytes, has_f32_or_f64),  # norms are stored in the type of the weights
+    "rmsprop": TorchKernel(_rmsprop, _rmsprop_bytes),
 }

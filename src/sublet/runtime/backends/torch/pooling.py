@@ -15,10 +15,10 @@ from typing import Any
 from sublet.base.tensor import DType
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import operand, result
+from sublet.ops.nn.gradient_rules import operand, result
 from sublet.ops.nn.pooling import pool_windows
-from sublet.ops.nn.windows import image, nhwc
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
+from sublet.ops.nn.windows import image_dims, is_channels_last
+from sublet.runtime.backends.torch.kernel import Calls, Operands, Tensor, TorchKernel, scratch_tensor, torch
 from sublet.runtime.kernel import Call
 
 SLICE_BYTES = 4 << 20
@@ -27,39 +27,39 @@ SLICE_BYTES = 4 << 20
 IMAGE_BYTES = 1 << 20
 """Bytes of the images compared along both axes before the next images, small enough to stay in the cache."""
 
-INDEX = 8
+INDEX_BYTES = 8
 """Bytes of the index of a maximum."""
 
 
-def _takes(node: Node) -> bool:
+def _supports(node: Node) -> bool:
     """True if ATen supports the padding: equal on both sides, and at most half a window."""
     over = pool_windows(node.attrs)
-    return over.symmetric and all(2 * pad <= k for pad, k in zip(over.begins, over.kernel, strict=True))
+    return over.is_symmetric and all(2 * pad <= k for pad, k in zip(over.begins, over.kernel, strict=True))
 
 
-def _takes_max(node: Node) -> bool:
+def _supports_max(node: Node) -> bool:
     """True if ATen supports the max pooling.
 
     A dilated window may step over a narrow input and see only padding; ATen then returns the first padding element.
     """
-    *_, spatial = image(spec_of(operand(node, len(node.inputs) - 1)), node.attrs, "x")
+    *_, spatial = image_dims(spec_of(operand(node, len(node.inputs) - 1)), node.attrs, "x")
     steps = pool_windows(node.attrs).dilations
-    return _takes(node) and all(step <= extent for step, extent in zip(steps, spatial, strict=True))
+    return _supports(node) and all(step <= extent for step, extent in zip(steps, spatial, strict=True))
 
 
-def _takes_average(node: Node) -> bool:
+def _supports_average(node: Node) -> bool:
     """True if ATen supports the average pooling: `avg_pool3d` ignores an output's layout and lacks 16-bit floats."""
     cubes, dtype = len(pick(node.attrs, "kernel")) == 3, spec_of(result(node)).dtype
-    return _takes(node) and not (cubes and (nhwc(node.attrs) or dtype not in (DType.F32, DType.F64)))
+    return _supports(node) and not (cubes and (is_channels_last(node.attrs) or dtype not in (DType.F32, DType.F64)))
 
 
-def _first(node: Node, x: Tensor) -> Tensor:
+def _channels_first(node: Node, x: Tensor) -> Tensor:
     """Return the tensor as [N, C, *spatial] with at least two spatial axes, as required by functions with `out`."""
-    seen = x.movedim(-1, 1) if nhwc(node.attrs) else x
+    seen = x.movedim(-1, 1) if is_channels_last(node.attrs) else x
     return seen.unsqueeze(2) if seen.ndim == 3 else seen
 
 
-class _Pool:
+class _PoolArguments:
     """The attributes of a pooling node as ATen arguments."""
 
     def __init__(self, node: Node) -> None:
@@ -73,46 +73,48 @@ class _Pool:
         self.axes = len(self.kernel)
 
     @property
-    def of_max(self) -> tuple[Any, ...]:
+    def max_arguments(self) -> tuple[Any, ...]:
         return self.kernel, self.strides, self.pads, self.dilations, self.ceil
 
-    def of_average(self, node: Node) -> tuple[Any, ...]:
+    def average_arguments(self, node: Node) -> tuple[Any, ...]:
         return self.kernel, self.strides, self.pads, self.ceil, bool(node.attrs["count_include_pad"]), None
 
 
-def _step(x: Value) -> int:
+def _samples_per_slice(x: Value) -> int:
     """Return the number of samples in a slice of the batch."""
     spec = spec_of(x)
     return min(spec.shape[0], -(-SLICE_BYTES * spec.shape[0] // max(1, spec.nbytes)))
 
 
-def _maxima(node: Node, inputs: Operands, y: Tensor, scratch: Tensor, values: bool) -> list[tuple[slice, Tensor, Call]]:
+def _indexed_maxima(
+    node: Node, inputs: Operands, y: Tensor, scratch: Tensor, values: bool
+) -> list[tuple[slice, Tensor, Call]]:
     """Return for each slice of the batch: the slice, the indices of the maxima, and the call computing the indices.
 
     The call writes the maxima to `y`, or to scratch memory if `values` is true.
     """
-    x, pool = _first(node, inputs[-1]), _Pool(node)
-    step = _step(operand(node, len(inputs) - 1))
+    x, pool = _channels_first(node, inputs[-1]), _PoolArguments(node)
+    step = _samples_per_slice(operand(node, len(inputs) - 1))
     pooled = getattr(torch()._C._nn, f"max_pool{pool.axes}d_with_indices")
     slices: list[tuple[slice, Tensor, Call]] = []
     for begin in range(0, len(x), max(1, step)):
         part = slice(begin, min(len(x), begin + step))
         shape = (part.stop - begin, *y.shape[1:])
-        indices = _first(node, bytes_as(scratch, torch().int64, shape))
-        maxima = bytes_as(scratch, x.dtype, shape, indices.nbytes) if values else y[part]
-        call = partial(pooled, x[part], *pool.of_max, out=(_first(node, maxima), indices))
+        indices = _channels_first(node, scratch_tensor(scratch, torch().int64, shape))
+        maxima = scratch_tensor(scratch, x.dtype, shape, indices.nbytes) if values else y[part]
+        call = partial(pooled, x[part], *pool.max_arguments, out=(_channels_first(node, maxima), indices))
         slices.append((part, indices, call))
     return slices
 
 
 def _max_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    if _by_axis(node):
+    if _is_separable(node):
         return _maxima_by_axis(node, inputs[0], outputs[0], scratch)
-    return [entry[2] for entry in _maxima(node, inputs, outputs[0], scratch, values=False)]
+    return [entry[2] for entry in _indexed_maxima(node, inputs, outputs[0], scratch, values=False)]
 
 
-def _by_axis(node: Node) -> bool:
-    return len(pick(node.attrs, "kernel")) < 3 and not nhwc(node.attrs)
+def _is_separable(node: Node) -> bool:
+    return len(pick(node.attrs, "kernel")) < 3 and not is_channels_last(node.attrs)
 
 
 def _maxima_by_axis(node: Node, x: Tensor, y: Tensor, scratch: Tensor) -> Calls:
@@ -120,15 +122,15 @@ def _maxima_by_axis(node: Node, x: Tensor, y: Tensor, scratch: Tensor) -> Calls:
 
     Each step processes a few images of one channel, which stay in the cache.
     """
-    x, y = (_first(node, t).flatten(0, 1) for t in (x, y))
-    pool = _Pool(node)
+    x, y = (_channels_first(node, t).flatten(0, 1) for t in (x, y))
+    pool = _PoolArguments(node)
     rows, columns = zip(pool.kernel, pool.strides, pool.pads, pool.dilations, strict=True)
-    step = _images(operand(node, 0))
+    step = _images_per_step(operand(node, 0))
     calls: list[Call] = []
     for begin in range(0, len(x), step):
         part, target = x[begin : begin + step], y[begin : begin + step]
         if len(pick(node.attrs, "kernel")) > 1:
-            between = bytes_as(scratch, x.dtype, (*part.shape[:2], target.shape[2]))
+            between = scratch_tensor(scratch, x.dtype, (*part.shape[:2], target.shape[2]))
             calls += _maxima_along(2, columns, part, between)
             calls += _maxima_along(1, rows, between, target)
         else:
@@ -136,7 +138,7 @@ def _maxima_by_axis(node: Node, x: Tensor, y: Tensor, scratch: Tensor) -> Calls:
     return calls
 
 
-def _images(x: Value) -> int:
+def _images_per_step(x: Value) -> int:
     """Return the number of single-channel images processed at a time."""
     spec = spec_of(x)
     count = prod(spec.shape[:2])
@@ -175,66 +177,68 @@ def _maxima_along(axis: int, window: tuple[int, ...], x: Tensor, y: Tensor) -> l
 
 
 def _max_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    dy, x, dx = (_first(node, t) for t in (*inputs, outputs[0]))
-    pool = _Pool(node)
+    dy, x, dx = (_channels_first(node, t) for t in (*inputs, outputs[0]))
+    pool = _PoolArguments(node)
     calls: list[Call] = []
     backward = getattr(torch().ops.aten, f"max_pool{pool.axes}d_with_indices_backward").grad_input
-    for part, indices, call in _maxima(node, inputs, inputs[0], scratch, values=True):
-        given = (dy[part], x[part], *pool.of_max, indices)
+    for part, indices, call in _indexed_maxima(node, inputs, inputs[0], scratch, values=True):
+        given = (dy[part], x[part], *pool.max_arguments, indices)
         calls += [call, partial(backward, *given, grad_input=dx[part])]
     return calls
 
 
 def _max_pool_gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    ddx, y = _first(node, inputs[0]), _first(node, outputs[0])
+    ddx, y = _channels_first(node, inputs[0]), _channels_first(node, outputs[0])
     calls: list[Call] = []
-    for part, indices, call in _maxima(node, inputs, outputs[0], scratch, values=True):
+    for part, indices, call in _indexed_maxima(node, inputs, outputs[0], scratch, values=True):
         picked = partial(torch().gather, ddx[part].flatten(2), 2, indices.flatten(2), out=y[part].flatten(2))
         calls += [call, picked]
     return calls
 
 
-def _scratch(x: Value, y: Value, each: int) -> int:
+def _slice_scratch(x: Value, y: Value, each: int) -> int:
     """Return scratch bytes for a slice: `each` bytes per element of the result."""
     spec = spec_of(y)
-    return spec.size // max(1, spec.shape[0]) * _step(x) * each
+    return spec.size // max(1, spec.shape[0]) * _samples_per_slice(x) * each
 
 
 def _forward_scratch(node: Node) -> int:
-    if _by_axis(node):
+    if _is_separable(node):
         x, y = spec_of(operand(node, 0)), spec_of(result(node))
-        between = _images(operand(node, 0)) * prod((x.shape[2], y.shape[-1]))
+        between = _images_per_step(operand(node, 0)) * prod((x.shape[2], y.shape[-1]))
         return between * x.dtype.bits // 8 if len(y.shape) > 3 else 0
-    return _scratch(operand(node, 0), result(node), INDEX)
+    return _slice_scratch(operand(node, 0), result(node), INDEX_BYTES)
 
 
 def _gradient_scratch(node: Node) -> int:
     y = operand(node, 0)
-    return _scratch(operand(node, 1), y, INDEX + spec_of(y).dtype.bits // 8)
+    return _slice_scratch(operand(node, 1), y, INDEX_BYTES + spec_of(y).dtype.bits // 8)
 
 
 def _gather_scratch(node: Node) -> int:
     y = result(node)
-    return _scratch(operand(node, 1), y, INDEX + spec_of(y).dtype.bits // 8)
+    return _slice_scratch(operand(node, 1), y, INDEX_BYTES + spec_of(y).dtype.bits // 8)
 
 
 def _avg_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    pool = _Pool(node)
+    pool = _PoolArguments(node)
     function = getattr(torch()._C._nn, f"avg_pool{pool.axes}d")
-    return partial(function, _first(node, inputs[0]), *pool.of_average(node), out=_first(node, outputs[0]))
+    return partial(
+        function, _channels_first(node, inputs[0]), *pool.average_arguments(node), out=_channels_first(node, outputs[0])
+    )
 
 
 def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Call ATen's backward function; ATen reads only the shape of the input argument, so `dx` serves as the input."""
-    pool, dx = _Pool(node), _first(node, outputs[0])
+    pool, dx = _PoolArguments(node), _channels_first(node, outputs[0])
     backward = getattr(torch().ops.aten, f"avg_pool{pool.axes}d_backward").grad_input
-    return partial(backward, _first(node, inputs[0]), dx, *pool.of_average(node), grad_input=dx)
+    return partial(backward, _channels_first(node, inputs[0]), dx, *pool.average_arguments(node), grad_input=dx)
 
 
-KERNELS: Mapping[str, Fast] = {
-    "max_pool": Fast(_max_pool, _forward_scratch, _takes_max),
-    "max_pool_gradient": Fast(_max_pool_gradient, _gradient_scratch, _takes_max),
-    "max_pool_gather": Fast(_max_pool_gather, _gather_scratch, _takes_max),
-    "avg_pool": Fast(_avg_pool, takes=_takes_average),
-    "avg_pool_gradient": Fast(_avg_pool_gradient, takes=_takes_average),
+KERNELS: Mapping[str, TorchKernel] = {
+    "max_pool": TorchKernel(_max_pool, _forward_scratch, _supports_max),
+    "max_pool_gradient": TorchKernel(_max_pool_gradient, _gradient_scratch, _supports_max),
+    "max_pool_gather": TorchKernel(_max_pool_gather, _gather_scratch, _supports_max),
+    "avg_pool": TorchKernel(_avg_pool, supports=_supports_average),
+    "avg_pool_gradient": TorchKernel(_avg_pool_gradient, supports=_supports_average),
 }

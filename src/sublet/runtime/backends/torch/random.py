@@ -11,38 +11,38 @@ import numpy as np
 from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import result
-from sublet.ops.nn.random import drawn, generator, scale_of
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, bytes_as, torch
+from sublet.ops.nn.gradient_rules import result
+from sublet.ops.nn.random import draw_type, dropout_scale, generator
+from sublet.runtime.backends.torch.kernel import Calls, Make, Operands, Tensor, TorchKernel, scratch_tensor, torch
 from sublet.runtime.kernel import Array
 
 CHUNK = 1 << 14
 """Elements drawn at a time; the following functions then find the elements in the cache."""
 
 
-def _chunk(node: Node) -> int:
+def _chunk_elements(node: Node) -> int:
     return min(CHUNK, spec_of(result(node)).size)
 
 
-def _places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Array, Tensor]]:
+def _chunk_places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Array, Tensor]]:
     """Return for each chunk the array to draw into, and the tensor to copy to; None if drawn in place."""
     if scratch is None:
         return [(piece.numpy(), None) for piece in target.split(CHUNK)]
-    buffer = bytes_as(scratch, torch().float32, (size,))
+    buffer = scratch_tensor(scratch, torch().float32, (size,))
     return [(buffer[: piece.numel()].numpy(), piece) for piece in target.split(size)]
 
 
 Draw = Callable[[np.random.Generator, Array], Any]
 
 
-def _drawing(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node], float]) -> Make:
+def _drawing_kernel(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node], float]) -> Make:
     def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         key, stream = inputs[0].numpy(), pick(node.attrs, "stream")
-        kind = drawn(spec_of(result(node)).dtype)
+        kind = draw_type(spec_of(result(node)).dtype)
         factor, offset = kind(scale(node)), kind(shift(node))
         places = [
             (place, None if target is None else partial(target.copy_, torch().from_numpy(place)))
-            for place, target in _places(outputs[0].view(-1), scratch, _chunk(node))
+            for place, target in _chunk_places(outputs[0].view(-1), scratch, _chunk_elements(node))
         ]
 
         def run() -> None:
@@ -67,7 +67,7 @@ def _uniform(source: np.random.Generator, place: Array) -> None:
         place[...] = source.random(place.shape, place.dtype)
 
 
-def _width(node: Node) -> float:
+def _interval_width(node: Node) -> float:
     return float(pick(node.attrs, "high") - pick(node.attrs, "low"))
 
 
@@ -80,14 +80,14 @@ def _normal(source: np.random.Generator, place: Array) -> None:
 
 def _draw_scratch(node: Node) -> int:
     """Return the scratch bytes: a chunk in f32, for types not drawn by NumPy."""
-    return 0 if spec_of(result(node)).dtype in (DType.F32, DType.F64) else 4 * _chunk(node)
+    return 0 if spec_of(result(node)).dtype in (DType.F32, DType.F64) else 4 * _chunk_elements(node)
 
 
 def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-    t, size = torch(), _chunk(node)
+    t, size = torch(), _chunk_elements(node)
     key, stream = inputs[1].numpy(), pick(node.attrs, "stream")
-    rate, scale = pick(node.attrs, "rate"), scale_of(pick(node.attrs, "rate"))
-    chances, dropped = bytes_as(scratch, t.float32, (size,)), bytes_as(scratch, t.bool, (size,), 4 * size)
+    rate, scale = pick(node.attrs, "rate"), dropout_scale(pick(node.attrs, "rate"))
+    chances, dropped = scratch_tensor(scratch, t.float32, (size,)), scratch_tensor(scratch, t.bool, (size,), 4 * size)
     pieces = [
         (chances[: x.numel()].numpy(), chances[: x.numel()], dropped[: x.numel()], x, y)
         for x, y in zip(inputs[0].view(-1).split(size), outputs[0].view(-1).split(size), strict=True)
@@ -104,12 +104,14 @@ def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
     return run
 
 
-_DROPOUT = Fast(_dropout, scratch=lambda node: 5 * _chunk(node))
+_DROPOUT = TorchKernel(_dropout, scratch=lambda node: 5 * _chunk_elements(node))
 
-KERNELS: Mapping[str, Fast] = {
-    "random_uniform": Fast(_drawing(_uniform, _width, lambda node: pick(node.attrs, "low")), scratch=_draw_scratch),
-    "random_normal": Fast(
-        _drawing(_normal, lambda node: pick(node.attrs, "std"), lambda node: pick(node.attrs, "mean")),
+KERNELS: Mapping[str, TorchKernel] = {
+    "random_uniform": TorchKernel(
+        _drawing_kernel(_uniform, _interval_width, lambda node: pick(node.attrs, "low")), scratch=_draw_scratch
+    ),
+    "random_normal": TorchKernel(
+        _drawing_kernel(_normal, lambda node: pick(node.attrs, "std"), lambda node: pick(node.attrs, "mean")),
         scratch=_draw_scratch,
     ),
     "dropout": _DROPOUT,

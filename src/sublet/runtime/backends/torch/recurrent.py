@@ -8,12 +8,20 @@ from typing import Any
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
+from sublet.ops.nn.gradient_rules import operand
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Operands,
+    Tensor,
+    TorchKernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    torch,
+)
 from sublet.runtime.kernel import Call
 
 
-def _states(count: int, position: int) -> Any:
+def _scratch_for_states(count: int, position: int) -> Any:
     """Return a scratch function: `count` times the bytes of the input at `position`."""
 
     def scratch(node: Node) -> int:
@@ -23,14 +31,14 @@ def _states(count: int, position: int) -> Any:
 
 
 def _scratch_states(scratch: Tensor, like: Tensor, count: int) -> tuple[Tensor, ...]:
-    return tuple(bytes_as(scratch, like.dtype, (count, *like.shape)).unbind(0))
+    return tuple(scratch_tensor(scratch, like.dtype, (count, *like.shape)).unbind(0))
 
 
-def _sigmoid_back(grad: Tensor, y: Tensor, out: Tensor) -> Call:
+def _sigmoid_gradient(grad: Tensor, y: Tensor, out: Tensor) -> Call:
     return partial(torch().ops.aten.sigmoid_backward.grad_input, grad, y, grad_input=out)
 
 
-def _tanh_back(grad: Tensor, y: Tensor, out: Tensor) -> Call:
+def _tanh_gradient(grad: Tensor, y: Tensor, out: Tensor) -> Call:
     return partial(torch().ops.aten.tanh_backward.grad_input, grad, y, grad_input=out)
 
 
@@ -66,13 +74,13 @@ def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch
         partial(bent.addcmul_, i, g),
         partial(bent.tanh_),
         partial(inner.zero_) if dc is None else partial(inner.copy_, dc),
-        *_lstm_back(dh, inner, bent, u, (i, f, g, o), (i, f, g, o), c),
+        *_lstm_step_gradient(dh, inner, bent, u, (i, f, g, o), (i, f, g, o), c),
         partial(before.copy_, inner),
     ]
     return calls
 
 
-def _lstm_back(
+def _lstm_step_gradient(
     dh: Tensor, dc: Tensor, bent: Tensor, u: Tensor, gates: Operands, grads: Operands, c: Tensor
 ) -> list[Call]:
     """Return the calls of one step back in time, writing `grads` and the dc of the previous step.
@@ -86,20 +94,20 @@ def _lstm_back(
     if dh is not None:
         calls = [
             partial(t.mul, dh, o, out=u),
-            _tanh_back(u, bent, u),
+            _tanh_gradient(u, bent, u),
             partial(dc.add_, u),
             partial(bent.mul_, dh),
-            _sigmoid_back(bent, o, do),
+            _sigmoid_gradient(bent, o, do),
         ]
     return [
         *calls,
         partial(t.mul, dc, g, out=u),
         partial(t.mul, dc, i, out=bent),
-        _sigmoid_back(u, i, di),
-        _tanh_back(bent, g, dg),
+        _sigmoid_gradient(u, i, di),
+        _tanh_gradient(bent, g, dg),
         partial(t.mul, dc, c, out=u),
         partial(dc.mul_, f),
-        _sigmoid_back(u, f, df),
+        _sigmoid_gradient(u, f, df),
     ]
 
 
@@ -133,12 +141,12 @@ def _gru_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
         partial(z.sigmoid_),
         partial(t.addcmul, xn, r, kept, out=n),
         partial(n.tanh_),
-        *_gru_back(dh, h, kept, (u, v, w), gates, gates, of_h.chunk(3, 1)),
+        *_gru_step_gradient(dh, h, kept, (u, v, w), gates, gates, of_h.chunk(3, 1)),
         partial(before.copy_, u),
     ]
 
 
-def _gru_back(
+def _gru_step_gradient(
     dh: Tensor, h: Tensor, inner: Tensor, room: Operands, gates: Operands, of_x: Operands, of_h: Operands
 ) -> list[Call]:
     """Return the calls of one step back in time, writing `of_x` and `of_h`.
@@ -153,18 +161,18 @@ def _gru_back(
         partial(t.mul, dh, z, out=u),
         partial(t.sub, h, n, out=w),
         partial(w.mul_, dh),
-        _sigmoid_back(w, z, of_x[1]),
+        _sigmoid_gradient(w, z, of_x[1]),
         partial(of_h[1].copy_, of_x[1]),
         partial(t.sub, dh, u, out=v),
-        _tanh_back(v, n, of_x[2]),
+        _tanh_gradient(v, n, of_x[2]),
         partial(t.mul, of_x[2], r, out=of_h[2]),
         partial(t.mul, of_x[2], inner, out=v),
-        _sigmoid_back(v, r, of_x[0]),
+        _sigmoid_gradient(v, r, of_x[0]),
         partial(of_h[0].copy_, of_x[0]),
     ]
 
 
-def _projected(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
+def _project_inputs(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
     """Return the call out = x w^T + b for all steps at the same time."""
     t = torch()
     rows, flat = x.flatten(0, 1), out.flatten(0, 1)
@@ -176,7 +184,7 @@ def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     t = torch()
     x, h, c, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:7]
     y, last, cell, gates, kept = outputs
-    calls = [_projected(x, w_ih, b_ih, gates)]
+    calls = [_project_inputs(x, w_ih, b_ih, gates)]
     if b_hh is not None:
         calls.append(partial(gates.add_, b_hh))
     for out, entry, after in zip(y, gates, kept, strict=True):
@@ -196,7 +204,7 @@ def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     return [*calls, partial(last.copy_, h), partial(cell.copy_, c)]
 
 
-def _start(into: Tensor, grad: Tensor) -> Call:
+def _initialize_gradient(into: Tensor, grad: Tensor) -> Call:
     return partial(into.zero_) if grad is None else partial(into.copy_, grad)
 
 
@@ -206,13 +214,13 @@ def _lstm_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
     dy, dh_last, dc_last, _, _, w_hh, c0, gates, kept = inputs
     grad, dh, dc = outputs
     bent, u = _scratch_states(scratch, dh, 2)
-    calls = [_start(dh, dh_last), _start(dc, dc_last)]
+    calls = [_initialize_gradient(dh, dh_last), _initialize_gradient(dc, dc_last)]
     for step in reversed(range(len(gates))):
         if dy is not None:
             calls.append(partial(dh.add_, dy[step]))
         before = kept[step - 1] if step else c0
         calls.append(partial(t.tanh, kept[step], out=bent))
-        calls += _lstm_back(dh, dc, bent, u, gates[step].chunk(4, 1), grad[step].chunk(4, 1), before)
+        calls += _lstm_step_gradient(dh, dc, bent, u, gates[step].chunk(4, 1), grad[step].chunk(4, 1), before)
         calls.append(partial(t.mm, grad[step], w_hh, out=dh))
     return calls
 
@@ -221,8 +229,8 @@ def _gru(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
     t = torch()
     x, h, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:6]
     y, last, gates, inners = outputs
-    product = bytes_as(scratch, x.dtype, gates.shape[1:])
-    calls = [_projected(x, w_ih, b_ih, gates)]
+    product = scratch_tensor(scratch, x.dtype, gates.shape[1:])
+    calls = [_project_inputs(x, w_ih, b_ih, gates)]
     for out, entry, inner in zip(y, gates, inners, strict=True):
         hidden = out.shape[1]
         both, (_, z, n) = entry[:, : 2 * hidden], entry.chunk(3, 1)
@@ -245,36 +253,36 @@ def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
     dy, dh_last, _, _, w_hh, h0, y, gates, inner = inputs
     of_x, of_h, dh = outputs
     room = _scratch_states(scratch, dh, 3)
-    calls = [_start(dh, dh_last)]
+    calls = [_initialize_gradient(dh, dh_last)]
     for step in reversed(range(len(gates))):
         if dy is not None:
             calls.append(partial(dh.add_, dy[step]))
         before = y[step - 1] if step else h0
         parts = of_x[step].chunk(3, 1), of_h[step].chunk(3, 1)
-        calls += _gru_back(dh, before, inner[step], room, gates[step].chunk(3, 1), *parts)
+        calls += _gru_step_gradient(dh, before, inner[step], room, gates[step].chunk(3, 1), *parts)
         calls.append(partial(t.addmm, room[0], of_h[step], w_hh, out=dh))
     return calls
 
 
-def _walk(*saved: int) -> Any:
+def _lacks_saved_gradients(*saved: int) -> Any:
     """Return a predicate: f32 or f64, and no gradient for the saved inputs at positions `saved`.
 
     Gradients of saved tensors only occur in second derivatives.
     """
 
     def takes(node: Node) -> bool:
-        return single(node) and all(node.inputs[position] is None for position in saved)
+        return has_f32_or_f64(node) and all(node.inputs[position] is None for position in saved)
 
     return takes
 
 
-KERNELS: Mapping[str, Fast] = {
-    "lstm_cell": Fast(_lstm_cell, _states(1, 1), single),
-    "lstm_cell_gradient": Fast(_lstm_cell_gradient, _states(3, 3), single),
-    "gru_cell": Fast(_gru_cell, _states(2, 2), single),
-    "gru_cell_gradient": Fast(_gru_cell_gradient, _states(4, 3), single),
-    "lstm": Fast(_lstm, takes=single),
-    "lstm_gradient": Fast(_lstm_gradient, _states(2, 6), _walk(3, 4)),
-    "gru": Fast(_gru, _states(3, 1), single),
-    "gru_gradient": Fast(_gru_gradient, _states(3, 5), _walk(2, 3)),
+KERNELS: Mapping[str, TorchKernel] = {
+    "lstm_cell": TorchKernel(_lstm_cell, _scratch_for_states(1, 1), has_f32_or_f64),
+    "lstm_cell_gradient": TorchKernel(_lstm_cell_gradient, _scratch_for_states(3, 3), has_f32_or_f64),
+    "gru_cell": TorchKernel(_gru_cell, _scratch_for_states(2, 2), has_f32_or_f64),
+    "gru_cell_gradient": TorchKernel(_gru_cell_gradient, _scratch_for_states(4, 3), has_f32_or_f64),
+    "lstm": TorchKernel(_lstm, supports=has_f32_or_f64),
+    "lstm_gradient": TorchKernel(_lstm_gradient, _scratch_for_states(2, 6), _lacks_saved_gradients(3, 4)),
+    "gru": TorchKernel(_gru, _scratch_for_states(3, 1), has_f32_or_f64),
+    "gru_gradient": TorchKernel(_gru_gradient, _scratch_for_states(3, 5), _lacks_saved_gradients(2, 3)),
 }

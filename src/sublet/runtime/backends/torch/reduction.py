@@ -7,14 +7,14 @@ from functools import partial
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick
-from sublet.ops.nn.shapes import axes_in
-from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, calling, torch
+from sublet.ops.nn.shape_inference import normalize_axes
+from sublet.runtime.backends.torch.elementwise import has_float_input
+from sublet.runtime.backends.torch.kernel import Calls, Operands, Tensor, TorchKernel, single_call_kernel, torch
 
 
-def axes_and_kept(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
+def axes_and_keepdims(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
     """Return the reduced axes, and True if the reduced axes remain with extent 1."""
-    axes = axes_in(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
+    axes = normalize_axes(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
     return axes, bool(node.attrs["keepdims"])
 
 
@@ -37,10 +37,10 @@ def _reshape(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
     return partial(outputs[0].copy_, inputs[0].view(outputs[0].shape))
 
 
-KERNELS: Mapping[str, Fast] = {
-    "sum": Fast(calling("sum", axes_and_kept), takes=floating),
-    "mean": Fast(calling("mean", axes_and_kept), takes=floating),
-    "sum_to": Fast(_sum_to, takes=floating),
-    "broadcast_to": Fast(_broadcast, moves=True),
-    "reshape": Fast(_reshape, moves=True),
+KERNELS: Mapping[str, TorchKernel] = {
+    "sum": TorchKernel(single_call_kernel("sum", axes_and_keepdims), supports=has_float_input),
+    "mean": TorchKernel(single_call_kernel("mean", axes_and_keepdims), supports=has_float_input),
+    "sum_to": TorchKernel(_sum_to, supports=has_float_input),
+    "broadcast_to": TorchKernel(_broadcast, only_moves=True),
+    "reshape": TorchKernel(_reshape, only_moves=True),
 }

@@ -12,21 +12,30 @@ import numpy as np
 
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
-from sublet.ops.nn.gradients import operand
-from sublet.ops.nn.reduction import reduced
-from sublet.ops.nn.shapes import axes_in
-from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, calling, single, torch
-from sublet.runtime.backends.torch.reduction import axes_and_kept
+from sublet.ops.nn.gradient_rules import operand
+from sublet.ops.nn.reduction import reduced_shape
+from sublet.ops.nn.shape_inference import normalize_axes
+from sublet.runtime.backends.torch.elementwise import has_float_input
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Operands,
+    Tensor,
+    TorchKernel,
+    has_f32_or_f64,
+    scratch_tensor,
+    single_call_kernel,
+    torch,
+)
+from sublet.runtime.backends.torch.reduction import axes_and_keepdims
 
 
-def _gone(node: Node, position: int) -> tuple[int, ...]:
+def _reduced_axes(node: Node, position: int) -> tuple[int, ...]:
     """Return the reduced axes of the input at `position`."""
     rank = len(spec_of(operand(node, position)).shape)
-    return axes_in(pick(node.attrs, "axes"), rank) if rank else ()
+    return normalize_axes(pick(node.attrs, "axes"), rank) if rank else ()
 
 
-def merged(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | None:
+def merge_reduced_axes(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | None:
     """Return the shape as [before, reduced, after] if the reduced axes are adjacent; else None.
 
     Axes of extent 1 are ignored.
@@ -41,27 +50,30 @@ def merged(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | 
 
 def _prod(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     x = inputs[0]
-    shape = merged(x.shape, _gone(node, 0))
+    shape = merge_reduced_axes(x.shape, _reduced_axes(node, 0))
     assert shape is not None
     before, _, after = shape
     return partial(torch().prod, x.view(shape), 1, out=outputs[0].view(before, after))
 
 
-def _prod_takes(node: Node) -> bool:
+def _supports_prod(node: Node) -> bool:
     position = 0 if node.op == "nn.prod" else 1
-    return single(node) and merged(spec_of(operand(node, position)).shape, _gone(node, position)) is not None
+    return (
+        has_f32_or_f64(node)
+        and merge_reduced_axes(spec_of(operand(node, position)).shape, _reduced_axes(node, position)) is not None
+    )
 
 
 def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Compute with zeros of x as 1; in products with zeros, then set all gradients to 0 except at an only zero."""
     t, x = torch(), inputs[1]
-    shape = merged(x.shape, _gone(node, 1))
+    shape = merge_reduced_axes(x.shape, _reduced_axes(node, 1))
     assert shape is not None
     kept = (shape[0], 1, shape[2])
     x, dy, dx = x.view(shape), inputs[0].view(kept), outputs[0].view(shape)
-    count = bytes_as(scratch, x.dtype, kept)
-    product = bytes_as(scratch, x.dtype, kept, dy.nbytes)
-    wrong = bytes_as(scratch, t.bool, shape, 2 * dy.nbytes)
+    count = scratch_tensor(scratch, x.dtype, kept)
+    product = scratch_tensor(scratch, x.dtype, kept, dy.nbytes)
+    wrong = scratch_tensor(scratch, t.bool, shape, 2 * dy.nbytes)
     zero = x.new_zeros(())
     return [
         partial(t.eq, x, zero, out=dx),
@@ -82,9 +94,9 @@ def _prod_scratch(node: Node) -> int:
 
 def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t, x, dx = torch(), inputs[1], outputs[0]
-    axes = _gone(node, 1)
-    kept = reduced(x.shape, axes, 1)
-    share = bytes_as(scratch, x.dtype, kept)
+    axes = _reduced_axes(node, 1)
+    kept = reduced_shape(x.shape, axes, 1)
+    share = scratch_tensor(scratch, x.dtype, kept)
     return [
         partial(t.eq, x, inputs[2].view(kept), out=dx),
         partial(t.sum, dx, axes, True, out=share),
@@ -94,19 +106,19 @@ def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
     ]
 
 
-def _axis_and_kept(node: Node, inputs: Operands) -> tuple[int, bool]:
+def _axis_and_keepdims(node: Node, inputs: Operands) -> tuple[int, bool]:
     return pick(node.attrs, "axis"), bool(node.attrs["keepdims"])
 
 
 def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
-    return node.attrs["p"], *axes_and_kept(node, inputs)
+    return node.attrs["p"], *axes_and_keepdims(node, inputs)
 
 
-def _top(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+def _top_k(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Sort all elements and copy the first k: ATen's `topk` breaks ties arbitrarily."""
     x, axis, k = inputs[0], pick(node.attrs, "axis"), pick(node.attrs, "k")
-    indices = bytes_as(scratch, torch().int64, x.shape)
-    values = bytes_as(scratch, x.dtype, x.shape, indices.nbytes)
+    indices = scratch_tensor(scratch, torch().int64, x.shape)
+    values = scratch_tensor(scratch, x.dtype, x.shape, indices.nbytes)
     order = partial(torch().sort, x, dim=axis, descending=bool(node.attrs["largest"]), stable=True)
     return [
         partial(order, out=(values, indices)),
@@ -131,21 +143,24 @@ def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     return partial(np.add.accumulate, x, axis, out=y)
 
 
-def _cumsum_takes(node: Node) -> bool:
-    return single(node) if node.attrs["reverse"] else floating(node)
+def _supports_cumsum(node: Node) -> bool:
+    return has_f32_or_f64(node) if node.attrs["reverse"] else has_float_input(node)
 
 
-KERNELS: Mapping[str, Fast] = {
-    "max": Fast(calling("amax", axes_and_kept)),
-    "min": Fast(calling("amin", axes_and_kept)),
-    "extremum_gradient": Fast(_extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, takes=single),
-    "prod": Fast(_prod, takes=_prod_takes),
-    "prod_gradient": Fast(_prod_gradient, scratch=_prod_scratch, takes=_prod_takes),
-    "norm": Fast(
-        calling("linalg.vector_norm", lambda node, xs: (node.attrs["p"], *axes_and_kept(node, xs))), takes=single
+KERNELS: Mapping[str, TorchKernel] = {
+    "max": TorchKernel(single_call_kernel("amax", axes_and_keepdims)),
+    "min": TorchKernel(single_call_kernel("amin", axes_and_keepdims)),
+    "extremum_gradient": TorchKernel(
+        _extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, supports=has_f32_or_f64
     ),
-    "argmax": Fast(calling("argmax", _axis_and_kept)),
-    "argmin": Fast(calling("argmin", _axis_and_kept)),
-    "top_k": Fast(_top, _top_scratch, allocates=True),
-    "cumsum": Fast(_cumsum, takes=_cumsum_takes),
+    "prod": TorchKernel(_prod, supports=_supports_prod),
+    "prod_gradient": TorchKernel(_prod_gradient, scratch=_prod_scratch, supports=_supports_prod),
+    "norm": TorchKernel(
+        single_call_kernel("linalg.vector_norm", lambda node, xs: (node.attrs["p"], *axes_and_keepdims(node, xs))),
+        supports=has_f32_or_f64,
+    ),
+    "argmax": TorchKernel(single_call_kernel("argmax", _axis_and_keepdims)),
+    "argmin": TorchKernel(single_call_kernel("argmin", _axis_and_keepdims)),
+    "top_k": TorchKernel(_top_k, _top_scratch, allocates=True),
+    "cumsum": TorchKernel(_cumsum, supports=_supports_cumsum),
 }

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from math import prod
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import Dims, shown
+from sublet.base.tensor import Dims, format_dims
 
 Extent = int | None
 Values = tuple[int | None, ...] | None
 """The elements of a small integer tensor, as far as known."""
 
 
-class Open(Exception):
+class UnknownRank(Exception):
     """The rank of an input is unknown, so a rule cannot infer any extents."""
 
 
@@ -33,7 +33,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PaddleCall:
     """An operator with the operands of its slots and plain attributes.
 
     outputs     the number of names in each output slot
@@ -46,7 +46,7 @@ class Call:
     outputs: Mapping[str, int]
     sequences: int | None = None
 
-    def has(self, slot: str) -> bool:
+    def has_input(self, slot: str) -> bool:
         """Return True if the input slot has an operand."""
         return bool(self.inputs.get(slot))
 
@@ -57,7 +57,7 @@ class Call:
             raise SpecError(f"has no input {slot}")
         dims = operands[position].dims
         if dims is None:
-            raise Open
+            raise UnknownRank
         return dims
 
     def values(self, slot: str) -> Values:
@@ -65,7 +65,7 @@ class Call:
         operands = self.inputs.get(slot, ())
         return operands[0].values if operands else None
 
-    def listed(self, slot: str) -> Values:
+    def first_elements(self, slot: str) -> Values:
         """Return the first element of each tensor in a slot."""
         return tuple(operand.values[0] if operand.values else None for operand in self.inputs.get(slot, ()))
 
@@ -103,7 +103,7 @@ class Call:
 
 Result = Mapping[str, Sequence[Dims]]
 """Extents by output slot and position."""
-Rule = Callable[[Call], Result]
+Rule = Callable[[PaddleCall], Result]
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -113,7 +113,7 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank if rank else 0
 
 
-def product(extents: Sequence[Extent]) -> Extent:
+def element_count(extents: Sequence[Extent]) -> Extent:
     """Return the number of elements; None if open. An extent of 0 gives 0 even beside an open extent."""
     if 0 in extents:
         return 0
@@ -121,30 +121,30 @@ def product(extents: Sequence[Extent]) -> Extent:
     return prod(known) if len(known) == len(extents) else None
 
 
-def total(extents: Sequence[Extent]) -> Extent:
+def sum_of_extents(extents: Sequence[Extent]) -> Extent:
     """Return the sum of extents; None if any is open."""
     known = [extent for extent in extents if extent is not None]
     return sum(known) if len(known) == len(extents) else None
 
 
-def same(a: Extent, b: Extent, what: str) -> Extent:
+def common_extent(a: Extent, b: Extent, what: str) -> Extent:
     """Return the common extent of two tensors. Raises SpecError with the text `what` if the extents differ."""
     if a is not None and b is not None and a != b:
         raise SpecError(f"{what}: {a} and {b}")
     return b if a is None else a
 
 
-def broadcast(a: Sequence[Extent], b: Sequence[Extent]) -> tuple[Extent, ...]:
+def broadcast_shapes(a: Sequence[Extent], b: Sequence[Extent]) -> tuple[Extent, ...]:
     """Return the extents of an element-wise result, aligned at the last axis."""
     rank = max(len(a), len(b))
     pairs = zip([*[1] * (rank - len(a)), *a], [*[1] * (rank - len(b)), *b], strict=True)
-    return tuple(_broad(one, other, a, b) for one, other in pairs)
+    return tuple(_broadcast_extent(one, other, a, b) for one, other in pairs)
 
 
-def _broad(one: Extent, other: Extent, a: Sequence[Extent], b: Sequence[Extent]) -> Extent:
+def _broadcast_extent(one: Extent, other: Extent, a: Sequence[Extent], b: Sequence[Extent]) -> Extent:
     """Return the broadcast of two extents. Raises SpecError if the extents do not match."""
     if one == 1:
         return other
     if other == 1:
         return one
-    return same(one, other, f"shapes {shown(a)} and {shown(b)} do not fit")
+    return common_extent(one, other, f"shapes {format_dims(a)} and {format_dims(b)} do not fit")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from sublet.base.errors import SpecError
 from sublet.base.tensor import Dims
-from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, axis_of, broadcast, product, total
+from sublet.frontends.paddle.operators.rules.call import (
+    Extent,
+    PaddleCall,
+    Result,
+    Rule,
+    axis_of,
+    broadcast_shapes,
+    element_count,
+    sum_of_extents,
+)
 
 UNARY = (
     *("abs", "acos", "asin", "assign", "atan", "bitwise_not", "brelu", "cast", "ceil", "celu", "clip", "cos", "cosh"),
@@ -25,15 +34,15 @@ BINARY = (
 REDUCTIONS = (
     *("reduce_all", "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "logsumexp"),
 )
-FILLED = ("fill_constant", "gaussian_random", "uniform_random", "randint", "truncated_gaussian_random", "empty")
+FILL_OPERATORS = ("fill_constant", "gaussian_random", "uniform_random", "randint", "truncated_gaussian_random", "empty")
 
 
-def unary(call: Call) -> Result:
+def unary(call: PaddleCall) -> Result:
     """Return the extents of X."""
     return {"Out": [call.dims()]}
 
 
-def binary(call: Call) -> Result:
+def binary(call: PaddleCall) -> Result:
     """Return the broadcast extents; a smaller second operand is aligned at `axis` of the first, -1 at the last axis."""
     x, y, axis = call.dims("X"), call.dims("Y"), call.integer("axis", -1)
     if axis != -1 and len(y) < len(x):
@@ -45,10 +54,10 @@ def binary(call: Call) -> Result:
         y = (*y, *[1] * trailing)
     elif axis != -1 and len(x) < len(y):
         x = (*x, *[1] * max(len(y) - axis_of(axis, len(y)) - len(x), 0))
-    return {"Out": [broadcast(x, y)]}
+    return {"Out": [broadcast_shapes(x, y)]}
 
 
-def reduction(call: Call) -> Result:
+def reduction(call: PaddleCall) -> Result:
     """Return the extents of X without the reduced axes, or with 1 for each if `keep_dim`."""
     x = call.dims()
     axes = {axis_of(axis, len(x)) for axis in call.integers("dim", call.integers("axis", (0,))) if x}
@@ -60,16 +69,16 @@ def reduction(call: Call) -> Result:
     return {"Out": [tuple(extent for axis, extent in enumerate(x) if axis not in reduced)]}
 
 
-def filled(call: Call) -> Result:
+def fill(call: PaddleCall) -> Result:
     """Return the shape given by tensors or an attribute."""
     return {"Out": [target_shape(call, "shape", "ShapeTensor", "ShapeTensorList")]}
 
 
-def target_shape(call: Call, attribute: str, tensor: str, tensors: str) -> tuple[Extent, ...]:
+def target_shape(call: PaddleCall, attribute: str, tensor: str, tensors: str) -> tuple[Extent, ...]:
     """Return a given shape: from a list of tensors, else from a tensor, else from an attribute."""
-    if call.has(tensors):
-        return call.listed(tensors) or ()
-    if call.has(tensor):
+    if call.has_input(tensors):
+        return call.first_elements(tensors) or ()
+    if call.has_input(tensor):
         values = call.values(tensor)
         if values is not None:
             return values
@@ -78,7 +87,7 @@ def target_shape(call: Call, attribute: str, tensor: str, tensors: str) -> tuple
     return tuple(None if extent < 0 else extent for extent in call.integers(attribute))
 
 
-def filled_like_batch(call: Call) -> Result:
+def fill_batch_size_like(call: PaddleCall) -> Result:
     """Return the shape in the attribute, with an extent replaced by the batch extent of the input."""
     shape: list[Extent] = list(call.integers("shape"))
     source = call.dims("Input")
@@ -88,17 +97,17 @@ def filled_like_batch(call: Call) -> Result:
     return {"Out": [tuple(shape)]}
 
 
-def assign_value(call: Call) -> Result:
+def assign_value(call: PaddleCall) -> Result:
     """Return the shape in the attribute."""
     return {"Out": [tuple(call.integers("shape"))]}
 
 
-def dropout(call: Call) -> Result:
+def dropout(call: PaddleCall) -> Result:
     """Return the extents of X; the mask is empty in inference."""
     return {"Out": [call.dims()], "Mask": [(0,) if call.integer("is_test") else call.dims()]}
 
 
-def batch_norm(call: Call) -> Result:
+def batch_norm(call: PaddleCall) -> Result:
     """Return the extents of X and of the statistics; the reserved space is empty on a CPU."""
     x = call.dims()
     channels = (x[-1 if call.text("data_layout") == "NHWC" and len(x) > 2 else 1],) if len(x) > 1 else x
@@ -106,40 +115,40 @@ def batch_norm(call: Call) -> Result:
     return {"Y": [x], "ReserveSpace": [(0,)], **each}
 
 
-def instance_norm(call: Call) -> Result:
+def instance_norm(call: PaddleCall) -> Result:
     """Return the extents of X and of the statistics."""
     x = call.dims()
-    return {"Y": [x], "SavedMean": [(product(x[:2]),)], "SavedVariance": [(product(x[:2]),)]}
+    return {"Y": [x], "SavedMean": [(element_count(x[:2]),)], "SavedVariance": [(element_count(x[:2]),)]}
 
 
-def group_norm(call: Call) -> Result:
+def group_norm(call: PaddleCall) -> Result:
     """Return the extents of X and of the statistics."""
     x = call.dims()
     groups = (x[0], call.integer("groups", 1))
     return {"Y": [x], "Mean": [groups], "Variance": [groups]}
 
 
-def layer_norm(call: Call) -> Result:
+def layer_norm(call: PaddleCall) -> Result:
     """Return the extents of X and of the statistics."""
     x = call.dims()
     rows = x[: call.integer("begin_norm_axis", 1)]  # before 3.0 the product of these extents
     return {"Y": [x], "Mean": [rows], "Variance": [rows]}
 
 
-def alike(call: Call) -> Result:
+def sum_tensors(call: PaddleCall) -> Result:
     """Return the extents of a sum of tensors; selected rows are concatenated."""
     summed: Dims = None
     operands = call.inputs.get("X", ())
     if operands and all(operand.selected for operand in operands):
         every = [call.dims("X", position) for position in range(len(operands))]
-        return {"Out": [(total([dims[0] for dims in every]), *every[0][1:])]}
+        return {"Out": [(sum_of_extents([dims[0] for dims in every]), *every[0][1:])]}
     for position in range(len(operands)):
         dims = call.dims("X", position)
-        summed = dims if summed is None else broadcast(summed, dims)
+        summed = dims if summed is None else broadcast_shapes(summed, dims)
     return {"Out": [summed]}
 
 
-def selected(call: Call) -> Result:
+def select_input(call: PaddleCall) -> Result:
     """Return the extents common to all alternatives."""
     every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
     if not every or any(len(dims) != len(every[0]) for dims in every):
@@ -147,21 +156,22 @@ def selected(call: Call) -> Result:
     return {"Out": [tuple(each[0] if len(set(each)) == 1 else None for each in zip(*every, strict=True))]}
 
 
-def where(call: Call) -> Result:
+def where(call: PaddleCall) -> Result:
     """Return the broadcast of condition and operands."""
-    return {"Out": [broadcast(call.dims("Condition"), broadcast(call.dims("X"), call.dims("Y")))]}
+    return {"Out": [broadcast_shapes(call.dims("Condition"), broadcast_shapes(call.dims("X"), call.dims("Y")))]}
 
 
-def scattered(call: Call) -> Result:
+def scatter(call: PaddleCall) -> Result:
     """Return the extents of the updated tensor."""
-    return {"Out": [call.dims("Input" if call.has("Input") else "X")]}
+    return {"Out": [call.dims("Input" if call.has_input("Input") else "X")]}
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(UNARY, unary), **dict.fromkeys(BINARY, binary), **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(FILLED, filled), "fill_constant_batch_size_like": filled_like_batch, "assign_value": assign_value,
-    "mean": lambda call: {"Out": [()]}, "dropout": dropout, "batch_norm": batch_norm, "sync_batch_norm": batch_norm,
-    "instance_norm": instance_norm, "group_norm": group_norm, "layer_norm": layer_norm, "sum": alike,
-    "select_input": selected, "where": where, "scatter": scattered, "scatter_nd_add": scattered,
+    **dict.fromkeys(FILL_OPERATORS, fill), "fill_constant_batch_size_like": fill_batch_size_like,
+    "assign_value": assign_value, "mean": lambda call: {"Out": [()]}, "dropout": dropout,
+    "batch_norm": batch_norm, "sync_batch_norm": batch_norm,
+    "instance_norm": instance_norm, "group_norm": group_norm, "layer_norm": layer_norm, "sum": sum_tensors,
+    "select_input": select_input, "where": where, "scatter": scatter, "scatter_nd_add": scatter,
     "put_along_axis": lambda call: {"Result": [call.dims("Input")]},
 }  # fmt: skip

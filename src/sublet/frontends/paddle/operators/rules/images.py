@@ -5,31 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import shown
-from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, same
+from sublet.base.tensor import format_dims
+from sublet.frontends.paddle.operators.rules.call import Extent, PaddleCall, Result, Rule, common_extent
 
 
-def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Extent, Extent, tuple[Extent, ...], bool]:
+def _spatial(
+    call: PaddleCall, slot: str, attribute: str = "data_format"
+) -> tuple[Extent, Extent, tuple[Extent, ...], bool]:
     """Return batch, channels and spatial extents of a tensor, and True if the channels come last."""
     dims = call.dims(slot)
     if len(dims) < 3:
-        raise SpecError(f"needs an image, not {shown(dims)}")
+        raise SpecError(f"needs an image, not {format_dims(dims)}")
     last = call.text(attribute, "NCHW") in ("NHWC", "NDHWC", "NLC")
     return (dims[0], dims[-1], dims[1:-1], True) if last else (dims[0], dims[1], dims[2:], False)
 
 
-def _image(batch: Extent, channels: Extent, spatial: Sequence[Extent], last: bool) -> tuple[Extent, ...]:
+def _image_dims(batch: Extent, channels: Extent, spatial: Sequence[Extent], last: bool) -> tuple[Extent, ...]:
     """Return the extents of an image in the given layout."""
     return (batch, *spatial, channels) if last else (batch, channels, *spatial)
 
 
-def _each(call: Call, name: str, rank: int, default: int) -> list[int]:
+def _per_axis(call: PaddleCall, name: str, rank: int, default: int) -> list[int]:
     """Return an attribute for each spatial axis; a single number applies to all axes."""
     numbers = call.integers(name) or (default,)
     return list(numbers if len(numbers) == rank else numbers[:1] * rank)
 
 
-def _padding(call: Call, rank: int) -> list[tuple[int, int]]:
+def _padding(call: PaddleCall, rank: int) -> list[tuple[int, int]]:
     """Return the explicit (front, back) padding of each spatial axis."""
     numbers = call.integers("paddings") or (0,)
     if len(numbers) == 2 * rank:
@@ -38,7 +40,7 @@ def _padding(call: Call, rank: int) -> list[tuple[int, int]]:
     return [(number, number) for number in each]
 
 
-def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int], call: Call) -> Extent:
+def _count_windows(extent: Extent, window: int, stride: int, padding: tuple[int, int], call: PaddleCall) -> Extent:
     """Return the number of windows along an axis. Raises SpecError if a window is larger than the padded axis."""
     if extent is None:
         return None
@@ -54,44 +56,44 @@ def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int],
     return space // stride + 1
 
 
-def _filters(call: Call, rank: int) -> tuple[tuple[Extent, ...], Extent]:
+def _filter_dims(call: PaddleCall, rank: int) -> tuple[tuple[Extent, ...], Extent]:
     """Return the extents of the filters, and the channels of their second axis over all groups."""
     filters = call.dims("Filter")
     if len(filters) != rank + 2:
-        raise SpecError(f"has filters {shown(filters)} for an image of {rank} axes")
+        raise SpecError(f"has filters {format_dims(filters)} for an image of {rank} axes")
     inner = filters[1]
     return filters, None if inner is None else inner * max(call.integer("groups", 1), 1)
 
 
-def _steps(call: Call, rank: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+def _steps(call: PaddleCall, rank: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Return strides, dilations and padding for each spatial axis."""
-    return _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
+    return _per_axis(call, "strides", rank, 1), _per_axis(call, "dilations", rank, 1), _padding(call, rank)
 
 
-def convolution(call: Call) -> Result:
+def convolution(call: PaddleCall) -> Result:
     """Return the extents of a convolution."""
     batch, channels, spatial, last = _spatial(call, "Input")
     rank = len(spatial)
-    filters, inner = _filters(call, rank)
-    same(channels, inner, "channels of the image and of the filters differ")
+    filters, inner = _filter_dims(call, rank)
+    common_extent(channels, inner, "channels of the image and of the filters differ")
     strides, dilations, padding = _steps(call, rank)
     out = [
-        None if size is None else _windows(extent, dilation * (size - 1) + 1, stride, around, call)
+        None if size is None else _count_windows(extent, dilation * (size - 1) + 1, stride, around, call)
         for extent, size, stride, dilation, around in zip(
             spatial, filters[2:], strides, dilations, padding, strict=True
         )
     ]
-    return {"Output": [_image(batch, filters[0], out, last)]}
+    return {"Output": [_image_dims(batch, filters[0], out, last)]}
 
 
-def transposed(call: Call) -> Result:
+def transposed_convolution(call: PaddleCall) -> Result:
     """Return the extents of a transposed convolution."""
     batch, channels, spatial, last = _spatial(call, "Input")
     rank = len(spatial)
-    filters, inner = _filters(call, rank)
-    same(channels, filters[0], "channels of the image and of the filters differ")
+    filters, inner = _filter_dims(call, rank)
+    common_extent(channels, filters[0], "channels of the image and of the filters differ")
     output_size = call.integers("output_size")
-    extra = _each(call, "output_padding", rank, 0)
+    extra = _per_axis(call, "output_padding", rank, 0)
     strides, dilations, padding = _steps(call, rank)
     algorithm = call.text("padding_algorithm", "EXPLICIT")
     out: list[Extent] = []
@@ -105,57 +107,59 @@ def transposed(call: Call) -> Result:
         else:
             around = 0 if algorithm == "VALID" else sum(padding[axis])
             out.append((extent - 1) * strides[axis] - around + dilations[axis] * (size - 1) + 1 + extra[axis])
-    return {"Output": [_image(batch, inner, out, last)]}
+    return {"Output": [_image_dims(batch, inner, out, last)]}
 
 
-def pooling(call: Call) -> Result:
+def pooling(call: PaddleCall) -> Result:
     """Return the extents of a pooling."""
     batch, channels, spatial, last = _spatial(call, "X")
     rank = len(spatial)
-    sizes = _each(call, "ksize", rank, 1)
+    sizes = _per_axis(call, "ksize", rank, 1)
     if call.integer("adaptive", 0):
         out: list[Extent] = list(sizes)
     elif call.integer("global_pooling", 0):
         out = [1] * rank
     else:
-        strides, padding = _each(call, "strides", rank, 1), _padding(call, rank)
+        strides, padding = _per_axis(call, "strides", rank, 1), _padding(call, rank)
         every = zip(spatial, sizes, strides, padding, strict=True)
-        out = [_windows(extent, size, stride, around, call) for extent, size, stride, around in every]
-    pooled = _image(batch, channels, out, last)
+        out = [_count_windows(extent, size, stride, around, call) for extent, size, stride, around in every]
+    pooled = _image_dims(batch, channels, out, last)
     return {"Out": [pooled], "Mask": [pooled]}
 
 
-def resampling(call: Call) -> Result:
+def resampling(call: PaddleCall) -> Result:
     """Return the extents of a resampled image; the size comes from tensors, from attributes, or from a scale."""
     batch, channels, spatial, last = _spatial(call, "X", "data_layout")
     rank = len(spatial)
-    target: Sequence[Extent] | None = call.listed("SizeTensor") if call.has("SizeTensor") else call.values("OutSize")
-    unknown = (call.has("SizeTensor") or call.has("OutSize")) and target is None
+    target: Sequence[Extent] | None = (
+        call.first_elements("SizeTensor") if call.has_input("SizeTensor") else call.values("OutSize")
+    )
+    unknown = (call.has_input("SizeTensor") or call.has_input("OutSize")) and target is None
     scales = call.reals("scale")
     if target is None and not unknown:
         sizes = [call.integer(name, -1) for name in ("out_d", "out_h", "out_w")[3 - rank :]] if rank <= 3 else []
         target = sizes if sizes and min(sizes) > 0 else None
-    if target is None and not unknown and not call.has("Scale") and scales and min(scales) > 0:
+    if target is None and not unknown and not call.has_input("Scale") and scales and min(scales) > 0:
         each = scales if len(scales) == rank else scales[:1] * rank
         target = [None if extent is None else int(extent * scale) for extent, scale in zip(spatial, each, strict=True)]
     out = target if target is not None and len(target) == rank else [None] * rank
-    return {"Out": [_image(batch, channels, out, last)]}
+    return {"Out": [_image_dims(batch, channels, out, last)]}
 
 
-def shuffled(call: Call) -> Result:
+def pixel_shuffle(call: PaddleCall) -> Result:
     """Return the extents of `pixel_shuffle`."""
     batch, channels, (height, width), last = _spatial(call, "X")
     factor = call.integer("upscale_factor", 1)
     larger = [None if extent is None else extent * factor for extent in (height, width)]
-    return {"Out": [_image(batch, None if channels is None else channels // factor**2, larger, last)]}
+    return {"Out": [_image_dims(batch, None if channels is None else channels // factor**2, larger, last)]}
 
 
-def padded(call: Call) -> Result:
+def pad(call: PaddleCall) -> Result:
     """Return the padded extents. `pad3d` lists the last axis first, `pad` the first axis first."""
     dims = list(call.dims())
     numbers = call.integers("paddings")
     if call.type == "pad3d":
-        if call.has("Paddings"):
+        if call.has_input("Paddings"):
             return {}
         last = call.text("data_format", "NCDHW") == "NDHWC"
         axes = [axis - last for axis in range(len(dims) - 1, 1, -1)]
@@ -172,9 +176,9 @@ def padded(call: Call) -> Result:
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "linear", "trilinear")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("conv2d", "depthwise_conv2d", "conv3d", "conv2d_fusion", "fused_conv2d"), convolution),
-    **dict.fromkeys(("conv2d_transpose", "depthwise_conv2d_transpose", "conv3d_transpose"), transposed),
+    **dict.fromkeys(("conv2d_transpose", "depthwise_conv2d_transpose", "conv3d_transpose"), transposed_convolution),
     **dict.fromkeys(("pool2d", "pool3d", "max_pool2d_with_index"), pooling),
     **{f"{kind}_interp{version}": resampling for kind in INTERPOLATIONS for version in ("", "_v2")},
-    **dict.fromkeys(("pad", "pad2d", "pad3d"), padded),
-    "pixel_shuffle": shuffled,
+    **dict.fromkeys(("pad", "pad2d", "pad3d"), pad),
+    "pixel_shuffle": pixel_shuffle,
 }

@@ -5,120 +5,120 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import Dims, shown
+from sublet.base.tensor import Dims, format_dims
 from sublet.frontends.paddle.operators.rules.call import (
-    Call,
     Extent,
+    PaddleCall,
     Result,
     Rule,
     axis_of,
-    broadcast,
-    product,
-    same,
-    total,
+    broadcast_shapes,
+    common_extent,
+    element_count,
+    sum_of_extents,
 )  # fmt: skip
 from sublet.frontends.paddle.operators.rules.elementwise import target_shape
 
 
-def _with_shape(call: Call, out: Dims) -> Result:
+def _with_xshape(call: PaddleCall, out: Dims) -> Result:
     """Return the result with `XShape`: an empty tensor of shape (0, *shape of X), read by the gradient."""
     return {"Out": [out], "XShape": [(0, *call.dims())]}
 
 
-def transposed(call: Call) -> Result:
+def transpose(call: PaddleCall) -> Result:
     """Return the permuted extents. Raises SpecError for an invalid permutation."""
     x = call.dims()
     axes = [axis_of(axis, len(x)) for axis in call.integers("axis")]
     if sorted(axes) != list(range(len(x))):
-        raise SpecError(f"cannot permute {shown(x)} by {axes}")
-    return _with_shape(call, tuple(x[axis] for axis in axes))
+        raise SpecError(f"cannot permute {format_dims(x)} by {axes}")
+    return _with_xshape(call, tuple(x[axis] for axis in axes))
 
 
-def reshaped(call: Call) -> Result:
+def reshape(call: PaddleCall) -> Result:
     """Return the new shape: 0 keeps an extent, -1 takes the remaining elements."""
     x = call.dims()
     target: list[Extent] = list(call.integers("shape"))
-    if call.has("ShapeTensor"):
-        target = list(call.listed("ShapeTensor") or ())
-    elif call.has("Shape"):
+    if call.has_input("ShapeTensor"):
+        target = list(call.first_elements("ShapeTensor") or ())
+    elif call.has_input("Shape"):
         target = list(call.values("Shape") or [None] * (call.dims("Shape")[0] or 0))
     shape = [x[axis] if extent == 0 and axis < len(x) else extent for axis, extent in enumerate(target)]
-    return _with_shape(call, _filled_in(x, shape))
+    return _with_xshape(call, _fill_open_extent(x, shape))
 
 
-def _filled_in(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
+def _fill_open_extent(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
     """Return the shape with a single open extent computed from the number of elements."""
     open_ = [axis for axis, extent in enumerate(shape) if extent is None or extent < 0]
-    whole, rest = product(x), product([extent for extent in shape if extent is not None and extent >= 0])
+    whole, rest = element_count(x), element_count([extent for extent in shape if extent is not None and extent >= 0])
     if len(open_) == 1 and whole is not None and rest:
         if whole % rest:
-            raise SpecError(f"cannot reshape {shown(x)} to {shown(shape)}")
+            raise SpecError(f"cannot reshape {format_dims(x)} to {format_dims(shape)}")
         shape[open_[0]] = whole // rest
     elif not open_:
-        same(whole, rest, f"cannot reshape {shown(x)} to {shown(shape)}, which has other elements")
+        common_extent(whole, rest, f"cannot reshape {format_dims(x)} to {format_dims(shape)}, which has other elements")
     return tuple(None if extent is None or extent < 0 else extent for extent in shape)
 
 
-def flattened(call: Call) -> Result:
+def flatten_range(call: PaddleCall) -> Result:
     """Return the extents with a range of axes flattened."""
     x = call.dims()
     if not x:
-        return _with_shape(call, (1,))
+        return _with_xshape(call, (1,))
     start, stop = call.axis("start_axis", len(x), 1), call.axis("stop_axis", len(x), 1)
-    return _with_shape(call, (*x[:start], product(x[start : stop + 1]), *x[stop + 1 :]))
+    return _with_xshape(call, (*x[:start], element_count(x[start : stop + 1]), *x[stop + 1 :]))
 
 
-def flattened_at(call: Call) -> Result:
+def flatten_at_axis(call: PaddleCall) -> Result:
     """Return the extents of a matrix, split at an axis."""
     x, axis = call.dims(), call.integer("axis", 1)
-    return _with_shape(call, (product(x[:axis]), product(x[axis:])))
+    return _with_xshape(call, (element_count(x[:axis]), element_count(x[axis:])))
 
 
-def squeezed(call: Call) -> Result:
+def squeeze(call: PaddleCall) -> Result:
     """Return the extents without the given axes of extent 1; without all axes of extent 1 if none is given."""
     x = call.dims()
     axes = [axis_of(axis, len(x)) for axis in call.integers("axes")] or list(range(len(x)))
-    return _with_shape(call, tuple(extent for axis, extent in enumerate(x) if axis not in axes or extent != 1))
+    return _with_xshape(call, tuple(extent for axis, extent in enumerate(x) if axis not in axes or extent != 1))
 
 
-def unsqueezed(call: Call) -> Result:
+def unsqueeze(call: PaddleCall) -> Result:
     """Return the extents with new axes of extent 1."""
     out = list(call.dims())
-    axes = call.values("AxesTensor") if call.has("AxesTensor") else call.integers("axes")
-    if call.has("AxesTensorList"):
-        axes = call.listed("AxesTensorList")
+    axes = call.values("AxesTensor") if call.has_input("AxesTensor") else call.integers("axes")
+    if call.has_input("AxesTensorList"):
+        axes = call.first_elements("AxesTensorList")
     for axis in axes or ():
         if axis is None:
             return {}
         out.insert(axis_of(axis, len(out) + 1), 1)
-    return _with_shape(call, tuple(out))
+    return _with_xshape(call, tuple(out))
 
 
-def concatenated(call: Call) -> Result:
+def concat(call: PaddleCall) -> Result:
     """Return the extents of a concatenation. Raises SpecError if the operands do not match."""
     every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
     if not every:
         raise SpecError("has nothing to join")
     axis_values = call.values("AxisTensor")
-    if call.has("AxisTensor") and axis_values is None:
+    if call.has_input("AxisTensor") and axis_values is None:
         return {}
     axis = axis_of((axis_values or call.integers("axis", (0,)))[0] or 0, len(every[0]))
-    what = f"cannot join {' and '.join(map(shown, every))}"
+    what = f"cannot join {' and '.join(map(format_dims, every))}"
     if any(len(dims) != len(every[0]) for dims in every):
         raise SpecError(what)
     out = list(every[0])
     for dims in every[1:]:
         for other, extent in enumerate(dims):
             if other != axis:
-                out[other] = same(out[other], extent, f"{what} along axis {axis}")
-    out[axis] = total([dims[axis] for dims in every])
+                out[other] = common_extent(out[other], extent, f"{what} along axis {axis}")
+    out[axis] = sum_of_extents([dims[axis] for dims in every])
     return {"Out": [tuple(out)]}
 
 
-def split(call: Call) -> Result:
+def split(call: PaddleCall) -> Result:
     """Return the extents of each piece."""
     x, count = call.dims(), call.outputs.get("Out", 0)
-    if call.has("AxisTensor") or call.has("SectionsTensorList"):
+    if call.has_input("AxisTensor") or call.has_input("SectionsTensorList"):
         return {}
     axis, sections = call.axis("axis", len(x)), list(call.integers("sections"))
     if not sections:
@@ -131,29 +131,29 @@ def split(call: Call) -> Result:
     return {"Out": [(*x[:axis], piece, *x[axis + 1 :]) for piece in pieces]}
 
 
-def sliced(call: Call) -> Result:
+def slice_axes(call: PaddleCall) -> Result:
     """Return the extents of a slice, with or without a stride."""
     out = list(call.dims("Input"))
     axes = call.integers("axes")
-    starts, ends = _bounds(call, "starts", "StartsTensor"), _bounds(call, "ends", "EndsTensor")
-    steps = _bounds(call, "strides", "StridesTensor") if call.type == "strided_slice" else [1] * len(axes)
+    starts, ends = _slice_bounds(call, "starts", "StartsTensor"), _slice_bounds(call, "ends", "EndsTensor")
+    steps = _slice_bounds(call, "strides", "StridesTensor") if call.type == "strided_slice" else [1] * len(axes)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=False):
         axis = axis_of(axis, len(out))
-        out[axis] = _cut(out[axis], start, end, step)
+        out[axis] = _slice_length(out[axis], start, end, step)
     dropped = {axis_of(axis, len(out)) for axis in call.integers("decrease_axis") if out}
     return {"Out": [tuple(extent for axis, extent in enumerate(out) if axis not in dropped)]}
 
 
-def _bounds(call: Call, name: str, tensor: str) -> Sequence[Extent]:
+def _slice_bounds(call: PaddleCall, name: str, tensor: str) -> Sequence[Extent]:
     """Return the bounds of a slice, from tensors or an attribute."""
-    if call.has(f"{tensor}List"):
-        return call.listed(f"{tensor}List") or ()
-    if call.has(tensor):
+    if call.has_input(f"{tensor}List"):
+        return call.first_elements(f"{tensor}List") or ()
+    if call.has_input(tensor):
         return call.values(tensor) or [None] * len(call.integers("axes"))
     return call.integers(name)
 
 
-def _cut(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
+def _slice_length(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
     """Return the length of a slice, or None. A slice of a single element has a known length even in an open extent."""
     if start is None or end is None or not step:
         return None
@@ -164,38 +164,38 @@ def _cut(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
     return None
 
 
-def stacked(call: Call) -> Result:
+def stack(call: PaddleCall) -> Result:
     """Return the extents with a new axis for the operands."""
     x, count = call.dims(), len(call.inputs.get("X", ()))
     axis = axis_of(call.integer("axis"), len(x) + 1)
     return {"Y": [(*x[:axis], count, *x[axis:])]}
 
 
-def unstacked(call: Call) -> Result:
+def unstack(call: PaddleCall) -> Result:
     """Return the extents of each piece, without the axis."""
     x = call.dims()
     axis = call.axis("axis", len(x))
     return {"Y": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Y", 0)}
 
 
-def unbound(call: Call) -> Result:
+def unbind(call: PaddleCall) -> Result:
     """Return the extents of each piece, without the axis."""
     x = call.dims()
     axis = call.axis("axis", len(x))
     return {"Out": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Out", 0)}
 
 
-def expanded(call: Call) -> Result:
+def expand(call: PaddleCall) -> Result:
     """Return the broadcast extents. Raises SpecError for a target of lower rank."""
     x = call.dims()
     target = target_shape(call, "shape", "Shape", "expand_shapes_tensor")
     lead = len(target) - len(x)
     if lead < 0:
-        raise SpecError(f"cannot expand {shown(x)} to {shown(target)}")
-    return {"Out": [broadcast(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(target)])]}
+        raise SpecError(f"cannot expand {format_dims(x)} to {format_dims(target)}")
+    return {"Out": [broadcast_shapes(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(target)])]}
 
 
-def tiled(call: Call) -> Result:
+def tile(call: PaddleCall) -> Result:
     """Return the extents multiplied by the repetitions."""
     x = call.dims()
     times = target_shape(call, "repeat_times", "RepeatTimes", "repeat_times_tensor")
@@ -204,27 +204,27 @@ def tiled(call: Call) -> Result:
     return {"Out": [tuple(None if a is None or b is None else a * b for a, b in pairs)]}
 
 
-def shape_of(call: Call) -> Result:
+def shape_of(call: PaddleCall) -> Result:
     """Return the extent of a shape tensor: the rank of the input."""
     return {"Out": [(len(call.dims("Input")),)]}
 
 
-def gathered(call: Call) -> Result:
+def gather(call: PaddleCall) -> Result:
     """Return the extents with an axis replaced by the number of indices."""
     x, index = call.dims(), call.dims("Index")
     axis = call.axis("axis", len(x))
-    count = index if len(index) == 1 or not index else (product(index),)
+    count = index if len(index) == 1 or not index else (element_count(index),)
     return {"Out": [(*x[:axis], *count, *x[axis + 1 :])]}
 
 
-def picked(call: Call) -> Result:
+def index_select(call: PaddleCall) -> Result:
     """Return the extents with an axis replaced by the number of indices."""
     x, index = call.dims(), call.dims("Index")
     axis = call.axis("dim", len(x))
-    return {"Out": [(*x[:axis], product(index), *x[axis + 1 :])]}
+    return {"Out": [(*x[:axis], element_count(index), *x[axis + 1 :])]}
 
 
-def gathered_at(call: Call) -> Result:
+def gather_nd(call: PaddleCall) -> Result:
     """Return the extents for indices in the last axis of the index tensor."""
     x, index = call.dims(), call.dims("Index")
     if not index or index[-1] is None:
@@ -232,30 +232,30 @@ def gathered_at(call: Call) -> Result:
     return {"Out": [(*index[:-1], *x[index[-1] :])]}
 
 
-def looked_up(call: Call) -> Result:
+def lookup_table(call: PaddleCall) -> Result:
     """Return the extents of looked-up rows. The indices of the older operator end in an axis of 1."""
     ids = call.dims("Ids")
     rows = ids[:-1] if call.type == "lookup_table" else ids
     return {"Out": [(*rows, call.dims("W")[-1])]}
 
 
-def one_hot(call: Call) -> Result:
+def one_hot(call: PaddleCall) -> Result:
     """Return the extents of one-hot vectors."""
     x = call.dims()
     return {"Out": [(*(x if call.type == "one_hot_v2" else x[:-1]), call.integer("depth", -1))]}
 
 
-def top(call: Call) -> Result:
+def top_k(call: PaddleCall) -> Result:
     """Return the extents of the largest elements and their indices."""
     x = call.dims()
     axis = call.axis("axis", len(x), -1)
     values = call.values("K")
-    count = values[0] if values else None if call.has("K") else call.integer("k", 1)
+    count = values[0] if values else None if call.has_input("K") else call.integer("k", 1)
     out = (*x[:axis], count, *x[axis + 1 :])
     return {"Out": [out], "Indices": [out]}
 
 
-def furthest(call: Call) -> Result:
+def arg_extremum(call: PaddleCall) -> Result:
     """Return the extents of an index of the maximum or minimum."""
     x = call.dims()
     if call.integer("flatten", 0):
@@ -265,20 +265,21 @@ def furthest(call: Call) -> Result:
     return {"Out": [(*x[:axis], *kept, *x[axis + 1 :])]}
 
 
-def sorted_(call: Call) -> Result:
+def argsort(call: PaddleCall) -> Result:
     """Return the extents of X, for the elements and the indices."""
     return {"Out": [call.dims()], "Indices": [call.dims()]}
 
 
 RULES: dict[str, Rule] = {
-    "transpose": transposed, "transpose2": transposed, "reshape": reshaped, "reshape2": reshaped,
-    "flatten_contiguous_range": flattened, "flatten": flattened_at, "flatten2": flattened_at, "squeeze": squeezed,
-    "squeeze2": squeezed, "unsqueeze": unsqueezed, "unsqueeze2": unsqueezed, "concat": concatenated, "split": split,
-    "slice": sliced, "strided_slice": sliced, "stack": stacked, "unstack": unstacked, "unbind": unbound,
-    "expand_v2": expanded, "tile": tiled, "shape": shape_of, "gather": gathered, "index_select": picked,
-    "gather_nd": gathered_at, "lookup_table": looked_up, "lookup_table_v2": looked_up, "one_hot": one_hot,
-    "one_hot_v2": one_hot, "top_k": top, "top_k_v2": top, "arg_max": furthest, "arg_min": furthest, "argsort": sorted_,
-    "tril_triu": lambda call: {"Out": [call.dims()]},
+    "transpose": transpose, "transpose2": transpose, "reshape": reshape, "reshape2": reshape,
+    "flatten_contiguous_range": flatten_range, "flatten": flatten_at_axis, "flatten2": flatten_at_axis,
+    "squeeze": squeeze, "squeeze2": squeeze, "unsqueeze": unsqueeze, "unsqueeze2": unsqueeze,
+    "concat": concat, "split": split, "slice": slice_axes, "strided_slice": slice_axes,
+    "stack": stack, "unstack": unstack, "unbind": unbind,
+    "expand_v2": expand, "tile": tile, "shape": shape_of, "gather": gather, "index_select": index_select,
+    "gather_nd": gather_nd, "lookup_table": lookup_table, "lookup_table_v2": lookup_table, "one_hot": one_hot,
+    "one_hot_v2": one_hot, "top_k": top_k, "top_k_v2": top_k, "arg_max": arg_extremum, "arg_min": arg_extremum,
+    "argsort": argsort, "tril_triu": lambda call: {"Out": [call.dims()]},
     "take_along_axis": lambda call: {"Result": [call.dims("Index")]},
     "index_sample": lambda call: {"Out": [call.dims("Index")]},
 }  # fmt: skip

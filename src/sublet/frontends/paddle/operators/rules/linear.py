@@ -3,69 +3,78 @@
 from __future__ import annotations
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import shown
-from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, broadcast, product, same
+from sublet.base.tensor import format_dims
+from sublet.frontends.paddle.operators.rules.call import (
+    PaddleCall,
+    Result,
+    Rule,
+    broadcast_shapes,
+    common_extent,
+    element_count,
+)
 
 
-def product_of(call: Call) -> Result:
+def matrix_product(call: PaddleCall) -> Result:
     """Return the extents of a matrix product; vectors are matrices of a single row or column."""
     x, y = call.dims("X"), call.dims("Y")
     if not x or not y:
-        raise SpecError(f"cannot multiply {shown(x)} by {shown(y)}")
+        raise SpecError(f"cannot multiply {format_dims(x)} by {format_dims(y)}")
     flip_x, flip_y = (call.integer(f"trans_{s}", call.integer(f"transpose_{s.upper()}", 0)) for s in ("x", "y"))
     a, b = (1, *x) if len(x) == 1 else x, (*y, 1) if len(y) == 1 else y
     if flip_x and len(x) > 1:
         a = (*a[:-2], a[-1], a[-2])
     if flip_y and len(y) > 1:
         b = (*b[:-2], b[-1], b[-2])
-    same(a[-1], b[-2], f"cannot multiply {shown(x)} by {shown(y)}")
+    common_extent(a[-1], b[-2], f"cannot multiply {format_dims(x)} by {format_dims(y)}")
     rows = () if len(x) == 1 else (a[-2],)
     columns = () if len(y) == 1 else (b[-1],)
-    return {"Out": [(*broadcast(a[:-2], b[:-2]), *rows, *columns)]}
+    return {"Out": [(*broadcast_shapes(a[:-2], b[:-2]), *rows, *columns)]}
 
 
-def flat_product(call: Call) -> Result:
+def flat_product(call: PaddleCall) -> Result:
     """Return the extents of `mul`, a product of operands flattened to matrices."""
     x, y = call.dims("X"), call.dims("Y")
     lead, tail = call.integer("x_num_col_dims", 1), call.integer("y_num_col_dims", 1)
-    same(product(x[lead:]), product(y[:tail]), f"cannot multiply {shown(x)} by {shown(y)}")
+    common_extent(
+        element_count(x[lead:]), element_count(y[:tail]), f"cannot multiply {format_dims(x)} by {format_dims(y)}"
+    )
     return {"Out": [(*x[:lead], *y[tail:])]}
 
 
-def batched(call: Call) -> Result:
+def batch_matrix_product(call: PaddleCall) -> Result:
     """Return the extents of a batch of matrix products."""
     x, y = call.dims("X"), call.dims("Y")
-    same(x[-1], y[-2], f"cannot multiply {shown(x)} by {shown(y)}")
+    common_extent(x[-1], y[-2], f"cannot multiply {format_dims(x)} by {format_dims(y)}")
     return {"Out": [(*x[:-1], y[-1])]}
 
 
-def fully_connected(call: Call) -> Result:
+def fully_connected(call: PaddleCall) -> Result:
     """Return the extents of a fully connected layer."""
     x, w = call.dims("Input"), call.dims("W")
     return {"Out": [(*x[: call.integer("in_num_col_dims", 1)], w[-1])]}
 
 
-def softmax_loss(call: Call) -> Result:
+def softmax_loss(call: PaddleCall) -> Result:
     """Return the extents of softmax and loss."""
     logits = call.dims("Logits")
     axis = call.axis("axis", len(logits), -1)
     return {"Softmax": [logits], "Loss": [(*logits[:axis], 1, *logits[axis + 1 :])]}
 
 
-def cross_entropy(call: Call) -> Result:
+def cross_entropy(call: PaddleCall) -> Result:
     """Return the extents of a cross entropy."""
     x = call.dims()
     rows = (*x[:-1], 1)
     return {"Y": [rows], "MatchX": [rows], "XShape": [(*x, 0)]}
 
 
-def accuracy(call: Call) -> Result:
+def accuracy(call: PaddleCall) -> Result:
     """Return the extents of the metrics: scalars."""
     return {slot: [()] for slot in ("Accuracy", "Correct", "Total")}
 
 
 RULES: dict[str, Rule] = {
-    "matmul": product_of, "matmul_v2": product_of, "mul": flat_product, "bmm": batched, "fc": fully_connected,
-    "softmax_with_cross_entropy": softmax_loss, "cross_entropy": cross_entropy, "cross_entropy2": cross_entropy,
-    "accuracy": accuracy,
+    "matmul": matrix_product, "matmul_v2": matrix_product, "mul": flat_product, "bmm": batch_matrix_product,
+    "fc": fully_connected, "softmax_with_cross_entropy": softmax_loss, "cross_entropy": cross_entropy,
+    "cross_entropy2": cross_entropy, "accuracy": accuracy,
 }  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sublet.base.errors import SpecError
 from sublet.base.tensor import Dims
 from sublet.frontends.paddle.operators.rules import elementwise, images, layout, linear, sequences
-from sublet.frontends.paddle.operators.rules.call import Call, Open, Operand, Result, Rule, product
-from sublet.frontends.paddle.operators.rules.values import elements
+from sublet.frontends.paddle.operators.rules.call import Operand, PaddleCall, Result, Rule, UnknownRank, element_count
+from sublet.frontends.paddle.operators.rules.values import known_elements
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES, **images.RULES, **layout.RULES, **linear.RULES, **sequences.RULES,
@@ -15,34 +15,34 @@ RULES: dict[str, Rule] = {
 GRADIENT = "@GRAD"
 
 
-def known(call: Call) -> bool:
+def has_rule(call: PaddleCall) -> bool:
     """Return True if the operator has a rule, or if the slot names determine some output."""
-    return call.type in RULES or bool(_by_slots(call))
+    return call.type in RULES or bool(_infer_by_slots(call))
 
 
-def results(call: Call) -> dict[str, tuple[Operand, ...]]:
+def infer_outputs(call: PaddleCall) -> dict[str, tuple[Operand, ...]]:
     """Return the known facts about the outputs, by slot. Raises SpecError if the operands do not match."""
-    rule = RULES.get(call.type, _by_slots)
+    rule = RULES.get(call.type, _infer_by_slots)
     try:
         inferred = rule(call)
-    except Open:
+    except UnknownRank:
         inferred = {}
     except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as error:
         raise SpecError(f"has attributes or shapes that make no sense: {error}") from error
-    checked = {slot: tuple(Operand(_checked(dims)) for dims in every) for slot, every in inferred.items()}
+    checked = {slot: tuple(Operand(_require_valid_extents(dims)) for dims in every) for slot, every in inferred.items()}
     if checked.get("Out") and len(checked["Out"]) == 1:
-        checked["Out"] = (Operand(checked["Out"][0].dims, elements(call)),)
+        checked["Out"] = (Operand(checked["Out"][0].dims, known_elements(call)),)
     return checked
 
 
-def _checked(dims: Dims) -> Dims:
+def _require_valid_extents(dims: Dims) -> Dims:
     """Return the extents. Raises SpecError for a negative extent."""
     if dims is not None and any(extent is not None and extent < 0 for extent in dims):
         raise SpecError(f"would have an extent below 0: {list(dims)}")
     return dims
 
 
-def _by_slots(call: Call) -> Result:
+def _infer_by_slots(call: PaddleCall) -> Result:
     """Return extents by slot names: a gradient has the operand's extents, an updated tensor the extents before."""
     inferred: dict[str, list[Dims]] = {}
     for slot, count in call.outputs.items():
@@ -54,5 +54,5 @@ def _by_slots(call: Call) -> Result:
     if "X" not in call.inputs and call.type.removesuffix("_grad") in elementwise.UNARY:
         inferred["X@GRAD"] = [operand.dims for operand in call.inputs.get(f"Out{GRADIENT}", ())]
     if call.type in ("lookup_table_grad", "lookup_table_v2_grad") and call.attrs.get("is_sparse"):
-        inferred["W@GRAD"] = [(product(call.dims("Ids")), call.dims("W")[-1])]
+        inferred["W@GRAD"] = [(element_count(call.dims("Ids")), call.dims("W")[-1])]
     return inferred

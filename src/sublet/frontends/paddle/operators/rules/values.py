@@ -4,38 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.frontends.paddle.operators.rules.call import Call, Values, axis_of
+from sublet.frontends.paddle.operators.rules.call import PaddleCall, Values, axis_of
 
-MOST = 64
+MAX_ELEMENTS = 64
 """Limit of elements: a longer tensor is no shape, and its elements are dropped."""
 
 
-def elements(call: Call) -> Values:
+def known_elements(call: PaddleCall) -> Values:
     """Return the elements of the single output, or None if unknown or more than MAX_ELEMENTS."""
-    rule = _KNOWN.get(call.type)
+    rule = _ELEMENT_RULES.get(call.type)
     values = rule(call) if rule else None
-    return values if values is not None and len(values) <= MOST else None
+    return values if values is not None and len(values) <= MAX_ELEMENTS else None
 
 
-def _shape(call: Call) -> Values:
+def _shape_elements(call: PaddleCall) -> Values:
     """Return the elements of a shape tensor."""
-    return call.inputs["Input"][0].dims if call.has("Input") else None
+    return call.inputs["Input"][0].dims if call.has_input("Input") else None
 
 
-def _filled(call: Call) -> Values:
+def _constant_elements(call: PaddleCall) -> Values:
     """Return the elements of a constant."""
     shape = call.integers("shape")
-    if call.has("ShapeTensor") or call.has("ShapeTensorList") or call.has("ValueTensor") or len(shape) > 1:
+    if (
+        call.has_input("ShapeTensor")
+        or call.has_input("ShapeTensorList")
+        or call.has_input("ValueTensor")
+        or len(shape) > 1
+    ):
         return None
     try:
         number = float(call.text("str_value") or str(call.attrs.get("value", 0.0)))
     except ValueError:
         return None
     count = shape[0] if shape else 1
-    return (int(number),) * count if number.is_integer() and 0 <= count <= MOST else None
+    return (int(number),) * count if number.is_integer() and 0 <= count <= MAX_ELEMENTS else None
 
 
-def _assigned(call: Call) -> Values:
+def _attribute_elements(call: PaddleCall) -> Values:
     """Return the elements of an integer list in an attribute."""
     for name in ("int32_values", "int64_values", "values"):
         values = call.attrs.get(name)
@@ -44,21 +49,21 @@ def _assigned(call: Call) -> Values:
     return () if call.integers("shape") == (0,) else None
 
 
-def _same(call: Call) -> Values:
+def _elements_of_x(call: PaddleCall) -> Values:
     """Return the elements of X."""
     return call.values("X")
 
 
-def _sliced(call: Call) -> Values:
+def _slice_elements(call: PaddleCall) -> Values:
     """Return the elements of a slice."""
     values = call.values("Input")
-    tensors = any(call.has(f"{side}Tensor{many}") for side in ("Starts", "Ends") for many in ("", "List"))
+    tensors = any(call.has_input(f"{side}Tensor{many}") for side in ("Starts", "Ends") for many in ("", "List"))
     if values is None or call.integers("axes") != (0,) or tensors:
         return None
     return values[slice(call.integers("starts")[0], call.integers("ends")[0])]
 
 
-def _joined(call: Call) -> Values:
+def _concat_elements(call: PaddleCall) -> Values:
     """Return the elements of a concatenation."""
     joined_values: list[int | None] = []
     for operand in call.inputs.get("X", ()):
@@ -68,10 +73,10 @@ def _joined(call: Call) -> Values:
     return tuple(joined_values)
 
 
-def _scaled(call: Call) -> Values:
+def _scale_elements(call: PaddleCall) -> Values:
     """Return the scaled elements, if scale and bias are integers."""
     values, scale, bias = call.values("X"), call.attrs.get("scale", 1.0), call.attrs.get("bias", 0.0)
-    if values is None or call.has("ScaleTensor") or not isinstance(scale, float) or not isinstance(bias, float):
+    if values is None or call.has_input("ScaleTensor") or not isinstance(scale, float) or not isinstance(bias, float):
         return None
     if not (scale.is_integer() and bias.is_integer()):
         return None
@@ -81,10 +86,10 @@ def _scaled(call: Call) -> Values:
     )
 
 
-def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[Call], Values]:
+def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[PaddleCall], Values]:
     """Return a rule that combines two tensors element by element; a tensor of a single element is repeated."""
 
-    def values(call: Call) -> Values:
+    def values(call: PaddleCall) -> Values:
         """Return the combined elements, or None."""
         a, b = call.values("X"), call.values("Y")
         if a is None or b is None or not (len(a) == len(b) or 1 in (len(a), len(b))):
@@ -96,7 +101,7 @@ def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[Call], Val
     return values
 
 
-def _product(call: Call) -> Values:
+def _product_element(call: PaddleCall) -> Values:
     """Return the product of the elements."""
     values = call.values("X")
     if values is None or None in values:
@@ -107,7 +112,7 @@ def _product(call: Call) -> Values:
     return (result,)
 
 
-def _gathered(call: Call) -> Values:
+def _gather_elements(call: PaddleCall) -> Values:
     """Return the elements at the given indices."""
     values, index = call.values("X"), call.values("Index")
     if values is None or index is None:
@@ -115,10 +120,11 @@ def _gathered(call: Call) -> Values:
     return tuple(None if at is None else values[axis_of(at, len(values))] for at in index)
 
 
-_KNOWN: Mapping[str, Callable[[Call], Values]] = {
-    "shape": _shape, "fill_constant": _filled, "assign_value": _assigned, "slice": _sliced, "concat": _joined,
-    "stack": _joined, "scale": _scaled, "gather": _gathered, "reduce_prod": _product,
-    **dict.fromkeys(("assign", "cast", "depend", "share_data", "squeeze2", "unsqueeze2", "memcpy"), _same),
+_ELEMENT_RULES: Mapping[str, Callable[[PaddleCall], Values]] = {
+    "shape": _shape_elements, "fill_constant": _constant_elements, "assign_value": _attribute_elements,
+    "slice": _slice_elements, "concat": _concat_elements, "stack": _concat_elements, "scale": _scale_elements,
+    "gather": _gather_elements, "reduce_prod": _product_element,
+    **dict.fromkeys(("assign", "cast", "depend", "share_data", "squeeze2", "unsqueeze2", "memcpy"), _elements_of_x),
     "elementwise_add": _pairwise(lambda a, b: a + b), "elementwise_sub": _pairwise(lambda a, b: a - b),
     "elementwise_mul": _pairwise(lambda a, b: a * b),
     "elementwise_floordiv": _pairwise(lambda a, b: a // b if b else None),

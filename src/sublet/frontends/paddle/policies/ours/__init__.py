@@ -13,6 +13,6 @@ Apart from these cases, the policy reuses no name of a dead value: the executor 
 a later reuse of the name would hold the bytes in between.
 """
 
-from sublet.frontends.paddle.policies.ours.policy import PASSES, ours
+from sublet.frontends.paddle.policies.ours.policy import PASSES, apply_own_policy
 
-__all__ = ["PASSES", "ours"]
+__all__ = ["PASSES", "apply_own_policy"]

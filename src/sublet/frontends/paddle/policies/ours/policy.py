@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from sublet.frontends.paddle.format.program import Program
-from sublet.frontends.paddle.policies.ours.awaited import updates_awaited
-from sublet.frontends.paddle.policies.ours.inplace import in_place
-from sublet.frontends.paddle.policies.ours.invariants import loop_invariants
-from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
-from sublet.frontends.paddle.policies.ours.reorder import optimise_early
-from sublet.frontends.paddle.policies.ours.temporaries import temporaries_outside
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.policies.ours.inplace import rename_in_place
+from sublet.frontends.paddle.policies.ours.loop_invariants import assign_loop_invariants
+from sublet.frontends.paddle.policies.ours.reorder import run_updates_early
+from sublet.frontends.paddle.policies.ours.shape_only_uses import use_shape_proxies
+from sublet.frontends.paddle.policies.ours.temporaries import move_temporaries_outside
+from sublet.frontends.paddle.policies.ours.update_barriers import add_update_barriers
 
-Pass = Callable[[Program, Collection[str]], Program]
+Pass = Callable[[PaddleProgram, Collection[str]], PaddleProgram]
 
 PASSES: Mapping[str, Pass] = MappingProxyType(
     {
-        "optimise early": lambda program, keep: optimise_early(program),
-        "shape proxies": lambda program, keep: shape_proxies(program),
-        "loop invariants": lambda program, keep: loop_invariants(program),
-        "in place": in_place,
-        "temporaries outside": temporaries_outside,
-        "updates awaited": updates_awaited,
+        "optimise early": lambda program, keep: run_updates_early(program),
+        "shape proxies": lambda program, keep: use_shape_proxies(program),
+        "loop invariants": lambda program, keep: assign_loop_invariants(program),
+        "in place": rename_in_place,
+        "temporaries outside": move_temporaries_outside,
+        "updates awaited": add_update_barriers,
     }
 )
 
 
-def ours(program: Program, keep: Collection[str] = ()) -> Program:
+def apply_own_policy(program: PaddleProgram, keep: Collection[str] = ()) -> PaddleProgram:
     """Return the program after all passes. The passes neither rename nor overwrite names in `keep`, to be fetched."""
     for change in PASSES.values():
         program = change(program, keep)

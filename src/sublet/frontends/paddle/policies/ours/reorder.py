@@ -8,43 +8,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sublet.frontends.paddle.format.program import Op, Program
-from sublet.frontends.paddle.lives.scopes import Scopes
-from sublet.frontends.paddle.operators.effects import there
+from sublet.frontends.paddle.format.program import PaddleOp, PaddleProgram
+from sublet.frontends.paddle.lives.scopes import PaddleScopes
+from sublet.frontends.paddle.operators.effects import nonempty_names
 
-OPTIMISER = 2
+OPTIMIZER_ROLE = 2
 """Paddle's bit for operators of the optimizer in the attribute `op_role`."""
 
 
-def optimise_early(program: Program) -> Program:
+def run_updates_early(program: PaddleProgram) -> PaddleProgram:
     """Return the program with each weight update of block 0 moved up as far as possible; updates keep their order."""
     first, *others = program.blocks
-    scopes = Scopes(program)
-    done: list[Op] = []
+    scopes = PaddleScopes(program)
+    done: list[PaddleOp] = []
     touched: list[tuple[set[str], set[str]]] = []
     for op in first.ops:
-        reads, writes = _touches(scopes, op)
+        reads, writes = _names_touched(scopes, op)
         at = len(done)
-        if optimises(op):
+        if is_weight_update(op):
             while at and not touched[at - 1][1] & (reads | writes) and not touched[at - 1][0] & writes:
                 at -= 1
-            while at < len(done) and optimises(done[at]):  # updates keep their order
+            while at < len(done) and is_weight_update(done[at]):  # updates keep their order
                 at += 1
         done.insert(at, op)
         touched.insert(at, (reads, writes))
     return replace(program, blocks=(replace(first, ops=tuple(done)), *others))
 
 
-def optimises(op: Op) -> bool:
+def is_weight_update(op: PaddleOp) -> bool:
     """Return True if the operator updates a weight from a gradient, and runs no block."""
     role = op.attrs.get("op_role")
-    marked = role is not None and isinstance(role.value, int) and bool(role.value & OPTIMISER)
-    return marked and {"Param", "Grad"} <= op.inputs.keys() and op.block() is None
+    marked = role is not None and isinstance(role.value, int) and bool(role.value & OPTIMIZER_ROLE)
+    return marked and {"Param", "Grad"} <= op.inputs.keys() and op.block_index() is None
 
 
-def _touches(scopes: Scopes, op: Op) -> tuple[set[str], set[str]]:
+def _names_touched(scopes: PaddleScopes, op: PaddleOp) -> tuple[set[str], set[str]]:
     """Return the names read and the names written by an operator and its nested blocks."""
-    inner = op.block()
-    blocks = () if inner is None else tuple(scopes.inside(inner))
+    inner = op.block_index()
+    blocks = () if inner is None else tuple(scopes.nested_blocks(inner))
     ops = (op, *(each for block in blocks for each in scopes.program.blocks[block].ops))
-    return {name for each in ops for name in there(each.reads)}, {name for each in ops for name in there(each.writes)}
+    return {name for each in ops for name in nonempty_names(each.reads)}, {
+        name for each in ops for name in nonempty_names(each.writes)
+    }

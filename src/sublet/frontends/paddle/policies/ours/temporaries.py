@@ -16,61 +16,71 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Block, Op, Program, Var, new_op
-from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Place, Scopes
-from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
-from sublet.frontends.paddle.peaks.scalars import Number, follow
-from sublet.frontends.paddle.policies.ours.invariants import told
-from sublet.frontends.paddle.policies.ours.mentions import Mention, begins, mentions
-from sublet.frontends.paddle.policies.ours.untouchable import reasons
+from sublet.frontends.paddle.format.program import (
+    EMPTY_NAME,
+    TENSOR,
+    PaddleBlock,
+    PaddleOp,
+    PaddleProgram,
+    PaddleVar,
+    new_op,
+)
+from sublet.frontends.paddle.lives.maybe_uninitialized import maybe_uninitialized_names
+from sublet.frontends.paddle.lives.scopes import COPIES_INPUTS_SINCE, BlockOwner, PaddleScopes, ScopedVariable
+from sublet.frontends.paddle.peaks.scalars import Number, propagate_scalars
+from sublet.frontends.paddle.policies.ours.loop_invariants import inherited_attributes
+from sublet.frontends.paddle.policies.ours.name_uses import NameUse, is_written_first, name_uses
+from sublet.frontends.paddle.policies.ours.rename_constraints import rename_constraints
 
 LOOPS = ("while", "while_grad")
-SHARED = (DType.F32, DType.F64, DType.I32, DType.I64)
+SHARE_DATA_DTYPES = (DType.F32, DType.F64, DType.I32, DType.I64)
 """Element types supported by `share_data` in every version since 2."""
 
 
-def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program:
+def move_temporaries_outside(program: PaddleProgram, keep: Collection[str] = ()) -> PaddleProgram:
     """Return the program with temporaries of loops moved into outer variables.
 
     Programs for Paddle 1 stay as given: Paddle 1 frees at once.
     """
-    if program.version < COPYING:
+    if program.version < COPIES_INPUTS_SINCE:
         return program
-    scopes, untouchable = Scopes(program), reasons(program, keep)
-    blocks, after = list(program.blocks), dict[tuple[int, int], tuple[Op, ...]]()
-    unsure = perhaps_nothing(program)
-    for loop, owner in _outermost(scopes):
-        results, outer_vars = _results(program, owner, unsure), dict[str, Var]()
-        for block in scopes.inside(loop):
-            names, rooms = _moved(program, block, untouchable, results.keys())
+    scopes, untouchable = PaddleScopes(program), rename_constraints(program, keep)
+    blocks, after = list(program.blocks), dict[tuple[int, int], tuple[PaddleOp, ...]]()
+    unsure = maybe_uninitialized_names(program)
+    for loop, owner in _outermost_loops(scopes):
+        results, outer_vars = _surely_written_results(program, owner, unsure), dict[str, PaddleVar]()
+        for block in scopes.nested_blocks(loop):
+            names, rooms = _outer_variables(program, block, untouchable, results.keys())
             if rooms.keys() & {name for each in program.blocks for name in each.vars}:
                 continue
             left = {name: var for name, var in blocks[block].vars.items() if name not in names}
-            ops = tuple(op.renamed(names) for op in blocks[block].ops)
+            ops = tuple(op.with_names(names) for op in blocks[block].ops)
             blocks[block] = replace(blocks[block], vars=left, ops=ops)
             outer_vars |= rooms
         if outer_vars:
             outer = blocks[owner.block]
             blocks[owner.block] = replace(outer, vars={**outer.vars, **outer_vars})
-            after[owner.block, owner.index] = tuple(_let_go(owner, results, outer_vars))
-    return replace(program, blocks=tuple(_with(block, after) for block in blocks))
+            after[owner.block, owner.index] = tuple(_release_outer_variables(owner, results, outer_vars))
+    return replace(program, blocks=tuple(_with_operators_after(block, after) for block in blocks))
 
 
-def _let_go(owner: Owner, results: Mapping[DType | None, str], rooms: Mapping[str, Var]) -> Iterator[Op]:
+def _release_outer_variables(
+    owner: BlockOwner, results: Mapping[DType | None, str], rooms: Mapping[str, PaddleVar]
+) -> Iterator[PaddleOp]:
     """Yield the operators after a loop: a `share_data` for each outer variable, then an `assign` for each result."""
     for name, var in rooms.items():
-        yield new_op("share_data", {"X": [results[var.dtype]]}, {"Out": [name]}, told(owner.op))
+        yield new_op("share_data", {"X": [results[var.dtype]]}, {"Out": [name]}, inherited_attributes(owner.op))
     for result in dict.fromkeys(results[var.dtype] for var in rooms.values()):
-        yield new_op("assign", {"X": [result]}, {"Out": [result]}, told(owner.op))
+        yield new_op("assign", {"X": [result]}, {"Out": [result]}, inherited_attributes(owner.op))
 
 
-def _with(block: Block, after: Mapping[tuple[int, int], tuple[Op, ...]]) -> Block:
+def _with_operators_after(block: PaddleBlock, after: Mapping[tuple[int, int], tuple[PaddleOp, ...]]) -> PaddleBlock:
     """Return a block with the operators of `after` inserted behind their positions."""
     ops = tuple(each for at, op in enumerate(block.ops) for each in (op, *after.get((block.index, at), ())))
     return replace(block, ops=ops) if len(ops) != len(block.ops) else block
 
 
-def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
+def _outermost_loops(scopes: PaddleScopes) -> Iterator[tuple[int, BlockOwner]]:
     """Yield the body and owner of each loop outside of any other loop."""
     owners = scopes.owners
     for inner, owner in owners.items():
@@ -81,7 +91,9 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
             yield inner, owner
 
 
-def _results(program: Program, owner: Owner, unsure: Collection[str]) -> dict[DType | None, str]:
+def _surely_written_results(
+    program: PaddleProgram, owner: BlockOwner, unsure: Collection[str]
+) -> dict[DType | None, str]:
     """Return a result of the loop that is surely written after the loop, by element type.
 
     The result must be an operand of the loop too: a loop without iterations leaves an operand unchanged. Names in
@@ -93,63 +105,66 @@ def _results(program: Program, owner: Owner, unsure: Collection[str]) -> dict[DT
     sure = {*owner.op.reads}.intersection(owner.op.writes).difference(unsure)
     if owner.op.type == "while":
         sure &= {name for op in later for name in op.reads}
-    elif not _goes_round(program, owner):
-        sure &= {name for op in ops[: owner.index] if op.block() is None for name in op.writes}
+    elif not _surely_iterates(program, owner):
+        sure &= {name for op in ops[: owner.index] if op.block_index() is None for name in op.writes}
     loop = next((op.reads for op in later if op.type in LOOPS), ())
     candidates = sorted(
         (name not in loop, prod(var.dims), name, var.dtype)
         for name in sure
-        if (var := program.var(owner.block, name)) is not None
-        if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
+        if (var := program.find_var(owner.block, name)) is not None
+        if var.kind == TENSOR
+        and var.dtype in SHARE_DATA_DTYPES
+        and not var.persistable
+        and min(var.dims, default=0) >= 0
     )
     return {dtype: name for *_, name, dtype in reversed(candidates)}
 
 
-def _goes_round(program: Program, owner: Owner) -> bool:
+def _surely_iterates(program: PaddleProgram, owner: BlockOwner) -> bool:
     """Return True if the forward loop surely runs an iteration: its condition is a known scalar and holds."""
-    known: dict[Place, Number] = {}
+    known: dict[ScopedVariable, Number] = {}
     for op in program.blocks[owner.block].ops[: owner.index]:
         if op.type == "while" and op.outputs.get("StepScopes") == owner.op.inputs.get("StepScopes"):
-            return bool(known.get(Place(owner.block, op.input("Condition") or EMPTY)))
-        follow(op, lambda name: Place(owner.block, name), known)
+            return bool(known.get(ScopedVariable(owner.block, op.first_input("Condition") or EMPTY_NAME)))
+        propagate_scalars(op, lambda name: ScopedVariable(owner.block, name), known)
     return False
 
 
 @dataclass(slots=True)
-class _Room:
+class _OuterVariable:
     """An outer variable: its name, and the last operator that needs its content."""
 
     name: str
     until: int
 
 
-def _moved(
-    program: Program, block: int, untouchable: Collection[str], dtypes: Collection[DType | None]
-) -> tuple[dict[str, str], dict[str, Var]]:
+def _outer_variables(
+    program: PaddleProgram, block: int, untouchable: Collection[str], dtypes: Collection[DType | None]
+) -> tuple[dict[str, str], dict[str, PaddleVar]]:
     """Return the outer variable's name for each moved name of a block, and the outer variables."""
     vars = program.blocks[block].vars
     elsewhere = {
         name for other in program.blocks if other.index != block for op in other.ops for name in (*op.reads, *op.writes)
     }
     names: dict[str, str] = {}
-    rooms: dict[str, Var] = {}
-    free: dict[object, list[_Room]] = {}
-    for name, seen in mentions(program, (block,)).items():  # in the order of their first use
-        if name in untouchable or name in elsewhere or name not in vars or not _temporary(vars[name], seen):
+    rooms: dict[str, PaddleVar] = {}
+    free: dict[object, list[_OuterVariable]] = {}
+    for name, seen in name_uses(program, (block,)).items():  # in the order of their first use
+        if name in untouchable or name in elsewhere or name not in vars or not _is_temporary(vars[name], seen):
             continue
         if vars[name].dtype not in dtypes:
             continue
         same_shape = free.setdefault((vars[name].dtype, vars[name].dims), [])
         room = next((room for room in same_shape if room.until < seen[0].at), None)
         if room is None:
-            room = _Room(f"sublet.loop{block}.{len(rooms)}", 0)
+            room = _OuterVariable(f"sublet.loop{block}.{len(rooms)}", 0)
             same_shape.append(room)
             rooms[room.name] = replace(vars[name], name=room.name)
         room.until, names[name] = seen[-1].at, room.name
     return names, rooms
 
 
-def _temporary(var: Var, seen: list[Mention]) -> bool:
+def _is_temporary(var: PaddleVar, seen: list[NameUse]) -> bool:
     """Return True if each iteration writes the tensor before any read, with known size and without views."""
     closed = var.kind == TENSOR and min(var.dims, default=0) >= 0 and not var.lod_level
-    return closed and begins(seen) and all(mention.known for mention in seen)
+    return closed and is_written_first(seen) and all(mention.known for mention in seen)

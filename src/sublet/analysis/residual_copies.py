@@ -1,0 +1,149 @@
+"""Residual copies of loops, branches and updates, with the reasons; and the possible bindings of renamed values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from sublet.analysis.alias_planner import AliasPlanner
+from sublet.analysis.buffer_assignment import BufferAssignment
+from sublet.analysis.loop_views import why_not_view
+from sublet.analysis.options import Options
+from sublet.base.errors import PlanError
+from sublet.ir.dataflow import assignments, slices_and_rows
+from sublet.ir.graph import Graph, Value, While
+from sublet.plan import UPDATE, CopiedMove, Edge
+from sublet.plan.storage_swap import next_storages
+
+MAX_LISTED_MOVES = 20
+"""Moves listed in an error message."""
+
+
+def find_residual_copies(graph: Graph, layout: BufferAssignment, layouts: AliasPlanner) -> tuple[CopiedMove, ...]:
+    """Return the moves copying bytes in any body version; every move of the program appears once.
+
+    The destination of an update into swapped memory is the value owning the memory after the swap.
+    """
+    value_after_swap = {other: name for name, other in next_storages(layouts.swap_cycles).items()}
+    bound = layouts.storages
+    parameters = {p: f for node in _loops_of(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
+    tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
+    residual: dict[tuple[Edge, Value, Value], CopiedMove] = {}
+    moves = [
+        *_residual_carries(layout, tied, layouts.options),
+        *_residual_slices(graph, layout, layouts.options),
+    ]
+    for edge, source, to, nbytes, why in moves:
+        if nbytes:
+            name = value_after_swap.get(to.name, to.name) if edge.kind == UPDATE else to.name
+            residual.setdefault((edge, source, to), CopiedMove(edge, source.name, name, nbytes, why))
+    return tuple(residual.values())
+
+
+def require_no_copies(moves: tuple[CopiedMove, ...]) -> None:
+    """Raise PlanError if `moves` is not empty; the message lists up to MAX_LISTED_MOVES moves."""
+    if not moves:
+        return
+    lines = [
+        f"  {m.edge}: {m.nbytes:,} bytes from %{m.source} to %{m.destination}: {m.why}"
+        for m in moves[:MAX_LISTED_MOVES]
+    ]
+    if len(moves) > MAX_LISTED_MOVES:
+        lines.append(f"  and {len(moves) - MAX_LISTED_MOVES} more")
+    raise PlanError("\n".join(["copies are forbidden, but loops, branches or updates would move bytes:", *lines]))
+
+
+def possible_bindings(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
+    """Map every renamed value to the names of the stored values it may be bound to, in order of assignment."""
+    assigned = {to: sources for node in graph.walk() for to, sources in assignments(node)}
+    bindings: dict[Value, dict[Value, None]] = {pointer: {} for pointer in assigned if pointer in pointers}
+    users: dict[Value, list[Value]] = {}
+    for pointer, direct in bindings.items():
+        for source in assigned[pointer]:
+            if source in pointers:
+                users.setdefault(source, []).append(pointer)
+            else:
+                direct[source] = None
+    for source in (todo := list(bindings)):
+        for pointer in users.get(source, ()):
+            if not bindings[source].keys() <= bindings[pointer].keys():
+                bindings[pointer] |= bindings[source]
+                todo.append(pointer)
+    return {pointer: tuple(target.name for target in bound) for pointer, bound in bindings.items()}
+
+
+ResidualCopies = Iterator[tuple[Edge, Value, Value, int, str]]
+
+
+def _residual_carries(layout: BufferAssignment, bound: Collection[Value], options: Options) -> ResidualCopies:
+    """Yield the loop-carried values and branch results that are copied.
+
+    Each item is (edge, source, destination, bytes, reason).
+    """
+    instances = layout.flow.unrolling.versions
+    for point, source, to in layout.residual_copies:
+        # a value bound to any of several versions is no version itself
+        start, end = (instances[value].base if value in instances else value for value in (source, to))
+        if not options.share:
+            why = "sharing is switched off"
+        elif point.kind == UPDATE:
+            why = _why_update_copies(layout, source, to)
+        elif end in bound:
+            why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
+        else:
+            why = layout.renaming_obstacles.get(end) or "what it would stand for changes while it is needed"
+        yield point.plan_point.edge, start, end, to.nbytes, why
+
+
+def _why_update_copies(layout: BufferAssignment, source: Value, target: Value) -> str:
+    """Return the reason why the source of an update was not written straight into the target."""
+    first, homes = (
+        layout.flow.points[0],
+        {m.value: buffer.bound_storage for buffer in layout.buffers for m in buffer.members},
+    )
+    if source in first.defs:
+        return f"%{source.name} has a place of its own before the run"
+    if source not in homes:
+        return f"%{source.name} may be one of several values, which lie elsewhere"
+    if homes[source] and homes[target] and homes[source] != homes[target]:
+        return f"%{source.name} and %{target.name} are bound to different memory"
+    return f"%{target.name} is still needed when %{source.name} is made, or %{source.name} lies in other bytes"
+
+
+def _residual_slices(graph: Graph, layout: BufferAssignment, options: Options) -> ResidualCopies:
+    """Yield the slices of sequences and rows of stacked outputs copied in some body version.
+
+    Each item is (edge, source, destination, bytes, reason).
+    """
+    in_place: dict[tuple[str, str, Value, Value], bool] = {}
+    instances = layout.flow.unrolling.versions
+    for window in layout.flow.unrolling.loop_views:
+        part, whole = (instances[value].base for value in (window.value, window.whole))
+        key = (window.loop.name, window.kind, part, whole)
+        in_place[key] = in_place.get(key, True) and (window.value, window.whole) in layout.placed_loop_views
+    for node in _loops_of(graph):
+        for kind, part, whole, axis, _ in slices_and_rows(node):
+            key = (node.name, kind, part, whole)
+            if in_place.get(key, False):
+                continue
+            why = why_not_view(part, whole, axis, options.alignment, options.min_view_bytes)
+            if not options.share:
+                why = "sharing is switched off"
+            elif not why:
+                why = _why_not_in_place(kind, part, whole, pointing=key not in in_place)
+            edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")
+            source, to = (whole, part) if kind == "slice" else (part, whole)
+            yield Edge(edge, node.name), source, to, part.nbytes, f"{what}: {why}"
+
+
+def _why_not_in_place(kind: str, part: Value, whole: Value, *, pointing: bool) -> str:
+    """Return the reason why a slice or row is copied although a view is possible; `pointing`: a renamed value."""
+    if pointing:
+        return f"%{part.name} or %{whole.name} stands for other values"
+    if kind == "slice":
+        return f"%{part.name} is handed on by a loop or branch"
+    return f"%{part.name} is handed on, or not computed in the round, or lies elsewhere already"
+
+
+def _loops_of(graph: Graph) -> Iterable[While]:
+    """Return the loops of a graph, nested loops included."""
+    return (node for node in graph.walk() if isinstance(node, While))

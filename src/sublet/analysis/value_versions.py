@@ -1,0 +1,197 @@
+"""Value versions: the binding of every program value at each moment of an unrolled program.
+
+Without unrolled loops every value has a single version, the value itself. In body version 2 of a loop the value `%t`
+has the version `%t@2`. A renamed value is bound to a version of another value, or to any of several versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sublet.ir.graph import Value
+from sublet.plan import Context
+
+ReusePredicate = Callable[[Value, Value], bool]
+"""True if the second value may overwrite the first within an iteration of a loop."""
+
+PossibleVersions = tuple[Value, ...]
+"""The versions a value may be bound to at some point; several only for a renamed value."""
+
+
+def never_reuse(first: Value, second: Value) -> bool:
+    """Return False: no value may overwrite another."""
+    return False
+
+
+class NotRenamable(Exception):
+    """Raised when values cannot be renamed, and must be copied.
+
+    `pointers` are the values; with `some`, copying a part of the values may be enough. `loop` names the loop with these
+    parameters; "" for an output with too many possible bindings.
+    """
+
+    def __init__(self, pointers: Iterable[Value], why: str, loop: str = "", *, some: bool = False) -> None:
+        self.pointers = tuple(pointers)
+        self.why = why
+        self.loop = loop
+        self.some = some
+        super().__init__(", ".join(map(str, self.pointers)))
+
+
+class MustRenameToo(Exception):
+    """Raised when a renamed value would be bound to a parameter with changing bytes, which must be renamed too."""
+
+    def __init__(self, parameter: Value) -> None:
+        self.parameter = parameter
+        super().__init__(str(parameter))
+
+
+class RenamingRefused(Exception):
+    """Raised when control flow cannot be built with the renamed values: all reasons, and the number of points built."""
+
+    def __init__(self, reasons: Iterable[MustRenameToo | NotRenamable], points: int) -> None:
+        self.reasons = tuple(reasons)
+        self.points = points
+        super().__init__("; ".join(map(str, self.reasons)))
+
+
+@dataclass
+class VersionOrigin:
+    """The base value of a version, and the contexts defining the version."""
+
+    base: Value
+    contexts: list[Context] = field(default_factory=list)
+
+
+class ValueVersions:
+    """All versions created so far, and the versions bound to every value at the current point."""
+
+    def __init__(self, pointers: frozenset[Value], reusable: ReusePredicate) -> None:
+        self.renamed_values = pointers
+        self.may_reuse = reusable
+        self.context: Context = ()
+        self.aliases: dict[Value, Value] = {}
+        self.entry_sources: dict[Value, Value] = {}  # entry bindings of parameters in body versions, aliases too
+        self.naming_rules: dict[
+            Value, Callable[[Value], Value]
+        ] = {}  # how to choose the version that a carried value writes
+        self.origins: dict[Value, VersionOrigin] = {}
+        self.search_steps = 0  # of the search for free versions
+        self._by_name: dict[tuple[Value, str], Value] = {}
+        self._bindings: dict[Value, PossibleVersions] = {}
+        self._representatives: dict[PossibleVersions, Value] = {}
+        self._roots: dict[Value, Value] = {}
+        self._aliases_of_root: dict[Value, list[Value]] = {}  # loop and branch outputs bound to a version
+
+    def current_versions(self, values: Iterable[Value]) -> PossibleVersions:
+        """Return the versions possibly bound to each of `values`, concatenated."""
+        return tuple(target for value in values for target in self._bindings.get(value, (value,)))
+
+    def operand_versions(
+        self, values: Sequence[Value | None]
+    ) -> tuple[PossibleVersions, tuple[Value | None, ...], tuple[tuple[Value, PossibleVersions], ...]]:
+        """Return the versions a node reads, the operand of every input, and the choices among versions.
+
+        An input bound to any of several versions has a renamed value as operand; the choices are (operand, versions)
+        pairs.
+        """
+        read: list[Value] = []
+        operands: list[Value | None] = []
+        choices: list[tuple[Value, PossibleVersions]] = []
+        for value in values:
+            targets = None if value is None else self._bindings.get(value, (value,))
+            if targets is None:
+                operands.append(None)
+                continue
+            read += targets
+            if len(targets) == 1:
+                operands.append(targets[0])
+            else:
+                operands.append(self._representatives[targets])
+                choices.append((self._representatives[targets], targets))
+        return tuple(read), tuple(operands), tuple(choices)
+
+    def operand_version(self, value: Value) -> Value:
+        """Return the version bound to a value; for several versions, the first renamed value bound to them."""
+        targets = self._bindings.get(value, (value,))
+        return targets[0] if len(targets) == 1 else self._representatives[targets]
+
+    def move_source(self, value: Value) -> Value:
+        """Return the version read by a move; a value bound to any of several versions stays itself."""
+        targets = self._bindings.get(value, (value,))
+        return targets[0] if len(targets) == 1 else value
+
+    def define_version(self, value: Value) -> Value:
+        """Return the version written by a definition of `value` here, and bind `value` to the version."""
+        rule = self.naming_rules.get(value)
+        instance = rule(value) if rule else self.record_write(self.version_of(value, self.context), self.context)
+        self._bindings[value] = (instance,)
+        return instance
+
+    def version_of(self, base: Value, context: Context, mark: str = "") -> Value:
+        """Return the version of `base` in a context; the value itself if no loop around is unrolled."""
+        if not context and not mark:
+            self.origins.setdefault(base, VersionOrigin(base))
+            return base
+        suffix = ".".join(str(copy) for _, copy in context) + mark
+        instance = self._by_name.get((base, suffix))
+        if instance is None:
+            instance = self._by_name[base, suffix] = Value(f"{base.name}@{suffix}", base.spec, base.literal)
+            self.origins.setdefault(instance, VersionOrigin(base))
+        return instance
+
+    def record_write(self, instance: Value, context: Context) -> Value:
+        """Record a write of a version in a context, and return the version."""
+        contexts = self.origins[instance].contexts
+        if context not in contexts:
+            contexts.append(context)
+        return instance
+
+    def bind(self, value: Value, targets: PossibleVersions) -> None:
+        """Bind `value` to the versions `targets` from now on."""
+        self._bindings[value] = targets
+        if len(targets) > 1:
+            self._representatives.setdefault(targets, value)
+
+    def bind_to_any(self, pointer: Value, sources: PossibleVersions) -> PossibleVersions:
+        """Bind a renamed value to any of `sources`, and return the aliases, an alias for each source."""
+        names = [self.version_of(pointer, self.context, f"?{i}") for i in range(len(sources))]
+        aliases = tuple(self.record_write(name, self.context) for name in names)
+        for alias, source in zip(aliases, sources, strict=True):
+            self.aliases[alias] = source
+            self._roots[alias] = self.root_of(source)
+            self._aliases_of_root.setdefault(self._roots[alias], []).append(alias)
+        self.bind(pointer, aliases)
+        return aliases
+
+    def add_entry_binding(self, parameter: Value, context: Context, source: Value) -> Value:
+        """Return the entry binding of a parameter in a body version: an alias of `source` with its own live range."""
+        instance = self.record_write(self.version_of(parameter, context), context)
+        self.entry_sources[instance] = source
+        self._roots[instance] = self.root_of(source)
+        return instance
+
+    def without_entry_bindings(self, values: PossibleVersions) -> PossibleVersions:
+        """Replace the entry bindings among `values` by their sources."""
+        return tuple(self.entry_sources.get(value, value) for value in values)
+
+    def root_of(self, instance: Value) -> Value:
+        """Return the version owning the bytes of `instance`."""
+        return self._roots.get(instance, instance)
+
+    def base_of(self, instance: Value) -> Value:
+        """Return the program value of a version."""
+        return self.origins[instance].base
+
+    def outputs_bound_to(self, instance: Value) -> Iterator[Value]:
+        """Yield the loop and branch outputs bound to `instance` in the current or an enclosing context."""
+        for alias in self._aliases_of_root.get(instance, ()):
+            made = self.origins[alias]
+            if any(self.context[: len(context)] == context for context in made.contexts):
+                yield made.base
+
+    def in_definition_order(self, position: Mapping[Value, int]) -> dict[Value, VersionOrigin]:
+        """Return all versions with their origins, sorted by the position of the base value in the program."""
+        order = sorted(self.origins, key=lambda instance: position[self.origins[instance].base])
+        return {instance: self.origins[instance] for instance in order}

@@ -1,0 +1,132 @@
+"""The options `--recompute` and `--frontier` of `sublet plan`: fit a budget, or weigh bytes against time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from sublet.analysis.options import Options
+from sublet.api.measuring import measure_node_seconds
+from sublet.base.bytesize import human
+from sublet.base.errors import CapacityError, PlanError
+from sublet.cli.console import answer_console, budget_progress, error_console, print_json
+from sublet.ir.model import Model
+from sublet.planning.budget.cost_model import MODELLED_COSTS
+from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.search import BudgetSearch
+from sublet.viz.frontier import frontier_of
+from sublet.viz.page import write_html
+from sublet.viz.tables import plain_table
+
+FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
+"""The budgets of the curve, in percent of the plain arena."""
+
+BOUND_NOTE = (
+    "No less than: a bound for programs in this order in which every node runs where it stands, and clones besides."
+)
+
+OUTCOME_WORDS = {SearchOutcome.FITS: "", SearchOutcome.NOT_FOUND: "not found", SearchOutcome.IMPOSSIBLE: "impossible"}
+
+
+def fit_by_recomputation(source: Model, options: Options, budget: int | None, *, measure: bool) -> Model:
+    """Return the model, with values recomputed if the plain plan exceeds the budget, and print the choice.
+
+    Without a `budget`, the capacity of the first region is the budget. Raises PlanError without either, and
+    CapacityError with the reason if no program fits, or if none was found.
+    """
+    if budget is None and options.regions:
+        budget = options.regions[0].capacity
+    if budget is None:
+        raise PlanError("--recompute fits a plan into a budget: add --budget BYTES")
+    with budget_progress() as show_budget:
+        show_budget(budget)
+        answer = _budget_search(source, options, measure=measure).best_within(budget)
+    if answer.outcome is not SearchOutcome.FITS:
+        raise CapacityError(answer.words)
+    error_console.print(Text(answer.words), soft_wrap=True)
+    return answer.program.model
+
+
+def _budget_search(source: Model, options: Options, *, measure: bool) -> BudgetSearch:
+    seconds, costs = measure_node_seconds(source) if measure else (None, MODELLED_COSTS)
+    return BudgetSearch(source, options, seconds, costs)
+
+
+OutputPaths = tuple[Path | None, Path | None, Path | None]
+"""The paths of the plan file, the page and the picture."""
+
+
+def show_frontier(source: Model, options: Options, files: OutputPaths, *, measure: bool, in_json: bool) -> None:
+    """Print the trade-off curve of bytes and seconds, from the plain plan downwards; write all plans to a given page.
+
+    Raises PlanError for a plan file or a picture file: both hold one plan only.
+    """
+    out, page, png = files
+    if out is not None or png is not None:
+        raise PlanError("--frontier tells of many plans, --out and --png of one: use --html, or --budget --recompute")
+    with budget_progress() as show_budget:
+        budgets = _budget_search(source, options, measure=measure)
+        arena = budgets.plain.nbytes
+        results = budgets.frontier([arena * percent // 100 for percent in FRONTIER_PERCENTS], show_budget)
+    if page is not None:
+        curve, (first, *others) = frontier_of(results)
+        write_html(first, page, others, curve)
+    if in_json:
+        print_json(frontier_json(budgets, results))
+        return
+    table = plain_table()
+    last = "brought back" if options.regions else "no less than"
+    for title in ("budget", "arena", "of plain", "in pieces", "computed again", "extra time", last):
+        table.add_column(title, justify="right")
+    for answer in results:
+        nbytes = answer.program.nbytes
+        least = "" if answer.least_extra_time is None else f"{answer.least_extra_time:+.1%}"
+        least = str(answer.program.reload_count) if options.regions else least
+        counts = str(answer.program.split_count), str(answer.program.recompute_count)
+        row = (human(nbytes), f"{nbytes / arena:.1%}", *counts, f"{answer.extra_time:+.1%}", least)
+        shown = row if answer.outcome is SearchOutcome.FITS else (OUTCOME_WORDS[answer.outcome], "", "", "", "", "")
+        table.add_row(human(answer.budget), *shown)
+    bound = (
+        f"No transfer is counted as hidden behind others' work; at most {_max_offloaded_bytes(results)} bytes are away."
+    )
+    words = f"Time is predicted {budgets.costs}. {bound if options.regions else BOUND_NOTE}"
+    answer_console().print(table, Text(), Text(words), Text(_describe_smallest(results[-1])))
+
+
+def _max_offloaded_bytes(found: tuple[BudgetResult, ...]) -> str:
+    """Return the most bytes in the slow memory over all points, as text."""
+    return f"{max(answer.program.slow_bytes for answer in found):,}"
+
+
+def _describe_smallest(last: BudgetResult) -> str:
+    """Return a sentence on the smallest budget: the bytes needed at least, or the fewest bytes found."""
+    words = last.bound_in_words
+    return f"The least found needs {last.program.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
+
+
+def frontier_json(budgets: BudgetSearch, found: tuple[BudgetResult, ...]) -> dict[str, Any]:
+    """Return the curve as a JSON object. Seconds are predicted."""
+    floor = budgets.floor
+    return {
+        "graph": budgets.model.graph.name,
+        "plain": {"arena_bytes": budgets.plain.nbytes, "seconds": budgets.plain.seconds},
+        "floor": {"bytes": floor.nbytes, "node": floor.node, "values": dict(floor.values), "words": floor.description},
+        "costs": budgets.costs,
+        "points": [
+            {
+                "budget": answer.budget,
+                "outcome": answer.outcome.value,
+                "arena_bytes": answer.program.nbytes,
+                "seconds": answer.program.seconds,
+                "extra": answer.extra_time,
+                "least_extra": answer.least_extra_time,
+                "in_pieces": answer.program.split_count,
+                "computed_again": answer.program.recompute_count,
+                "brought_back": answer.program.reload_count,
+                "away_bytes": answer.program.slow_bytes,
+            }
+            for answer in found
+        ],
+    }

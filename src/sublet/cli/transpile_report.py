@@ -1,0 +1,206 @@
+"""The report on a rewritten Paddle program, as text, tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sublet.base.errors import PlanViolation
+from sublet.base.escape import abbreviated_list, printable
+from sublet.cli.console import answer_console
+from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.frontends.paddle.peaks.memory import PredictedMemory
+from sublet.frontends.paddle.transpile import (
+    POLICIES,
+    ArenaReport,
+    Transpiled,
+    TranspileReport,
+    TranspileRequest,
+    transpile,
+)
+from sublet.viz.tables import plain_table
+
+MAX_LISTED = 5
+"""Maximum of listed findings and names."""
+
+
+def reports_of_policies(
+    program: PaddleProgram, asked: TranspileRequest, made: Transpiled
+) -> tuple[TranspileReport, ...]:
+    """Return the reports of all policies; the report of a policy rejected by the checker holds the findings."""
+    reports = []
+    for policy in POLICIES:
+        if policy == made.report.policy and not asked.arena:
+            reports.append(made.report)
+            continue
+        try:
+            reports.append(transpile(program, replace(asked, policy=policy, arena=False), made.report.before).report)
+        except PlanViolation as refused:
+            judgement = (
+                None if made.report.judgement is None else replace(made.report.judgement, findings=refused.findings)
+            )
+            reports.append(replace(made.report, policy=policy, after=None, judgement=judgement))
+    return tuple(reports)
+
+
+def print_transpile_report(out: Path | None, report: TranspileReport, beside: Sequence[TranspileReport]) -> None:
+    """Print the report on a rewritten program, the table of policies in `beside`, and the written file."""
+    console = answer_console()
+    before, after = report.before, report.after
+    if before is not None and after is not None:
+        console.print(
+            f"{report.policy}: {before.collected.peak:,} -> {after.collected.peak:,} bytes at the peak "
+            f"({_describe_change(before, after)}), predicted for Paddle's garbage collection in program order",
+            markup=False,
+        )
+        lagging = after.collected.lagging
+        if lagging > after.collected.peak:
+            console.print(f"  up to {lagging:,} while the thread that frees comes late", markup=False)
+        for block, trips in before.collected.trips.items():
+            kept = before.collected.kept.get(block)
+            keeps = (
+                "" if kept is None else f", keeps {kept:,} bytes a trip (now {after.collected.kept.get(block, 0):,})"
+            )
+            console.print(f"  the loop of block {block} runs {trips} times{keeps}", markup=False)
+    else:
+        console.print(Text(printable(f"{report.policy}: bytes are not known: {report.unknown_bytes}"), "yellow"))
+    console.print(checker_verdict(report))
+    for finding in report.findings[:MAX_LISTED]:
+        console.print(Text(printable(f"  {finding}"), "red"))
+    if report.arena is not None:
+        console.print(*_describe_arena(report.arena), sep="\n")
+    if len(report.findings) > MAX_LISTED:
+        console.print(f"  and {len(report.findings) - MAX_LISTED} more")
+    if report.left_alone:
+        each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
+        console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
+    if report.completed:
+        completed_words = (
+            f"given the data type without which Paddle does not parse the program: {_list_names(report.completed)}"
+        )
+        console.print(Text(printable(completed_words), "yellow"))
+    console.print(Text(printable(f"there after a run: {_list_names(report.kept)}"), "dim"))
+    if beside:
+        console.print(policy_table(beside))
+    if out is not None:
+        console.print(printable(f"wrote {out}"), markup=False)
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """Return the first few names as text, or "persistable variables only" without names."""
+    return abbreviated_list(names, MAX_LISTED) if names else "persistable variables only"
+
+
+def _describe_arena(form: ArenaReport) -> list[Text]:
+    """Return lines on the arena form: variables, bytes, lower bound, and the result of the proof."""
+    optimal = "its lower bound" if form.bytes == form.bound else f"lower bound {form.bound:,}"
+    summary = f"arena form: {form.placed} variables in {form.bytes:,} bytes ({optimal}), {len(form.outside)} outside"
+    words = [Text(f"{summary}; run it with FLAGS_new_executor_sequential_run=1")]
+    if form.is_proven:
+        return [*words, Text("proven of the arena form, too", "green")]
+    first = form.judgement.findings[:1] if form.judgement is not None else ()
+    why = f": the checker does not follow it: {first[0]}" if first else ""
+    return [*words, Text(printable(f"the arena form itself is NOT proven{why}"), "yellow")]
+
+
+def checker_verdict(report: TranspileReport) -> Text:
+    """Return the checker's verdict as text, with the scope of the proof."""
+    judgement = report.judgement
+    if judgement is None:
+        return Text(printable(f"not proven: the checker could not run both programs: {report.unjudged}"), "yellow")
+    if not judgement.equal:
+        return Text("NOT the same: the checker refuses the rewritten program", "bold red")
+    branch_words = "every way through branches" if judgement.every_way else "many ways through branches, not all"
+    trip_words = (
+        f", {', '.join(map(str, judgement.trips))} rounds of loops whose count is not in the program"
+        if judgement.trips
+        else ""
+    )
+    scope = "" if report.arena is None else ", before variables are placed"
+    return Text(
+        f"proven{scope}: what persists and what is kept comes out the same, for {branch_words}{trip_words}", "green"
+    )
+
+
+def policy_table(reports: Sequence[TranspileReport]) -> RenderableType:
+    """Return a table with one row a policy."""
+    result = plain_table()
+    result.add_column("policy")
+    for name in ("bytes predicted", "without collection", "bound", "gap"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("checker")
+    before = next((report.before for report in reports if report.before is not None), None)
+    if before is not None:
+        result.add_row("as it is", *_memory_figures(before), "")
+    for report in reports:
+        figures = ("?",) * 4 if report.after is None else _memory_figures(report.after)
+        checked = "not run" if report.judgement is None else "the same" if report.is_proven else "REFUSED"
+        result.add_row(report.policy, *figures, checked)
+    return result
+
+
+def _memory_figures(memory: PredictedMemory) -> tuple[str, str, str, str]:
+    peak, bound = memory.collected.peak, memory.bound
+    gap = f"{(peak - bound) / bound:.1%}" if bound else "-"
+    return f"{peak:,}", f"{memory.uncollected:,}", f"{bound:,}", gap
+
+
+def _describe_change(before: PredictedMemory, after: PredictedMemory) -> str:
+    was, now = before.collected.peak, after.collected.peak
+    if was == now:
+        return "no change"
+    return f"{abs(was - now) / was:.1%} {'less' if now < was else 'more'}"
+
+
+def transpile_json(report: TranspileReport, beside: Sequence[TranspileReport]) -> dict[str, Any]:
+    """Return the report, and the reports of other policies in `beside`, as one JSON object."""
+    content = _report_json(report)
+    if report.before is not None:
+        content["before"] = _memory_json(report.before)
+    if report.arena is not None:
+        form = report.arena
+        content["arena"] = {
+            "bytes": form.bytes,
+            "lower_bound_bytes": form.bound,
+            "placed": form.placed,
+            "outside": {str(place): why for place, why in form.outside.items()},
+            "proven": form.is_proven,
+        }
+    if beside:
+        content["policies"] = {each.policy: _report_json(each) for each in beside}
+    return content
+
+
+def _report_json(report: TranspileReport) -> dict[str, Any]:
+    judgement = report.judgement
+    return {
+        "policy": report.policy,
+        "after": None if report.after is None else _memory_json(report.after),
+        "unknown_bytes": report.unknown_bytes,
+        "proven": report.is_proven and (report.arena is None or report.arena.is_proven),
+        "every_way": judgement is not None and judgement.every_way,
+        "rounds": [] if judgement is None else list(judgement.trips),
+        "findings": [str(finding) for finding in report.findings],
+        "not_judged": report.unjudged,
+        "kept": list(report.kept),
+        "left_alone": dict(report.left_alone),
+        "completed": list(report.completed),
+    }
+
+
+def _memory_json(memory: PredictedMemory) -> dict[str, Any]:
+    run = memory.collected
+    return {
+        "predicted_bytes": run.peak,
+        "predicted_lagging_bytes": run.lagging,
+        "at": {"block": run.at[0], "operator": run.at[1]},
+        "without_collection": memory.uncollected,
+        "lower_bound_bytes": memory.bound,
+        "trips": {str(block): trips for block, trips in run.trips.items()},
+        "kept_a_trip": {str(block): kept for block, kept in run.kept.items()},
+    }

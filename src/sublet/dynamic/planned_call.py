@@ -1,0 +1,205 @@
+"""The plan of a recorded call, run piece by piece in an arena shared by all plans of a graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublet.api.binding import model_with_kernels
+from sublet.dynamic.call_trie import TrieNode
+from sublet.dynamic.early_updates import updates_before_refusal
+from sublet.dynamic.tensor import Parameter
+from sublet.dynamic.tensor_storage import TensorStorage
+from sublet.dynamic.trace import Trace, trace_call
+from sublet.ir.graph import Node, Value
+from sublet.plan import bound_storage_name
+from sublet.planning.pipeline import plan_memory
+from sublet.runtime.kernel import Array, Backend, Kernel
+from sublet.runtime.memory import Raw, aligned_bytes
+from sublet.runtime.resumable import ResumableExecutable
+from sublet.runtime.suspension import SuspensionBackend
+
+
+@dataclass(frozen=True)
+class WeightBlindBackend:
+    """A backend without access to the content of weights, as the content changes between calls."""
+
+    backend: Backend
+
+    @property
+    def name(self) -> str:
+        """The name of the backend."""
+        return self.backend.name
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """Return the kernel of the backend, chosen without weights."""
+        return self.backend.kernel(node, {})
+
+
+class SharedArena:
+    """The arena of all plans of a graph, used by one plan at a time: as large as the largest plan needs."""
+
+    def __init__(self) -> None:
+        self.raw: Raw = aligned_bytes(0, 64)
+
+    def at_least(self, nbytes: int, alignment: int) -> Raw:
+        """Return the memory, replaced by larger memory if smaller than `nbytes`."""
+        if self.raw.nbytes < nbytes:
+            self.raw = aligned_bytes(nbytes, max(alignment, 64))
+        return self.raw
+
+
+class PlannedCall:
+    """The executable of the calls ending at the trie node `end`.
+
+    path_nodes  the trie nodes from the first step to `end`
+    updated     the parameters updated by the call
+    early       the updated parameters possibly overwritten before a command may refuse its inputs
+    """
+
+    def __init__(self, end: TrieNode, backends: Sequence[Backend], arena: SharedArena) -> None:
+        path = end.path()
+        self.end = end
+        self.path_nodes = frozenset(path)
+        self.trace: Trace = trace_call([moment.step for moment in path if moment.step is not None])
+        parameters = self.trace.parameters
+        homes = {name: bound_storage_of(parameter).array for name, parameter in parameters.items()}
+        ready = model_with_kernels(
+            self.trace.model, backend=[SuspensionBackend(), *map(WeightBlindBackend, backends)], weights=homes
+        )
+        self.plan = plan_memory(ready.model)
+        self.executable = ready.to_executable(self.plan)
+        for name in self.trace.parameters:
+            if bound_storage_name(name) in self.executable._memory.storages:
+                self.executable.bind(name, homes[name])
+        self.updated = [parameters[value.name] for value in ready.model.graph.updated_values]
+        early = updates_before_refusal(ready.model.graph, self.plan)
+        self.early = [parameters[value.name] for value in ready.model.graph.updated_values if value in early]
+        self._arena = arena
+        self._raw: Raw | None = None
+        self.pieces: ResumableExecutable
+
+    def can_resume(self, piece: int) -> bool:
+        """True if a run may continue before piece `piece` with only the values saved by the run of another plan.
+
+        All values read after the suspension point must be saved at the point, and no saved value may be a renamed
+        loop-carried value.
+        """
+        kept, pointers = self.trace.kept[piece - 1], self.executable._memory.pointers
+        return self.trace.closed[piece - 1] and not any(value.name in pointers for value in kept.values())
+
+    def bind_memory(self, begun: Mapping[Parameter, TensorStorage]) -> None:
+        """Bind the executable to the present arena and to the storages of the parameters.
+
+        `begun` are the storages before the call of the parameters updated so far in the call.
+        """
+        if self.plan.arena_bytes:
+            raw = self._arena.at_least(self.plan.arena_bytes, self.plan.alignment)
+            if raw is not self._raw:
+                self.executable.bind("arena", raw)
+                self._raw = raw
+                self.pieces = ResumableExecutable(self.executable)
+        elif self._raw is None:
+            self._raw = self._arena.raw
+            self.pieces = ResumableExecutable(self.executable)
+        for parameter in self.trace.parameters.values():
+            move_to_bound_storage(parameter, begun.get(parameter, parameter._storage))
+
+
+class PlannedRun:
+    """A run of a plan.
+
+    piece   the number of the next piece
+    """
+
+    def __init__(self, planned: PlannedCall, begun: Mapping[Parameter, TensorStorage]) -> None:
+        planned.bind_memory(begun)
+        self.planned = planned
+        self.piece = 0
+        self._fed: set[int] = set()
+
+    def load_inputs(self, contents: Mapping[int, Any]) -> None:
+        """Copy contents from outside, by slot, to the inputs of the plan; each input once."""
+        for slot, value in self.planned.trace.externals.items():
+            if slot not in self._fed and slot in contents:
+                np.copyto(self.planned.pieces.array(value), contents[slot], casting="unsafe")
+                self._fed.add(slot)
+
+    def take(self, piece: int, kept: Mapping[int, Array]) -> None:
+        """Continue before piece `piece`, with the values saved by the run of another plan, by slot."""
+        self.piece = piece
+        for slot, array in self.saved_values().items():
+            np.copyto(array, kept[slot])
+
+    def run_next_piece(self) -> None:
+        """Run the next piece."""
+        self.planned.pieces.run(self.piece)
+        self.piece += 1
+
+    def run_last_piece(self) -> None:
+        """Run the last piece, with the updates of parameters. An error restores all parameters."""
+        planned = self.planned
+        saved = [(one, one.bound_storage.array.copy()) for one in planned.early if one.bound_storage]
+        try:
+            self.run_next_piece()
+        except BaseException:
+            for parameter, content in saved:
+                assert parameter.bound_storage is not None
+                np.copyto(parameter.bound_storage.array, content)
+            raise
+
+    def saved_values(self) -> dict[int, Array]:
+        """Return the values saved at the latest suspension point, by slot, as arrays over the arena."""
+        if not self.piece:
+            return {}
+        kept = self.planned.trace.kept[self.piece - 1]
+        return {slot: self.planned.pieces.array(value) for slot, value in kept.items()}
+
+    def result_arrays(self) -> dict[int, Array]:
+        """Return the results by slot, as arrays over the arena."""
+        return {slot: self.planned.pieces.result(value) for slot, value in self.planned.trace.left.items()}
+
+
+def bound_storage_of(parameter: Parameter) -> TensorStorage:
+    """Return the bound storage of a parameter: the fixed memory used by all plans."""
+    if parameter.bound_storage is None:
+        assert parameter._storage is not None
+        parameter.bound_storage = parameter._storage.pool.store_copy(parameter._kind, parameter._storage.array)
+    return parameter.bound_storage
+
+
+def move_to_bound_storage(parameter: Parameter, held: TensorStorage | None) -> None:
+    """Move the content `held` of a parameter to the bound storage.
+
+    The parameter may already have the content after an update in the present call; only `held` is moved.
+    """
+    home = bound_storage_of(parameter)
+    if held is not home:
+        assert held is not None
+        copy_for_other_holders(parameter)
+        home = bound_storage_of(parameter)
+        np.copyto(home.array, held.array)
+        if parameter._storage is held:
+            parameter._storage = home
+
+
+def copy_for_other_holders(parameter: Parameter, holders: int = 0) -> None:
+    """Before a write to the bound storage of a parameter, copy the content for all other holders of the storage.
+
+    `holders` is the number of references to disregard. Other holders are detected by the reference count.
+    """
+    home = parameter.bound_storage
+    assert home is not None
+    # 3: the local `home`, the argument of getrefcount, and `parameter.home`
+    own = 3 + holders + (parameter._storage is home)
+    if sys.getrefcount(home) > own:
+        moved = home.pool.store_copy(parameter._kind, home.array)
+        home.block, moved.block = moved.block, home.block
+        home.view, moved.view = moved.view, home.view
+        if parameter._storage is home:
+            parameter._storage = moved
+        parameter.bound_storage = moved

@@ -1,0 +1,89 @@
+"""Scopes of names in a graph: numbered scopes for layers without a name, and one scope a module."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class NamedModule(Protocol):
+    """The interface of modules for graphs: the graph assigns parameters to the module requesting the parameters."""
+
+    @property
+    def name(self) -> str | None:
+        """The given name; None without a name, "" for a module without its own scope."""
+
+    @property
+    def kind(self) -> str:
+        """The default name."""
+
+    def children(self) -> Iterable[tuple[str, object]]:
+        """Return the inner modules by name."""
+
+
+def name_in_parent(around: NamedModule | None, module: NamedModule) -> str | None:
+    """Return the name of a module in the module `around`: the given name, or the attribute's name, or None."""
+    if module.name is not None or around is None:
+        return module.name
+    return next((name for name, child in around.children() if child is module), None)
+
+
+def first_free_name(taken: Container[str], prefix: str, name: str) -> str:
+    """Return the first of `name`, `name_2`, `name_3`, ... with an unused scope below `prefix`."""
+    number, candidate = 1, name
+    while f"{prefix}{candidate}/" in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+class ScopeNames:
+    """The opened scopes.
+
+    scopes          all scopes, in order of first opening
+    paths           the scope of each called module by the module's identity (modules may be equal), with the module
+    is_repeated_call  True inside a module called before: the module's declarations exist already
+    prior_calls     the number of earlier calls of the innermost module
+    """
+
+    def __init__(self) -> None:
+        self.scopes: dict[str, None] = {}
+        self.paths: dict[int, tuple[NamedModule, str]] = {}
+        self.is_repeated_call = False
+        self.prior_calls = 0
+        self._calls: dict[int, int] = {}
+        self._around: NamedModule | None = None
+        self._used: set[str] | None = None
+
+    def unused_scope_name(self, prefix: str, name: str) -> str:
+        """Return a name for a new scope: the first unused of `name`, `name_2`, `name_3`, ...
+
+        In a module called again, the first name not opened since the beginning of the call.
+        """
+        return first_free_name(self.scopes if self._used is None else self._used, prefix, name)
+
+    def scope_of_module(self, prefix: str, module: NamedModule) -> str:
+        """Return the scope of a module called in the scope `prefix`: the scope of the first call."""
+        if id(module) not in self.paths:
+            name = name_in_parent(self._around, module)
+            name = self.unused_scope_name(prefix, module.kind) if name is None else name
+            self.paths[id(module)] = (module, f"{prefix}{name}/" if name else prefix)
+        return self.paths[id(module)][1]
+
+    @contextmanager
+    def enter_scope(self, path: str, module: NamedModule | None = None) -> Iterator[None]:
+        """Enter a scope, of a module or any other, inside `with`."""
+        before = self.is_repeated_call, self.prior_calls, self._around, self._used
+        self.scopes.setdefault(path)
+        if self._used is not None:
+            self._used.add(path)
+        if module is not None:
+            self._around, self.prior_calls = module, self._calls.get(id(module), 0)
+            self._calls[id(module)] = self.prior_calls + 1
+            self.is_repeated_call = self.is_repeated_call or self.prior_calls > 0
+        self._used = set() if self.is_repeated_call else None
+        try:
+            yield
+        finally:
+            self.is_repeated_call, self.prior_calls, self._around, self._used = before

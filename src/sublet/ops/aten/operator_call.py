@@ -1,0 +1,180 @@
+"""Operator calls as data storable in a plan: the arguments as JSON in the attributes of a node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from sublet.base.errors import Finding, GraphError
+from sublet.ir.graph import Attr, Node
+
+MAX_CACHED_CALLS = 1 << 13
+"""Maximum decoded calls in the cache, about 2 KB each: more than one graph has. Beyond the limit, the least recently
+used call is dropped.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StridedLayout:
+    """A strided view of a value's elements: extents, strides and offset, all counted in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def contiguous(cls, size: Sequence[int], offset: int = 0) -> StridedLayout:
+        """Return a row-major view without gaps."""
+        return cls(tuple(size), tuple(prod(max(n, 1) for n in size[axis + 1 :]) for axis in range(len(size))), offset)
+
+    @property
+    def elements(self) -> int:
+        return prod(self.size)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True for a row-major view without gaps; strides of axes with one element do not matter."""
+        return not self.elements or (
+            self.axes_by_stride == tuple(axis for axis, n in enumerate(self.size) if n != 1) and self.is_dense
+        )
+
+    @property
+    def axes_by_stride(self) -> tuple[int, ...]:
+        """The axes with more than one element, from the largest stride to the smallest."""
+        axes = [axis for axis, n in enumerate(self.size) if n != 1]
+        return tuple(sorted(axes, key=lambda axis: -self.stride[axis]))
+
+    @property
+    def is_dense(self) -> bool:
+        """True if the view covers a contiguous range, each element once, in any order of axes."""
+        step = 1
+        for axis in reversed(self.axes_by_stride):
+            if self.stride[axis] != step:
+                return False
+            step *= self.size[axis]
+        return True
+
+    @property
+    def extents_in_memory(self) -> tuple[int, ...]:
+        """The extents of a dense view in the order of memory."""
+        ones = (1,) * sum(n == 1 for n in self.size)
+        return (*ones, *(self.size[axis] for axis in self.axes_by_stride))
+
+    @property
+    def canonical(self) -> StridedLayout:
+        """The same view, with strides of one-element axes as in a contiguous view."""
+        usual = StridedLayout.contiguous(self.size).stride
+        stride = tuple(own if n > 1 else other for n, own, other in zip(self.size, self.stride, usual, strict=True))
+        return StridedLayout(self.size, stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A tensor argument: the node's input number `input`, viewed with `layout`; None for the layout of the spec."""
+
+    input: int
+    layout: StridedLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedConstant:
+    """A named PyTorch constant: a dtype, device, layout or memory format."""
+
+    kind: str
+    name: str
+
+
+Argument = TensorArgument | NamedConstant | None | bool | int | float | str | tuple["Argument", ...]
+KINDS = ("dtype", "device", "layout", "memory_format")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """The positional and keyword arguments of a call, and the layouts of the outputs (None: the spec's layout)."""
+
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    outputs: tuple[StridedLayout | None, ...] = ()
+
+    def tensor_arguments(self) -> Iterator[TensorArgument]:
+        """Yield the tensor arguments in order."""
+        for argument in (*self.args, *(argument for _, argument in self.kwargs)):
+            yield from _tensor_arguments(argument)
+
+
+def _tensor_arguments(argument: Argument) -> Iterator[TensorArgument]:
+    if isinstance(argument, TensorArgument):
+        yield argument
+    elif isinstance(argument, tuple):
+        for inner in argument:
+            yield from _tensor_arguments(inner)
+
+
+def encode(call: OperatorCall) -> dict[str, Attr]:
+    """Return the call as attributes of a node."""
+    record = {
+        "args": [_encode_argument(argument) for argument in call.args],
+        "kwargs": {name: _encode_argument(argument) for name, argument in call.kwargs},
+        "outputs": [None if layout is None else _encode_layout(layout) for layout in call.outputs],
+    }
+    return {"call": json.dumps(record, separators=(",", ":"))}
+
+
+def decode(node: Node) -> OperatorCall:
+    """Return the call of a node. Raises GraphError if the attributes hold no valid call."""
+    text = node.attrs.get("call")
+    if not isinstance(text, str):
+        what = f"{node.op} has no attribute `call` that says what it is called with"
+        raise GraphError([Finding("call", f"node {node.name}", what)])
+    return _decode_text(text)
+
+
+def _encode_layout(layout: StridedLayout) -> list[Any]:
+    return [list(layout.size), list(layout.stride), layout.offset]
+
+
+def _encode_argument(argument: Argument) -> Any:
+    if isinstance(argument, TensorArgument):
+        return {"use": argument.input} | ({"as": _encode_layout(argument.layout)} if argument.layout else {})
+    if isinstance(argument, NamedConstant):
+        return {argument.kind: argument.name}
+    if isinstance(argument, tuple):
+        return [_encode_argument(inner) for inner in argument]
+    return argument
+
+
+@lru_cache(maxsize=MAX_CACHED_CALLS)
+def _decode_text(text: str) -> OperatorCall:
+    try:
+        record = json.loads(text)
+        return OperatorCall(
+            tuple(_decode_argument(item) for item in record["args"]),
+            tuple((name, _decode_argument(item)) for name, item in record["kwargs"].items()),
+            tuple(None if item is None else _decode_layout(item) for item in record["outputs"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise GraphError([Finding("call", "attribute `call`", f"{text[:80]!r} is no call: {error}")]) from None
+
+
+def _decode_argument(found: Any) -> Argument:
+    if isinstance(found, list):
+        return tuple(_decode_argument(inner) for inner in found)
+    if isinstance(found, dict):
+        if "use" in found:
+            return TensorArgument(int(found["use"]), _decode_layout(found["as"]) if "as" in found else None)
+        ((kind, name),) = found.items()
+        if kind not in KINDS or not isinstance(name, str):
+            raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
+        return NamedConstant(kind, name)
+    return found  # type: ignore[no-any-return]  # the remaining JSON types: None, bool, int, float, str
+
+
+def _decode_layout(found: Any) -> StridedLayout:
+    size, stride, offset = found
+    if len(size) != len(stride):
+        raise ValueError("a layout has as many steps as extents")
+    return StridedLayout(tuple(map(int, size)), tuple(map(int, stride)), int(offset))

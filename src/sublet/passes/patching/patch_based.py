@@ -1,0 +1,259 @@
+"""Patch-based inference: compute the front of a network one output patch after another (Lin et al., MCUNetV2, 2021).
+
+Requires a legal graph and the last node of the front. Every input-dependent node before the last node must compute
+areas of maps from areas of maps, and only the front may read the maps. Ensures the same results, bit by bit if kernels
+compute a position alike wherever the position lies. Each patch is computed from the receptive field of the patch,
+including the edges of neighbouring patches (the halo), so edges are computed repeatedly. Padding stays at the borders
+of the maps.
+
+    %a = onnx.Conv(%x, %w)              %x.0 = nn.slice(%x)  %a.0 = onnx.Conv(%x.0, %w)  %b.0 = onnx.Conv(%a.0, %v)
+    %b = onnx.Conv(%a, %v)       ->     %x.1 = nn.slice(%x)  %a.1 = onnx.Conv(%x.1, %w)  %b.1 = onnx.Conv(%a.1, %v)
+                                        %b = nn.concat(%b.0, %b.1)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sublet.base.errors import PlanError
+from sublet.base.ranges import split_evenly
+from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.dataflow import producer_positions, reads_inside, results
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ops.emitter import LiteralPool, NameGenerator
+from sublet.passes.patching.receptive_field import (
+    Area,
+    Axes,
+    attributes_for_area,
+    input_area,
+    spatial_axes_of,
+    spatial_extents,
+    spec_of_area,
+    why_not_by_areas,
+)
+
+MAX_PATCHES = 1 << 12
+"""Maximum number of patches."""
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A division of the output of `node`, the last node of the front, into rows and columns of patches."""
+
+    rows: int
+    columns: int
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}@{self.node}"
+
+
+@dataclass(frozen=True)
+class Front:
+    """The nodes to compute in patches, in order, the result of the last node, and the spatial axes of the maps."""
+
+    nodes: tuple[Node, ...]
+    result: Value
+    axes: Axes
+
+
+def parse_patches(text: str) -> Patches:
+    """Parse "ROWSxCOLUMNS@NODE", such as "4x4@Add_12". Raises PlanError for any other text."""
+    match = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@(.+)", text, re.DOTALL)
+    if match is None or not 1 < int(match[1]) * int(match[2]) <= MAX_PATCHES:
+        raise PlanError(f"patches {text[:80]!r}: write ROWSxCOLUMNS@NODE, such as 4x4@Add_12, or auto")
+    return Patches(int(match[1]), int(match[2]), match[3])
+
+
+def with_patched_front(graph: Graph, text: str) -> Graph:
+    """Return the graph with the front in patches, as given by `text`. The result is deterministic.
+
+    Raises PlanError if `text` is malformed, or names a node without a front or with too few rows or columns.
+    """
+    patches = parse_patches(text)
+    front = front_up_to(graph, patches.node)
+    if isinstance(front, str):
+        raise PlanError(f"patches {text[:80]!r}: {front}")
+    size = spatial_extents(front.result, front.axes)
+    if size is None or patches.rows > size[0] or patches.columns > size[1]:
+        raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} places")
+    writer = _PatchWriter(graph, front)
+    made = writer.write_patches([split_evenly(size[0], patches.rows), split_evenly(size[1], patches.columns)])
+    nodes: list[Node] = []
+    inside = {node.name for node in front.nodes}
+    for node in graph.nodes:
+        if node.name == patches.node:
+            nodes += made
+        elif node.name not in inside:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *writer.literals.added))
+
+
+def recompute_factors(front: Front, rows: int, columns: int) -> dict[str, float]:
+    """Return, by node name, the ratio of computed positions to positions of the map.
+
+    The front is divided into `rows` x `columns` patches. A ratio above 1 is due to overlapping receptive fields.
+    """
+    size = spatial_extents(front.result, front.axes)
+    assert size is not None
+    down = [needed_areas(front, (cut, (0, size[1]))) for cut in split_evenly(size[0], rows)]
+    across = [needed_areas(front, ((0, size[0]), cut)) for cut in split_evenly(size[1], columns)]
+    factors = {}
+    for node in front.nodes:
+        (out,) = node.defs
+        whole = spatial_extents(out, front.axes)
+        assert whole is not None
+        lengths = [sum(areas[out][i][1] - areas[out][i][0] for areas in kind) for i, kind in enumerate((down, across))]
+        factors[node.name] = lengths[0] * lengths[1] / max(1, whole[0] * whole[1])
+    return factors
+
+
+def needed_areas(front: Front, area: Area) -> dict[Value, Area]:
+    """Return the needed area of each map of the front, for an area of the result."""
+    areas = {front.result: area}
+    made = {value for node in front.nodes for value in node.defs}
+    for node in reversed(front.nodes):
+        wanted = input_area(node, areas[node.defs[0]], front.axes)
+        for value in node.uses:
+            if value in made:
+                known = areas.get(value, wanted)
+                areas[value] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, wanted, strict=True))
+    return areas
+
+
+def front_up_to(graph: Graph, name: str) -> Front | str:
+    """Return the front ending at a node, or the reason why no front ends there."""
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    if name not in position:
+        return f"the graph has no node {name[:80]!r}"
+    last = graph.nodes[position[name]]
+    if len(last.defs) != 1:
+        return f"node {name!r} makes more than one value"
+    varying = _input_dependent_values(graph)
+    maker = producer_positions(graph.nodes)
+    inside, todo = set[int](), [position[name]]
+    while todo:
+        i = todo.pop()
+        if i not in inside:
+            inside.add(i)
+            todo += [maker[v] for v in reads_inside(graph.nodes[i]) if v in maker and v in varying]
+    nodes = tuple(graph.nodes[i] for i in sorted(inside))
+    axes = next((found for node in nodes if (found := spatial_axes_of(node)) is not None), (2, 3))
+    maps = frozenset({*graph.inputs} | {value for node in nodes for value in node.defs})
+    for node in nodes:
+        reason = why_not_by_areas(node, axes, maps & varying)
+        if reason:
+            return f"node {node.name!r} {reason}"
+    read = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
+    shared = [v for node in nodes for v in node.defs if v != last.defs[0] and v in read | {*results(graph)}]
+    return f"{shared[0]} is read behind the front, too" if shared else Front(nodes, last.defs[0], axes)
+
+
+def _input_dependent_values(graph: Graph) -> frozenset[Value]:
+    """Return the values depending on an input or on an updated value."""
+    varying = {*graph.inputs, *graph.updated_values}
+    for node in graph.nodes:
+        if not varying.isdisjoint(reads_inside(node)):
+            varying.update(node.defs)
+    return frozenset(varying)
+
+
+class _PatchWriter:
+    """Writer of the patches of a front."""
+
+    def __init__(self, graph: Graph, front: Front) -> None:
+        self.front = front
+        self.values = NameGenerator(value.name for value in graph.values())
+        self.names = NameGenerator(node.name for node in graph.walk())
+        self.literals = LiteralPool(self.values, graph.constants)
+        self.in_onnx = all(node.op.startswith("onnx.") for node in front.nodes)
+        self.made = {value for node in front.nodes for value in node.defs}
+        self.maps = self.made | ({*graph.inputs} & _input_dependent_values(graph))
+
+    def write_patches(self, cuts: Sequence[Sequence[tuple[int, int]]]) -> list[Node]:
+        """Return the nodes of all patches and the concatenations joining the patches.
+
+        `cuts` are the ranges of rows and the ranges of columns.
+        """
+        nodes: list[Node] = []
+        rows = []
+        result, axes = self.front.result, self.front.axes
+        for r, down in enumerate(cuts[0]):
+            pieces = []
+            for c, across in enumerate(cuts[1]):
+                area = (down, across)
+                written, piece = self._write_patch(area, f"{r}.{c}")
+                nodes += written
+                pieces.append(piece)
+            width = spatial_extents(result, axes)
+            assert width is not None
+            rows.append(pieces[0])
+            if len(pieces) > 1:
+                row = Value(self.values.fresh(f"{result.name}.{r}"), spec_of_area(result, (down, (0, width[1])), axes))
+                nodes.append(self._concat_node(pieces, row, axes[1]))
+                rows[-1] = row
+        if len(rows) > 1:
+            nodes.append(self._concat_node(rows, result, axes[0]))
+        else:
+            nodes[-1] = replace(nodes[-1], outputs=(result,))
+        return nodes
+
+    def _concat_node(self, pieces: Sequence[Value], whole: Value, axis: int) -> Node:
+        """Return the concatenation of the pieces."""
+        op = "onnx.Concat" if self.in_onnx else "nn.concat"
+        return Node(self.names.fresh(f"{whole.name}.joined"), op, tuple(pieces), (whole,), {"axis": axis})
+
+    def _write_patch(self, area: Area, mark: str) -> tuple[list[Node], Value]:
+        """Return the nodes computing an area of the result, and the value of the area. `mark` is a suffix for names."""
+        axes = self.front.axes
+        areas = needed_areas(self.front, area)
+        computed: dict[Value, Value] = {}
+        slices: dict[tuple[Value, Area], Value] = {}
+        nodes: list[Node] = []
+
+        def part(value: Value, wanted: Area) -> Value:
+            """Return an area of a map, cut from the area of the map in this patch."""
+            has = (
+                areas[value]
+                if value in self.made
+                else tuple((0, extent) for extent in spatial_extents(value, axes) or ())
+            )
+            source = computed.get(value, value)
+            if has == wanted:
+                return source
+            if (value, wanted) not in slices:
+                out = Value(self.values.fresh(f"{value.name}.{mark}"), spec_of_area(value, wanted, axes))
+                nodes.append(
+                    self._slice_node(source, out, [(b - a) for (b, _), (a, _) in zip(wanted, has, strict=True)])
+                )
+                slices[value, wanted] = out
+            return slices[value, wanted]
+
+        for node in self.front.nodes:
+            (out,) = node.defs
+            wanted = input_area(node, areas[out], axes)
+            inputs = tuple(part(v, wanted) if v is not None and v in self.maps else v for v in node.inputs)
+            computed[out] = Value(self.values.fresh(f"{out.name}.{mark}"), spec_of_area(out, areas[out], axes))
+            outputs = tuple(None if value is None else computed[out] for value in node.outputs)
+            attrs = attributes_for_area(node, areas[out], axes)
+            name = self.names.fresh(f"{node.name}.{mark}")
+            nodes.append(Node(name, node.op, inputs, outputs, attrs, node.source))
+        return nodes, computed[self.front.result]
+
+    def _slice_node(self, source: Value, out: Value, begins: Sequence[int]) -> Node:
+        """Return the node slicing `out` from `source`, beginning at `begins`."""
+        name = self.names.fresh(f"{out.name}.taken")
+        shape = out.spec.shape if isinstance(out.spec, TensorSpec) else ()
+        if self.in_onnx:
+            to = (begin + shape[axis] for begin, axis in zip(begins, self.front.axes, strict=True))
+            pairs = TensorSpec(DType.I64, (2,))
+            operands = [self.literals.constant_of(tuple(numbers), pairs) for numbers in (begins, to, self.front.axes)]
+            return Node(name, "onnx.Slice", (source, *operands), (out,))
+        starts = [0] * len(shape)
+        for axis, begin in zip(self.front.axes, begins, strict=True):
+            starts[axis] = begin
+        ends = tuple(start + extent for start, extent in zip(starts, shape, strict=True))
+        attrs = {"starts": tuple(starts), "ends": ends, "steps": (1,) * len(shape)}
+        return Node(name, "nn.slice", (source,), (out,), attrs)

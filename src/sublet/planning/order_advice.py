@@ -1,0 +1,79 @@
+"""Order advice: the arena of alternative orders, from real plans, skipped if planning could take long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sublet.analysis.options import Options
+from sublet.base.errors import PlanError
+from sublet.ir.model import Model
+from sublet.ir.recipe import GIVEN, LESS
+from sublet.plan import MemoryPlan
+from sublet.plan.schedule import Schedule
+from sublet.planning.order_bound import OrderBound, bound_all_orders
+from sublet.planning.pipeline import candidate_schedules, plan_memory
+from sublet.planning.plan_request import Progress
+
+MAX_ORDERED_NODES = 4000
+"""Nodes of a program. For a larger program, other orders are not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAdvice:
+    """The result of planning alternative orders.
+
+    arena_bytes   the smallest arena of the other orders; None if none was planned
+    words         the result, for people
+    order_bound   the lower bound on all orders, if an order of less memory was asked for
+    """
+
+    arena_bytes: int | None
+    words: str
+    order_bound: OrderBound | None = None
+
+    @property
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        least = None if self.order_bound is None else self.order_bound.to_json
+        return {"arena_bytes": self.arena_bytes, "words": self.words, "least": least}
+
+
+def advise_order(model: Model, options: Options, plan: MemoryPlan, progress: Progress | None = None) -> OrderAdvice:
+    """Return the arena of the orders behind `--order less`, for a plan in the model's own order.
+
+    If the options already ask for an order of less memory, the result holds the lower bound on all orders instead.
+    """
+    if options.order != GIVEN:
+        least = bound_all_orders(model, options, plan)
+        own = "No order that needs less was found: the order is the model's own."
+        words = "The order is one of less memory, not the model's own." if plan.recipe.order == LESS else own
+        return OrderAdvice(None, f"{words} {least.words}", least)
+    if plan.recipe.order == LESS:
+        return OrderAdvice(None, "The order is one of less memory, not the model's own.")
+    reason = _why_not_tried(model, options)
+    if reason:
+        return OrderAdvice(None, f"Whether another order would need less was not tried: {reason}. Use --order less.")
+    orders = candidate_schedules(model.graph, replace(options, order=LESS))
+    needed = (_arena_bytes_in_order(model, options, order, progress) for order in orders[1:])
+    lowest = min((nbytes for nbytes in needed if nbytes is not None), default=None)
+    less = lowest is not None and lowest < plan.arena_bytes
+    return OrderAdvice(lowest, "Another order needs less." if less else "No order that needs less was found.")
+
+
+def _arena_bytes_in_order(model: Model, options: Options, order: Schedule, progress: Progress | None) -> int | None:
+    """Return the arena bytes of a plan in `order`; None if the plan would move bytes although moves are forbidden."""
+    try:
+        return plan_memory(model, options, schedule=order, progress=progress).arena_bytes
+    except PlanError:
+        return None
+
+
+def _why_not_tried(model: Model, options: Options) -> str:
+    """Return the reason for not trying other orders, "" for none."""
+    if options.timeout is not None:
+        return "there is a time limit"
+    if options.regions:
+        return "there are several memories"
+    count = sum(1 for _ in model.graph.walk())
+    return f"{count} nodes are many" if count > MAX_ORDERED_NODES else ""

@@ -1,0 +1,55 @@
+"""Repeated proof of a lower bound that a search found: no placement of the same buffers is smaller.
+
+The checker follows proofs by sets of buffers. Smaller arenas that a search refuted can only be refuted by another
+search: this module runs the packing core again, on the buffers with the live ranges found by the checker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sublet.base.errors import Finding
+from sublet.checker import CheckResult
+from sublet.packing import Buffer, Packing, Problem, lower_bound
+from sublet.packing.normalize import normalize
+from sublet.packing.search import SEARCH, Limits, decide_capacity
+from sublet.plan import MemoryPlan
+
+BOUND_FIELD = "lower_bound_bytes"
+
+
+def reprove_bound(plan: MemoryPlan, judged: CheckResult) -> CheckResult:
+    """Return the judgement with the bound proven, false, or unproven for a better reason.
+
+    The judgement is returned unchanged if it has findings or if its bound is settled.
+    """
+    needed = judged.bound.must_live_buffers
+    if judged.findings or not judged.bound.unproven_reason or not needed:
+        return judged
+    if len(plan.arenas) != 1 or any(step.stream for step in plan.schedule.steps):
+        return _with_unproven_bound(judged, "only a bound for one arena and one stream can be searched again")
+    strips = [block.segments for block in needed.values() if block.segments]
+    if any(len(several) > 1 for several in strips):
+        return _with_unproven_bound(judged, "only a bound of buffers that are needed as a whole can be searched again")
+    buffers = [
+        Buffer.alive_in(str(number), strip.high - strip.low, strip.live, plan.alignment)
+        for number, (strip,) in enumerate(strips)
+    ]
+    problem = normalize(Problem(tuple(buffers))).problem
+    known = Packing(tuple(strip.low for (strip,) in strips), plan.arena_bytes, plan.strategy)
+    repeated = decide_capacity(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
+    if repeated.packing.arena_bytes < plan.lower_bound_bytes:
+        claim = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
+        finding = Finding("false-bound", "the lower bound", claim + f"{repeated.packing.arena_bytes}")
+        return replace(judged, findings=(finding,))
+    if repeated.bound.bytes >= plan.lower_bound_bytes:
+        unproven = {name: why for name, why in judged.unproven.items() if name != BOUND_FIELD}
+        return replace(judged, unproven=unproven, bound=replace(judged.bound, unproven_reason=""))
+    return _with_unproven_bound(judged, f"the {SEARCH} ended before it had refuted {plan.lower_bound_bytes - 1} bytes")
+
+
+def _with_unproven_bound(judged: CheckResult, why: str) -> CheckResult:
+    """Return the judgement with an unproven bound and the reason `why`."""
+    return replace(
+        judged, unproven={**judged.unproven, BOUND_FIELD: why}, bound=replace(judged.bound, unproven_reason=why)
+    )

@@ -1,0 +1,142 @@
+"""Contents passed by the caller for inputs, weights and state: copied to their storages, or used in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sublet.base.errors import RunError
+from sublet.base.escape import known_names, printable
+from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Graph, Value
+from sublet.plan import bound_storage_name
+from sublet.runtime.caller_arrays import aligned_or_copy, content_for, memory_for
+from sublet.runtime.calls import store
+from sublet.runtime.memory import ExecutableMemory
+from sublet.runtime.state import ExecutableState
+
+
+class CallerContents:
+    """Checks contents passed by the caller and writes them to the storages of their values."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        memory: ExecutableMemory,
+        state: ExecutableState,
+        weights: Mapping[Value, Any],
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, Value],
+    ) -> None:
+        self._graph = graph
+        self._memory = memory
+        self._state = state
+        self._inputs = inputs
+        self._outputs = outputs
+        self._weights = {value: content for value, content in weights.items() if value not in graph.updated_values}
+        self._named_weights = {value.name: value for value in graph.weights}
+        self._bound: set[str] = set()
+        self.load_weights()
+        for value in (value for value in graph.updated_values if value in weights):
+            self.set_content(value, weights[value], f"weight {value.name}")
+
+    def load_inputs(self, given: Mapping[str, Any]) -> None:
+        """Check every input, then write all inputs to their storages."""
+        unknown = [name for name in given if name not in self._inputs]
+        if unknown:
+            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
+        missing = [name for name, value in self._inputs.items() if name not in given and not self._has_content(value)]
+        if missing:
+            self._state.require_certain(self._inputs[missing[0]], missing[0])
+            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {known_names(self._inputs)}")
+        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in given.items()}
+        for value in self._graph.updated_values:
+            if value not in self._graph.inputs:
+                self._state.require(value, value.name)
+        for name, content in self._copy_aliases(contents).items():
+            self._store_content(self._inputs[name], content)
+
+    def set_content(self, value: Value, content: Any, what: str) -> None:
+        """Set the content of an updated value."""
+        self._store_content(value, content_for(value, content, what))
+
+    def replace(self, value: Value, content: Any) -> None:
+        """Set the content of a weight not updated by runs; the content is copied."""
+        self._weights[value] = content.copy() if isinstance(content, np.ndarray) else content
+        self._bound.discard(value.name)
+        self._load_weight(value, self._weights[value])
+
+    def load_weights(self) -> None:
+        """Load all weights: weights with separate storages are used in place, weights in the arena are copied."""
+        for value, given in self._weights.items():
+            if value.name not in self._bound:
+                self._load_weight(value, given)
+
+    def _load_weight(self, value: Value, given: Any) -> None:
+        """Load one weight, in place or by copy."""
+        if not isinstance(value.spec, TensorSpec):
+            self._memory.cells[value.name].content = given
+            return
+        content = content_for(value, given, f"weight {value.name}")
+        storage = bound_storage_name(value.name)
+        if storage in self._memory.storages:
+            self._memory.adopt_bytes(
+                storage, aligned_or_copy(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1
+            )
+        else:
+            self._store_content(value, content)
+
+    def bind(self, name: str, memory: Any) -> tuple[Value, bool]:
+        """Use memory of the caller as the storage of a value.
+
+        Return the value, and True if the memory is another content of a weight not updated by runs.
+        """
+        value = self._value_by_name(name)
+        known = value.name
+        storage = bound_storage_name(known)
+        if storage not in self._memory.storages:
+            raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
+        assert isinstance(value.spec, TensorSpec)
+        raw = memory_for(value.spec, memory, name)
+        self._memory.adopt_bytes(storage, raw, name, max(1, value.spec.dtype.bits // 8))
+        self._bound.add(known)
+        self._memory.caller_storages.add(storage)
+        self._state.set(value)
+        if known not in self._named_weights or value not in self._weights:
+            return value, False
+        self._weights[value] = self._memory.places_at().array(value)
+        return value, True
+
+    def _has_content(self, value: Value) -> bool:
+        """True if an input has a content without being passed."""
+        return self._state.has_content(value) if value in self._graph.updated_values else value.name in self._bound
+
+    def _copy_aliases(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the contents, with copies of contents overlapping a storage: inputs may be views of former outputs."""
+        bound = {name: self._inputs[name] for name in contents if self._inputs[name].name in self._bound}
+        for name, value in bound.items():
+            if not self._memory.places_at().bytes_of(value).flags.writeable:
+                raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
+        apart = (*bound.values(), *self._graph.updated_values)
+        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.places_at().bytes_of, apart)]
+        return {
+            name: content.copy()
+            if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
+            else content
+            for name, content in contents.items()
+        }
+
+    def _store_content(self, value: Value, content: Any) -> None:
+        """Write a content to the storage of a value."""
+        with self._state.writing(value):
+            store(content, self._memory.places_at().operand(value), value)
+
+    def _value_by_name(self, name: str) -> Value:
+        """Return the input, output or weight with the given name. Raises RunError for an unknown name."""
+        found = self._inputs.get(name) or self._outputs.get(name) or self._named_weights.get(name)
+        if found is not None:
+            return found
+        known = known_names([*self._inputs, *self._outputs, *self._memory.arenas])
+        raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")

@@ -1,0 +1,149 @@
+"""Loops at run time: bound body versions, and transitions between body versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sublet.base.errors import RunError
+from sublet.ir.dataflow import max_trip_count
+from sublet.ir.graph import Graph, Value, While
+from sublet.runtime.calls import no_op
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.memory import ValuePlaces
+from sublet.runtime.moves import CopyCounter, close_rows
+
+
+@dataclass
+class BoundBodyVersion:
+    """A body version of a loop, bound; actions with a parameter `k` receive the number of the iteration.
+
+    `nbytes` counts the bytes of slices and rows copied per iteration.
+    """
+
+    begin: Callable[[int], None] | None
+    body_before_check: tuple[Call, ...]
+    condition: Call
+    fetch: Callable[[int], None] | None
+    body_after_check: tuple[Call, ...]
+    end: Callable[[int], None] | None
+    nbytes: int
+    exit_call: Call = no_op
+
+
+@dataclass
+class BoundLoop:
+    """A loop, bound. `following[c]` gives the body version after version c; `collecting` cells collect rows."""
+
+    node: While
+    enter: Call
+    versions: Sequence[BoundBodyVersion]
+    next_version: Sequence[int | Callable[[], int]]
+    collecting: Sequence[UnplannedCell]
+    places: ValuePlaces
+    moved: CopyCounter
+
+    def run(self) -> None:
+        """Run the iterations of the loop."""
+        for cell in self.collecting:
+            cell.content = []
+        self.enter()
+        rounds, following, limit = self.versions, self.next_version, max_trip_count(self.node)
+        memory, name = self.places.memory, self.node.name
+        current_round, moves = memory.current_iterations, name in memory.striding_loops
+        k = copy = nbytes = 0
+        while True:
+            current = rounds[copy]
+            if current.begin:
+                current.begin(k)
+            for call in current.body_before_check:
+                call()
+            if not current.condition():
+                break
+            if k == limit:
+                what = f"goes on beyond the {limit} rounds its memory was planned for"
+                raise RunError(f"loop {name}: {what}; plan it for more, or with another --max-trips")
+            if moves:
+                current_round[name] = k
+            if current.fetch:
+                current.fetch(k)
+            for call in current.body_after_check:
+                call()
+            if current.end:
+                current.end(k)
+            nbytes += current.nbytes
+            after = following[copy]
+            copy = after if isinstance(after, int) else after()
+            k += 1
+        memory.trip_counts[name] = k
+        self.moved.add(nbytes)
+        current.exit_call()
+        if self.collecting:
+            close_rows(self.node, self.places.operand)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedOutput:
+    """An output of the graph stacked by a loop: row k along `axis`, counted from the far end if `backwards`."""
+
+    loop: str
+    axis: int
+    backwards: bool
+
+    def computed_rows(self, whole: Array, rounds: Mapping[str, int]) -> Array:
+        """Return the rows of the iterations run; the other rows are undefined."""
+        count = rounds[self.loop]
+        extent = whole.shape[self.axis]
+        rows = slice(extent - count, extent) if self.backwards else slice(count)
+        return whole[(slice(None),) * self.axis + (rows,)]
+
+
+def stacked_outputs(graph: Graph) -> dict[Value, StackedOutput]:
+    """Return the outputs of a graph stacked by its loops."""
+    stacked: dict[Value, StackedOutput] = {}
+    for node in graph.nodes:
+        if isinstance(node, While):
+            for value, axis, backwards in zip(node.stacked_outputs, node.row_axes, node.row_reversed, strict=True):
+                if value is not None and value in graph.outputs:
+                    stacked[value] = StackedOutput(node.name, axis, backwards)
+    return stacked
+
+
+def store_then_carry(store: Callable[[int], None] | None, carry: Call) -> Callable[[int], None] | None:
+    """Return an action storing the rows, then moving the carried values."""
+    if carry is no_op:
+        return store
+    if store is None:
+        return lambda k: carry()
+
+    def end_round(k: int) -> None:
+        store(k)
+        carry()
+
+    return end_round
+
+
+def counter_writer(operand: Operand) -> Callable[[int], None]:
+    """Return an action writing the number of the iteration to the operand."""
+    if isinstance(operand, UnplannedCell):
+        cell = operand
+
+        def count_cell(k: int) -> None:
+            cell.content = k
+
+        return count_cell
+    array = operand.reshape(())
+
+    def count(k: int) -> None:
+        array[()] = k
+
+    return count
+
+
+def scalar_reader(operand: Operand) -> Callable[[], Any]:
+    """Return a call returning the single element of an operand."""
+    if isinstance(operand, UnplannedCell):
+        cell = operand
+        return lambda: cell.content.item()
+    return operand.item
