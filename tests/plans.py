@@ -107,7 +107,7 @@ def with_arena(plan: MemoryPlan, arena_bytes: int) -> MemoryPlan:
 def told_anew(graph: Graph, plan: MemoryPlan) -> MemoryPlan:
     """A plan whose schedule or copies were changed, with the fingerprint, points and lives that go with them.
 
-    Where its pointers can be in too many states to tell, lives stay as they were.
+    Where its renamed values have too many states to tell, lives stay as they were.
     """
     places, rolled = PlacementIndex(plan), {(record.loop, record.within): record for record in plan.rolled}
     points = build_timeline(redirect_updates(graph, plan), plan.schedule, places.pointers, rolled, MOST_POINTS)

@@ -85,7 +85,14 @@ def step_plan(name: str, budget: float | None) -> str:
     plan = sublet.compile(step, options=options).plan
     if budget is not None:
         plan = sublet.compile(step, options=options, budget=int(plan.arena_bytes * budget)).plan
-    return to_json(plan)
+    return without_sources(to_json(plan))
+
+
+def without_sources(plan_file: str) -> str:
+    """Return a plan file without the source lines of nodes, which hold paths of the machine."""
+    record = json.loads(plan_file)
+    record["nodes"] = [{key: value for key, value in node.items() if key != "source"} for node in record["nodes"]]
+    return json.dumps(record)
 
 
 def torch_arenas(name: str) -> list[Any]:
@@ -108,9 +115,10 @@ def torch_arenas(name: str) -> list[Any]:
 
 
 def packing_of(path: Path) -> Any:
-    """Return the offsets that the default strategy packs a problem with."""
+    """Return the offsets that the default strategy packs a problem with, and the bound."""
     problem, _ = read_csv(path)
-    return pack(problem)
+    report = pack(problem)
+    return report.packing.offsets, report.packing.arena_bytes, report.bound.bytes
 
 
 def records(programs: int) -> Iterator[Record]:

@@ -180,7 +180,7 @@ def test_points_are_added_in_copies_of_a_body_but_the_first() -> None:
         ({"streams": True}, "streams True must be an integer"),
         ({"alignment": 0}, "alignment 0 must be between 1 and"),
         ({"alignment": (1 << 32) + 1}, "alignment 4294967297 must be between 1 and"),
-        ({"streams": 0}, "at least one stream, not 0"),
+        ({"streams": 0}, "streams 0 must be at least 1"),
     ],
 )
 def test_options_that_make_no_sense(chosen: dict[str, Any], why: str) -> None:

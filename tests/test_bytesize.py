@@ -58,7 +58,7 @@ def test_parse_bytes(text: str, nbytes: int) -> None:
     "text", ["", "KiB", "-1", "1e6", "1,5MiB", "0x10", "nan", "1.", "1" * 5000, "1 Ki B", "٣", "K"]
 )
 def test_what_is_not_a_number_of_bytes_is_told_so(text: str) -> None:
-    with pytest.raises(SubletError, match="is not a number of bytes: write for instance"):
+    with pytest.raises(SubletError, match="is not a number of bytes"):
         parse_bytes(text)
 
 

@@ -113,7 +113,7 @@ def test_pack_says_cannot_only_where_that_is_proven(cli: Cli, tmp_path: Path) ->
     problem.write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\nc,2,4,10\n")
     words = ("pack", problem, "--strategy", "no_reuse", "--capacity")
     status, out, _ = cli(*words, "35")
-    assert (status, "does not fit" in out, "Not proven that none does: the lower bound is 30 B." in out) == (
+    assert (status, "does not fit" in out, "A smaller packing is not excluded: the lower bound is 30 B." in out) == (
         1,
         True,
         True,
@@ -181,7 +181,7 @@ def test_a_plan_that_is_given_for_a_model_is_told(cli: Cli, graph: Path, tmp_pat
     assert cli("plan", graph, "--out", tmp_path / "plan.json")[0] == 0
     status, _, err = cli(command, tmp_path / "plan.json")
     assert status == 2
-    assert "plan.json is a plan of Sublet's, and no model" in " ".join(err.split())
+    assert "plan.json is a plan by Sublet, not a model" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) 
     status, out, _ = cli("plan", path, "--budget", "1K")
     first = out.splitlines()[0]
     assert status == 3
-    assert first.startswith("Unknown whether it fits the budget of 1 KiB")
+    assert first.startswith("Unknown whether the plan fits the budget of 1 KiB")
     assert "1 value outside not counted: n i64[1,?]" in first
     assert "2 of 3 tensors planned; 1 outside, not counted: n i64[1,?]" in out
     status, out, _ = cli("plan", path, "--budget", "1K", "--max-dim", "n=4")
@@ -278,10 +278,10 @@ def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) 
     assert cli("plan", path, "--budget", "1K", "--max-dim", "1000")[0] == 3
     assert cli("plan", path, "--budget", "1", "--max-dim", "1000")[0] == 1
     for words, told in (
-        (("--budget", "1K", "--max-dim", "y=4"), "no value outside the plan is called 'y'; there are: 'n'"),
+        (("--budget", "1K", "--max-dim", "y=4"), "no value outside the plan has the name 'y'; known: 'n'"),
         (("--budget", "1K", "--max-dim", "-4"), "write N or VALUE=N"),
         (("--max-dim", "4"), "add --budget"),
-        (("--assume", "n=i64[1,4]"), "tells the type of every value itself"),
+        (("--assume", "n=i64[1,4]"), "declares the type of every value"),
     ):
         status, _, err = cli("plan", path, *words)
         assert (status, told in err) == (2, True), (words, err)

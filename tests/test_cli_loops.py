@@ -41,7 +41,7 @@ def test_forbidden_copies_are_an_error_and_nothing_is_written(cli: Cli, delay: P
 def test_the_plan_tells_how_values_take_turns(cli: Cli, delay: Path) -> None:
     status, out, _ = cli("plan", delay)
     assert status == 0
-    assert "loop turn: its values take turns; 2 rounds, then a ring of 2" in out
+    assert "loop turn: 2 prologue iterations, then a period of 2 body versions" in out
     content = json.loads(cli("plan", delay, "--json")[1])
     assert [(loop["first"], loop["ring"]) for loop in content["loops"]] == [(2, 2)]
 
@@ -66,7 +66,7 @@ def test_a_run_beyond_the_maximum_is_one_message(cli: Cli, growing: Path, tmp_pa
     assert cli("run", growing, *given, "--max-trips", "2")[0] == 0
     status, _, err = cli("run", growing, *given, "--max-trips", "1")
     assert status == 2
-    assert "goes on beyond the 1 rounds" in err.replace("\n", " ")
+    assert "runs more than the planned 1 iterations" in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,15 @@ def test_slices_and_rows_are_moves() -> None:
     ]
     with pytest.raises(PlanError) as refused:
         plan_memory(parse(SLICED), FORBID)
-    assert "next turn: 64 bytes from %part to %all: a row is copied: %part is handed on, or not" in str(refused.value)
+    assert "next turn: 64 bytes from %part to %all: a row is copied: %part is passed on, or not" in str(refused.value)
     assert "fetch turn" not in str(refused.value)  # where copies are forbidden, a small slice lies in its sequence too
 
 
 @pytest.mark.parametrize(
     ("options", "edge", "why"),
     [
-        (Options(forbid_copies=True, share=False), "next turn", "sharing is switched off"),
-        (Options(forbid_copies=True, io="bound"), "next turn", "lies in memory of the caller"),
+        (Options(forbid_copies=True, share=False), "next turn", "sharing is off"),
+        (Options(forbid_copies=True, io="bound"), "next turn", "lies in the caller's memory"),
     ],
 )
 def test_a_refusal_names_edge_values_bytes_and_why(options: Options, edge: str, why: str) -> None:
@@ -78,7 +78,7 @@ def test_choices_with_too_many_jumps_are_copied_and_say_so() -> None:
       return {", ".join(f"%f{i}" for i in range(5))}
     }}
     """
-    with pytest.raises(PlanError, match=r"64 bytes from %a0 to %p0: pointing would take more than 64 copies"):
+    with pytest.raises(PlanError, match=r"64 bytes from %a0 to %p0: renaming needs more than 64 body versions"):
         plan_memory(parse(text), FORBID)
 
 

@@ -119,7 +119,7 @@ def test_claims_about_values_outside_are_checked() -> None:
         assert [finding.rule for finding in found] == ["outside-untold"], change
     twice = {**raw, "outside": [*raw["outside"], raw["outside"][0]]}
     assert check(parse(TEXT), plan.schedule, from_json(json.dumps(twice)))
-    with pytest.raises(PlanError, match="no value outside the plan is called 'b'; there are: 'n', 's'"):
+    with pytest.raises(PlanError, match="no value outside the plan has the name 'b'; known: 'n', 's'"):
         verdict(plan, 1, {"b": 4})
     with pytest.raises(PlanError, match="must be an integer from 0"):
         verdict(plan, 1, -4)

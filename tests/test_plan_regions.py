@@ -110,7 +110,7 @@ def test_too_small_regions() -> None:
     one = r"the buffer of .*%a.*: needs 256 bytes, 1 more than the largest region has \(only: 255\)"
     with pytest.raises(CapacityError, match=one):
         plan_memory(parse(NET), Options(regions=(MemoryRegion("only", 255), MemoryRegion("less", 100))))
-    together = r"bytes are needed at one time.*: the buffer of .*%a.* of 256, the buffer of %"
+    together = r"bytes are live at the same time.*: the buffer of .*%a.* of 256, the buffer of %"
     with pytest.raises(CapacityError, match=together):
         plan_memory(parse(NET), Options(regions=(MemoryRegion("only", 256),)))
 
@@ -169,11 +169,11 @@ def test_pack_refuses_what_makes_no_sense(
     cases = {
         ("--region", "sram"): (2, "write NAME=BYTES"),
         ("--region", "sram=1@x"): (2, "write NAME=BYTES"),
-        ("--region", "a=99@1", "--region", "b=99"): (2, "give every region a cost (@COST), or none"),
-        ("--region", "a=99", "--region", "a=99"): (2, "region a is given twice"),
-        ("--region", "a=99", "--capacity", "9"): (2, "--capacity is for one arena"),
+        ("--region", "a=99@1", "--region", "b=99"): (2, "pass a cost (@COST) for every region, or for none"),
+        ("--region", "a=99", "--region", "a=99"): (2, "region a occurs twice"),
+        ("--region", "a=99", "--capacity", "9"): (2, "--capacity is for a single arena"),
         ("--region", "a=lots"): (2, "is not a number of bytes"),
-        ("--region", "a=10", "--region", "b=9"): (1, "20 bytes are needed at one time, 1 more than all regions"),
+        ("--region", "a=10", "--region", "b=9"): (1, "20 bytes are live at the same time, 1 more than all regions"),
     }
     for words, (status, message) in cases.items():
         assert run(monkeypatch, "pack", source, *words) == status

@@ -97,14 +97,14 @@ def test_rings_whose_least_common_multiple_is_too_large_are_copied_in_part(
     plan = plan_memory(rings(*lengths))
     (record,) = plan.rolled
     assert record.copies == lcm(*kept)
-    assert {move.why for move in plan.moves} == {"pointing would take more than 64 copies of the body"}
+    assert {move.why for move in plan.moves} == {"renaming needs more than 64 body versions"}
     copied = {int(move.destination[1:].partition("_")[0]) for move in plan.moves if move.edge.kind == "next"}
     assert copied == {*lengths} - {*kept}
 
 
 def test_a_ring_of_more_values_than_one_may_stand_for_is_copied() -> None:
     """What comes out of the loop would be any of them: the reason is told of the values in the loop, too."""
-    assert {move.why for move in plan_memory(rings(17)).moves} == {"it may come to stand for more than 16 values"}
+    assert {move.why for move in plan_memory(rings(17)).moves} == {"it may be bound to more than 16 values"}
     assert plan_memory(rings(16)).moves == ()
 
 

@@ -83,9 +83,9 @@ def test_a_returned_source_lies_in_its_target_too() -> None:
 @pytest.mark.parametrize(
     ("nodes", "updates", "why"),
     [
-        ("", "%w = %v", "%v has a place of its own before the run"),
-        ("", "%w = %x", "%x has a place of its own before the run"),
-        ("%n: f32[16] = onnx.Neg(%x) %o: f32[16] = onnx.Add(%n, %w)", "%w = %n", "%w is still needed when %n is made"),
+        ("", "%w = %v", "%v has its own bytes before the run"),
+        ("", "%w = %x", "%x has its own bytes before the run"),
+        ("%n: f32[16] = onnx.Neg(%x) %o: f32[16] = onnx.Add(%n, %w)", "%w = %n", "%w is live when %n is computed"),
         ("%n: f32[16] = onnx.Neg(%x)", "%w = %n, %v = %n", "%n and %v are bound to different memory"),
     ],
 )
@@ -100,8 +100,8 @@ def test_what_cannot_lie_there_is_copied_and_forbidden(nodes: str, updates: str,
 def test_without_sharing_all_is_copied() -> None:
     moves = plan_memory(STEP, Options(strategy="no_reuse", share=False)).moves
     assert [(str(m.edge), m.source, m.destination, m.why) for m in moves] == [
-        ("update", "w2", "w", "sharing is switched off"),
-        ("update", "m2", "m", "sharing is switched off"),
+        ("update", "w2", "w", "sharing is off (share=False)"),
+        ("update", "m2", "m", "sharing is off (share=False)"),
     ]
 
 

@@ -127,7 +127,7 @@ def test_an_interrupt_keeps_what_was_found() -> None:
     found = evaluate_candidates(plan, interrupted())
     assert ([each.how for each in found.advice], found.stopped) == (["--io bound"], "interrupted")
     late = evaluate_candidates(plan, list_candidates(model, QUICK, plan, None, ()), seconds=-1.0)
-    assert (late.advice, late.stopped) == ((), "-1 seconds are over")
+    assert (late.advice, late.stopped) == ((), "the time limit of -1 seconds is over")
 
 
 def test_what_cannot_be_planned_is_told() -> None:
@@ -161,7 +161,7 @@ def test_advice_in_python() -> None:
     assert next(each.arena_bytes for each in found.advice if each.how == "--optimize none") == by_hand
     graph = sublet.advise(sublet.parse(RESIDUAL), QUICK)
     assert "--io bound" in {each.how for each in graph.advice}
-    with pytest.raises(ProblemError, match="one arena"):
+    with pytest.raises(ProblemError, match="single arena"):
         sublet.advise(sublet.parse(RESIDUAL), Options(regions=(MemoryRegion("a", 1 << 20),)))
 
 

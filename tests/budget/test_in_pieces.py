@@ -98,7 +98,7 @@ def test_updates_run_earlier_where_their_gradients_wait_for_one_another() -> Non
     answer = budgets.best_within(budgets.plain.nbytes * 30 // 100)
     assert answer.outcome is SearchOutcome.FITS
     assert {kind for _, kind, _ in answer.program.model.recipe.split} == {"early"}
-    assert "as soon as they can" in answer.words
+    assert "as early as possible" in answer.words
     less = sublet.compile(answer.program.model)
     x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_momentum_takes_up_what_every_step_of_a_recurrent_network_adds() -> No
     answer = budgets.best_within(64 * 64 * 4)  # the gradient alone takes as much
     assert answer.outcome is SearchOutcome.FITS
     assert {kind for _, kind, _ in answer.program.model.recipe.split} == {"momentum"}
-    assert "momentum takes up the gradient term by term" in answer.words
+    assert "momentum accumulates the gradient term by term" in answer.words
     less = sublet.compile(answer.program.model)
     x = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_the_claim_is_of_what_was_split() -> None:
     assert answer.outcome is SearchOutcome.IMPOSSIBLE
     assert answer.split_floor is not None
     assert 4096 < answer.split_floor.nbytes < answer.floor.nbytes
-    assert "of the ways tried to do nodes in pieces" in answer.words
+    assert "with nodes split in the tried ways" in answer.words
     assert answer.floor.description in answer.words
 
 

@@ -63,11 +63,11 @@ def test_what_sees_more_than_a_row_is_refused_by_name() -> None:
         (lambda g, x: x - x.mean(0), "nn.mean is not known to compute row by row"),
         (lambda g, x: x + g.constant(np.ones((4, 6), np.float32)), "nn.add is not known"),
         (lambda g, x: x.transpose(1, 0), "nn.transpose is not known"),
-        (lambda g, x: x @ g.input("w", (6, 2)), "a first axis that is one for all inputs"),
+        (lambda g, x: x @ g.input("w", (6, 2)), "all inputs must have the same first extent"),
     ):
         with pytest.raises(SpecError, match=why):
             sublet.fewer_rows(compiled(compute), 2)
-    with pytest.raises(SpecError, match="5 rows must be 1 to 4"):
+    with pytest.raises(SpecError, match="rows = 5 must be 1 to 4"):
         sublet.fewer_rows(compiled(lambda g, x: nn.relu(x)), 5)
     g = Graph()
     count = g.state("count", ())

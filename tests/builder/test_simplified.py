@@ -53,11 +53,11 @@ def test_its_plan_goes_with_the_graph_as_it_was_written() -> None:
     again = sublet.with_plan(written(), plan)
     assert np.array_equal(again(x=x)["y"], less(x=x)["y"])
     assert np.array_equal(sublet.compile(written(), plan=plan)(x=x)["y"], less(x=x)["y"])
-    with pytest.raises(PlanError, match="simplify=False does not go with this plan"):
+    with pytest.raises(PlanError, match="simplify=False contradicts the plan"):
         sublet.compile(written(), plan=plan, simplify=False)
     as_written = sublet.plan_memory(written())
     assert sublet.compile(written(), plan=as_written).plan.recipe.changed == ""
-    with pytest.raises(PlanError, match="simplify=True does not go with this plan"):
+    with pytest.raises(PlanError, match="simplify=True contradicts the plan"):
         sublet.compile(written(), plan=as_written, simplify=True)
     other = Graph()
     other.output("y", nn.exp(other.input("x", (4, 6))))

@@ -62,8 +62,8 @@ def test_an_arm_keeps_what_it_reads_later() -> None:
 def test_what_is_read_afterwards_survives_every_arm() -> None:
     assert messages(RIGHT, returns="%y, %x") == ""
     found = messages({**RIGHT, "c": 8}, returns="%y, %x")
-    assert "graph output %x: reads %x at arena[8, 16), but bytes [8, 16) hold nothing known" in found
-    assert "%x by one path, %c by another" in found
+    assert "graph output %x: reads %x at arena[8, 16), but bytes [8, 16) have no known content" in found
+    assert "%x on one path, %c on another" in found
 
 
 def test_a_captured_value_may_become_the_result_where_it_lies() -> None:

@@ -35,8 +35,8 @@ def text(back: str = "", body: str = "%u: u8[8] = test.relu(%e)", update: str = 
 
 PLACES = {"x": 0, "s": 8, "f": 0, "r": 32, "i": 56, "p": 0, "c": 72, "e": 8, "u": 32}
 STEP = Stride("loop", 8)
-CELLS = ("arena[8, 32) by 8 in a round of loop: ", "arena[32, 56) by 8 in a round of loop: ",
-         "arena[32, 56) by 8 in a round of loop:  (the latest)")  # fmt: skip
+CELLS = ("arena[8, 32) by 8 an iteration of loop: ", "arena[32, 56) by 8 an iteration of loop: ",
+         "arena[32, 56) by 8 an iteration of loop:  (latest row)")  # fmt: skip
 """What the steps of a round are called."""
 
 MOVING = {"e": (STEP,), "u": (STEP,)}
@@ -81,12 +81,12 @@ def test_from_the_far_end() -> None:
 @pytest.mark.parametrize("name", ["e", "u"])
 @pytest.mark.parametrize("stride", [Stride("loop", 16), Stride("loop", 8, True), Stride("loop", 4), Stride("lop", 8)])
 def test_a_wrong_stride(name: str, stride: Stride) -> None:
-    assert f"value %{name}: moves from round to round" in messages(PLACES, {**MOVING, name: (stride,)})
+    assert f"value %{name}: moves from iteration to iteration" in messages(PLACES, {**MOVING, name: (stride,)})
 
 
 @pytest.mark.parametrize(("name", "offset"), [("e", 16), ("e", 9), ("e", 0), ("u", 40), ("u", 24), ("u", 72)])
 def test_a_wrong_base(name: str, offset: int) -> None:
-    assert f"value %{name}: moves from round to round" in messages({**PLACES, name: offset}, MOVING)
+    assert f"value %{name}: moves from iteration to iteration" in messages({**PLACES, name: offset}, MOVING)
 
 
 def test_a_slice_that_stays_where_it_is_is_written_over_its_sequence() -> None:
@@ -145,7 +145,7 @@ def pointing(update: str, rolled: tuple[RolledLoop, ...] = ()) -> str:
 
 def test_a_slice_is_gone_in_the_next_round() -> None:
     """A pointer to it would stand for another one every round; the parameter gets a copy or nothing."""
-    assert "lets %p stand for %e, which moves from round to round" in pointing("%e", (LATER,))
+    assert "binds %p to %e, which moves from iteration to iteration" in pointing("%e", (LATER,))
 
 
 def test_a_row_is_there_in_the_next_round() -> None:
@@ -154,8 +154,8 @@ def test_a_row_is_there_in_the_next_round() -> None:
 
 
 def test_the_evaluation_nodes_also_run_when_there_is_no_more_room() -> None:
-    assert "value %c: moves from round to round" in messages({**PLACES, "c": 32}, {**MOVING, "c": (STEP,)})
-    assert "value %p: moves from round to round" in messages({**PLACES, "p": 32}, {**MOVING, "p": (STEP,)})
+    assert "value %c: moves from iteration to iteration" in messages({**PLACES, "c": 32}, {**MOVING, "c": (STEP,)})
+    assert "value %p: moves from iteration to iteration" in messages({**PLACES, "p": 32}, {**MOVING, "p": (STEP,)})
 
 
 def test_strides_are_aligned() -> None:
@@ -198,7 +198,7 @@ def some_cells() -> SliceStorages:
 
 def test_what_a_cell_lies_in() -> None:
     cells = some_cells()
-    latest = "row (the latest)"
+    latest = "row (latest row)"
     assert [cells.current_slice_of(name) for name in (latest, "row", "part", "arena")] == [
         "row",
         "row",
@@ -218,8 +218,8 @@ def test_what_a_cell_lies_in() -> None:
     ("written", "spoilt"),
     [
         (Region("arena", 48, 16), []),
-        (Region("arena", 47, 1), [Region("row", 0, 8), Region("row (the latest)", 0, 8)]),
-        (Region("arena", 0, 17), [Region("row", 0, 8), Region("row (the latest)", 0, 8)]),
+        (Region("arena", 47, 1), [Region("row", 0, 8), Region("row (latest row)", 0, 8)]),
+        (Region("arena", 0, 17), [Region("row", 0, 8), Region("row (latest row)", 0, 8)]),
         (Region("arena", 95, 1), [Region("slice", 0, 8), Region("part", 0, 4)]),
         (Region("slice", 4, 4), [Region("arena", 64, 32), Region("part", 0, 4)]),
         (Region("part", 0, 2), [Region("slice", 0, 8), Region("arena", 64, 32)]),

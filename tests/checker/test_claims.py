@@ -184,7 +184,7 @@ def test_what_only_a_search_has_refuted_is_told_and_can_be_refuted_again() -> No
     judged = judge(graph, plan.schedule, plan)
     assert judged.findings == ()
     assert set(judged.unproven) == {"lower_bound_bytes"}
-    assert judged.claim_status["lower_bound_bytes"].startswith("not proven: a search found it")
+    assert judged.claim_status["lower_bound_bytes"].startswith("not proven: found by a search")
     again = reprove_bound(plan, judged)
     assert (again.findings, again.unproven) == ((), {})
     loose = plan_memory(graph, Options(alignment=1, share=False, strategy="no_reuse"))

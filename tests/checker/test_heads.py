@@ -105,8 +105,8 @@ def test_heads_that_cannot_be_meant() -> None:
     small = next(i for i, place in enumerate(plan.placements) if place.value == "seed")
     for heads in ((), record.heads[:-1], (*record.heads, record.heads[0]), (record.heads[0][:-1], *record.heads[1:])):
         says = "\n".join(map(str, check_bytes(graph, plan.schedule, with_heads(plan, record, heads))))
-        assert "does not tell of 3 copies of its body what 3 pointers stand for" in says
+        assert "must declare the bindings of 3 renamed parameters in each of 3 body versions" in says
     for number in (pointer, small, len(plan.placements)):
         mutant = with_head(plan, record, 0, 0, number)
         says = "\n".join(map(str, check_bytes(graph, mutant.schedule, mutant)))
-        assert f"begins copy 0 of its body with %p at placement {number}, where it cannot lie" in says
+        assert f"enters body version @0 with %p bound to placement {number}, which cannot hold it" in says

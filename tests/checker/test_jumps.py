@@ -82,14 +82,14 @@ def test_one_way_to_two_copies() -> None:
         (*JUMPS, VersionTransition(1, (), 2)),
     ):
         says = "\n".join(found(jumping(*jumps)))
-        assert "may go from copy 1 of its body to copy" in says
-        assert "when which is left by way 0 (each end of a copy needs one copy that follows)" in says
+        assert "has transitions from body version @1 to both" in says
+        assert "if which takes exit 0 (give each exit of a body version exactly one successor)" in says
 
 
 def test_an_end_that_nothing_follows() -> None:
     assert found(jumping(*JUMPS[:5], *JUMPS[6:]))[:1] == [
-        "loop loop: has no jump from copy 1 of its body when which is left by way 2 "
-        "(each end of a copy needs one copy that follows) [bad-jumps]"
+        "loop loop: has no transition from body version @1 if which takes exit 2 "
+        "(give each exit of a body version exactly one successor) [bad-jumps]"
     ]
 
 
@@ -98,7 +98,7 @@ def test_an_end_that_nothing_follows() -> None:
     [VersionTransition(3, KEEP, 0), VersionTransition(0, (("which", 7),), 1), VersionTransition(0, (("loop", 0),), 1)],
 )
 def test_a_jump_that_cannot_be_taken(jump: VersionTransition) -> None:
-    assert any("is never left from copy" in says for says in found(jumping(*JUMPS, jump)))
+    assert any("never takes the transition from body version" in says for says in found(jumping(*JUMPS, jump)))
 
 
 def test_a_jump_may_name_a_loop_that_has_one_way_out() -> None:
@@ -128,8 +128,8 @@ def test_a_jump_may_name_a_loop_that_has_one_way_out() -> None:
 
 def test_a_copy_entered_with_the_pointer_elsewhere() -> None:
     says = found(jumping(JUMPS[0], replace(JUMPS[1], next=1), *JUMPS[2:]))
-    assert any("begins copy 1 of its body with %y at arena[" in one and "one round, and at" in one for one in says)
-    assert any("what is pointed at elsewhere needs a copy of its own" in one for one in says)
+    assert any("enters body version @1 with %y at arena[" in one and "one iteration, and at" in one for one in says)
+    assert any("add a body version for each binding" in one for one in says)
 
 
 def test_a_pointer_that_changes_without_copies() -> None:
@@ -148,7 +148,7 @@ def test_a_pointer_that_changes_without_copies() -> None:
     plan = plan_memory(graph, Options(alignment=1))
     assert replace(plan.rolled[0], heads=()) == RolledLoop("loop", (), 1, 1)
     says = {str(finding).partition("[")[0] for finding in check_bytes(graph, plan.schedule, replace(plan, rolled=()))}
-    assert "loop loop: begins copy 0 of its body with %y at arena" in says
+    assert "loop loop: enters body version @0 with %y at arena" in says
 
 
 def with_jumps() -> list[tuple[Graph, MemoryPlan]]:

@@ -93,7 +93,7 @@ def test_a_placement_tells_the_right_tensor_and_size() -> None:
     assert rules(GRAPH, placing(plan, "y", spec="u8[63]")) == ["wrong-spec"]
     smaller = placing(plan, "y", region=Region("arena", 128, 63))
     assert rules(GRAPH, smaller) == ["wrong-size"]
-    assert "is given 63 bytes, but needs 64" in told(GRAPH, smaller)
+    assert "has a region of 63 bytes, but needs 64" in told(GRAPH, smaller)
 
 
 @pytest.mark.parametrize("offset", [-64, 129, 192])

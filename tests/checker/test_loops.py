@@ -47,8 +47,8 @@ def test_a_captured_value_survives_all_rounds() -> None:
     """The first round still finds %k; the second does not."""
     found = messages(SIMPLE, {**IN_PLACE, "u": 8})
     assert found.splitlines() == [
-        "node c: reads %k at arena[8, 16), but bytes [8, 16) hold nothing known "
-        "(%u of an earlier round) (keep the bytes of %k until here) [undefined]"
+        "node c: reads %k at arena[8, 16), but bytes [8, 16) have no known content "
+        "(%u of an earlier iteration) (keep the bytes of %k until here) [undefined]"
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_delay_line_needs_a_place_a_tap() -> None:
     graph = net(carried, "%u: u8[8] = test.add(%p, %q)", "%u, %p", "%f: u8[8], _", "%f")
     right = {"x": 0, "k": 40, "p": 0, "q": 8, "f": 0, "i": 16, "c": 24, "u": 8}
     assert messages(graph, right) == ""
-    assert "end of a round: reads %p at arena[0, 8)" in messages(graph, {**right, "u": 0})
+    assert "end of an iteration: reads %p at arena[0, 8)" in messages(graph, {**right, "u": 0})
 
 
 def test_a_view_of_an_old_carry_is_not_one_of_the_new() -> None:
@@ -104,7 +104,7 @@ def test_a_view_of_an_old_carry_is_not_one_of_the_new() -> None:
     assert isinstance(loop, While)
     check_node, view, reader = loop.body.nodes
     early = replace(graph, nodes=(replace(loop, body=replace(loop.body, nodes=(check_node, reader, view))),))
-    assert "node u: reads %v at arena[32, 40), but bytes [32, 40) hold nothing known" in messages(early, places)
+    assert "node u: reads %v at arena[32, 40), but bytes [32, 40) have no known content" in messages(early, places)
 
 
 def test_a_value_of_an_arm_is_stale_in_the_next_round() -> None:
@@ -136,7 +136,9 @@ def test_a_value_of_an_arm_is_stale_in_the_next_round() -> None:
     wrong = replace(branch, arms=(branch.arms[0], reads_other_arm))
     body = replace(loop.body, nodes=(*loop.body.nodes[:2], wrong))
     found = messages(replace(graph, nodes=(replace(loop, body=body),)), places)
-    assert found.startswith("case if, end of arm 1: reads %w at arena[40, 48), but bytes [40, 48) hold nothing known")
+    assert found.startswith(
+        "case if, end of arm 1: reads %w at arena[40, 48), but bytes [40, 48) have no known content"
+    )
 
 
 @pytest.mark.parametrize(("update", "right"), [("%v", True), ("%k", True), ("%p", True)])
@@ -175,7 +177,7 @@ def test_slices_and_rows() -> None:
 
 def test_a_sequence_is_whole_in_every_round() -> None:
     found = messages(parse(STACKING), {**STACKED, "e": 16})
-    assert "loop loop, slices: reads %s at arena[8, 32), but bytes [16, 24) hold nothing known (%e of an" in found
+    assert "loop loop, slices: reads %s at arena[8, 32), but bytes [16, 24) have no known content (%e of an" in found
     assert "loop loop, slices: reads %s" in messages(parse(STACKING), {**STACKED, "u": 16})
 
 

@@ -41,7 +41,7 @@ def test_a_kernel_without_that_fact_does_not() -> None:
     assert messages(graph, {"x": 0, "y": 8}) == ""
     found = messages(graph, {"x": 0, "y": 0})
     assert "[input-overwritten]" in found
-    assert "test.matmul does not write output 0 over input 0" in found
+    assert "test.matmul cannot write output 0 over input 0" in found
 
 
 @pytest.mark.parametrize(("op", "right"), [("add", True), ("sub", False)])
@@ -171,7 +171,7 @@ def test_reading_what_was_never_written() -> None:
     early = Graph(graph.name, graph.inputs, (graph.nodes[0], graph.nodes[2], graph.nodes[1]), graph.outputs)
     found = messages(early, {"x": 0, "a": 16, "v": 8, "y": 16}).splitlines()
     assert "[missing-wait]" in found[0]
-    assert "node y: reads %v at arena[8, 12), but bytes [8, 12) hold nothing known" in found[1]
+    assert "node y: reads %v at arena[8, 12), but bytes [8, 12) have no known content" in found[1]
     assert "[undefined]" in found[1]
 
 

@@ -39,7 +39,7 @@ def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: in
         ),
         (
             (ScheduleStep("a"), ScheduleStep("b"), ScheduleStep("q"), ScheduleStep("y")),
-            "runs q, which is no node of this graph [unknown-step]",
+            "runs q, which is no node of the graph [unknown-step]",
         ),
         (
             (ScheduleStep("a", 0, ("b",)), ScheduleStep("b"), ScheduleStep("y")),
@@ -48,7 +48,7 @@ def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: in
         ((ScheduleStep("a", 0, ("a",)), ScheduleStep("b"), ScheduleStep("y")), "[bad-wait]"),
         (
             (ScheduleStep("a", -1), ScheduleStep("b"), ScheduleStep("y")),
-            "runs a in stream -1 (streams count from 0) [bad-stream]",
+            "runs a in stream -1 (expected 0 to 65535) [bad-stream]",
         ),
     ],
 )
@@ -62,7 +62,7 @@ def test_streams_in_bytes_of_their_own() -> None:
 
 def test_a_dropped_wait_is_missed() -> None:
     found = messages(DIAMOND, APART, Schedule((*PARALLEL[:2], ScheduleStep("y", 0)))).splitlines()
-    assert found[0] == "node y: reads %b without being ordered after node b, which makes it (wait for b) [missing-wait]"
+    assert found[0] == "node y: reads %b without being ordered after its producer, node b (wait for b) [missing-wait]"
     assert found[1].startswith("node y: reads arena[16, 24), while node b writes arena[16, 24); nothing orders the two")
     assert found[1].endswith("[race]")
 
@@ -178,7 +178,7 @@ def test_a_captured_value_is_waited_for() -> None:
     schedule = Schedule(steps, {"loop": (Schedule(IN_LOOP),)})
     found = check_bytes(LOOP, schedule, own_bytes(LOOP))
     assert [finding.rule for finding in found] == ["missing-wait", "race"]
-    assert str(found[0]).startswith("node loop: reads %k without being ordered after node k")
+    assert str(found[0]).startswith("node loop: reads %k without being ordered after its producer, node k")
 
 
 def test_streams_inside_a_body() -> None:

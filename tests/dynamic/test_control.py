@@ -196,7 +196,7 @@ def test_another_body_is_another_way() -> None:
     for factor in (2.0, 3.0, 2.0, 3.0):
         assert float(step(d.tensor(np.float32(1)), factor)) == factor**2
     assert (step.recorded_calls, step.replayed) == (2, 2)
-    assert re.search(rf"{re.escape(__file__)}:[0-9]+: while was seen here with another body", step.explain())
+    assert re.search(rf"{re.escape(__file__)}:[0-9]+: while: the recorded call has another loop body", step.explain())
 
 
 def test_layers_with_loops_are_those_of_the_static_graph() -> None:
@@ -248,19 +248,21 @@ def used_in_another(d: Any, x: Any) -> None:
 
 
 MISTAKES: dict[str, Callable[[Any, Any], Any]] = {
-    "was made in the body of the loop at .* and is not known outside of it: take": lambda d, x: kept_from(d, x) + 1,
-    "in the body of the loop .* and is not known outside": lambda d, x: x + kept_from(d, x),
-    "the body of the loop at .*is not known outside": lambda d, x: sublet.gradients(kept_from(d, x), [x]),
-    "made in the body of the loop at .*not known": lambda d, x: used_in_another(d, x),
-    "the body of the loop at .* computes, each time anew": lambda d, x: float(kept_from(d, x)),
-    "look at what the loop or branch gives": lambda d, x: in_body(d, x, lambda d, y: bool(y.sum() > 0)),
-    "a parameter is updated outside of loops and branches": lambda d, x: in_body(d, x, lambda d, y: d.update(x, y)),
-    "gradients are asked for outside": lambda d, x: in_body(d, x, lambda d, y: sublet.gradients(y.sum(), [x])),
+    "belongs to the body of the loop at .* and cannot be used outside: use a result": lambda d, x: kept_from(d, x) + 1,
+    "to the body of the loop .* and cannot be used outside": lambda d, x: x + kept_from(d, x),
+    "the body of the loop at .*cannot be used outside": lambda d, x: sublet.gradients(kept_from(d, x), [x]),
+    "belongs to the body of the loop at .*cannot be used": lambda d, x: used_in_another(d, x),
+    "is computed in the body of the loop at .* and cannot be read there": lambda d, x: float(kept_from(d, x)),
+    "read a result after the loop or branch": lambda d, x: in_body(d, x, lambda d, y: bool(y.sum() > 0)),
+    "a parameter is updated only outside of loops and branches": lambda d, x: in_body(
+        d, x, lambda d, y: d.update(x, y)
+    ),
+    "gradients are computed only outside": lambda d, x: in_body(d, x, lambda d, y: sublet.gradients(y.sum(), [x])),
     "belongs to another graph": lambda d, x: in_body(d, x, lambda d, y: y + sublet.DynamicGraph().tensor(X)),
     "matmul": lambda d, x: in_body(d, x, lambda d, y: y @ y),
     "never ends": lambda d, x: in_loop_without_end(d, x),
-    "say max_trips": lambda d, x: rows_without_end(d, x),
-    "is no Tensor": lambda d, x: d.while_({"x": 1.0}, rounds=1),
+    "pass max_trips": lambda d, x: rows_without_end(d, x),
+    "is not a Tensor": lambda d, x: d.while_({"x": 1.0}, rounds=1),
 }
 
 

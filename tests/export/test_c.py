@@ -154,13 +154,13 @@ graph @choosing(%x: f32[3], %which: i64[]) {
                 "x: f32[8], 32 bytes, input",
                 "    5 c @0",
                 " in swap@2 alive 12-13",
-                "round r runs @r while r < 2, then @2 + (r - 2) % 2",
+                "iteration r runs @r while r < 2, then @2 + (r - 2) % 2",
                 "p: f32[8]; in swap@0 x, in swap@1 y, in swap@2 c 0, in swap@3 c 1",
                 "q: f32[8]; in swap@0 y, in swap@1 c 0, in swap@2 c 1, in swap@3 c 0",
-                "a: f32[8], output; what p is when swap ends",
+                "a: f32[8], output; bound to the last p of swap",
             ],
         ),
-        (BRANCHES, ["r: f32[3], output; what choose gives: a of arm 0, b of arm 1, x of none"]),
+        (BRANCHES, ["r: f32[3], output; bound to the result of choose: a of arm 0, b of arm 1, x of no arm"]),
     ],
     ids=["loop", "branch"],
 )
@@ -191,7 +191,7 @@ def test_memories_have_arrays_and_sections_of_their_own(tmp_path: Path) -> None:
     made = sublet.plan_memory(sublet.read_model(LIGHT / "light_squeezenet.onnx"), Options(regions=regions))
     _, source = written(made, tmp_path, {"fast": ".dtcm"})
     assert re.search(r'SUBLET_SECTION\("\.dtcm"\).* uint8_t squeezenet\w*_fast\[', source.read_text())
-    with pytest.raises(PlanError, match="there is no memory 'flash'"):
+    with pytest.raises(PlanError, match="unknown memory 'flash'"):
         export_plan(made, "c", ExportContext({"flash": ".x"}))
 
 
@@ -247,7 +247,7 @@ def test_a_name_ends_no_row_of_a_table() -> None:
 def test_what_is_not_counted_is_not_exported() -> None:
     made = sublet.plan_memory(sublet.parse("graph @net(%x: f32[16]) { %y: f32[16] = nn.tanh(%x)\n return %y }"))
     partly = replace(made, outside=(UnplannedValue("z", "f32[?]", "its shape is not known"),))
-    with pytest.raises(PlanError, match=r"'z'.*have no place"):
+    with pytest.raises(PlanError, match=r"'z'.*have no size"):
         export_plan(partly, "c")
 
 

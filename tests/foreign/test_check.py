@@ -78,8 +78,8 @@ def test_a_plan_of_a_part(cli: Cli, tmp_path: Path) -> None:
     status, out, _ = cli("check", model, plan)
     assert status == 3
     assert "partly judged: right in 3 tensors of TVM" in out
-    assert "nothing is said of 1 more" in out
-    assert "not judged: b: the tool gave it no place" in out
+    assert "1 more are not judged" in out
+    assert "not judged: b: the plan has no place for the tensor" in out
 
 
 def test_a_capacity_that_the_plan_does_not_tell(cli: Cli, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_plan_in_a_tflite_file(cli: Cli, tmp_path: Path) -> None:
     assert (status, "violation" in out, "%a" in out, "%b" in out) == (1, True, True, True)
     assert verdict(0, 16, 36, 64)[0] == 1, "TFLM aligns to 16 bytes"
     status, out = verdict(0, 16, None, 32)
-    assert (status, "not judged: b: the tool gave it no place" in out) == (3, True)
+    assert (status, "not judged: b: the plan has no place for the tensor" in out) == (3, True)
 
 
 def test_a_csv_with_offsets(cli: Cli, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_csv_with_offsets(cli: Cli, tmp_path: Path) -> None:
     assert "while both are alive, at " in out
     write_csv(problem, None, tmp_path / "none.csv")
     status, _, err = cli("check", tmp_path / "none.csv")
-    assert (status, "has no offsets to judge" in err) == (2, True)
+    assert (status, "has no offsets to check" in err) == (2, True)
 
 
 def test_a_csv_with_regions(cli: Cli, tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ def test_options_that_do_not_go_together(cli: Cli, tmp_path: Path, words: tuple[
 def test_a_model_without_a_plan(cli: Cli, tmp_path: Path) -> None:
     model, _ = told(tmp_path, x=0)
     status, _, err = cli("check", model)
-    assert (status, "brings no plan with it" in err) == (2, True)
+    assert (status, "contains no plan" in err) == (2, True)

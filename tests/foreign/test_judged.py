@@ -59,7 +59,11 @@ def test_a_right_plan_is_right() -> None:
         (placed(x=0, a=0, b=-16, c=0, d=16), "out-of-storage", "%b: lies at arena[-16, 0)"),
         (placed(x=0, a=0, b=17, c=0, d=17), "misaligned", "its elements are 4 bytes wide"),
         (replace(RIGHT, alignment=32), "misaligned", "which is no multiple of the alignment 32"),
-        (replace(RIGHT, tensors=(PlacedTensor("b", 16, nbytes=15),)), "wrong-size", "is given 15 bytes, but needs 16"),
+        (
+            replace(RIGHT, tensors=(PlacedTensor("b", 16, nbytes=15),)),
+            "wrong-size",
+            "has a region of 15 bytes, but needs 16",
+        ),
     ],
 )
 def test_each_broken_rule_is_told(plan: ForeignPlan, rule: str | None, told: str) -> None:
@@ -98,7 +102,7 @@ def test_what_is_left_out_is_told_and_the_rest_judged() -> None:
     assert (found.outcome, set(found.not_judged), found.judged) == (ForeignOutcome.PARTLY, {"b", "c"}, ("x", "a"))
     assert judge_by_replay(Model(CHAIN), replace(part, tensors=(PlacedTensor("a", 1),))).outcome is ForeignOutcome.WRONG
     unknown = judge_by_replay(Model(CHAIN), replace(RIGHT, tensors=(*RIGHT.tensors, PlacedTensor("folded", 0))))
-    assert unknown.not_judged == {"folded": "the model, as it is read here, computes no such tensor"}
+    assert unknown.not_judged == {"folded": "the imported model has no tensor of this name"}
 
 
 def test_inputs_and_outputs_without_a_place_are_the_callers() -> None:
@@ -114,7 +118,7 @@ def test_several_regions() -> None:
 
 
 def test_a_plan_of_another_model_is_bad_input() -> None:
-    with pytest.raises(PlanError, match="of another model: none of its 1 tensors, such as 'q'"):
+    with pytest.raises(PlanError, match="belongs to another model: none of its 1 tensors, such as 'q'"):
         judge_by_replay(Model(CHAIN), placed(q=0))
 
 
@@ -167,14 +171,14 @@ def test_lifetimes_are_judged_without_a_model() -> None:
 @pytest.mark.parametrize(
     ("tensor", "told"),
     [
-        (PlacedTensor("a", 0, lifetimes=((0, 1),)), "does not tell the bytes of 'a'"),
-        (PlacedTensor("a", 0, nbytes=1), "does not tell the lifetimes of 'a'"),
+        (PlacedTensor("a", 0, lifetimes=((0, 1),)), "has no bytes for 'a'"),
+        (PlacedTensor("a", 0, nbytes=1), "has no lifetimes for 'a'"),
         (PlacedTensor("a", 0, nbytes=1, lifetimes=((3, 3),)), "'a' lives from 3 until before 3"),
         (
             PlacedTensor("a", 0, nbytes=1, lifetimes=((0, 1),), shares="z"),
-            "shares bytes of 'z', which it does not list",
+            "shares bytes of 'z', which the plan does not list",
         ),
-        (PlacedTensor("a", 0, nbytes=1, lifetimes=((0, 1),), shares="a"), "which is a circle"),
+        (PlacedTensor("a", 0, nbytes=1, lifetimes=((0, 1),), shares="a"), "which forms a cycle"),
     ],
 )
 def test_lifetimes_that_make_no_sense_are_bad_input(tensor: PlacedTensor, told: str) -> None:
@@ -188,12 +192,12 @@ DOCUMENT = {"format": "sublet-placed", "version": 1, "tensors": [{"name": "a", "
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": "other"}, "format must be 'sublet-placed', of version 1"),
-        ({"version": 2}, "of version 1"),
+        ({"format": "other"}, "format must be 'sublet-placed', version 1"),
+        ({"version": 2}, ", version 1"),
         ({"extra": 1}, "has the unknown field 'extra'"),
         ({"tensors": {}}, "tensors must be a list"),
         ({"tensors": [{"name": "a"}]}, r"tensors\[0\] lacks 'offset'"),
-        ({"tensors": [{"name": "", "offset": 0}]}, r"tensors\[0\].name must be a text"),
+        ({"tensors": [{"name": "", "offset": 0}]}, r"tensors\[0\].name must be a string"),
         ({"tensors": [{"name": "a", "offset": 1.5}]}, r"tensors\[0\].offset must be an integer"),
         ({"tensors": [{"name": "a", "offset": True}]}, "must be an integer"),
         ({"tensors": [{"name": "a", "offset": 1 << 70}]}, "must be an integer from"),
@@ -202,9 +206,9 @@ DOCUMENT = {"format": "sublet-placed", "version": 1, "tensors": [{"name": "a", "
         ({"tensors": [{"name": "a", "offset": 0, "lifetimes": [[3, 3]]}]}, "must begin before it ends"),
         ({"tensors": [{"name": "a", "offset": 0, "lifetimes": [[3]]}]}, "must be a pair"),
         ({"regions": [1]}, "regions must be an object"),
-        ({"regions": {"": 1}}, "is no name for a region"),
+        ({"regions": {"": 1}}, "is not a region name"),
         ({"alignment": 0}, "alignment must be an integer from 1"),
-        ({"steps": [1]}, r"steps\[0\] must be a text"),
+        ({"steps": [1]}, r"steps\[0\] must be a string"),
     ],
 )
 def test_json_that_is_wrong_is_told_where(change: dict[str, object], told: str) -> None:
@@ -213,7 +217,7 @@ def test_json_that_is_wrong_is_told_where(change: dict[str, object], told: str) 
 
 
 def test_json_nested_without_end_is_bad_input() -> None:
-    with pytest.raises(PlanError, match="not JSON that can be read"):
+    with pytest.raises(PlanError, match="not valid JSON"):
         plan_from_json("[" * 100_000, "plan.json")
 
 

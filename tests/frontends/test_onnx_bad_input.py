@@ -156,7 +156,7 @@ def test_sizes_that_overflow_only_together() -> None:
 
 
 def test_unknown_dimension_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="is called bach; open dimensions: batch, x:0, h, x:2, z:0, N, z:1"):
+    with pytest.raises(ModelError, match="has the name bach; open dimensions: batch, x:0, h, x:2, z:0, N, z:1"):
         from_proto(parsed(OPEN), {"bach": 2})
     with pytest.raises(ModelError, match="none; all are fixed"):
         from_proto(parsed(GOOD), {"batch": 2})

@@ -102,7 +102,7 @@ def test_values_whose_shape_depends_on_data_are_outside_and_the_rest_is_planned(
     ).graph
     n, y, u = graph.outputs
     assert isinstance(n.spec, Unplannable)
-    assert (n.spec.type, n.spec.reason) == ("i64[2,?]", "its shape depends on data (node NonZero 'n')")
+    assert (n.spec.type, n.spec.reason) == ("i64[2,?]", "the shape depends on data (node NonZero 'n')")
     assert isinstance(u.spec, Unplannable)
     assert u.spec.reason == n.spec.reason
     assert str(y.spec) == "f32[3,4]"

@@ -108,7 +108,7 @@ def test_a_refusal_is_remembered_and_told(folder: Path, monkeypatch: pytest.Monk
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     first = load_optimized_proto(model)
-    assert "ONNX Runtime does not take the model" in first.remark
+    assert "ONNX Runtime rejects the model" in first.remark
     [kept] = folder.iterdir()
     assert [path.name for path in kept.iterdir()] == [REFUSAL]
     (kept / REFUSAL).write_text("as remembered")

@@ -63,7 +63,7 @@ def test_a_run_beyond_the_maximum_ends_and_overwrites_nothing() -> None:
     assert storage.nbytes == 24
     executable.bind("all", whole[:3])
     given = {"m": np.int64(4), "go": np.bool_(True), "x": X}
-    with pytest.raises(RunError, match=r"goes on beyond the 3 rounds its memory was planned for; .*--max-trips"):
+    with pytest.raises(RunError, match=r"runs more than the planned 3 iterations.*--max-trips"):
         executable(given)
     np.testing.assert_array_equal(whole[:3], expected(3))
     assert (whole[3:] == 77).all()
@@ -73,7 +73,7 @@ def test_a_run_beyond_the_maximum_ends_and_overwrites_nothing() -> None:
 def test_without_a_maximum_the_stacked_output_alone_is_outside() -> None:
     executable = compile(model(), backend="reference", optimize="none")
     assert [(o.value, o.reason) for o in executable.plan.outside] == [
-        ("all", "the number of rounds of 'Loop_0' depends on data")
+        ("all", "the trip count of 'Loop_0' depends on data")
     ]
     found = executable({"m": np.int64(9), "go": np.bool_(True), "x": X})
     np.testing.assert_array_equal(found["all"], expected(9))
@@ -101,7 +101,7 @@ def test_an_output_that_a_node_reads_stays_outside_and_says_why() -> None:
     declared = bound_trip_counts(imported, 4)
     value = next(value for value in declared.graph.outputs if value.name == "all")
     assert isinstance(value.spec, Unplannable)
-    assert "node 'ReduceSum_1' reads it, and would see rows that were never made" in value.spec.reason
+    assert "node 'ReduceSum_1' reads the output, and would see unwritten rows" in value.spec.reason
     assert [o.value for o in plan_memory(declared.graph).outside][:1] == ["all"]
 
 
@@ -117,7 +117,7 @@ def test_a_loop_is_named_by_itself_or_by_an_output(declared: int | Mapping[str, 
     ("declared", "message"),
     [
         ({"lop": 4}, "there is no loop 'lop' outside of branches and bodies; there are 'Loop_0'"),
-        (-1, "must be an integer from 0 on, not -1"),
+        (-1, "must be an integer of at least 0, not -1"),
         ({"Loop_0": True}, "of loop 'Loop_0' must be an integer"),
     ],
 )

@@ -103,9 +103,9 @@ def test_scratch_does_not_grow_with_the_square_of_the_sequence() -> None:
         (["f32[2,3,4]"] * 3, r"q f32\[2,3,4\].* must have 4 axes"),
         (["f32[1,2,3,4]", "f32[1,3,3,4]", "f32[1,3,3,4]"], "must agree in batch and heads"),
         (["f32[1,2,3,4]", "f32[1,2,3,5]", "f32[1,2,3,4]"], "q and k must have the same width"),
-        (["f32[1,2,3,4]", "f32[1,2,5,4]", "f32[1,2,3,4]"], "k and v as many places"),
+        (["f32[1,2,3,4]", "f32[1,2,5,4]", "f32[1,2,3,4]"], "k and v the same number of positions"),
         (["f32[1,2,3,4]"] * 3 + ["f32[4,3]"], r"the mask f32\[4,3\]|cannot be broadcast"),
-        (["f32[1,2,3,4]"] * 3 + ["i64[3,3]"], r"the mask is i64\[3,3\], its type must be one of f32, bool"),
+        (["f32[1,2,3,4]"] * 3 + ["i64[3,3]"], r"the mask is i64\[3,3\], expected one of the types f32, bool"),
         (["f32[1,2,3,4]", "f64[1,2,3,4]", "f32[1,2,3,4]"], "types must be equal"),
     ],
 )

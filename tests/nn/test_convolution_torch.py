@@ -183,7 +183,7 @@ def test_halves(dtype: str, layout: str) -> None:
         ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"pads": (-1, 0, 0, 0)}, "each at least 0"),
         ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"layout": "chwn"}, "must be one of nchw, nhwc"),
         ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"groups": 0}, "groups = 0 must be at least 1"),
-        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]", "f32[3]"], {}, r"b is f32\[3\], but must have the shape \[4\]"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]", "f32[3]"], {}, r"b is f32\[3\], expected the shape \[4\]"),
         (
             "conv_input_gradient",
             ["f32[2,4,6,6]", "f32[4,3,3,3]"],
@@ -193,7 +193,7 @@ def test_halves(dtype: str, layout: str) -> None:
         ("conv_weight_gradient", ["f32[2,4,6,6]", "f32[2,3,8,8]"], {"shape": (4, 3, 2, 3)}, r"is \[2, 4, 7, 6\]"),
         ("conv_transpose", ["f32[2,4,6,6]", "f32[3,4,2,2]"], {}, r"w must be \[channels, outputs / groups"),
         ("conv_transpose", ["f32[2,4,6,6]", "f32[4,3,2,2]"], {"output_pads": (1, 0)}, "less than the stride"),
-        ("conv_transpose", ["f32[2,4,1,1]", "f32[4,3,2,2]"], {"pads": (1, 1, 1, 1)}, "nothing is left"),
+        ("conv_transpose", ["f32[2,4,1,1]", "f32[4,3,2,2]"], {"pads": (1, 1, 1, 1)}, "the output is empty"),
     ],
 )
 def test_refusals(name: str, shapes: list[str], attrs: dict[str, Any], message: str) -> None:

@@ -61,14 +61,14 @@ def test_a_step_is_read_as_it_is_written() -> None:
     ("steps", "message"),
     [
         ((), "has no steps"),
-        (("matmul x0 x1",), "no command that works element by element"),
-        (("add x0 s0",), "no input and no earlier step"),
-        (("add x0 x2",), "no input and no earlier step"),
+        (("matmul x0 x1",), "no element-wise command"),
+        (("add x0 s0",), "neither an input nor an earlier step"),
+        (("add x0 x2",), "neither an input nor an earlier step"),
         (("add x0",), "has 1 operands"),
-        (("neg x1", "add s0 x0"), "must have one shape"),
+        (("neg x1", "add s0 x0"), "expected equal shapes"),
         (("clamp x0 low=a high=1.0",), "is no number"),
-        (("add x0 x\N{SUPERSCRIPT TWO}",), "no input and no earlier step"),
-        (("softplus_gradient x0 x1",), "no command that works element by element"),
+        (("add x0 x\N{SUPERSCRIPT TWO}",), "neither an input nor an earlier step"),
+        (("softplus_gradient x0 x1",), "no element-wise command"),
     ],
 )
 def test_wrong_steps_are_refused(steps: tuple[str, ...], message: str) -> None:

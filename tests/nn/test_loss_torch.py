@@ -89,7 +89,7 @@ def test_confident_logits_keep_their_digits(backend: Any) -> None:
 @pytest.mark.parametrize("name", ["categorical_cross_entropy", "softmax_cross_entropy"])
 def test_a_label_that_is_no_class_is_an_error(name: str, backend: Any) -> None:
     case = _labelled(name, [0, 5])
-    with pytest.raises((IndexError, RuntimeError), match=r"5 is (none of 3 classes|out of bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"5 is (out of range for 3 classes|out of bounds)"):
         computed(case.graph, case.arrays, backend)
 
 
@@ -121,10 +121,10 @@ def test_the_gradient_of_softmax_cross_entropy_needs_no_scores() -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "attrs", "message"),
     [
-        ("softmax_cross_entropy", ["f32[8,10]", "i64[10]"], {}, r"the labels are i64\[10\], but .* must be i64\[8\]"),
-        ("softmax_cross_entropy", ["f32[8,10]", "f32[8]"], {}, "the labels, is .* must be one of i32, i64"),
-        ("softmax_cross_entropy", ["f32[8,0]", "i64[8]"], {}, "its last axis must be that of the classes"),
-        ("categorical_cross_entropy", ["f32[]", "i64[]"], {}, "its last axis must be that of the classes"),
+        ("softmax_cross_entropy", ["f32[8,10]", "i64[10]"], {}, r"the labels are i64\[10\], expected i64\[8\]"),
+        ("softmax_cross_entropy", ["f32[8,10]", "f32[8]"], {}, "the labels, is .* expected one of the types i32, i64"),
+        ("softmax_cross_entropy", ["f32[8,0]", "i64[8]"], {}, "its last axis must be the classes"),
+        ("categorical_cross_entropy", ["f32[]", "i64[]"], {}, "its last axis must be the classes"),
         (
             "softmax_cross_entropy_gradient",
             ["f32[]", "f32[8,10]", "i64[8]"],
@@ -132,7 +132,7 @@ def test_the_gradient_of_softmax_cross_entropy_needs_no_scores() -> None:
             r"the gradient and the loss are .*, but must be equal",
         ),
         ("mse", ["f32[8]", "f32[8,1]"], {}, r"x and t are f32\[8\] and f32\[8,1\], but must be equal"),
-        ("binary_cross_entropy", ["f32[8]", "bool[8]"], {}, "t is .*, its type must be one of"),
+        ("binary_cross_entropy", ["f32[8]", "bool[8]"], {}, "t is .*, expected one of the types"),
         ("smooth_l1", ["f32[8]", "f32[8]"], {"beta": 0.0}, "beta = 0.0 must be greater than 0"),
     ],
 )

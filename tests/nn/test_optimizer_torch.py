@@ -194,14 +194,14 @@ W = "f32[3]"
         ("sgd", [W, "f32[4]", "f32[]"], {}, r"grad and w are f32\[4\] and f32\[3\], but must be equal"),
         ("sgd", [W, W, "f64[]"], {}, r"lr is f64\[\], but must be f32\[\]"),
         ("sgd", [W, W, "f32[]"], {"momentum": 0.9}, "momentum is missing"),
-        ("sgd", [W, W, "f32[]", W], {}, "momentum = 0 keeps no state: leave out input 3"),
+        ("sgd", [W, W, "f32[]", W], {}, "momentum = 0 keeps no state: omit input 3"),
         ("sgd", [W, W, "f32[]"], {"nesterov": 1}, "nesterov = 1 needs a momentum"),
         ("adam", [W, W, "f32[]", W, "f64[3]", "i64[]"], {}, "v and w are .*, but must be equal"),
         ("adam", [W, W, "f32[]", W, W, "i32[]"], {}, r"step is i32\[\], but must be i64\[\]"),
         ("lamb", [W, W, "f32[]", W, W, "_"], {}, r"step is missing, but must be i64\[\]"),
         ("adamw", [W, W, "f32[]", W, W, "i64[]"], {"beta2": 1.0}, "beta2 = 1.0 must be at least 0 and less than 1"),
-        ("rmsprop", [W, W, "f32[]", W, W], {}, "momentum = 0 keeps no state: leave out input 4"),
-        ("rmsprop", ["i64[3]", "i64[3]", "f32[]", W], {}, "w is .*, its type must be one of"),
+        ("rmsprop", [W, W, "f32[]", W, W], {}, "momentum = 0 keeps no state: omit input 4"),
+        ("rmsprop", ["i64[3]", "i64[3]", "f32[]", W], {}, "w is .*, expected one of the types"),
     ],
 )
 def test_refuses(op: str, shapes: list[str], attrs: dict[str, Any], message: str) -> None:

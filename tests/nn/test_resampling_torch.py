@@ -50,7 +50,7 @@ def test_nearest_is_exact_where_floating_point_is_not() -> None:
         ("f32[2,3,4]", {"size": (4, 4)}, r"\[N, C, H, W\]"),
         ("f32[1,2,3,4]", {"size": (4,)}, "height, width"),
         ("f32[1,2,3,4]", {"size": (0, 4)}, "at least 1"),
-        ("f32[1,2,0,4]", {"size": (2, 4)}, "nothing to sample"),
+        ("f32[1,2,0,4]", {"size": (2, 4)}, "must be at least 1"),
         ("f32[1,2,3,4]", {"size": (2, 4), "mode": "cubic"}, "one of nearest, bilinear"),
     ],
 )

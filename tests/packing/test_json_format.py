@@ -103,9 +103,9 @@ def test_companions_and_no_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not JSON that can be read"),
-        ("[1", "is not JSON that can be read"),
-        ("[" * 100_000, "is not JSON that can be read"),
+        ("", "is not valid JSON"),
+        ("[1", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("[]", "must be one JSON object, not \\[\\]"),
         ({"blocks": []}, "alignment: is missing"),
         (document(alignment=True), "alignment: must be an integer, not True"),
@@ -117,10 +117,10 @@ def test_companions_and_no_blocks(tmp_path: Path) -> None:
         (document(block(0, [0], ["a"])), "blocks\\[0\\].tail\\[0\\]: must be an integer, not 'a'"),
         (document(block(0, [0], [0], -64)), "blocks\\[0\\]: buffer 0: size -64 must be"),
         (document(block(0, [0], [0], 1.5)), "blocks\\[0\\].size: must be an integer, not 1.5"),  # type: ignore[arg-type]
-        (document(block(0, [1], [0])), "blocks\\[0\\]: no node of its head leads to a node of its tail"),
+        (document(block(0, [1], [0])), "blocks\\[0\\]: no path leads from a head node to a tail node"),
         (document(block(0, [0], [0]), block(0, [1], [1])), "blocks\\[1\\].id: '0' is the id of blocks\\[0\\] too"),
-        (document(block(0, [0], [0], companion=5)), "blocks\\[0\\].companion: '5' is no other block's id"),
-        (document(block(0, [0], [0], companion=0)), "blocks\\[0\\].companion: '0' is no other block's id"),
+        (document(block(0, [0], [0], companion=5)), "blocks\\[0\\].companion: '5' is not the id of another block"),
+        (document(block(0, [0], [0], companion=0)), "blocks\\[0\\].companion: '0' is not the id of another block"),
         (
             document(block(0, [0], [0], companion=None)),
             "blocks\\[0\\].companion: must be an integer or a text, not None",

@@ -260,7 +260,7 @@ def test_values_of_other_graphs_and_seeds_that_do_not_fit_are_refused() -> None:
     other: Any = sublet.Value("other", x.spec)
     with pytest.raises(GradientError, match="%other is not a value of the graph @bad"):
         gradients(BAD, [y], [other])
-    with pytest.raises(GradientError, match="must be f32"):
+    with pytest.raises(GradientError, match="expected f32"):
         gradients(BAD, [y], [x], [value_of(BAD, "lr")])
-    with pytest.raises(GradientError, match="give one for each"):
+    with pytest.raises(GradientError, match="pass one seed for each value"):
         gradients(BAD, [y], [x], [])

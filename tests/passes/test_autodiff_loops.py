@@ -341,7 +341,7 @@ def test_loops_in_loops(graph: Graph, orders: int) -> None:
 
 
 def test_an_inner_loop_needs_a_maximum() -> None:
-    with pytest.raises(GradientError, match=r"node outer \(<text>:4\).*declare max_trips of the inner loop"):
+    with pytest.raises(GradientError, match=r"node outer \(<text>:4\).*Declare max_trips of the inner loop"):
         by(nested("n", "m"), "z", "x")
 
 

@@ -98,7 +98,7 @@ def test_the_nn_dialect_has_patches_too() -> None:
         ("4x4", "write ROWSxCOLUMNS@NODE"),
         ("1x1@c", "write ROWSxCOLUMNS@NODE"),
         ("2x2@e", "no node"),
-        ("2x2@d", "'d' makes other than one map"),
+        ("2x2@d", "'d' must have one output with four axes"),
         ("6x1@c", "only"),
         ("99999x1@c", "write"),
     ],

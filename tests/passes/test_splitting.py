@@ -78,14 +78,14 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
     product, total, mean = (named(graph, op) for op in ("nn.matmul", "nn.add", "nn.mean"))
     for splits, words in (
         ((("nobody", BATCH, 2),), "no such node"),
-        (((product, BATCH, 2), (product, RESULT, 2)), "told twice"),
-        (((mean, BATCH, 2),), "cannot be done in 2 pieces by batch"),
-        (((product, RESULT, 102),), "cannot be done in 102 pieces"),
-        (((product, "columns", 2),), "cannot be done in 2 pieces by columns"),
-        (((product, ONTO, 1),), "adds no gradient"),
-        (((total, ONTO, 2),), "adds no gradient"),
+        (((product, BATCH, 2), (product, RESULT, 2)), "listed twice"),
+        (((mean, BATCH, 2),), "cannot be split into 2 pieces by batch"),
+        (((product, RESULT, 102),), "cannot be split into 102 pieces"),
+        (((product, "columns", 2),), "cannot be split into 2 pieces by columns"),
+        (((product, ONTO, 1),), "does not add a row gradient"),
+        (((total, ONTO, 2),), "does not add a row gradient"),
         (((product, EARLY, 1),), "no update"),
-        (((product, MOMENTUM, 1),), "no update whose momentum"),
+        (((product, MOMENTUM, 1),), "no update with a momentum"),
     ):
         with pytest.raises(PlanError, match=words):
             split_nodes(graph, splits)
@@ -159,7 +159,7 @@ def test_a_momentum_takes_up_its_gradient() -> None:
 def test_a_momentum_of_more_than_the_gradient_takes_up_none(optimizer: sublet.SGD | sublet.Adam) -> None:
     given = recurrent(optimizer)
     assert not accumulable_terms(given)
-    with pytest.raises(PlanError, match="no update whose momentum"):
+    with pytest.raises(PlanError, match="no update with a momentum"):
         split_nodes(given, ((given.nodes[-1].name, MOMENTUM, 1),))
 
 

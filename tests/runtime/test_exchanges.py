@@ -144,7 +144,7 @@ def test_a_run_that_fails_exchanges_nothing(graph: Graph, error: type[BaseExcept
             assert caught.value.__notes__ == ["state: 2 as before the run"]
             assert np.array_equal(after["w"], before["w"])
         else:  # %n is made where %w lay
-            assert caught.value.__notes__ == ["state: 1 as before the run, 1 maybe half written: 'w'"]
+            assert caught.value.__notes__ == ["state: 1 as before the run, 1 possibly half-written: 'w'"]
             with pytest.raises(RunError, match="uncertain"):
                 executable(x=X, flag=FLAG)
             executable.set_state("w", before["w"])

@@ -146,7 +146,7 @@ def goes_on(executable: Executable, left: StateAfterFailure, feeds: Mapping[str,
     """What is uncertain can be read, and a run asks for it to be set first."""
     for value in left.uncertain:
         held = executable.state(value.name)
-        with pytest.raises(RunError, match="uncertain, for a run failed while it was updated"):
+        with pytest.raises(RunError, match="uncertain: a run failed during the update"):
             executable(feeds)
         executable.set_state(value.name, held)
     executable(feeds)

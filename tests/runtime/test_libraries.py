@@ -106,12 +106,12 @@ class Failing:
 @pytest.mark.parametrize(
     ("at", "error", "what"),
     [
-        ("kernel", RunError, "node Relu_0, onnx.Relu: the backend failing fails to choose a kernel: KeyError"),
+        ("kernel", RunError, "node Relu_0, onnx.Relu: the backend failing failed to choose a kernel: KeyError"),
         ("bind", KernelError, "node Relu_0, onnx.Relu: cannot be bound by failing: OSError: no such library"),
         (
             "merge_following",
             KernelError,
-            "node Relu_0, onnx.Relu, and those after it: cannot be opened as one: ArithmeticError",
+            "node Relu_0, onnx.Relu, and the nodes after it cannot be merged into one call: ArithmeticError",
         ),
         ("run", KernelError, "node Relu_0, onnx.Relu: ZeroDivisionError"),
     ],

@@ -37,8 +37,8 @@ NEGATE = "%u: f32[4] = onnx.Neg(%p)"
         ("f32[4]", LESS, "%u: f32[2] = onnx.Neg(%p)", GraphError, r"update %u is f32\[2\], %p is f32\[4\]"),
         ("f32[4]", LESS, "%u: i32[4] = onnx.Neg(%p)", GraphError, r"update %u is i32\[4\], %p is f32\[4\]"),
         ("f32[4]", LESS, "%u: f32[4] = onnx.Neg(%q)", TextError, "%q is not defined"),
-        ("f32[4]", "%c: f32[] = onnx.ReduceMax(%p)", NEGATE, GraphError, r"%c is f32\[\], not one bool"),
-        ("f32[4]", "%c: bool[4] = onnx.Less(%p, %x)", NEGATE, GraphError, r"%c is bool\[4\], not one bool"),
+        ("f32[4]", "%c: f32[] = onnx.ReduceMax(%p)", NEGATE, GraphError, r"%c is f32\[\], expected one bool"),
+        ("f32[4]", "%c: bool[4] = onnx.Less(%p, %x)", NEGATE, GraphError, r"%c is bool\[4\], expected one bool"),
     ],
 )
 def test_illegal_loops(parameter: str, condition: str, body: str, error: type[Exception], words: str) -> None:

@@ -52,7 +52,7 @@ def test_outputs_are_given_to_any_library_with_dlpack() -> None:
     mine = one.outputs_as(torch.from_dlpack).views(x=X)["y"]
     assert mine.data_ptr() == one.bytes_of(one.outputs["y"]).ctypes.data
     assert isinstance(one.outputs_as("numpy")(x=X)["y"], np.ndarray)
-    with pytest.raises(RunError, match="cannot be given as 'jax': there are 'numpy', 'torch', 'dlpack', or a function"):
+    with pytest.raises(RunError, match="cannot be returned as 'jax': pass 'numpy', 'torch', 'dlpack', or a function"):
         one.outputs_as("jax")
     assert compare(one, one.outputs_as("torch"), {"x": X}).differences == ()
 
@@ -61,14 +61,14 @@ def test_a_view_says_until_when_it_is_good() -> None:
     one = network("arena")
     views = one.views(x=X)
     assert views.good
-    assert "good until the next run" in repr(views)
+    assert "valid until the next run" in repr(views)
     assert list(views) == ["y", "z"]
     assert len(views) == 2
     y = views["y"]
     one(x=X + 1)
     assert not views.good
-    assert "no longer good" in repr(views)
-    with pytest.raises(RunError, match="the view of 'y' was good until the next run of <Executable"):
+    assert "no longer valid" in repr(views)
+    with pytest.raises(RunError, match="the view of 'y' was valid until the next run of <Executable"):
         views["y"]
     assert y.ctypes.data
     views = one.views(x=X)
@@ -91,7 +91,7 @@ def test_a_held_output_stays_and_nothing_is_copied(form: str) -> None:
         held.append(kept)
     one(x=X - 100)
     assert views["y"] is kept
-    with pytest.raises(RunError, match="was good until"):
+    with pytest.raises(RunError, match="was valid until"):
         views["z"]
     for turn, kept in enumerate(held):
         assert kept.tolist() == np.maximum(X + turn, 0).tolist()
@@ -111,7 +111,7 @@ def test_memory_of_the_callers_can_be_held_too() -> None:
 
 
 def test_what_cannot_be_held_is_told() -> None:
-    with pytest.raises(RunError, match="is not there: run first"):
+    with pytest.raises(RunError, match="has no content: run first"):
         network().hold("y")
     with pytest.raises(RunError, match="there is no output 'w'; there are 'y', 'z'"):
         network().hold("w")
@@ -121,5 +121,5 @@ def test_what_cannot_be_held_is_told() -> None:
     one = network()
     one(x=X)
     one.bind("z", np.zeros((3, 4), np.float32))
-    with pytest.raises(RunError, match="is not there"):
+    with pytest.raises(RunError, match="has no content"):
         one.hold("z")

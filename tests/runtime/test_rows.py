@@ -139,8 +139,8 @@ def test_large_ones_do_without_being_asked() -> None:
 def test_small_ones_are_copied_unless_copies_are_forbidden() -> None:
     graph = from_proto(scan()).graph
     assert {move.why for move in plan_memory(graph).moves} == {
-        "a slice is copied: below 262,144 bytes a copy costs less",
-        "a row is copied: below 262,144 bytes a copy costs less",
+        "a slice is copied: it has fewer than 262,144 bytes, and a copy costs less",
+        "a row is copied: it has fewer than 262,144 bytes, and a copy costs less",
     }
     assert plan_memory(graph, Options(forbid_copies=True)).moves == ()
 
@@ -148,12 +148,12 @@ def test_small_ones_are_copied_unless_copies_are_forbidden() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (scan(taken="scan_input_axes = [1],", columns=True), "along axis 1 its bytes are not one run"),
-        (scan(width=10), "its bytes are no multiple of the alignment of 64"),
-        (scan("y1 = Add(a, x) y = Identity(a) an = Identity(y1)", outs="ys zs"), "%a or %ys stands for other values"),
-        (scan("y = Identity(b) an = Add(a, x)"), "%b is handed on, or not computed in the round"),
-        (scan("y = Mul(x, b) an = Identity(x)"), "%x is handed on by a loop or branch"),
-        (scan("y = Mul(x, b) y1 = Identity(y) an = Add(a, x)", outs="ys zs"), "lies elsewhere already"),
+        (scan(taken="scan_input_axes = [1],", columns=True), "its bytes along axis 1 are not contiguous"),
+        (scan(width=10), "no multiple of the alignment, 64"),
+        (scan("y1 = Add(a, x) y = Identity(a) an = Identity(y1)", outs="ys zs"), "%a or %ys is renamed"),
+        (scan("y = Identity(b) an = Add(a, x)"), "%b is passed on, or not computed in the iteration"),
+        (scan("y = Mul(x, b) an = Identity(x)"), "a loop or branch passes %x on"),
+        (scan("y = Mul(x, b) y1 = Identity(y) an = Add(a, x)", outs="ys zs"), "shares other bytes"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -209,7 +209,7 @@ def test_nothing_is_overwritten_by_a_round_too_many(backend: str) -> None:
     planned = compile(parsed(LOOP), backend=backend, options=IN_PLACE, max_trips=4)
     feeds = {"a0": np.ones(16, np.float32), "b0": np.ones(16, np.float32)}
     right = planned(feeds | {"n": np.array(4)})
-    with pytest.raises(RunError, match="goes on beyond the 4 rounds"):
+    with pytest.raises(RunError, match="runs more than the planned 4 iterations"):
         planned(feeds | {"n": np.array(5)})
     assert all(map(equal_bits, planned(feeds | {"n": np.array(4)}).values(), right.values()))
 

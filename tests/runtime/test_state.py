@@ -144,7 +144,7 @@ def test_an_updated_input_is_given_once(io: Any) -> None:
         executable(cache=np.zeros((4, 2), np.float32), at=np.array([[0]]))
     with pytest.raises(RunError, match="the input 'cache' is missing"):
         executable(row=np.zeros((1, 2), np.float32), at=np.array([[0]]))
-    with pytest.raises(RunError, match="what 'cache' holds was not given yet"):
+    with pytest.raises(RunError, match="'cache' has no content yet"):
         executable.state("cache")
     for _ in range(2):  # given again it starts anew
         total = np.zeros(2, np.float32)
@@ -164,7 +164,7 @@ def test_state_is_set_and_mistakes_are_told() -> None:
     assert np.array_equal(executable.state("w"), V - X)
     executable.state("w")[:] = 0
     assert np.array_equal(executable.state("w"), V - X), "state is a copy"
-    with pytest.raises(RunError, match="no run updates 'v'; updated are 'w'"):
+    with pytest.raises(RunError, match="no run updates 'v'; updated values: 'w'"):
         executable.state("v")
     with pytest.raises(RunError, match=r"state w: must be f32\[16\]"):
         executable.set_state("w", np.zeros(3, np.float32))

@@ -162,10 +162,10 @@ def test_a_run_inside_of_a_run_in_the_same_bytes_is_told() -> None:
     memory = sublet.aligned_bytes(max(outer.arena_bytes, inner[0].arena_bytes), 64)
     outer.bind("arena", memory)
     inner[0].bind("arena", memory)
-    with pytest.raises(SubletError, match="net0 cannot run inside of a run of outer"):
+    with pytest.raises(SubletError, match="net0 cannot run inside a run of outer"):
         outer(x=given)
     inner[0] = outer
-    with pytest.raises(SubletError, match="outer cannot run inside of a run of outer"):
+    with pytest.raises(SubletError, match="outer cannot run inside a run of outer"):
         outer(x=given)
 
 

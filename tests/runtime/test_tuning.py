@@ -160,7 +160,7 @@ def test_a_refusal_of_the_optimiser_is_told() -> None:
     mystery = PythonBackend({"onnx.elsewhere.Mystery": lambda x: x - 1})
     executable = sublet.compile(refused(), backend=["onnxruntime", mystery])
     assert executable(x=np.array([0, 2], np.float32))["y"].tolist() == [0, 1]
-    assert executable.remark.startswith("not optimised, ONNX Runtime does not take the model: ")
+    assert executable.remark.startswith("not optimised, ONNX Runtime rejects the model: ")
     assert "elsewhere" in executable.remark
     assert sublet.compile(refused(), backend=["onnxruntime", mystery], optimize="none").remark == ""
 

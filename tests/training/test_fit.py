@@ -214,11 +214,11 @@ def test_a_summary_adds_up() -> None:
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: sublet.fit(training(), iter(BATCHES), epochs=2), RunError, "only once: give a list, or a function"),
+    (lambda: sublet.fit(training(), iter(BATCHES), epochs=2), RunError, "only once: pass a list, or a function"),
     (lambda: sublet.evaluate(training(), []), RunError, "no batches to evaluate"),
-    (lambda: schedules.piecewise([1, 2], [3, 4]), SpecError, r"2 rates need 1 boundaries in order, not \[3, 4\]"),
-    (lambda: schedules.piecewise([1, 2, 3], [4, 3]), SpecError, "in order"),
-    (lambda: sublet.prefetch(training(), print, 1), RunError, "'x' has no memory that could be bound"),
+    (lambda: schedules.piecewise([1, 2], [3, 4]), SpecError, r"2 rates need 1 ascending boundaries, got \[3, 4\]"),
+    (lambda: schedules.piecewise([1, 2, 3], [4, 3]), SpecError, "ascending boundaries"),
+    (lambda: sublet.prefetch(training(), print, 1), RunError, "'x' has no bound memory"),
 ]
 
 

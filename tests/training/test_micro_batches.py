@@ -100,10 +100,10 @@ def test_statistics_of_smaller_batches_are_asked_for() -> None:
     ("kind", "parts", "told"),
     [
         ("plain", 3, "divide the batch of 8"),
-        ("plain", 0, "integer from 1"),
+        ("plain", 0, "integer >= 1"),
         ("plain", (1, 2), "budget"),
         ("centred", 2, "whole batch"),
-        ("root", 2, "no sum of means"),
+        ("root", 2, "linear combination of means"),
     ],
 )
 def test_what_is_not_the_same_is_refused(kind: str, parts: Any, told: str) -> None:

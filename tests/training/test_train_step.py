@@ -205,7 +205,7 @@ def test_a_step_that_fails_leaves_the_graph_as_it_was() -> None:
         sublet.train_step(loss, [w], Failing())
     with pytest.raises(GradientError, match="random"):
         sublet.gradients(loss * nn.random_normal(g.constant(1), shape=()), [nn.random_normal(g.constant(1), shape=())])
-    with pytest.raises(SpecError, match="is no parameter"):
+    with pytest.raises(SpecError, match="is not a parameter"):
         sublet.train_step((loop["h"] * 2).sum(), [w, loop["h"]], sublet.SGD(0.1))
     after = g.model().graph
     assert after.nodes[: len(before.nodes)] == before.nodes
@@ -273,18 +273,18 @@ def _twice(g: sublet.Graph, x: Tensor) -> object:
     [
         (_through_outside, "through %mul, which is computed outside of this loop"),
         (_all_outside, "through %sum, which is computed outside of this loop"),
-        (_tuple, "a tuple of tensors: take one of them"),
+        (_tuple, "tuple is not a Tensor: pass one item"),
         (_independent, "depends on none of the parameters"),
         (_twice, "is updated twice"),
-        (lambda g, x: sublet.gradients(x.sum(), x), "is one tensor: give a list of them"),
-        (lambda g, x: sublet.gradients(x * 2, [x], x.sum()), "the seed .* must be like"),
-        (lambda g, x: sublet.train_step(x.sum(), [x], sublet.SGD), "is no optimiser: give one like"),
-        (lambda g, x: sublet.train_step(x.sum(), [x], sublet.SGD("0.1")), "'0.1' is no number"),
+        (lambda g, x: sublet.gradients(x.sum(), x), "is one tensor: pass a list of tensors"),
+        (lambda g, x: sublet.gradients(x * 2, [x], x.sum()), "the seed .* must have the shape and type of"),
+        (lambda g, x: sublet.train_step(x.sum(), [x], sublet.SGD), "is not an optimiser: pass one like"),
+        (lambda g, x: sublet.train_step(x.sum(), [x], sublet.SGD("0.1")), "'0.1' is not a number"),
         (_integer, "only floating-point"),
         (_of_integer, "only floating-point"),
         (_random, "random"),
         (_without_rule, r"nn\.sgd has no gradient"),
-        (_not_a_scalar, "must be one number"),
+        (_not_a_scalar, "expected one number"),
         (_no_parameters, "no parameters"),
     ],
 )

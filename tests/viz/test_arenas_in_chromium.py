@@ -96,7 +96,7 @@ def test_sums_of_a_span_are_told_of_each_of_two_plans(browser: Chromium, tmp_pat
         own = lines[lines.index(name) :]
         most = max(level for _, level in picture_of_plan(plan).curve)
         assert own[own.index("Live at most") + 1].startswith(human(most))
-        assert own[own.index("Made here") + 1].startswith(f"{len(plan.in_arenas)} tensors")
+        assert own[own.index("Defined here") + 1].startswith(f"{len(plan.in_arenas)} tensors")
 
 
 def test_a_value_of_two_plans_does_not_take_turns_with_itself(browser: Chromium, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_value_of_two_plans_does_not_take_turns_with_itself(browser: Chromium,
     both = Page(browser, compare_pictures(picture_of_plan(loop), picture_of_plan(loop), ("a", "b")), tmp_path).click(
         "s"
     )
-    turns = [line for line in alone if line.startswith("Its places take turns")]
-    assert turns == [line for line in both if line.startswith("Its places take turns")]
+    turns = [line for line in alone if line.startswith("Placements by iteration")]
+    assert turns == [line for line in both if line.startswith("Placements by iteration")]
     assert len(turns) == 1
 
 
@@ -136,7 +136,7 @@ def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) 
     ]
     assert facts["Points"] == "3"
     assert facts["Live at most"].startswith(human(max(live)))
-    assert facts["Made here"].startswith("4 tensors")  # z, a, late and twice
+    assert facts["Defined here"].startswith("4 tensors")  # z, a, late and twice
     assert {"Relu", "Pool", "Gemm", "Shape"} & set(lines) == {"Relu", "Pool", "Gemm"}
 
 
@@ -206,11 +206,11 @@ def test_advice_is_listed_beside_the_map(browser: Chromium, tmp_path: Path) -> N
     page = Page(browser, picture, tmp_path)
     first, second = page.text("#advice").split("the largest tensor in f16")
     assert "1 KiB" in first
-    assert "2 KiB less, 512 B more outside of it: --order less" in first
+    assert "2 KiB less, 512 B more outside the arena: --order less" in first
     assert "what if" in second
     rest = page.text("#panel")
-    assert "Tried in vain: --io bound." in rest
-    assert "Could not be planned: halves: no such axis" in rest
-    assert "Not all was tried: interrupted." in rest
+    assert "Tried without success: --io bound." in rest
+    assert "No plan: halves: no such axis" in rest
+    assert "Not everything was tried: interrupted." in rest
     wide = browser.evaluate("document.querySelector('#advice b').getBoundingClientRect().width")
     assert wide > 60, "names have room"

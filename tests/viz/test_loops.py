@@ -30,10 +30,10 @@ def test_a_band_for_each_copy_of_a_body() -> None:
     plan = delay_plan()
     found = loop_bands(plan)
     assert [band.label for band in found] == [
-        "turn: round 0",
-        "turn: round 1",
-        "turn: rounds 2, 4, 6, …",
-        "turn: rounds 3, 5, 7, …",
+        "turn: iteration 0",
+        "turn: iteration 1",
+        "turn: iterations 2, 4, 6, …",
+        "turn: iterations 3, 5, 7, …",
     ]
     assert [(band.kept, band.repeats) for band in found] == [
         (False, False),
@@ -51,7 +51,7 @@ def test_a_band_for_each_copy_of_a_body() -> None:
 def test_a_loop_that_is_not_unrolled_is_one_band() -> None:
     plan = plan_memory(parse(DELAY), Options(share=False))
     [band] = loop_bands(plan)
-    assert (band.label, band.kept, band.exit) == ("turn: every round", True, -1)
+    assert (band.label, band.kept, band.exit) == ("turn: every iteration", True, -1)
     assert plan.points[band.begin] == PlanPoint("round", "turn")
 
 
@@ -97,11 +97,11 @@ def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
 @pytest.mark.parametrize(
     ("first", "ring", "copy", "told"),
     [
-        (1, 2, 0, "round 0"),
-        (1, 2, 1, "rounds 1, 3, 5, …"),
-        (0, 3, 2, "rounds 2, 5, 8, …"),
-        (2, 1, 2, "round 2 and all later ones"),
-        (0, 1, 0, "every round"),
+        (1, 2, 0, "iteration 0"),
+        (1, 2, 1, "iterations 1, 3, 5, …"),
+        (0, 3, 2, "iterations 2, 5, 8, …"),
+        (2, 1, 2, "iteration 2 and all later ones"),
+        (0, 1, 0, "every iteration"),
     ],
 )
 def test_the_rounds_of_a_copy_in_words(first: int, ring: int, copy: int, told: str) -> None:
@@ -111,22 +111,18 @@ def test_the_rounds_of_a_copy_in_words(first: int, ring: int, copy: int, told: s
 
 def test_where_the_run_decides_copies_are_states() -> None:
     record = RolledLoop("x", (), 0, 3, (VersionTransition(0, (("y", 1),), 2),))
-    assert iterations_of_version(record, 2) == "state 3 of 3"
-    assert (
-        describe_versions(record) == "loop x: its values take turns; 3 states, and each round decides which comes next"
-    )
+    assert iterations_of_version(record, 2) == "version 3 of 3"
+    expected = "loop x: 3 body versions; the run selects the version of each next iteration"
+    assert describe_versions(record) == expected
 
 
 def test_turns_in_words() -> None:
-    assert describe_versions(RolledLoop("x", (), 1, 2)) == "loop x: its values take turns; 1 round, then a ring of 2"
     assert (
-        describe_versions(RolledLoop("x", (), 2, 1))
-        == "loop x: its values take turns; 2 rounds, then every round alike"
+        describe_versions(RolledLoop("x", (), 1, 2)) == "loop x: 1 prologue iteration, then a period of 2 body versions"
     )
-    assert (
-        describe_versions(RolledLoop("x", (("y", 1),), 0, 3))
-        == "loop x in copy 1 of y: its values take turns in a ring of 3"
-    )
+    assert describe_versions(RolledLoop("x", (), 2, 1)) == "loop x: 2 prologue iterations, then one body version"
+    nested = describe_versions(RolledLoop("x", (("y", 1),), 0, 3))
+    assert nested == "loop x in version 1 of y: a period of 3 body versions"
 
 
 def test_the_picture_tells_when_a_value_is_where_and_what_pointers_stand_for() -> None:
@@ -134,8 +130,8 @@ def test_the_picture_tells_when_a_value_is_where_and_what_pointers_stand_for() -
     found = zip(picture.placements, picture.rounds, strict=True)
     told = {place.region.offset: rounds for place, rounds in found if place.value == "s"}
     assert sorted(told.values()) == [
-        "round 0 of turn; rounds 2, 4, 6, … of turn",
-        "round 1 of turn; rounds 3, 5, 7, … of turn",
+        "iteration 0 of turn; iterations 2, 4, 6, … of turn",
+        "iteration 1 of turn; iterations 3, 5, 7, … of turn",
     ]
     assert {place.value: place.stands_for for place in picture.pointers} == {
         "f": ("x", "y", "s"),
@@ -154,9 +150,9 @@ def test_a_value_is_alive_while_a_pointer_stands_for_it() -> None:
 
 def test_the_summary_tells_turns_pointers_and_what_is_moved() -> None:
     told = printed(render_summary(delay_plan()))
-    assert "loop turn: its values take turns; 2 rounds, then a ring of 2" in told
-    assert "4 values are pointers and have no bytes" in told
-    assert "next turn: 4 KiB, s to all: a row is copied: below 262,144 bytes a copy costs less" in told
+    assert "loop turn: 2 prologue iterations, then a period of 2 body versions" in told
+    assert "4 loop-carried values renamed, not copied (0 bytes)" in told
+    assert "next turn: 4 KiB, s to all: a row is copied: it has fewer than 262,144 bytes, and a copy costs less" in told
     without = parse(DELAY.replace("; %s axis 0", ";").replace(", %all: f32[8,1024]", "").replace("%f, %all", "%f"))
     assert "0 bytes moved by loops and branches" in printed(render_summary(plan_memory(without)))
     assert "moved" not in printed(render_summary(small_plan()))

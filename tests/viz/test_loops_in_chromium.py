@@ -39,10 +39,13 @@ def pressed(page: Page, title: str) -> list[str]:
 
 def test_a_click_lists_the_ring_in_the_order_of_its_rounds(page: Page) -> None:
     lines = page.click("s")
-    start = lines.index("Its places take turns: 2 places")
+    start = lines.index("Placements by iteration: 2")
     told = [line for line in lines[start:] if " of turn" in line]
-    assert told == ["round 0 of turn; rounds 2, 4, 6, … of turn", "round 1 of turn; rounds 3, 5, 7, … of turn"]
-    assert "Here in" in page.hover("s")
+    assert told == [
+        "iteration 0 of turn; iterations 2, 4, 6, … of turn",
+        "iteration 1 of turn; iterations 3, 5, 7, … of turn",
+    ]
+    assert "Iterations" in page.hover("s")
     assert page.browser.complaints() == []
 
 
@@ -91,16 +94,16 @@ def test_what_is_folded_away_unfolds_when_it_is_found(page: Page) -> None:
 
 def test_pointers_are_listed_with_what_they_may_stand_for(page: Page) -> None:
     lines = page.text("#panel").splitlines()
-    start = lines.index("Pointers, without bytes of their own")
+    start = lines.index("Renamed loop-carried values, without bytes")
     assert [line for line in lines[start + 1 :] if line] == [
-        *("f", "stands for x or y or s"),
-        *("g", "stands for y or s"),
-        *("p", "stands for x or y or s"),
-        *("q", "stands for y or s"),
+        *("f", "bound to x or y or s"),
+        *("g", "bound to y or s"),
+        *("p", "bound to x or y or s"),
+        *("q", "bound to y or s"),
     ]
     lines = pressed(page, "g")
     assert lines[0] == "g"
-    assert [line for line in lines[lines.index("What it may stand for") :] if line in "xyz s"] == ["y", "s", "s"]
+    assert [line for line in lines[lines.index("May be bound to") :] if line in "xyz s"] == ["y", "s", "s"]
     assert pressed(page, "y")[0] == "y"
     assert page.browser.complaints() == []
 
@@ -108,7 +111,7 @@ def test_pointers_are_listed_with_what_they_may_stand_for(page: Page) -> None:
 def test_a_band_tells_its_rounds(page: Page) -> None:
     spot = page.browser.evaluate("sublet.band(0)")
     page.browser.mouse("Moved", spot["x"], spot["y"])
-    assert page.text("#tip") == "turn: round 0"
+    assert page.text("#tip") == "turn: iteration 0"
 
 
 def test_without_loops_there_is_nothing_to_fold(browser: Chromium, tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ def test_the_page_holds_every_name_and_number() -> None:
 
 def test_the_page_holds_bands_rounds_and_pointers() -> None:
     model, columns = unpacked(render_page(picture_of_plan(delay_plan())))
-    assert [band[0] for band in model["bands"]][:2] == ["turn: round 0", "turn: round 1"]
+    assert [band[0] for band in model["bands"]][:2] == ["turn: iteration 0", "turn: iteration 1"]
     assert [name for name, _, _ in model["pointers"]] == ["f", "g", "p", "q"]
     kind, position, count = model["placements"]["rounds"]
     told = [model["words"][at] for at in array({"u8": "B", "u16": "H"}[kind], columns[position:])[:count]]
     assert told.count("") == 4  # x, y, n and the stacked rows are always where they are
-    assert "round 1 of turn; rounds 3, 5, 7, … of turn" in told
+    assert "iteration 1 of turn; iterations 3, 5, 7, … of turn" in told
 
 
 def test_the_page_asks_for_nothing() -> None:

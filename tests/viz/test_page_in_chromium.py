@@ -81,7 +81,7 @@ def after(lines: list[str], heading: str) -> list[str]:
     start = next(i for i, line in enumerate(lines) if line.startswith(heading))
     names = []
     for line in lines[start + 1 :]:
-        if line.startswith(("Before it", "After it", "In between")):
+        if line.startswith(("Before, in these bytes", "After, in these bytes", "Between the live ranges")):
             break
         names.append(line)
     return [name for name in names if name]
@@ -114,7 +114,7 @@ def test_the_headline_claims_nothing_of_what_is_not_counted(browser: Chromium, t
     header = " ".join(page.text("header").split())
     assert "7 of 12 tensors planned; 5 outside, not counted: n0 i64[1,?], n1 i64[1,?], n2 i64[1,?] and 2 more" in header
     assert "Assumed: x is f32[1,4,16,16]" in header
-    assert "Lower bound 6 KiB of what is planned" in header
+    assert "Lower bound 6 KiB of the planned part" in header
     for word in ("Gap", "no packing is smaller", "0 %", "optimal"):
         assert word not in header
     browser.evaluate("document.querySelector('#outside').open = true")
@@ -132,7 +132,7 @@ def test_rectangles_are_where_the_plan_says(small: Page) -> None:
 def test_the_tip_tells_all_about_a_tensor(small: Page) -> None:
     tip = " ".join(small.hover("y").split())
     assert tip.startswith("y Tensor f32[1,1024] Bytes 3 KiB (3,072 B) Producer flatten")
-    assert "Alive from flatten to pool (2 points)" in tip
+    assert "Live from flatten to pool (2 points)" in tip
     assert "Address 0 to 3,072" in tip
     assert "How view of x" in tip
     assert "Shared with x (own bytes), z (in place)" in tip
@@ -154,19 +154,19 @@ def test_the_tip_over_free_bytes_tells_what_is_live_there(small: Page) -> None:
 def test_a_click_follows_the_chain_of_reuse(small: Page) -> None:
     lines = small.click("a")
     assert lines[0] == "a"
-    assert after(lines, "Before it")[::3] == ["image"]
-    assert after(lines, "After it")[::3] == ["late"]
-    assert after(lines, "After it")[1] == "1 KiB"  # of late's 2 KiB only 1 was a's
+    assert after(lines, "Before, in these bytes")[::3] == ["image"]
+    assert after(lines, "After, in these bytes")[::3] == ["late"]
+    assert after(lines, "After, in these bytes")[1] == "1 KiB"  # of late's 2 KiB only 1 was a's
 
 
 def test_a_click_shows_who_shares_the_bytes_on_purpose(small: Page) -> None:
     lines = small.click("z")
-    chain = after(lines, "The same bytes on purpose: 3 tensors")
+    chain = after(lines, "Sharing one buffer: 3 tensors")
     assert chain[::3] == ["x", "y", "z"]
     assert chain[2].startswith("own bytes, from conv1 to flatten")
     assert chain[5].startswith("view of x")
     assert chain[8].startswith("in place of y")
-    assert after(lines, "Before it") == ["Nobody: these bytes are fresh."]
+    assert after(lines, "Before, in these bytes") == ["None: first use of these bytes."]
 
 
 def test_a_click_dims_the_others_and_escape_clears(small: Page) -> None:
@@ -189,7 +189,7 @@ def test_the_panel_steps_on_by_its_buttons(small: Page) -> None:
 def test_before_anything_is_chosen_the_panel_tells_the_peak(small: Page) -> None:
     lines = small.text("#panel").splitlines()
     assert lines[0] == "At the peak"
-    names = lines[lines.index("Alive here, largest first") + 1 :]
+    names = lines[lines.index("Live here, largest first") + 1 :]
     assert names[::3] == ["x", "image", "twice"]
 
 
@@ -199,7 +199,7 @@ def test_a_click_on_the_curve_lists_what_is_alive_there(small: Page) -> None:
     small.browser.click(x - 30, bottom - 60)
     lines = small.text("#panel").splitlines()
     assert lines[0] == "At this point"
-    names = lines[lines.index("Alive here, largest first") + 1 :]
+    names = lines[lines.index("Live here, largest first") + 1 :]
     assert names[::3] == ["z", "late", "twice"]
 
 
@@ -408,7 +408,7 @@ def test_the_page_writes_bytes_as_python_does(browser: Chromium, tmp_path: Path)
         browser.key(".")
         told = " ".join(page.text("#panel").split())
         exact = f"{size} B" if size < 1024 else f"{human(size)} ({size:,} B)"
-        assert f"t{i}_ Bytes {exact} Alive" in told
+        assert f"t{i}_ Bytes {exact} Live" in told
 
 
 def test_tens_of_thousands_of_rectangles(

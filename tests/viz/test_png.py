@@ -34,8 +34,8 @@ def test_the_copies_of_a_loop_are_labelled(tmp_path: Path) -> None:
     path = tmp_path / "loop.svg"
     write_png(picture_of_plan(delay_plan()), path)
     text = path.read_text(encoding="utf-8")
-    assert "<!-- turn: round 1 -->" in text
-    assert "<!-- turn: rounds 2, 4, 6, … -->" in text
+    assert "<!-- turn: iteration 1 -->" in text
+    assert "<!-- turn: iterations 2, 4, 6, … -->" in text
     write_png(picture_of_plan(delay_plan()), tmp_path / "loop.png")
     assert (tmp_path / "loop.png").stat().st_size > 10_000
 
@@ -60,7 +60,7 @@ def test_an_svg_of_too_many_rectangles_is_refused_with_advice(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["plan.jpg", "plan"])
 def test_other_formats_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SubletError, match=r"is a \.png or a \.svg file"):
+    with pytest.raises(SubletError, match=r"is a \.png or \.svg file"):
         write_png(picture_of_plan(small_plan()), tmp_path / name)
 
 

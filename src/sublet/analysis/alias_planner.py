@@ -25,7 +25,7 @@ from sublet.plan import Storage, bound_storage_name
 from sublet.plan.schedule import Schedule
 from sublet.plan.storage_swap import graph_with_swapped_updates
 
-NOT_FOLLOWED_BY_CHECKER = "the checker could not follow what it points at"
+NOT_FOLLOWED_BY_CHECKER = "the checker could not track its renamed binding"
 
 
 class AliasPlanner:
@@ -58,12 +58,12 @@ class AliasPlanner:
         ranges: LiveRanges[Value],
         *,
         blocks: bool = True,
-        placed: Mapping[Value, int] | None = None,
+        fixed_offsets: Mapping[Value, int] | None = None,
     ) -> BufferAssignment:
         """Return the buffer assignment of a control flow graph with the live ranges `ranges`.
 
         With `blocks`, the packer places every buffer as a rectangle, needed whole while any member is live; a merge
-        must then not raise the peak of live bytes. Without `blocks`, every legal merge is made. `placed` fixes the
+        must then not raise the peak of live bytes. Without `blocks`, every legal merge is made. `fixed_offsets` are the
         offsets of some values, in bytes: a merge contradicting a fixed offset is not made.
         """
         buffers = share_buffers(
@@ -74,7 +74,7 @@ class AliasPlanner:
             homes=self._bound_storages,
             merging=self.options.share,
             blocks=blocks,
-            placed=placed,
+            fixed_offsets=fixed_offsets,
             smallest=self.options.min_view_bytes,
         )
         return BufferAssignment(timeline, ranges, buffers, tuple(find_copying_moves(timeline, buffers)))

@@ -48,22 +48,23 @@ def build_segmented_problem(
     buffers: Sequence[SharedBuffer],
     ranges: LiveRanges[Value] | None,
     alignment: int,
-    placed: Mapping[Value, int] | None = None,
+    fixed_offsets: Mapping[Value, int] | None = None,
 ) -> SegmentedProblem:
     """Return the problem of placing `buffers` by the bytes needed at each point.
 
     `problem` is the problem of placing the same buffers as rectangles. Without live `ranges` every buffer is a single
-    segment. Buffers with values in `placed` are pinned to the fixed offset, in bytes.
+    segment. Buffers with values in `fixed_offsets` are pinned to the fixed offset, in bytes.
     """
     if ranges is None:
         return SegmentedProblem(problem, tuple(range(len(buffers))), (0,) * len(buffers))
+    fixed = fixed_offsets or {}
     items: list[Buffer] = []
     ties: list[Companion] = []
     owners: list[int] = []
     begins: list[int] = []
     for i, (block, buffer) in enumerate(zip(problem.buffers, buffers, strict=True)):
         first = len(items)
-        pins = [placed[m.value] - m.offset for m in buffer.members if m.value in placed] if placed else []
+        pins = [fixed[m.value] - m.offset for m in buffer.members if m.value in fixed]
         for strip in _segments_of(buffer, ranges, alignment):
             if len(items) > first:
                 ties.append(Companion(first, len(items), strip.begin - begins[first]))
@@ -71,7 +72,7 @@ def build_segmented_problem(
             items.append(replace(item, pinned=pins[0] + strip.begin) if pins else item)
             owners.append(i)
             begins.append(strip.begin)
-    tied = Problem(tuple(items), companions=tuple(ties), name=problem.name) if ties or placed else problem
+    tied = Problem(tuple(items), companions=tuple(ties), name=problem.name) if ties or fixed_offsets else problem
     return SegmentedProblem(tied, tuple(owners), tuple(begins))
 
 

@@ -60,19 +60,19 @@ def compute_provenance(flow: ControlFlowGraph) -> dict[Value, Provenance]:
 
 
 def _copied_outputs(
-    node: Node, facts: SharingFacts, found: dict[Value, Provenance]
+    node: Node, facts: SharingFacts, provenance: dict[Value, Provenance]
 ) -> Iterator[tuple[Value, Provenance]]:
     """Yield (output, provenance) for every view and concatenation computed by a node."""
     for share in facts.views:
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
-            yield view, _slice_provenance(found.get(base, _computed_provenance(base)), share.offset, view.nbytes)
+            yield view, _slice_provenance(provenance.get(base, _computed_provenance(base)), share.offset, view.nbytes)
     wholes: dict[Value, list[OriginSegment]] = {}
     for share in facts.parts:
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
             wholes.setdefault(whole, []).extend(
-                _shift_provenance(found.get(part, _computed_provenance(part)), share.offset)
+                _shift_provenance(provenance.get(part, _computed_provenance(part)), share.offset)
             )
     for whole, parts in wholes.items():
         yield whole, _fill_gaps(whole, sorted(parts, key=lambda segment: segment.offset))

@@ -23,13 +23,13 @@ from sublet.ir.dataflow import assignments, slices_and_rows
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan.schedule import Schedule
 
-PROGRAM_TOO_LONG = "the program is too long to be laid out with pointers"
-
 MAX_ATTEMPTS = 8
 """Attempts to rename more values in a program. Moves still copying after the last attempt stay copies."""
 
 MAX_POINTS_TO_RENAME = 4_000
 """Points of a program. A longer program is planned without renaming, so that planning takes seconds."""
+
+PROGRAM_TOO_LONG = f"the program has more than {MAX_POINTS_TO_RENAME:,} points, the limit for renaming"
 
 MAX_POINTS_BUILT = 9_000
 """Points built in all attempts. Beyond the limit no attempt starts, and values too dear are dropped all at once."""
@@ -177,7 +177,7 @@ class _AssignedValues:
         return found
 
     def drop_refused(
-        self, found: RenamingRefused, pointers: frozenset[Value], refused: dict[Value, str], *, halving: bool
+        self, refusal: RenamingRefused, pointers: frozenset[Value], refused: dict[Value, str], *, halving: bool
     ) -> frozenset[Value]:
         """Return `pointers` without the refused values, and with the parameters that must be renamed too.
 
@@ -185,13 +185,13 @@ class _AssignedValues:
         refused for their cost is dropped.
         """
         wanted = set(pointers)
-        for reason in found.reasons:
+        for reason in refusal.reasons:
             if isinstance(reason, MustRenameToo):
                 also = self._parameters_flowing_into(reason.parameter, pointers)
                 if also <= self.select_with_finals(also, refused):
                     wanted |= also
                     continue
-                why = f"%{reason.parameter.name}, which it would stand for, cannot be pointed at"
+                why = f"%{reason.parameter.name}, which it would be bound to, cannot be renamed"
                 gone: Iterable[Value] = pointers & self._same_loop[reason.parameter]
             else:
                 why = reason.why

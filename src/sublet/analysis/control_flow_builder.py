@@ -258,7 +258,7 @@ class _ControlFlowBuilder:
             sources = [tuple(dict.fromkeys(map(self.versions.root_of, several))) for several in sources]
         targets = tuple(dict.fromkeys(source for several in sources for source in several))
         if len(targets) > MAX_BINDINGS:
-            what = f"it may come to stand for more than {MAX_BINDINGS} values"
+            what = f"it may be bound to more than {MAX_BINDINGS} values"
             self.refusals.append(NotRenamable([pointer], what))
             self.versions.define_version(pointer)
             return

@@ -37,8 +37,8 @@ def build_packing_problem(
         return Problem(items, name=name)
     if len(items) > MAX_BUFFERS:
         raise ProblemError(
-            f"graph {name}: {len(items)} buffers are more than the {MAX_BUFFERS} that can be planned in several "
-            "streams; plan it with one (--streams 1)"
+            f"graph {name}: {len(items)} buffers exceed the limit of {MAX_BUFFERS} buffers in several "
+            "streams. Plan the graph in one stream (--streams 1)."
         )
     precedence = _precedence_of(buffers, items, flow)
     return Problem(items, precedence, name=name)

@@ -30,9 +30,9 @@ MAX_BODY_VERSIONS = 64
 MAX_TRANSITIONS = 16
 """Transitions out of a body version. A loop with more is not unrolled either."""
 
-TOO_MANY_VERSIONS = f"pointing would take more than {MAX_BODY_VERSIONS} copies of the body"
-TOO_MANY_TRANSITIONS = f"a round can end in more than {MAX_TRANSITIONS} ways"
-PLAN_TOO_LONG = "pointing would make the plan too long"
+TOO_MANY_VERSIONS = f"renaming needs more than {MAX_BODY_VERSIONS} body versions"
+TOO_MANY_TRANSITIONS = f"a body version has more than {MAX_TRANSITIONS} transitions"
+PLAN_TOO_LONG = "renaming would make the plan too long"
 
 ExitEdges = tuple[str, Context, frozenset[int]]
 """The origin of an alias: a loop or branch, the context of body versions around, and the exit edges."""

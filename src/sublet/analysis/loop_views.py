@@ -67,9 +67,9 @@ def why_not_view(part: Value, whole: Value, axis: int, alignment: int, smallest:
         return f"%{part.name} has no place in the plan"
     extent = whole.spec.shape[axis]
     if any(other != 1 for other in whole.spec.shape[:axis]) or whole.nbytes != extent * part.nbytes:
-        return f"along axis {axis} its bytes are not one run"
+        return f"its bytes along axis {axis} are not contiguous"
     if part.nbytes % alignment:
-        return f"its bytes are no multiple of the alignment of {alignment}"
+        return f"its size of {part.nbytes:,} bytes is no multiple of the alignment, {alignment}"
     if part.nbytes < smallest:
-        return f"below {smallest:,} bytes a copy costs less"
+        return f"it has fewer than {smallest:,} bytes, and a copy costs less"
     return ""

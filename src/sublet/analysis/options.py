@@ -72,7 +72,7 @@ class Options:
         if not 1 <= self.alignment <= MAX_ALIGNMENT:
             raise ProblemError(f"alignment {self.alignment} must be between 1 and 2^32")
         if self.streams < 1:
-            raise ProblemError(f"there must be at least one stream, not {self.streams}")
+            raise ProblemError(f"streams {self.streams} must be at least 1")
 
     @property
     def min_view_bytes(self) -> int:

@@ -18,19 +18,19 @@ MAX_LISTED_MOVES = 20
 """Moves listed in an error message."""
 
 
-def find_residual_copies(graph: Graph, layout: BufferAssignment, layouts: AliasPlanner) -> tuple[CopiedMove, ...]:
+def find_residual_copies(graph: Graph, assignment: BufferAssignment, aliases: AliasPlanner) -> tuple[CopiedMove, ...]:
     """Return the moves copying bytes in any body version; every move of the program appears once.
 
     The destination of an update into swapped memory is the value owning the memory after the swap.
     """
-    value_after_swap = {other: name for name, other in next_storages(layouts.swap_cycles).items()}
-    bound = layouts.storages
+    value_after_swap = {other: name for name, other in next_storages(aliases.swap_cycles).items()}
+    bound = aliases.storages
     parameters = {p: f for node in _loops_of(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
     residual: dict[tuple[Edge, Value, Value], CopiedMove] = {}
     moves = [
-        *_residual_carries(layout, tied, layouts.options),
-        *_residual_slices(graph, layout, layouts.options),
+        *_residual_carries(assignment, tied, aliases.options),
+        *_residual_slices(graph, assignment, aliases.options),
     ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
@@ -74,52 +74,52 @@ def possible_bindings(graph: Graph, pointers: Collection[Value]) -> dict[Value, 
 ResidualCopies = Iterator[tuple[Edge, Value, Value, int, str]]
 
 
-def _residual_carries(layout: BufferAssignment, bound: Collection[Value], options: Options) -> ResidualCopies:
+def _residual_carries(assignment: BufferAssignment, bound: Collection[Value], options: Options) -> ResidualCopies:
     """Yield the loop-carried values and branch results that are copied.
 
     Each item is (edge, source, destination, bytes, reason).
     """
-    instances = layout.flow.unrolling.versions
-    for point, source, to in layout.residual_copies:
+    instances = assignment.flow.unrolling.versions
+    for point, source, to in assignment.residual_copies:
         # a value bound to any of several versions is no version itself
         start, end = (instances[value].base if value in instances else value for value in (source, to))
         if not options.share:
-            why = "sharing is switched off"
+            why = "sharing is off (share=False)"
         elif point.kind == UPDATE:
-            why = _why_update_copies(layout, source, to)
+            why = _why_update_copies(assignment, source, to)
         elif end in bound:
-            why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
+            why = f"%{end.name}, or the final value of %{end.name}, lies in the caller's memory"
         else:
-            why = layout.renaming_obstacles.get(end) or "what it would stand for changes while it is needed"
+            why = assignment.renaming_obstacles.get(end) or "its source is overwritten while it is live"
         yield point.plan_point.edge, start, end, to.nbytes, why
 
 
-def _why_update_copies(layout: BufferAssignment, source: Value, target: Value) -> str:
+def _why_update_copies(assignment: BufferAssignment, source: Value, target: Value) -> str:
     """Return the reason why the source of an update was not written straight into the target."""
     first, homes = (
-        layout.flow.points[0],
-        {m.value: buffer.bound_storage for buffer in layout.buffers for m in buffer.members},
+        assignment.flow.points[0],
+        {m.value: buffer.bound_storage for buffer in assignment.buffers for m in buffer.members},
     )
     if source in first.defs:
-        return f"%{source.name} has a place of its own before the run"
+        return f"%{source.name} has its own bytes before the run"
     if source not in homes:
-        return f"%{source.name} may be one of several values, which lie elsewhere"
+        return f"%{source.name} may be bound to one of several values with other bytes"
     if homes[source] and homes[target] and homes[source] != homes[target]:
         return f"%{source.name} and %{target.name} are bound to different memory"
-    return f"%{target.name} is still needed when %{source.name} is made, or %{source.name} lies in other bytes"
+    return f"%{target.name} is live when %{source.name} is computed, or %{source.name} shares other bytes"
 
 
-def _residual_slices(graph: Graph, layout: BufferAssignment, options: Options) -> ResidualCopies:
+def _residual_slices(graph: Graph, assignment: BufferAssignment, options: Options) -> ResidualCopies:
     """Yield the slices of sequences and rows of stacked outputs copied in some body version.
 
     Each item is (edge, source, destination, bytes, reason).
     """
     in_place: dict[tuple[str, str, Value, Value], bool] = {}
-    instances = layout.flow.unrolling.versions
-    for window in layout.flow.unrolling.loop_views:
+    instances = assignment.flow.unrolling.versions
+    for window in assignment.flow.unrolling.loop_views:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
-        in_place[key] = in_place.get(key, True) and (window.value, window.whole) in layout.placed_loop_views
+        in_place[key] = in_place.get(key, True) and (window.value, window.whole) in assignment.placed_loop_views
     for node in _loops_of(graph):
         for kind, part, whole, axis, _ in slices_and_rows(node):
             key = (node.name, kind, part, whole)
@@ -127,7 +127,7 @@ def _residual_slices(graph: Graph, layout: BufferAssignment, options: Options) -
                 continue
             why = why_not_view(part, whole, axis, options.alignment, options.min_view_bytes)
             if not options.share:
-                why = "sharing is switched off"
+                why = "sharing is off (share=False)"
             elif not why:
                 why = _why_not_in_place(kind, part, whole, pointing=key not in in_place)
             edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")
@@ -138,10 +138,10 @@ def _residual_slices(graph: Graph, layout: BufferAssignment, options: Options) -
 def _why_not_in_place(kind: str, part: Value, whole: Value, *, pointing: bool) -> str:
     """Return the reason why a slice or row is copied although a view is possible; `pointing`: a renamed value."""
     if pointing:
-        return f"%{part.name} or %{whole.name} stands for other values"
+        return f"%{part.name} or %{whole.name} is renamed"
     if kind == "slice":
-        return f"%{part.name} is handed on by a loop or branch"
-    return f"%{part.name} is handed on, or not computed in the round, or lies elsewhere already"
+        return f"a loop or branch passes %{part.name} on"
+    return f"%{part.name} is passed on, or not computed in the iteration, or shares other bytes"
 
 
 def _loops_of(graph: Graph) -> Iterable[While]:

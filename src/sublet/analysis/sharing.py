@@ -65,7 +65,7 @@ def share_buffers(
     homes: Mapping[Value, tuple[str, bool]] | None = None,
     merging: bool = True,
     blocks: bool = True,
-    placed: Mapping[Value, int] | None = None,
+    fixed_offsets: Mapping[Value, int] | None = None,
     smallest: int = MIN_VIEW_BYTES,
 ) -> tuple[SharedBuffer, ...]:
     """Coalesce the values of a program into buffers and return the buffers, in order of definition.
@@ -73,11 +73,11 @@ def share_buffers(
     `homes` maps values bound outside the arena to the name of the storage, and to True if the network may write there.
     Without `merging`, only renamed values are merged, with the values bound to them. With `blocks`, a merge must not
     raise the peak of live bytes; without, every legal merge is made, but for merges contradicting the fixed offsets in
-    `placed` (bytes). Slices and rows below `smallest` bytes are not placed as views. Offsets of views and operands must
-    be multiples of `alignment` bytes. Values of zero bytes and unplannable values get no buffer.
+    `fixed_offsets` (bytes). Slices and rows below `smallest` bytes are not placed as views. Offsets of views and
+    operands must be multiples of `alignment` bytes. Values of zero bytes and unplannable values get no buffer.
     """
     merger = _initial_coalescer(graph, flow, ranges, alignment, homes or {})
-    merger.rectangular, merger.fixed_offsets = blocks, placed or {}
+    merger.rectangular, merger.fixed_offsets = blocks, fixed_offsets or {}
     for alias, source in flow.unrolling.aliases:
         merger.coalesce_alias(alias, source)
     if not merging:

@@ -48,10 +48,10 @@ def _content_sources(graph: Graph, bound: Collection[Value]) -> Mapping[Value, V
     return sources
 
 
-def _view_origin(value: Value, updated: Collection[Value], made: Mapping[Value, Node]) -> Value:
+def _view_origin(value: Value, updated: Collection[Value], producers: Mapping[Value, Node]) -> Value:
     """Return the base of `value` through views of the full size: an updated or a computed value."""
-    while value not in updated and value in made:
-        node = made[value]
+    while value not in updated and value in producers:
+        node = producers[value]
         shares = () if node.subgraphs else lookup(node.op).views(node)
         bases = (node.inputs[share.input] for share in shares if node.outputs[share.output] == value)
         base = next((base for base in bases if base is not None and base.nbytes == value.nbytes), None)

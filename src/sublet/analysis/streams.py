@@ -23,7 +23,7 @@ def assign_streams(graph: Graph, streams: int, check: int = 0) -> Schedule:
     count = _count_nodes(graph)
     if streams > 1 and count > MAX_NODES:
         raise ProblemError(
-            f"graph {graph.name}: {count} nodes are more than the {MAX_NODES} that can be planned in several "
+            f"graph {graph.name}: {count} nodes exceed the limit of {MAX_NODES} nodes in several "
             "streams; plan it with one (--streams 1)"
         )
     return _assign_level(graph, streams, check)

@@ -69,7 +69,7 @@ def advise_on(
     Raises ProblemError for options with several memory regions.
     """
     if options.regions:
-        raise ProblemError("advice is about one arena: leave the memory regions out")
+        raise ProblemError("advice needs a single arena: leave out the memory regions")
     file = is_onnx(Path(model)) if isinstance(model, str | Path) else hasattr(model, "opset_import")
     levels = tuple(LEVELS) if file and is_installed(ALL) and not source.recipe.assumed else ()
     reread = partial(_reread, model, source) if levels else None

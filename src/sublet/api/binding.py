@@ -198,19 +198,21 @@ def model_to_run(
     )
 
 
-def _require_plan_fits(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
+def _require_plan_fits(plan: MemoryPlan, graph: Graph, scratch: Sequence[tuple[str, int]], source: Model) -> None:
     """Raise PlanError for a plan of another graph or other kernels, PlanViolation for a wrong plan."""
-    if plan.recipe.scratch != asked:
-        had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
+    if plan.recipe.scratch != scratch:
+        planned_bytes, needed_bytes = (
+            max((nbytes for _, nbytes in sizes), default=0) for sizes in (plan.recipe.scratch, scratch)
+        )
         raise PlanError(
-            f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some "
-            f"for {len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends "
-            "(sublet run --save-plan)"
+            f"the kernels of {len(scratch)} nodes need scratch memory (largest: {needed_bytes:,} bytes); "
+            f"the plan reserves scratch for {len(plan.recipe.scratch)} nodes (largest: {planned_bytes:,} bytes). "
+            "Plan with these backends (sublet run --save-plan)"
         )
     if set(source.recipe.declared) - set(plan.recipe.declared):
-        raise PlanError("the plan leaves out types that only the model's file declares: plan it again")
+        raise PlanError("the plan lacks types that the model's file declares. Plan the model again")
     if fingerprint(graph, plan.schedule) != plan.fingerprint:
-        raise PlanError(f"the plan of {plan.graph!r} was not made for this graph: plan the model again")
+        raise PlanError(f"the plan of {plan.graph!r} was made for another graph. Plan the model again")
     require_valid(graph, plan.schedule, plan)
 
 
@@ -222,12 +224,12 @@ def _reuse_first_choice(
     The first call also chooses again if a weight has moved, because chosen kernels may have preprocessed the weight.
     Weights may have been changed in place before a later call. Kernels never see the content of `changing` weights.
     """
-    left = [chosen]
+    unused = [chosen]
 
     def kernels(constants: Mapping[Value, Array]) -> Kernels:
-        there = all(_address_of(constants[value]) == _address_of(given) for value, given in arrays.items())
-        shown = {value: content for value, content in constants.items() if value not in changing}
-        return left.pop() if left and there else choose(shown)
+        unmoved = all(_address_of(constants[value]) == _address_of(given) for value, given in arrays.items())
+        visible = {value: content for value, content in constants.items() if value not in changing}
+        return unused.pop() if unused and unmoved else choose(visible)
 
     return kernels
 
@@ -257,7 +259,7 @@ def _weight_contents(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]
         else:
             missing.append(value.name)
     if missing:
-        raise RunError(f"{len(missing)} weight(s) have no content: give {known_names(missing)} in `weights`")
+        raise RunError(f"{len(missing)} weight(s) have no content: pass {known_names(missing)} in `weights`")
     return contents
 
 
@@ -277,8 +279,8 @@ def _require_known(given: Collection[str], known: set[str]) -> None:
         return
     left = sorted(known.difference(given))
     like = get_close_matches(unknown[0], left, 3)
-    hint = f"did you mean {known_names(like)}?" if like else f"not given are {known_names(left)}"
-    more = f", and {len(unknown) - 1} more that there are not" if len(unknown) > 1 else ""
+    hint = f"did you mean {known_names(like)}?" if like else f"weights without content: {known_names(left)}"
+    more = f" (and {len(unknown) - 1} more unknown names)" if len(unknown) > 1 else ""
     raise RunError(f"weights: there is no weight {printable(unknown[0])!r}{more}: {hint}")
 
 

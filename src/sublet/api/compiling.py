@@ -96,7 +96,9 @@ def compile(
     ready = model_with_kernels(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
     if plan is not None:
         if budget is not None and plan.arena_bytes > parse_budget(budget):
-            raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")
+            raise CapacityError(
+                f"the plan needs {plan.arena_bytes:,} bytes, more than budget={budget!r}: leave out `plan` or `budget`"
+            )
         return ready.to_executable(ready.validated_plan(plan), arena)
     if budget is None:
         return ready.to_executable(plan_memory(ready.model, options, progress=progress), arena)

@@ -31,5 +31,5 @@ def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) 
             exporter = point.load()
     if exporter is None:
         foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
-        raise PlanError(f"there is no form {form!r} to export to; known: {', '.join(sorted({*EXPORTERS, *foreign}))}")
+        raise PlanError(f"unknown export form {form!r}; known: {', '.join(sorted({*EXPORTERS, *foreign}))}")
     return exporter(plan, told or ExportContext())

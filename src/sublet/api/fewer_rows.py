@@ -84,8 +84,12 @@ def _plan_for_fewer_rows(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
     placements = tuple(
         _shorten_placement(place, values[place.value]) for place in plan.placements if place.value in values
     )
-    if len({place.value for place in placements}) < sum(value.plannable for value in values.values()):
-        raise PlanError("kernels ask for scratch memory that they did not ask for with all rows: compile for so many")
+    placed = {place.value for place in placements}
+    unplaced = next((value for value in values.values() if value.plannable and value.name not in placed), None)
+    if unplaced is not None:
+        raise PlanError(
+            f"%{unplaced.name} needs {unplaced.nbytes:,} bytes; the plan reserves none. Compile for these rows"
+        )
     arenas = {storage.name for storage in plan.arenas}
     bound = {bound_storage_name(name): value.nbytes for name, value in values.items()}
     storages = tuple(_shorten_storage(each, placements, bound) for each in plan.storages)
@@ -105,7 +109,10 @@ def _plan_for_fewer_rows(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
 def _shorten_placement(place: Placement, value: Value) -> Placement:
     """Return the placement of a shortened value. Raises PlanError for a value with more bytes than in the plan."""
     if value.nbytes > place.region.nbytes:
-        raise PlanError(f"%{value.name} needs {value.nbytes:,} bytes, more than with all rows: compile for so many")
+        raise PlanError(
+            f"%{value.name} needs {value.nbytes:,} bytes; the plan reserves {place.region.nbytes:,}. "
+            "Compile for these rows"
+        )
     return replace(place, spec=str(value.spec), region=replace(place.region, nbytes=value.nbytes))
 
 

@@ -74,7 +74,7 @@ def fit(
     Raises RunError for several epochs over an iterator, as an iterator can be consumed only once.
     """
     if epochs > 1 and isinstance(batches, Iterator):
-        raise RunError("batches can be gone through only once: give a list, or a function of the epoch")
+        raise RunError("batches can be iterated only once: pass a list, or a function of the epoch")
     history = History()
     with record_first_interrupt() as interrupts, _progress_display(progress) as display:
         for epoch in range(epochs):
@@ -131,7 +131,7 @@ def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batc
         if value in net.graph.updated_values:
             continue
         if not isinstance(value.spec, TensorSpec) or bound_storage_name(value.name) not in storages:
-            raise RunError(f"the input {name!r} has no memory that could be bound: plan with io='bound'")
+            raise RunError(f"the input {name!r} has no bound memory: plan with io='bound'")
         for slot in slots:
             slot[name] = array_over(aligned_bytes(value.nbytes, INPUT_ALIGNMENT), value.spec)
     return _fill_batches(net, slots, fill, batches)

@@ -78,17 +78,17 @@ class SubletRep(BackendRep):
     def feeds(self, inputs: Any) -> dict[str, Any]:
         """Return the inputs by name. Raises RunError for a missing or unknown input."""
         if isinstance(inputs, Mapping):
-            wrong = [f"the model has no input {name!r}" for name in inputs if name not in self.inputs]
-            wrong += [f"the input {name!r} is missing" for name in self.required if name not in inputs]
-            if wrong:
-                raise RunError(f"{wrong[0]}; the model's inputs are {', '.join(self.inputs) or 'none'}")
+            mistakes = [f"the model has no input {name!r}" for name in inputs if name not in self.inputs]
+            mistakes += [f"the input {name!r} is missing" for name in self.required if name not in inputs]
+            if mistakes:
+                raise RunError(f"{mistakes[0]}; the model's inputs are {', '.join(self.inputs) or 'none'}")
             return dict(inputs)
-        given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+        contents = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
         for names in (self.required, self.inputs):
-            if len(names) == len(given):
-                return dict(zip(names, given, strict=True))
-        wanted = ", ".join(self.required) or "none"
-        raise RunError(f"{len(given)} inputs were given; the model takes {len(self.required)}: {wanted}")
+            if len(names) == len(contents):
+                return dict(zip(names, contents, strict=True))
+        expected = ", ".join(self.required) or "none"
+        raise RunError(f"{len(contents)} inputs were passed; the model takes {len(self.required)}: {expected}")
 
     def executable(self, feeds: Mapping[str, Any]) -> Executable:
         """Return the executable for the shapes of the inputs; compile it if none exists yet.
@@ -115,7 +115,7 @@ def _shape_of(name: str, content: Any) -> tuple[int, ...]:
     try:
         return np.shape(content)
     except ValueError as error:
-        raise RunError(f"input {name!r} is no array: {error}") from None
+        raise RunError(f"input {name!r} is not an array: {error}") from None
 
 
 def _has_fixed_shape(value: onnx.ValueInfoProto) -> bool:
@@ -174,7 +174,7 @@ class SubletBackend(Backend):
         given = [inputs] if isinstance(inputs, np.ndarray) else inputs
         feeds = dict(given) if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
         if len(given) != len(names) or any(name not in feeds for name in names):
-            raise RunError(f"{len(given)} inputs were given; {node.op_type} takes {', '.join(names) or 'none'}")
+            raise RunError(f"{len(given)} inputs were passed; {node.op_type} takes {', '.join(names) or 'none'}")
         return cls.prepare(_model_of_node(node, feeds, version), device, **kwargs).run(feeds)
 
     @classmethod
@@ -214,7 +214,7 @@ def _type_of(name: str, content: Any) -> onnx.TypeProto:
     try:
         kind = STRING if content is not None and dtype.kind in "OUS" else helper.np_dtype_to_tensor_dtype(dtype)
     except (KeyError, ValueError, TypeError):
-        raise RunError(f"input {name!r}: {type(content).__name__} is no tensor of a type ONNX has") from None
+        raise RunError(f"input {name!r}: {type(content).__name__} is not a tensor of an ONNX type") from None
     proto = helper.make_tensor_type_proto(kind, None)
     return proto
 

@@ -81,7 +81,7 @@ def _serialize(program: Any) -> bytes:
     desc: Any = getattr(program, "desc", None)
     if not hasattr(desc, "serialize_to_string") or not hasattr(program, "parse_from_string"):
         raise ModelError(
-            f"{type(program).__name__} is no program that Paddle serialises: give bytes or a paddle.static.Program "
+            f"{type(program).__name__} is not a serialisable Paddle program: pass bytes or a paddle.static.Program "
             "(in Paddle 3 build it with FLAGS_enable_pir_api=0)"
         )
     return bytes(desc.serialize_to_string())
@@ -97,6 +97,6 @@ def _describe_report(report: TranspileReport) -> str:
     judged = report.is_proven and (report.arena is None or report.arena.is_proven)
     proven = "proven to compute the same" if judged else "NOT proven to compute the same"
     if report.before is None or report.after is None:
-        return f"{report.policy}: {proven}; bytes are not known: {report.unknown_bytes}"
+        return f"{report.policy}: {proven}; bytes unknown: {report.unknown_bytes}"
     was, now = report.before.collected.peak, report.after.collected.peak
     return f"{report.policy}: {was:,} -> {now:,} bytes at the peak, predicted; {proven}"

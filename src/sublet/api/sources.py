@@ -68,8 +68,8 @@ def resolve_optimize(optimize: str, first: str, plan: MemoryPlan | None = None) 
         raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
     if plan is not None and optimize not in (AUTO, plan.recipe.optimize):
         raise PlanError(
-            f"optimize={optimize!r} does not go with this plan: it is for the graph {plan.recipe.description}. "
-            "Drop it, or plan again"
+            f"optimize={optimize!r} contradicts the plan, which is for the graph {plan.recipe.description}. "
+            "Drop optimize, or plan again"
         )
     if plan is not None:
         return plan.recipe.optimize
@@ -89,8 +89,8 @@ def resolve_changed(model: Any, simplify: bool | None, plan: MemoryPlan | None =
     planned = parse_changed(plan.recipe.changed)[0]
     if simplify is not None and simplify != (planned == SIMPLIFIED):
         raise PlanError(
-            f"simplify={simplify} does not go with this plan: it is for the graph {plan.recipe.description}. "
-            "Drop it, or plan again"
+            f"simplify={simplify} contradicts the plan, which is for the graph {plan.recipe.description}. "
+            "Drop simplify, or plan again"
         )
     return plan.recipe.changed
 
@@ -122,7 +122,7 @@ def read_source(
     source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}), max_trips)
     first, patches = parse_changed(changed)
     if first not in PASSES:
-        raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
+        raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, unknown to this version of Sublet")
     made_by_caller = isinstance(model, Model | WrittenGraph | Graph)
     if not made_by_caller or (first == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[first](source)
@@ -142,7 +142,7 @@ def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
     Raises PlanError if the reproduced graph, its dimensions, trip counts, declared types or order differ from the plan.
     """
     recipe = plan.recipe
-    made = read_source(
+    model = read_source(
         path,
         dict(plan.dims),
         max_trips=dict(plan.max_trips),
@@ -152,37 +152,32 @@ def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
         split=recipe.split,
         again=recipe.again,
     )
-    made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))
-    if fingerprint(made.graph, plan.schedule) != plan.fingerprint:
-        raise PlanError(f"this is not a plan of {path}: {why_graph_differs(made.recipe, recipe)}Plan the model again.")
-    if made.recipe.optimize != recipe.optimize or (recipe.optimize == AS_IS and recipe.by):
-        raise PlanError(
-            f"the plan says that it is for the graph {recipe.description}; it is for that {made.recipe.description}."
-        )
-    if made.recipe.declared != recipe.declared:
-        raise PlanError(
-            f"the plan holds on other declared types than those that {path} alone tells. Plan the model again."
-        )
-    if (dict(made.dims), dict(made.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
-        raise PlanError(f"the plan was made for other dimensions or rounds than {path} has. Plan the model again.")
-    own = serial_schedule(with_late_invariants(made.graph))
-    if recipe.order == GIVEN and is_serial(plan.schedule) and plan.schedule != own:
-        raise PlanError(f"this plan of {path} says that it is in the model's own order, and is in another one")
-    return made
+    model = replace(model, graph=with_scratch(model.graph, dict(recipe.scratch)))
+    if fingerprint(model.graph, plan.schedule) != plan.fingerprint:
+        raise PlanError(f"this is not a plan of {path}: {why_graph_differs(model.recipe, recipe)}Plan the model again.")
+    if model.recipe.optimize != recipe.optimize or (recipe.optimize == AS_IS and recipe.by):
+        raise PlanError(f"the plan claims the graph {recipe.description}, but was made for {model.recipe.description}.")
+    if model.recipe.declared != recipe.declared:
+        raise PlanError(f"the plan assumes other types than {path} declares. Plan the model again.")
+    if (dict(model.dims), dict(model.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
+        raise PlanError(f"the plan was made for other dimensions or trip counts than {path} has. Plan the model again.")
+    own_schedule = serial_schedule(with_late_invariants(model.graph))
+    if recipe.order == GIVEN and is_serial(plan.schedule) and plan.schedule != own_schedule:
+        raise PlanError(f"the plan of {path} claims the model's own order, but has another order")
+    return model
 
 
-def why_graph_differs(made: Recipe, planned: Recipe) -> str:
+def why_graph_differs(reproduced: Recipe, planned: Recipe) -> str:
     """Return the likely reason for a graph different from the planned one, as a sentence with a trailing space."""
     if planned.optimize == AS_IS:
-        return "the graph, or its order, is another one. "
-    if made.optimize == AS_IS:
-        return "ONNX Runtime's optimiser rewrote the model then, and refuses it here. "
-    if made.by != planned.by:
+        return "the graph or its order differs. "
+    if reproduced.optimize == AS_IS:
+        return "ONNX Runtime's optimiser rewrote the model for the plan, but refuses the model here. "
+    if reproduced.by != planned.by:
         return (
-            f"the plan is for the graph that {planned.by} made of it; "
-            f"here {rewriting_environment()} makes another one. "
+            f"the plan is for a graph rewritten by {planned.by}; here {rewriting_environment()} makes another graph. "
         )
-    return f"the graph {planned.description} is another one. "
+    return f"the graph {planned.description} differs. "
 
 
 def first_backend_name(backends: Sequence[Any]) -> str:
@@ -194,7 +189,9 @@ def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, as
     """Read a path, ModelProto or graph as a `Model`; return a `Model` unchanged. Raises RunError otherwise."""
     read_with_these = isinstance(model, Model) and dict(model.recipe.assumed) == assume
     if assume and not read_with_these and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
-        raise RunError("assume= names values of an ONNX model as it is in its file: read it so, with optimize='none'")
+        raise RunError(
+            "assume= needs an ONNX path or ModelProto, and optimize='none': an optimiser may remove the values"
+        )
     if isinstance(model, Model):
         return model
     if isinstance(model, WrittenGraph):
@@ -206,4 +203,4 @@ def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, as
     if hasattr(model, "graph") and hasattr(model, "opset_import"):
         plain = optimize == AS_IS
         return from_proto(model, dims, assume=assume) if plain else load_optimized_proto(model, dims, level=optimize)
-    raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")
+    raise RunError(f"{type(model).__name__} is not a model: pass a path, an ONNX ModelProto, a Model or a Graph")

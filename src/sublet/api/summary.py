@@ -52,7 +52,7 @@ class Summary:
 
     def __str__(self) -> str:
         table = Table("layer", title=printable(self.name), title_justify="left")
-        for heading in ("parameters and states", "bytes", "arena, ever", "arena at peak"):
+        for heading in ("parameters and states", "bytes", "arena", "arena at peak"):
             table.add_column(heading, justify="right")
         for layer in self.layers:
             sizes = (layer.weight_bytes, layer.arena_bytes, layer.peak_bytes)

@@ -37,7 +37,9 @@ def torch_module(graph: WrittenGraph, **how: Any) -> Any:
     model = graph.model()
     if model.graph.updates:
         names = ", ".join(value.name for value in model.graph.updated_values[:5])
-        raise SpecError(f"the graph updates {names}: PyTorch would not know; leave states and random numbers out")
+        raise SpecError(
+            f"the graph updates {names}, which a PyTorch module cannot do: leave out states and random numbers"
+        )
     trained = [tensor.value for tensor in graph.parameters]
     passes = _Passes(model, trained, how)
 
@@ -116,7 +118,7 @@ class _Passes:
     def initial_content(self, value: Value) -> Any:
         """Return the initial content of a parameter. Raises RunError for a parameter without initial content."""
         if value.name not in self._model.weights:
-            raise RunError(f"the parameter {value.name!r} has no content: give it an initial one")
+            raise RunError(f"the parameter {value.name!r} has no content: pass `initial`")
         return self._model.weights[value.name].array()
 
 

@@ -40,7 +40,7 @@ def torch_name(dtype: DType) -> str:
     return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
 
 
-def array_of(given: Any, what: str) -> Array:
+def array_of(source: Any, what: str) -> Array:
     """Return an array over the memory of a NumPy array, a PyTorch tensor, or any object with DLPack or buffer protocol.
 
     The function copies no bytes; the array keeps the strides, and is read-only where the memory is.
@@ -48,56 +48,56 @@ def array_of(given: Any, what: str) -> Array:
     Raises RunError for an object without accessible memory; the message calls the object `what` and says what to do.
     """
     try:
-        array = _array_of(given)
+        array = _array_of(source)
     except (TypeError, ValueError, BufferError, RuntimeError, AttributeError, NotImplementedError) as error:
-        raise RunError(f"{what}: {type(given).__name__} does not give access to its bytes: {error}") from None
+        raise RunError(f"{what}: {type(source).__name__} does not expose its bytes: {error}") from None
     if array.dtype.hasobject:
-        raise RunError(f"{what}: holds Python objects; give an array of numbers")
+        raise RunError(f"{what}: holds Python objects; pass an array of numbers")
     return array
 
 
-def has_memory(given: Any) -> bool:
+def has_memory(source: Any) -> bool:
     """True if `array_of` accepts the object; numbers and lists have no memory to share."""
-    if isinstance(given, np.ndarray | np.generic) or hasattr(given, "__dlpack__"):
+    if isinstance(source, np.ndarray | np.generic) or hasattr(source, "__dlpack__"):
         return True
-    if hasattr(given, "__array_interface__"):
+    if hasattr(source, "__array_interface__"):
         return True
     try:
-        memoryview(given)
+        memoryview(source)
     except TypeError:
         return False
     return True
 
 
-def has_shape(given: Any) -> bool:
+def has_shape(source: Any) -> bool:
     """True if the object has a shape to validate; an object with the buffer protocol alone has only bytes in a row."""
-    return isinstance(given, np.ndarray | np.generic) or hasattr(given, "__dlpack__")
+    return isinstance(source, np.ndarray | np.generic) or hasattr(source, "__dlpack__")
 
 
 def contiguous(array: Array, what: str) -> Array:
     """Return the array. Raises RunError unless the elements lie one after another."""
     if not array.flags.c_contiguous:
-        raise RunError(f"{what}: its elements do not lie one after another; give a contiguous array")
+        raise RunError(f"{what}: its elements are not contiguous; pass a contiguous array")
     return array
 
 
-def _array_of(given: Any) -> Array:
-    if isinstance(given, np.ndarray):
-        if isinstance(given, np.ma.MaskedArray):
-            raise TypeError("part of it is masked: fill it first")
-        return given
-    if isinstance(given, np.generic):
-        return np.asarray(given)
+def _array_of(source: Any) -> Array:
+    if isinstance(source, np.ndarray):
+        if isinstance(source, np.ma.MaskedArray):
+            raise TypeError("it has masked elements: fill them first")
+        return source
+    if isinstance(source, np.generic):
+        return np.asarray(source)
     torch = imported_module("torch")
-    if torch is not None and isinstance(given, torch.Tensor):
-        return _of_torch(given, torch)
-    if hasattr(given, "__dlpack__"):
-        return array_from_dlpack(given)
-    if hasattr(given, "__array_interface__"):
-        return np.asarray(given)
-    if hasattr(given, "__cuda_array_interface__"):
-        raise BufferError("its memory is that of a device: copy it to the CPU first")
-    return np.asarray(memoryview(given))
+    if torch is not None and isinstance(source, torch.Tensor):
+        return _of_torch(source, torch)
+    if hasattr(source, "__dlpack__"):
+        return array_from_dlpack(source)
+    if hasattr(source, "__array_interface__"):
+        return np.asarray(source)
+    if hasattr(source, "__cuda_array_interface__"):
+        raise BufferError("its memory is on a device: copy it to the CPU first")
+    return np.asarray(memoryview(source))
 
 
 def _of_torch(tensor: Any, torch: Any) -> Array:
@@ -107,7 +107,7 @@ def _of_torch(tensor: Any, torch: Any) -> Array:
     if tensor.layout is not torch.strided:
         raise BufferError(f"its layout is {tensor.layout}: make it dense first, as by .to_dense()")
     if tensor.is_conj() or tensor.is_neg():
-        raise BufferError("it stands for another number than it holds: take .resolve_conj().resolve_neg()")
+        raise BufferError("it is a lazy conjugate or negative: pass x.resolve_conj().resolve_neg()")
     tensor = tensor.detach()
     kind = _NUMPY_BY_TORCH_NAME.get(str(tensor.dtype))
     if kind is None:
@@ -131,7 +131,7 @@ def torch_over(array: Array) -> Any:
     try:
         tensor = torch.from_numpy(plain) if plain.flags.writeable else _quietly(torch.from_numpy, plain)
     except (TypeError, ValueError) as error:
-        raise RunError(f"PyTorch has no tensor of {array.dtype}{list(array.shape)}: {error}") from None
+        raise RunError(f"PyTorch has no tensor type for {array.dtype}{list(array.shape)}: {error}") from None
     return tensor if name is None else tensor.view(getattr(torch, name))
 
 

@@ -64,7 +64,7 @@ def parse_bytes(text: str) -> int:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise SubletError(
-            f"{_quoted_excerpt(text)} is not a number of bytes: write for instance 1048576, 256KiB or 1.5MB"
+            f"{_quoted_excerpt(text)} is not a number of bytes. Write for example 1048576, 256KiB or 1.5MB."
         )
     number, unit = match.groups()
     factor = _BY_LOWER_CASE.get(unit.lower())

@@ -120,36 +120,36 @@ def array_from_dlpack(giver: Any) -> Array:
     """
     kind, _ = giver.__dlpack_device__() if hasattr(giver, "__dlpack_device__") else (CPU, 0)
     if int(kind) not in READABLE:
-        raise BufferError("its memory is that of a device: copy it to the CPU first")
+        raise BufferError("its memory is on a device: copy it to the CPU first")
     try:
         capsule = giver.__dlpack__(max_version=VERSION)
     except TypeError:  # the producer has only the unversioned protocol
         capsule = giver.__dlpack__()
     name = next((name for name in (VERSIONED, PLAIN) if _is_valid(capsule, name)), None)
     if name is None:
-        raise BufferError("its __dlpack__ gives no capsule of DLPack that is unused")
+        raise BufferError("its __dlpack__ returned no unused DLPack capsule")
     layout: type[_Managed] | type[_Versioned] = _Versioned if name == VERSIONED else _Managed
     managed = layout.from_address(_pointer(capsule, name))
     _rename(capsule, USED[name])
     holder = BorrowedMemory(managed, {})
     if isinstance(managed, _Versioned) and managed.major != VERSION[0]:
-        raise BufferError(f"it speaks version {managed.major} of DLPack; version {VERSION[0]} is understood")
+        raise BufferError(f"its DLPack version is {managed.major}; Sublet reads version {VERSION[0]}")
     flags = managed.flags if isinstance(managed, _Versioned) else 0
     return _array(holder, managed.tensor, flags)
 
 
 def _array(holder: BorrowedMemory, tensor: _Tensor, flags: int) -> Array:
     if tensor.device_type not in READABLE:
-        raise BufferError("its memory is that of a device: copy it to the CPU first")
+        raise BufferError("its memory is on a device: copy it to the CPU first")
     dtype = CODES.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
-        raise BufferError(f"elements of code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes are not known")
+        raise BufferError(f"elements of code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes are unknown")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
     packed = dtype.bits < 8 and not flags & PADDED
     if packed:
         if strides is not None and strides != _compact(shape):
-            raise BufferError(f"elements of {dtype} that share bytes must lie one after another")
+            raise BufferError(f"elements of {dtype} that share bytes must be contiguous")
         shape, strides = ((prod(shape) * dtype.bits + 7) // 8,), None
     kind = np.dtype(np.uint8) if packed else NUMPY[dtype]
     address = (tensor.data or 0) + tensor.byte_offset
@@ -243,15 +243,15 @@ class SharedArray:
         Raises BufferError for arrays not expressible in DLPack, and for arrays that the consumer could misuse.
         """
         if dl_device not in (None, (CPU, 0)):
-            raise BufferError("it lies in the memory of the CPU, and is given from there only")
+            raise BufferError("it lies in CPU memory, and can be exported from there only")
         versioned = max_version is not None and max_version[0] >= VERSION[0]
         array = self._array.copy() if copy else self._array
         if not versioned and not array.flags.writeable:
-            raise BufferError("it is read-only, which only the versioned DLPack can tell: copy it first")
+            raise BufferError("it is read-only, and only versioned DLPack can mark it so: copy it first")
         if any(step % array.itemsize for step in array.strides):
-            raise BufferError("its elements lie at distances that are no multiples of their size: copy it first")
+            raise BufferError("its strides are no multiples of the element size: copy it first")
         if not versioned and self.dtype.bits < 8:
-            raise BufferError("only the versioned DLPack can tell that each element takes a byte")
+            raise BufferError("only versioned DLPack can mark elements padded to a byte")
         given = _LentArray(array, self.dtype, versioned)
         if copy and isinstance(given.managed, _Versioned):
             given.managed.flags |= COPIED

@@ -99,7 +99,7 @@ class FindingsError(SubletError):
 class GraphError(FindingsError):
     """A graph is not legal; see the numbered rules in `sublet.ops.verify`."""
 
-    headline = "rule(s) of a legal graph broken"
+    headline = "violation(s) in the graph"
 
 
 class PackingError(FindingsError):

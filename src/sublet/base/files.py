@@ -85,4 +85,4 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise SubletError(f"{path}: cannot be made a folder: {cause.strerror or cause}") from cause
+        raise SubletError(f"{path}: cannot be created as a folder: {cause.strerror or cause}") from cause

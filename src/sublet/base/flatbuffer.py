@@ -44,15 +44,17 @@ class Wire:
     def account_for(self, at: int, nbytes: int, what: str) -> None:
         """Account for a read of `nbytes` bytes. Raises ModelError beyond the file, or beyond the total bound."""
         if at < 0 or at + nbytes > len(self.data):
-            raise self.format_error(at, f"{what} has {nbytes} bytes, of which {max(0, len(self.data) - at)} are there")
+            raise self.format_error(
+                at, f"{what} has {nbytes} bytes, of which the file holds {max(0, len(self.data) - at)}"
+            )
         self.budget_bytes -= nbytes
         if self.budget_bytes < 0:
-            raise self.format_error(at, "the file says the same bytes again and again")
+            raise self.format_error(at, "the file refers to the same bytes too often")
 
     def root(self, identifier: bytes) -> Table:
         """Return the root table. Raises ModelError for a file of another kind."""
         if self.data[4:8] != identifier:
-            raise self.format_error(4, f"{identifier.decode()!r} should stand here, which marks such a file")
+            raise self.format_error(4, f"{identifier.decode()!r} expected here: the identifier of the file format")
         return Table(self, self.number("I", 0, "the offset of the first table"))
 
 
@@ -72,7 +74,7 @@ class Table:
         nbytes = wire.number("H", self._fields, "the fields of a table")
         self._end = self.at + wire.number("H", self._fields + 2, "the fields of a table")
         if nbytes < 4 or nbytes % 2:
-            raise wire.format_error(self._fields, f"the fields of a table cannot take {nbytes} bytes")
+            raise wire.format_error(self._fields, f"the fields of a table cannot have {nbytes} bytes")
         wire.account_for(self._fields, nbytes, "the fields of a table")
         wire.account_for(self.at, max(0, self._end - self.at), "a table")
         self._count = (nbytes - 4) // 2
@@ -90,7 +92,7 @@ class Table:
         if offset == 0:
             return None
         if offset < 4 or self.at + offset + width > self._end:
-            raise self.wire.format_error(self.at, f"field {number} stands outside of its table")
+            raise self.wire.format_error(self.at, f"field {number} lies outside its table")
         return self.at + int(offset)
 
     def integer(self, number: int, kind: str, default: int = 0) -> int:

@@ -23,12 +23,12 @@ def parse_json(text: str | bytes, source: str, error: type[Exception], most_valu
         error: for invalid JSON, too deep nesting, a repeated key of an object, or too many values.
     """
     if count_values(text) > most_values:
-        raise error(f"{source}: has more than {most_values:,} values of JSON, which is more than Sublet reads")
+        raise error(f"{source}: has more than {most_values:,} JSON values, the limit of Sublet")
     try:
         plain = text if isinstance(text, str) else text.decode()  # `json` would accept UTF-16 and UTF-32 as well
         return json.loads(plain, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as cause:
-        raise error(f"{source}: is not JSON that can be read: {str(cause)[:200]}") from None
+        raise error(f"{source}: is not valid JSON: {str(cause)[:200]}") from None
 
 
 def count_values(text: str | bytes) -> int:
@@ -43,6 +43,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for key, value in pairs:
         if key in record:
-            raise ValueError(f"the key {key[:40]!r} stands twice in one object")
+            raise ValueError(f"the key {key[:40]!r} occurs twice in one object")
         record[key] = value
     return record

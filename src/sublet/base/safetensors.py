@@ -99,14 +99,14 @@ class _HeaderError(Exception):
 class _TensorRecord:
     """The header's record of one tensor."""
 
-    def __init__(self, name: str, told: Any) -> None:
+    def __init__(self, name: str, entry: Any) -> None:
         self.name = printable(name)
-        if not isinstance(told, dict) or told.keys() != {"dtype", "shape", "data_offsets"}:
-            raise _HeaderError(f"tensor {self.name!r} must have dtype, shape and data_offsets, and nothing else")
-        dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise _HeaderError(f"tensor {self.name!r} must have the fields dtype, shape and data_offsets only")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in TYPES:
             raise _HeaderError(
-                f"tensor {self.name!r} has the type {printable(str(dtype))[:40]!r}, which is not known here"
+                f"tensor {self.name!r} has the type {printable(str(dtype))[:40]!r}, which Sublet does not know"
             )
         if not _naturals(shape) or len(shape) > MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
             raise _HeaderError(f"tensor {self.name!r}: shape and data_offsets must be lists of integers from 0 on")
@@ -116,12 +116,12 @@ class _TensorRecord:
             needed *= extent
         if self.end - self.begin != needed:
             raise _HeaderError(
-                f"tensor {self.name!r} takes {needed:,} bytes, and is told {self.begin:,} to {self.end:,}"
+                f"tensor {self.name!r} takes {needed:,} bytes, but its data_offsets are {self.begin:,} to {self.end:,}"
             )
 
 
-def _naturals(given: Any) -> bool:
-    return isinstance(given, list) and all(type(item) is int and 0 <= item < 2**63 for item in given)
+def _naturals(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(item) is int and 0 <= item < 2**63 for item in numbers)
 
 
 def _map_file(path: str | Path) -> mmap.mmap:
@@ -134,12 +134,12 @@ def _map_file(path: str | Path) -> mmap.mmap:
 
 def _header(content: mmap.mmap, size: int) -> dict[str, Any]:
     if len(content) < LENGTH or size > len(content) - LENGTH:
-        raise _HeaderError(f"it has {len(content):,} bytes, too few for the header it tells of")
+        raise _HeaderError(f"it has {len(content):,} bytes, too few for the declared header")
     if size > MAX_HEADER:
         raise _HeaderError(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
     header = parse_json(content[LENGTH : LENGTH + size], "its header", _HeaderError)
     if not isinstance(header, dict):
-        raise _HeaderError("its header is no object of JSON")
+        raise _HeaderError("its header is no JSON object")
     return header
 
 
@@ -148,11 +148,11 @@ def _require_cover(entries: Any, nbytes: int) -> None:
     end = 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != end:
-            what = "overlaps another" if entry.begin < end else f"leaves bytes from {end:,} on to nobody"
+            what = "overlaps another" if entry.begin < end else f"leaves the bytes from {end:,} on unused"
             raise _HeaderError(f"tensor {entry.name!r} begins at {entry.begin:,}: it {what}")
         end = entry.end
     if end != nbytes:
-        raise _HeaderError(f"its tensors take {end:,} bytes, and it has {nbytes:,} for them")
+        raise _HeaderError(f"its tensors take {end:,} bytes, but the file has {nbytes:,} for tensors")
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Array]) -> None:

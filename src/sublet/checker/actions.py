@@ -115,7 +115,7 @@ class ActionBuilder:
     def begin_iteration(self, node: While) -> Action:
         """Return the action at the start of an iteration: the loop writes the counter."""
         return Action(
-            "round", f"loop {node.name}, start of a round", writes=tuple(self._whole_writes(node.body.inputs[:1]))
+            "round", f"loop {node.name}, start of an iteration", writes=tuple(self._whole_writes(node.body.inputs[:1]))
         )
 
     def read_condition(self, node: While) -> Action:
@@ -137,7 +137,7 @@ class ActionBuilder:
 
     def assign_updates(self, node: While) -> Action:
         """Return the moves from updates to the parameters of the next iteration."""
-        return self.parallel_moves("next", f"loop {node.name}, end of a round", node.updates, node.parameters)
+        return self.parallel_moves("next", f"loop {node.name}, end of an iteration", node.updates, node.parameters)
 
     def exit_loop(self, node: While) -> Action:
         """Return the moves from parameters to final values."""

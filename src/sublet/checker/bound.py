@@ -27,7 +27,7 @@ KINDS = ("peak", "antichain", SEARCH)
 """The methods of a lower bound, the values of `MemoryPlan.bound`."""
 MOST_PAIRS = 1 << 22
 """Pairs of proving buffers to compare. Beyond the limit the bound stays unproven."""
-SEARCHED = "a search found it, and what that refuted is not followed here"
+SEARCHED = "found by a search, which the checker does not repeat"
 
 Blocks = Mapping[int, CheckerBuffer]
 
@@ -47,58 +47,60 @@ class BoundStatus:
     has_exact_live_ranges: bool = True
 
 
-def check_bound(plan: MemoryPlan, walk: StateSpace, surely: Blocks, said: Blocks) -> tuple[list[Finding], BoundStatus]:
+def check_bound(
+    plan: MemoryPlan, walk: StateSpace, surely: Blocks, declared: Blocks
+) -> tuple[list[Finding], BoundStatus]:
     """Return the findings about the bound, and the bound's status.
 
-    `surely` are the buffers with must-live ranges, `said` the buffers with the live ranges declared by the plan.
+    `surely` are the buffers with must-live ranges, `declared` the buffers with the live ranges declared by the plan.
     """
-    findings, why = _check_proof(plan, walk, surely, said)
+    findings, why = _check_proof(plan, walk, surely, declared)
     proven, proof = _bound_at_peak(plan, surely)
-    return findings, BoundStatus(why, proven, proof, surely, all(surely[n].live == said[n].live for n in said))
+    return findings, BoundStatus(why, proven, proof, surely, all(surely[n].live == declared[n].live for n in declared))
 
 
-def _check_proof(plan: MemoryPlan, walk: StateSpace, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
+def _check_proof(plan: MemoryPlan, walk: StateSpace, surely: Blocks, declared: Blocks) -> tuple[list[Finding], str]:
     """Return the findings about the bound, and the reason for an unproven bound, "" for a proven bound."""
-    findings = [*_malformed_claims(plan, said)]
+    findings = [*_malformed_claims(plan, declared)]
     if findings:
         return findings, ""
     claimed, kind = plan.lower_bound_bytes, plan.bound
     if kind == SEARCH:
         return [], "" if claimed <= _bound_at_peak(plan, surely)[0] else SEARCHED
     members = frozenset(plan.proof)
-    if is_serial(plan.schedule) and (kind == "peak" or _common_points(said, members)):
-        return _check_proof_at_one_point(plan, surely, said, members)
-    together = stacked_bytes(plan, [said[number].nbytes for number in members])
+    if is_serial(plan.schedule) and (kind == "peak" or _common_points(declared, members)):
+        return _check_proof_at_one_point(plan, surely, declared, members)
+    together = stacked_bytes(plan, [declared[number].nbytes for number in members])
     if claimed > together:
-        return [_bound_finding(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
-    if kind == "peak" and members and not _common_points(said, members):
-        return [_bound_finding("says the buffers that prove it are live at one point, and they are not")], ""
+        return [_bound_finding(f"claims {claimed} bytes, but the proving buffers take {together}")], ""
+    if kind == "peak" and members and not _common_points(declared, members):
+        return [_bound_finding("declares its proving buffers live at one point, but they are not")], ""
     if len(members) ** 2 > MOST_PAIRS and not _common_points(surely, members):
         return [], f"{len(members)} buffers are too many to compare all pairs"
-    if any(len(said[number].segments) > 1 for number in members):
-        return [], "not all bytes of the buffers that prove it are needed as long as any of them are"
-    for number, other in _overlapping_neighbours(said, members):
+    if any(len(declared[number].segments) > 1 for number in members):
+        return [], "some proving buffers are needed in part only at some points"
+    for number, other in _overlapping_neighbours(declared, members):
         return [_bound_finding(f"is proven by buffers {number} and {other}, which overlap")], ""
     unordered = _ConcurrentAccesses(walk, surely)
     if (pair := _separable_pair(surely, members, unordered)) is None:
         return [], ""
-    if _separable_pair(said, members, unordered) is not None:
-        what = f"is proven by buffers {pair[0]} and {pair[1]}, which are never needed at one time"
+    if _separable_pair(declared, members, unordered) is not None:
+        what = f"is proven by buffers {pair[0]} and {pair[1]}, which are never needed at the same time"
         return [_bound_finding(what)], ""
-    return [], f"buffers {pair[0]} and {pair[1]} may overlap in the runs that are possible"
+    return [], f"buffers {pair[0]} and {pair[1]} may never be live at the same time in a possible run"
 
 
 def _check_proof_at_one_point(
-    plan: MemoryPlan, surely: Blocks, said: Blocks, members: frozenset[int]
+    plan: MemoryPlan, surely: Blocks, declared: Blocks, members: frozenset[int]
 ) -> tuple[list[Finding], str]:
     """Return the same for a program in one stream: the buffers' needs at one point must reach the bound."""
-    claimed, together = plan.lower_bound_bytes, _max_common_bytes(plan, said, members)
+    claimed, together = plan.lower_bound_bytes, _max_common_bytes(plan, declared, members)
     if members and not together:
-        return [_bound_finding("says the buffers that prove it are live at one point, and they are not")], ""
+        return [_bound_finding("declares its proving buffers live at one point, but they are not")], ""
     if claimed > together:
-        return [_bound_finding(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
+        return [_bound_finding(f"claims {claimed} bytes, but the proving buffers take {together}")], ""
     if claimed > _max_common_bytes(plan, surely, members):
-        return [], "the buffers that prove it may never need so much at one point in the runs that are possible"
+        return [], "no possible run may need that many bytes of the proving buffers at one point"
     return [], ""
 
 
@@ -122,21 +124,21 @@ def stacked_bytes(plan: MemoryPlan, sizes: Collection[int]) -> int:
     return sum(rounded) - max(whole - size for whole, size in zip(rounded, sizes, strict=True))
 
 
-def _malformed_claims(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
+def _malformed_claims(plan: MemoryPlan, declared: Blocks) -> Iterator[Finding]:
     """Yield findings for malformed claims about the bound."""
     if plan.bound not in KINDS:
-        yield _bound_finding(f"was found by {plan.bound!r}, which is none of {', '.join(KINDS)}")
+        yield _bound_finding(f"was found by {plan.bound!r}, expected one of {', '.join(KINDS)}")
     if len(set(plan.proof)) != len(plan.proof):
-        yield _bound_finding("is proven by buffers of which one is listed twice")
+        yield _bound_finding("lists a proving buffer twice")
     for number in plan.proof:
-        if number not in said:
+        if number not in declared:
             yield _bound_finding(f"is proven by buffer {number}, which the plan does not have")
     if plan.proof and plan.bound == SEARCH:
-        yield _bound_finding("was found by a search, but lists buffers that prove it")
+        yield _bound_finding("was found by a search, but lists proving buffers")
     if plan.lower_bound_bytes > plan.arena_bytes:
-        yield _bound_finding(f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}")
+        yield _bound_finding(f"is {plan.lower_bound_bytes} bytes, but the arena has {plan.arena_bytes}")
     if plan.arena_bytes and not plan.lower_bound_bytes:
-        yield _bound_finding("claims that no bytes are needed")
+        yield _bound_finding("is 0 bytes, but the arena has bytes")
 
 
 def _bound_at_peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
@@ -176,11 +178,11 @@ def _point_mask(ranges: Ranges) -> int:
     return mask
 
 
-def _overlapping_neighbours(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
+def _overlapping_neighbours(declared: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of buffers with overlapping bytes, neighbours in address order only."""
-    order = sorted(members, key=lambda number: (said[number].storage, said[number].low))
+    order = sorted(members, key=lambda number: (declared[number].storage, declared[number].low))
     for one, other in pairwise(order):
-        if said[one].storage == said[other].storage and said[one].high > said[other].low:
+        if declared[one].storage == declared[other].storage and declared[one].high > declared[other].low:
             yield one, other
 
 

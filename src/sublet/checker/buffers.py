@@ -107,7 +107,7 @@ def buffer_key(plan: MemoryPlan, place: Placement, arenas: frozenset[str]) -> Bu
     return place.buffer if place.region.storage in arenas else place.region.storage
 
 
-def check_buffers(plan: MemoryPlan, found: SharingReasons, standing: Mapping[str, set[int]]) -> Iterator[Finding]:
+def check_buffers(plan: MemoryPlan, reasons: SharingReasons, standing: Mapping[str, set[int]]) -> Iterator[Finding]:
     """Yield findings for wrong buffer numbers, buffers without a single owner, and unjustified sharing.
 
     `standing` maps each pointer to the placements bound to the pointer at any point.
@@ -119,18 +119,24 @@ def check_buffers(plan: MemoryPlan, found: SharingReasons, standing: Mapping[str
         in_arena = place.region.storage in arenas and group is not None
         if (place.buffer >= 0) is not in_arena:
             yield _placement_finding(
-                "false-buffer", place, f"has buffer {place.buffer}", "-1 is for what has no bytes in an arena"
+                "false-buffer",
+                place,
+                f"has buffer {place.buffer}",
+                "expected -1 for a value without bytes in an arena, else a buffer number",
             )
         if group is None:
             if place.how not in ("own", POINTER) or place.shares:
                 yield _placement_finding(
-                    "false-sharing", place, f"is said to be {_declared_reason(place)}", "it has no bytes"
+                    "false-sharing",
+                    place,
+                    f"is declared as {_declared_reason(place)}",
+                    "a value without bytes shares none",
                 )
             continue
         groups.setdefault(group, []).append(i)
     tied: dict[tuple[str, int], list[tuple[int, set[str]]]] = {}
     kin = PlacementSets()
-    for (how, one, other), names in found.items():
+    for (how, one, other), names in reasons.items():
         tied.setdefault((how, one), []).append((other, names))
         if buffer_key(plan, plan.placements[one], arenas) == buffer_key(plan, plan.placements[other], arenas):
             kin.merge_sets(one, other)
@@ -144,7 +150,7 @@ def check_buffers(plan: MemoryPlan, found: SharingReasons, standing: Mapping[str
             around = [known for other, known in tied.get((place.how, i), ()) if other in inside]
             if not _is_justified(place, around, names):
                 yield _placement_finding(
-                    "false-sharing", place, f"is said to be {_declared_reason(place)}", _advice(group)
+                    "false-sharing", place, f"is declared as {_declared_reason(place)}", _advice(group)
                 )
 
 
@@ -153,15 +159,17 @@ def _check_one_buffer(plan: MemoryPlan, members: Sequence[int], kin: PlacementSe
     places = [plan.placements[i] for i in members]
     for place in places:
         if place.region.storage != places[0].region.storage:
-            yield _placement_finding("false-buffer", place, "lies in another storage than the others of its buffer")
+            yield _placement_finding("false-buffer", place, "lies in another storage than the rest of its buffer")
     for i, place in zip(members, places, strict=True):
         if kin.find_set(i) != kin.find_set(members[0]):
-            what = f"is in one buffer with %{places[0].value}, but nothing makes them the same bytes"
+            what = f"is in one buffer with %{places[0].value}, but the program does not make them share bytes"
             yield _placement_finding("false-buffer", place, what)
     first = [place for place in places if place.how == "own"]
     if len(first) != 1:
-        what = f"is in a buffer of which {len(first)} values are said to have bytes of their own"
-        yield _placement_finding("false-sharing", places[0], what, "one came first, and the others share its bytes")
+        what = f"is in a buffer with {len(first)} values declared as own, expected 1"
+        yield _placement_finding(
+            "false-sharing", places[0], what, "declare the first value as own, and the others as sharing its bytes"
+        )
 
 
 def _is_justified(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool:
@@ -181,7 +189,7 @@ def _declared_reason(place: Placement) -> str:
 def _advice(group: BufferKey) -> str:
     """Return advice for a placement without a reason."""
     where = f"buffer {group}" if isinstance(group, int) else f"storage {group}"
-    return f"no op and no edge of control flow makes it so in {where}"
+    return f"no op and no control-flow edge implies that in {where}"
 
 
 def check_live_overlaps(plan: MemoryPlan, known: Mapping[int, CheckerBuffer]) -> Iterator[Finding]:
@@ -205,7 +213,7 @@ def check_live_overlaps(plan: MemoryPlan, known: Mapping[int, CheckerBuffer]) ->
             if beside.low < strip.high and strip.low < beside.high:
                 one = plan.placements[known[number].members[0]]
                 what = f"lies in buffer {number}, which overlaps buffer {other} while both are live"
-                yield _placement_finding("false-buffer", one, what, "what shares bytes on purpose is one buffer")
+                yield _placement_finding("false-buffer", one, what, "values that share bytes must be in one buffer")
         row.insert(at, (strip.low, i))
 
 

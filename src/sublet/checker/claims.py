@@ -62,7 +62,9 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> ClaimChe
     try:
         points = build_timeline(graph, schedule, places.pointers, records, len(plan.points))
     except TooLongError:
-        claims.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
+        claims.findings.append(
+            Finding("false-points", "the plan", f"lists {len(plan.points)} points, but the program has more")
+        )
         return claims
     if tuple(moment.point for moment in points.moments) != plan.points:
         claims.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
@@ -70,7 +72,7 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> ClaimChe
     try:
         walk = StateSpace(points, places, requested_bindings(points, places, plan))
     except TooManyStatesError:
-        why = "pointers can be in too many states"
+        why = "renamed values have too many states"
         claims.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))
         return claims
     claims.findings += _check_body_versions(plan, walk)
@@ -81,12 +83,12 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> ClaimChe
     return claims
 
 
-def _check_liveness(graph: Graph, plan: MemoryPlan, walk: StateSpace, found: ClaimCheck) -> None:
+def _check_liveness(graph: Graph, plan: MemoryPlan, walk: StateSpace, claim_check: ClaimCheck) -> None:
     """Check live ranges, buffers, the peak, and the lower bound."""
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
-    least, most = must_live(walk, lasting), may_live(walk, lasting)
-    findings = [*_check_live_ranges(plan, least, most), *_check_first_writes(plan, walk, least)]
+    must, may = must_live(walk, lasting), may_live(walk, lasting)
+    findings = [*_check_live_ranges(plan, must, may), *_check_first_writes(plan, walk, must)]
     standing: dict[str, set[int]] = {}
     for visit in walk.visits:
         for (kind, name), number in visit.state.items():
@@ -97,39 +99,47 @@ def _check_liveness(graph: Graph, plan: MemoryPlan, walk: StateSpace, found: Cla
         said = rebuild_buffers(plan, {i: place.live for i, place in enumerate(plan.placements)})
         findings += check_live_overlaps(plan, said)
         findings += _check_peak(plan, said)
-        wrong, found.bound = check_bound(plan, walk, rebuild_buffers(plan, least), said)
+        wrong, claim_check.bound = check_bound(plan, walk, rebuild_buffers(plan, must), said)
         findings += wrong
-        if found.bound.unproven_reason:
-            found.unproven["lower_bound_bytes"] = found.bound.unproven_reason
-    found.findings += findings
+        if claim_check.bound.unproven_reason:
+            claim_check.unproven["lower_bound_bytes"] = claim_check.bound.unproven_reason
+    claim_check.findings += findings
 
 
 def _check_names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Check names, types, producers and reasons against the graph."""
     if plan.graph != graph.name:
-        yield Finding("false-name", "the plan", f"calls the graph {plan.graph!r}, which is {graph.name!r}")
+        yield Finding("false-name", "the plan", f"names the graph {plan.graph!r}, but the graph is {graph.name!r}")
     if plan.alignment > MOST_ALIGNMENT:
         yield Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is more than 2^32")
     if plan.stopped not in STOPPED:
-        yield Finding("false-name", "the plan", f"was stopped by {plan.stopped!r}, which is nothing known")
+        yield Finding(
+            "false-name",
+            "the plan",
+            f"was stopped by {plan.stopped!r}, expected one of {', '.join(map(repr, STOPPED))}",
+        )
     producers = {value.name: node.name for node in graph.walk() for value in node.defs}
     values = {value.name: value for value in graph.values()}
     for place in plan.placements:
         producer, value = producers.get(place.value, ""), values[place.value]
         if place.producer != producer:
-            yield _claim_finding(place, "false-name", f"is said to be made by {place.producer!r}, not by {producer!r}")
+            yield _claim_finding(
+                place, "false-name", f"has the declared producer {place.producer!r}, but {producer!r} computes it"
+            )
         if place.spec != str(value.spec):
             yield _claim_finding(place, "wrong-spec", f"is placed as {place.spec}, but is {value.spec}")
         if len(set(place.copies)) != len(place.copies):
-            yield _claim_finding(place, "bad-copies", "lists a copy of the bodies around it twice")
+            yield _claim_finding(place, "bad-copies", "lists a body version of the loops around it twice")
         if place.how == POINTER and not _has_no_place(place, value):
             yield _claim_finding(
-                place, "bad-copies", "stands for other values, and has no region, life or buffer of its own"
+                place, "bad-copies", "is renamed, so it cannot have a region, a live range or a buffer"
             )
     for outside in plan.outside:
         spec = values[outside.value].spec
         if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
-            what = f"is outside as {outside.type} ({outside.reason}), not as {spec.type} ({spec.reason})"
+            what = (
+                f"is listed outside the plan as {outside.type} ({outside.reason}), expected {spec.type} ({spec.reason})"
+            )
             yield Finding("false-name", f"value %{outside.value}", what)
     if [(node.name, node.op) for node in plan.nodes] != [(node.name, node.op) for node in graph.walk()]:
         yield Finding("false-name", "the plan", "describes other nodes than the graph has")
@@ -150,7 +160,7 @@ def _check_bound_flags(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         meant = not bound.isdisjoint({"weight"} if of_weights else {"input", "output"})
         caller = outside.value in {value.name for value in (*graph.weights, *graph.inputs, *graph.outputs)}
         if caller and like and outside.bound is not meant:
-            what = f"is said to be in memory of the {'caller' if outside.bound else 'arena'}, unlike others of its kind"
+            what = f"is declared in memory of the {'caller' if outside.bound else 'arena'}, unlike others of its kind"
             yield Finding("outside-untold", f"value %{outside.value}", what)
 
 
@@ -171,11 +181,11 @@ def _check_storages(plan: MemoryPlan) -> Iterator[Finding]:
             yield _claim_finding(place, "out-of-storage", f"has no bytes, but lies at offset {region.offset}")
     for storage in plan.arenas:
         if storage.nbytes != ends[storage.name]:
-            what = f"has {storage.nbytes} bytes, but nothing in it ends beyond {ends[storage.name]}"
+            what = f"has {storage.nbytes} bytes, but its values end at {ends[storage.name]}"
             yield Finding("arena-size", f"storage {storage.name}", what)
     for storage in plan.storages:
         if storage.capacity != UNLIMITED and (storage.kind != ARENA or storage.capacity < storage.nbytes):
-            what = f"has {storage.nbytes} bytes, and a capacity of {storage.capacity}"
+            what = f"has {storage.nbytes} bytes, but a capacity of {storage.capacity}"
             yield Finding("arena-size", f"storage {storage.name}", what)
 
 
@@ -195,7 +205,7 @@ def _check_sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     for name, claimed, kinds in parts:
         actual = sum(sizes[value] for value, of in hows.items() if kinds is None or of <= kinds)
         if claimed != actual:
-            yield Finding("false-sum", "the plan", f"says that {name}_bytes are {claimed}, which are {actual}")
+            yield Finding("false-sum", "the plan", f"declares {name}_bytes as {claimed}, but they are {actual}")
 
 
 def _check_body_versions(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding]:
@@ -208,58 +218,56 @@ def _check_body_versions(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding
             if entry is not None:
                 written.update([entry] if entry[1] in ((), moment.context) else [])
             elif value.plannable and value.name not in walk.places.pointers:
-                copies = ", ".join(f"{copy} of {loop}" for loop, copy in moment.context)
-                what = f"is written in copy {copies} of the bodies around it, where it has no place"
-                yield Finding("bad-copies", f"value {value}", what, "every copy of a body needs bytes for it")
+                copies = ", ".join(f"@{copy} of {loop}" for loop, copy in moment.context)
+                what = f"is written in body version {copies}, where it has no placement"
+                yield Finding("bad-copies", f"value {value}", what, "give it a placement in every body version")
     for i, place in enumerate(plan.placements):
         for context in place.copies or ((),):
             is_written = (i, context) in written and (context or not place.copies)
             if place.how != POINTER and not is_written:
-                yield _claim_finding(
-                    place, "bad-copies", "is placed in a copy of the bodies around it that does not write it"
-                )
+                yield _claim_finding(place, "bad-copies", "has a placement in a body version that does not write it")
     runs = {(moment.node.name, moment.context[:-1]) for point, moment in enumerate(walk.timeline.moments)
             if point in reached and moment.kind == "round" and moment.node and moment.context}  # fmt: skip
     seen: set[object] = set()
     for record in plan.rolled:
         where = (record.loop, record.within)
         if where not in runs or where in seen or (record.jumps and record.first):
-            what = "is said to have copies of its body within copies that it does not have, or twice"
+            what = "lists body versions within body versions that do not exist, or lists them twice"
             yield Finding("bad-copies", f"loop {record.loop}", what)
         seen.add(where)
     for point, moment in enumerate(walk.timeline.moments):
         if moment.kind == "round" and point not in reached:
-            yield Finding("bad-copies", f"loop {moment.point.edge}", "has a copy of its body that no round runs")
+            yield Finding("bad-copies", f"loop {moment.point.edge}", "has a body version that no iteration runs")
 
 
-def _check_live_ranges(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:
+def _check_live_ranges(plan: MemoryPlan, must: Mapping[int, Ranges], may: Mapping[int, Ranges]) -> Iterator[Finding]:
     """Check that live ranges are sorted, cover the must-live points, and stay within the may-live points."""
     for i, place in enumerate(plan.placements):
         if place.how == POINTER:
             continue
         ends = [point for piece in place.live for point in piece]
         if any(one >= other for one, other in pairwise(ends)):
-            yield _claim_finding(place, "false-live", f"is live in {place.live}, which are no ranges in order")
-        elif not is_covered_by(least.get(i, ()), place.live):
+            yield _claim_finding(place, "false-live", f"is live in {place.live}, which is not sorted")
+        elif not is_covered_by(must.get(i, ()), place.live):
             yield _claim_finding(
-                place, "false-live", f"is said to be live in {place.live}, but is needed in {least.get(i, ())}"
+                place, "false-live", f"is declared live in {place.live}, but is needed in {must.get(i, ())}"
             )
-        elif not is_covered_by(place.live, most.get(i, ())):
-            what = f"is said to be live in {place.live}, but can only be in {most.get(i, ())}"
+        elif not is_covered_by(place.live, may.get(i, ())):
+            what = f"is declared live in {place.live}, but can only be live in {may.get(i, ())}"
             yield _claim_finding(place, "false-live", what)
 
 
-def _check_first_writes(plan: MemoryPlan, walk: StateSpace, least: Mapping[int, Ranges]) -> Iterator[Finding]:
+def _check_first_writes(plan: MemoryPlan, walk: StateSpace, must: Mapping[int, Ranges]) -> Iterator[Finding]:
     """Check that no live range contains points before any possible write."""
     for i, place in enumerate(plan.placements):
-        known = least.get(i, ())
+        known = must.get(i, ())
         if (
             place.how != POINTER
             and place.live != known
             and not is_covered_by(place.live, merge_ranges((*known, *reachable_from_writes(walk, i))))
         ):
             yield _claim_finding(
-                place, "false-live", f"is said to be live in {place.live}, where it may not be written yet"
+                place, "false-live", f"is declared live in {place.live}, partly before its first write"
             )
 
 
@@ -282,10 +290,10 @@ def _check_peak(plan: MemoryPlan, known: Mapping[int, CheckerBuffer]) -> Iterato
     }
     peak = plan.peak
     if (peak.point, peak.nbytes) != (at, best):
-        what = f"is said to be {peak.nbytes} bytes at point {peak.point}, but is {best} at point {at}"
+        what = f"is declared as {peak.nbytes} bytes at point {peak.point}, but is {best} at point {at}"
         yield Finding("false-peak", "the peak", f"{what}, {str(plan.points[at])!r}")
     elif set(peak.values) != alive or len(peak.values) != len(alive):
-        yield Finding("false-peak", "the peak", "names other values than are alive there")
+        yield Finding("false-peak", "the peak", "lists other values than those live there")
 
 
 def _claim_finding(place: Placement, rule: str, what: str) -> Finding:

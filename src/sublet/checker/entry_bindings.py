@@ -32,7 +32,7 @@ def declared_bindings(graph: Graph, plan: MemoryPlan) -> tuple[EntryBindings, li
         parameters = _renamed_parameters(loops[record.loop], pointers) if record.loop in loops else []
         wrong = _malformed_reason(record, parameters, plan)
         if wrong:
-            fix = "name a placement, or -1, for each pointer of each copy"
+            fix = "declare a placement, or -1, for each renamed parameter of each body version"
             findings.append(Finding("false-heads", f"loop {record.loop}", wrong, fix, (record.loop,)))
             continue
         declared[record.loop, record.within] = [
@@ -54,25 +54,25 @@ def _renamed_parameters(loop: While, pointers: frozenset[str]) -> list[Value]:
 def _malformed_reason(record: RolledLoop, own: Sequence[Value], plan: MemoryPlan) -> str:
     """Return the reason why the declared entry bindings of a loop are malformed; "" for well-formed declarations."""
     if len(record.heads) != record.copies or any(len(heads) != len(own) for heads in record.heads):
-        return f"does not tell of {record.copies} copies of its body what {len(own)} pointers stand for"
+        return f"must declare the bindings of {len(own)} renamed parameters in each of {record.copies} body versions"
     for copy, heads in enumerate(record.heads):
         for parameter, number in zip(own, heads, strict=True):
             place = plan.placements[number] if 0 <= number < len(plan.placements) else None
             if number != OPEN and (place is None or place.how == POINTER or place.region.nbytes != parameter.nbytes):
-                return f"begins copy {copy} of its body with {parameter} at placement {number}, where it cannot lie"
+                return f"enters body version @{copy} with {parameter} bound to placement {number}, which cannot hold it"
     return ""
 
 
 def mismatched_entries(
-    node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[int, AbstractState]
+    node: While, declared: Sequence[Mapping[str, Region]], heads: Mapping[int, AbstractState]
 ) -> Iterator[Finding]:
     """Yield findings for body versions entered with a pointer at a region other than the declared region."""
     for copy, state in heads.items():
         for parameter in node.parameters:
-            region = told[copy].get(parameter.name) if 0 <= copy < len(told) else None
+            region = declared[copy].get(parameter.name) if 0 <= copy < len(declared) else None
             pointer = state.pointers.get(parameter.name)
             if region is not None and region.nbytes and (pointer is None or set(pointer.targets) != {region}):
-                what = f"does not begin copy {copy} of its body with {parameter} where the plan says"
+                what = f"does not enter body version @{copy} with {parameter} at the declared placement"
                 yield Finding("false-heads", f"loop {node.name}", what, names=(node.name, parameter.name))
 
 
@@ -106,5 +106,5 @@ def check_entry_bindings(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding
         for name, number in begun.get(visit.point, {}).items():
             if number != OPEN and visit.state.get(("pointer", name)) != number:
                 moment = walk.moment_of(visit)
-                what = f"is said to stand for placement {number} at {moment.point}, and may stand for another"
+                what = f"is declared as bound to placement {number} at {moment.point}, but may be bound to another"
                 yield Finding("false-heads", f"value %{name}", what, names=(name,))

@@ -38,7 +38,7 @@ def _describe_segment(segment: MemorySegment) -> str:
     """Return a wrong segment in words."""
     place = f"bytes [{segment.begin}, {segment.end})"
     if segment.token is None:
-        return f"{place} hold nothing known ({segment.writer})"
+        return f"{place} have no known content ({segment.writer})"
     start = segment.begin - segment.base
     return f"{place} hold bytes [{start}, {start + segment.end - segment.begin}) of %{segment.token}, " + (
         f"written by {segment.writer}"

@@ -129,10 +129,10 @@ def build_layout(graph: Graph, plan: MemoryPlan) -> tuple[PlanLayout, list[Findi
         else:
             regions.update((value.name, region) for _, region in turns)
     for name in sorted(storages.keys() & strides.cells.by_name.keys()):
-        findings.append(Finding("duplicate-storage", f"storage {name}", "has the name of the step of a round"))
+        findings.append(Finding("duplicate-storage", f"storage {name}", "has the name of a loop slice"))
     for value in values.values():
         if value.plannable and value.name not in placed:
-            fix = "every value that is not outside the plan needs bytes"
+            fix = "add a placement, or list the value as outside the plan"
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
     rolled = {(record.loop, record.within): record for record in plan.rolled}
     updated = frozenset(bound_storage_name(value.name) for value in graph.updated_values)
@@ -167,10 +167,15 @@ def _check_rolled_loops(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     loops = {node.name for node in graph.walk() if isinstance(node, While)}
     for record in plan.rolled:
         if record.loop not in loops or record.first < 0 or record.ring < 1:
-            what = f"runs {record.first} copies and then a ring of {record.ring}"
-            yield Finding("bad-copies", f"loop {record.loop}", what, "a loop of the graph needs a ring of at least one")
+            what = f"declares a prologue of {record.first} body versions and a period of {record.ring}"
+            yield Finding(
+                "bad-copies",
+                f"loop {record.loop}",
+                what,
+                "expected a loop of the graph, a prologue of at least 0 and a period of at least 1",
+            )
         if any(not 0 <= jump.next < record.copies for jump in record.jumps):
-            yield Finding("bad-copies", f"loop {record.loop}", "jumps to a copy of its body that is not there")
+            yield Finding("bad-copies", f"loop {record.loop}", "has a transition to a body version that does not exist")
     assigned: set[str] = set()
     for node in graph.walk():
         if isinstance(node, While):
@@ -179,7 +184,7 @@ def _check_rolled_loops(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             assigned.update(value.name for value in node.defs)
     for placement in plan.placements:
         if placement.how == POINTER and placement.value not in assigned:
-            what = "is said to stand for another value, but no loop or branch assigns it"
+            what = "is declared as renamed, but no loop or branch assigns it"
             yield Finding("bad-copies", f"value %{placement.value}", what)
 
 
@@ -213,7 +218,7 @@ def _check_storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         seen.add(storage.name)
         if storage.kind == ARENA:
             if not storage.name or storage.name.startswith("%"):
-                yield Finding("storage-kind", where, "is an arena with the name of something bound")
+                yield Finding("storage-kind", where, "is an arena, whose name must not be empty or begin with %")
         elif storage.kind not in owners:
             yield Finding("storage-kind", where, f"is of unknown kind {storage.kind!r}")
         elif storage.name not in owners[storage.kind]:
@@ -222,7 +227,7 @@ def _check_storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("bound-storage", where, f"has {storage.nbytes} bytes, its {storage.kind} has {owned}")
     arenas = sum(storage.nbytes for storage in plan.arenas)
     if arenas != plan.arena_bytes:
-        what = f"says the arena has {plan.arena_bytes} bytes, but lists {arenas}"
+        what = f"declares an arena of {plan.arena_bytes} bytes, but its arenas have {arenas}"
         yield Finding("arena-size", "the plan", what)
 
 
@@ -252,7 +257,11 @@ def _check_unplanned_values(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]
     counts = Counter(outside.value for outside in plan.outside)
     for name in sorted(specs.keys() | counts.keys()):
         if counts[name] != (name in specs):
-            what = "cannot be planned, but the plan does not say so" if not counts[name] else "is said to be outside"
+            what = (
+                "cannot be planned, but the plan does not list it as outside"
+                if not counts[name]
+                else "is listed as outside, but can be planned, is unknown or is listed twice"
+            )
             yield Finding("outside-untold", f"value %{name}", what)
     callers = {value.name for value in (*graph.weights, *graph.inputs, *graph.outputs)}
     for outside in plan.outside:
@@ -261,10 +270,14 @@ def _check_unplanned_values(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]
         dtype, dims = spec.dtype_and_dims or ("", None)
         known = (spec.type, str(dtype), tuple(OPEN if extent is None else extent for extent in dims or ()))
         if (outside.type, outside.dtype, outside.dims) != known:
-            what = f"is said to be {outside.type} of {outside.dtype or 'no type'}{list(outside.dims)}, but is {spec}"
+            what = f"is declared as {outside.type} of {outside.dtype or 'no type'}{list(outside.dims)}, but is {spec}"
             yield Finding("outside-untold", f"value %{outside.value}", what)
         if outside.bound and outside.value not in callers:
-            yield Finding("outside-untold", f"value %{outside.value}", "is said to be the caller's, and is not")
+            yield Finding(
+                "outside-untold",
+                f"value %{outside.value}",
+                "is declared as the caller's, but is no input, output or weight",
+            )
 
 
 def _check_placement(
@@ -280,12 +293,12 @@ def _check_placement(
         return
     if placement.how == POINTER:
         if placement.copies or placement.region.storage:
-            yield Finding("bad-copies", where, "stands for another value, and has no region of its own")
+            yield Finding("bad-copies", where, "is renamed, so it cannot have a region or body versions")
         return
     if placement.spec != str(value.spec):
         yield Finding("wrong-spec", where, f"is placed as {placement.spec}, but is {value.spec}")
     if region.nbytes != value.nbytes:
-        yield Finding("wrong-size", where, f"is given {region.nbytes} bytes, but needs {value.nbytes}")
+        yield Finding("wrong-size", where, f"has a region of {region.nbytes} bytes, but needs {value.nbytes}")
     if region.storage not in storages:
         yield Finding("unknown-storage", where, f"lies in storage {region.storage!r}, which the plan does not list")
     elif value.nbytes and not 0 <= region.offset <= storages[region.storage].nbytes - value.nbytes:
@@ -318,7 +331,7 @@ def _check_bound_values(graph: Graph, layout: PlanLayout) -> Iterator[Finding]:
             and actual.kind != "arena"
             and (actual.kind, actual.name) != (kind, bound_storage_name(value.name))
         ):
-            what = f"lies in storage {actual.name} of kind {actual.kind}, where the caller does not put it"
+            what = f"lies in storage {actual.name} of kind {actual.kind}, expected its own storage or an arena"
             yield Finding("bound-storage", f"{kind} {value}", what)
 
 
@@ -327,7 +340,7 @@ def _check_initial_overlaps(graph: Graph, layout: PlanLayout) -> Iterator[Findin
     values = (*graph.inputs, *graph.weights)
     named = [(region, value.name) for value in values if (region := layout.region_of(value))]
     for one, other in overlapping_pairs(named):
-        what = f"overlaps %{other[1]} at {format_region(other[0])}; both are there before the first step"
+        what = f"overlaps %{other[1]} at {format_region(other[0])}; both are live before the first step"
         yield Finding("initial-overlap", f"value %{one[1]} at {format_region(one[0])}", what, "place them apart")
 
 

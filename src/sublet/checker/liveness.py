@@ -44,9 +44,9 @@ def reachable_from_writes(walk: StateSpace, number: int) -> Ranges:
     return merge_ranges((point, point + 1) for point in reached)
 
 
-def _with_lasting(found: dict[int, Ranges], walk: StateSpace, lasting: Collection[int]) -> dict[int, Ranges]:
+def _with_lasting(ranges: dict[int, Ranges], walk: StateSpace, lasting: Collection[int]) -> dict[int, Ranges]:
     """Return the live ranges with `lasting` placements live at all points."""
-    return {**found, **dict.fromkeys(lasting, ((0, len(walk.timeline.moments)),))}
+    return {**ranges, **dict.fromkeys(lasting, ((0, len(walk.timeline.moments)),))}
 
 
 def _live_ranges(visits: Sequence[PointState]) -> dict[int, Ranges]:

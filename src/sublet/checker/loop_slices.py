@@ -54,7 +54,7 @@ class SliceStorages:
         """Add a slice storage, and its latest row if stacked."""
         self.by_name[name] = cell
         if cell.stacked:
-            latest = self.latest[name] = f"{name} (the latest)"
+            latest = self.latest[name] = f"{name} (latest row)"
             self.by_name[latest] = replace(cell, loop="", latest_of=name)
 
     def current_slice_of(self, storage: str) -> str:
@@ -113,7 +113,7 @@ def slice_region(loop: str, whole: Value, place: Region | None, axis: int, backw
         return None
     nbytes = whole.nbytes // extent
     way = "backwards " if backwards else ""
-    name = f"{place.storage}[{place.offset}, {place.end}) {way}by {nbytes} in a round of {loop}: "
+    name = f"{place.storage}[{place.offset}, {place.end}) {way}by {nbytes} an iteration of {loop}: "
     return Region(name, 0, nbytes)
 
 
@@ -151,12 +151,12 @@ class StrideResolver:
                 return Region(cell.storage, offset, value.nbytes)
         return None
 
-    def stride_findings(self, placement: Placement, found: bool) -> Iterator[Finding]:
-        """Yield findings for the strides of a placement; `found` is True if the placement lies within a slice."""
+    def stride_findings(self, placement: Placement, within_slice: bool) -> Iterator[Finding]:
+        """Yield findings for the strides of a placement; `within_slice`: the placement lies within a slice."""
         where = f"value %{placement.value}"
-        if not found:
-            what = f"moves from round to round of {', '.join(stride.loop for stride in placement.strides)}"
-            fix = "it may only lie in the step that a round takes of a sequence or adds to a stacked output"
+        if not within_slice:
+            what = f"moves from iteration to iteration of {', '.join(stride.loop for stride in placement.strides)}"
+            fix = "place it in the current slice of a sequence or the current row of a stacked output"
             yield Finding("bad-stride", where, what, fix)
         for stride in placement.strides:
             if self._alignment > 1 and stride.nbytes % self._alignment:

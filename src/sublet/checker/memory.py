@@ -47,7 +47,7 @@ Track = list[MemorySegment]
 
 
 _BEGIN = itemgetter(0)
-_UNWRITTEN = "never written, or not by every path"
+_UNWRITTEN = "not written on every path"
 
 
 class AbstractMemory:
@@ -160,7 +160,7 @@ class AbstractMemory:
 def _rename_segment(segment: MemorySegment, token: str | None) -> MemorySegment:
     """Return a segment with another token; None makes the bytes unknown, with the former token as the reason."""
     if token is None and segment.token is not None:
-        return segment._replace(token=None, writer=f"%{segment.token} of an earlier round")
+        return segment._replace(token=None, writer=f"%{segment.token} of an earlier iteration")
     return segment._replace(token=token)
 
 
@@ -207,7 +207,7 @@ def _unknown_segment(begin: int, end: int, a: MemorySegment, b: MemorySegment) -
     """Return an unknown segment for different facts, with the reason."""
     if a.token is None or b.token is None:
         return MemorySegment(begin, end, None, 0, (a if a.token is None else b).writer)
-    return MemorySegment(begin, end, None, 0, f"%{a.token} by one path, %{b.token} by another")
+    return MemorySegment(begin, end, None, 0, f"%{a.token} on one path, %{b.token} on another")
 
 
 def _overlapped_positions(track: Track, begin: int, end: int) -> tuple[int, int]:

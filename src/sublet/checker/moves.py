@@ -34,17 +34,17 @@ def check_moves(plan: MemoryPlan, walk: StateSpace) -> Iterator[Finding]:
         known = listed.setdefault((move.edge, move.destination), [])
         where = f"edge {move.edge}"
         if any(other.source == move.source for other in known):
-            yield Finding("false-moves", where, f"is said to copy %{move.source} to %{move.destination} twice")
+            yield Finding("false-moves", where, f"lists the copy of %{move.source} to %{move.destination} twice")
         known.append(move)
         times = actual.get((move.edge, move.destination), ())
         if not any(move.source in source and move.nbytes == nbytes for source, nbytes in times):
-            what = f"is said to copy {move.nbytes} bytes from %{move.source} to %{move.destination}, and does not"
+            what = f"lists a copy of {move.nbytes} bytes from %{move.source} to %{move.destination}, but makes none"
             yield Finding("false-moves", where, what)
     for (edge, to), times in actual.items():
         named = {move.source for move in listed.get((edge, to), ())}
         for source, nbytes in times:
             if not source & named:
-                what = f"copies {nbytes} bytes from %{min(source)} to %{to}, and the plan does not say so"
+                what = f"copies {nbytes} bytes from %{min(source)} to %{to}, but the plan does not list the copy"
                 yield Finding("false-moves", f"edge {edge}", what)
 
 
@@ -93,7 +93,7 @@ def check_possible_bindings(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]
         meant = [name for name in seen if name not in pointers]
         if set(place.stands_for) != set(meant) or len(place.stands_for) != len(meant):
             declared, derived = ", ".join(place.stands_for) or "nothing", ", ".join(meant) or "nothing"
-            what = f"is said to stand for {declared}, but may stand for {derived}"
+            what = f"is declared as bound to {declared}, but may be bound to {derived}"
             yield Finding("false-targets", f"value %{place.value}", what)
 
 

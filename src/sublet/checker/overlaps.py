@@ -52,7 +52,7 @@ def _inputs_overwritten(node: Node, action: Action, layout: PlanLayout) -> Itera
                 f"writes %{write.value} at {format_region(write.region)} "
                 f"over its own input {value} at {format_region(region)}"
             )
-            fix = f"{node.op} does not write output {out} over input {position}; place them apart"
+            fix = f"{node.op} cannot write output {out} over input {position}; place them apart"
             yield Finding("input-overwritten", action.where, what, fix)
 
 

@@ -96,7 +96,7 @@ class _TooManyStates(Exception):
     """The replay exceeds a limit, and stops."""
 
     def __init__(self, node: Node, what: str) -> None:
-        self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing", (node.name,))
+        self.finding = Finding("too-many-states", f"node {node.name}", what, "copy the renamed values", (node.name,))
 
 
 class _PlanReplay:
@@ -185,7 +185,7 @@ class _PlanReplay:
         """Count a step. Raises _TooManyStates beyond the limit of steps."""
         self._steps += 1
         if self._steps > self._most:
-            raise _TooManyStates(node, f"the copies of the bodies around it make more than {self._most} steps")
+            raise _TooManyStates(node, f"the body versions around it make more than {self._most} steps")
 
     def _last_reads(self, steps: Sequence[Node], wanted: Iterable[Value]) -> dict[int, set[str]]:
         """Return the pointers assigned by `steps`, by the position of the last step that needs the pointer."""
@@ -229,7 +229,7 @@ class _PlanReplay:
         """Run the body versions of a loop until all entry states are stable; return the state after the loop."""
         record = self.layout.rolled.get((node.name, context))
         if record is not None and record.copies > MOST_COPIES:
-            raise _TooManyStates(node, f"its body has more than {MOST_COPIES} copies")
+            raise _TooManyStates(node, f"it has more than {MOST_COPIES} body versions")
         self.perform(
             node, state, context, lambda actions: actions.enter_loop(node), _pairs(node.inits, node.parameters)
         )
@@ -401,7 +401,7 @@ class _PlanReplay:
             elif pointer is not None and not stored and _is_final_of_parameter(node, source, to):
                 targets[to.name] = pointer
             else:
-                what = f"lets {to} stand for {source}, which moves from round to round"
+                what = f"binds {to} to {source}, which moves from iteration to iteration"
                 names = (to.name, source.name)
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two", names))
         return targets
@@ -411,7 +411,7 @@ class _PlanReplay:
         met = reduce(AbstractState.meet, states)
         for name, pointer in met.pointers.items():
             if len(pointer.targets) > MOST_TARGETS:
-                raise _TooManyStates(node, f"%{name} can stand for more than {MOST_TARGETS} regions")
+                raise _TooManyStates(node, f"%{name} can be bound to more than {MOST_TARGETS} regions")
         return met
 
     def _names_in_body(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
@@ -442,7 +442,7 @@ class _PlanReplay:
             wrong = state.mismatches(region, self.contents.get(value.name, own_content(value)))
             self.findings += [misread_finding(value, region, wrong, where, rule, names)] if wrong else []
         elif value.nbytes and here.has_varying_region(value):
-            what = f"reads {value}, which has no place in this copy of the loops around"
+            what = f"reads {value}, which has no placement in this body version"
             self.findings.append(Finding("undefined", where, what, names=names))
 
 

@@ -24,19 +24,23 @@ def check_form(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
     seen: set[str] = set()
     for step in schedule.steps:
         if step.node not in nodes:
-            yield Finding("unknown-step", where, f"runs {step.node}, which is no node of this graph")
+            yield Finding("unknown-step", where, f"runs {step.node}, which is no node of the graph")
         if step.node in seen:
             yield Finding("scheduled-twice", where, f"runs node {step.node} twice")
         for wait in step.waits:
             if wait not in seen:
-                what = f"step {step.node} waits for {wait}, which is no earlier step of this graph"
+                what = f"step {step.node} waits for {wait}, which is no earlier step of the graph"
                 yield Finding("bad-wait", where, what)
         seen.add(step.node)
         if not 0 <= step.stream < MOST_STREAMS:
-            yield Finding("bad-stream", where, f"runs {step.node} in stream {step.stream}", "streams count from 0")
+            yield Finding(
+                "bad-stream", where, f"runs {step.node} in stream {step.stream}", f"expected 0 to {MOST_STREAMS - 1}"
+            )
     for name in schedule.bodies:
         if name not in nodes:
-            yield Finding("missing-body", where, f"has schedules for the sub-graphs of {name}, which is no node here")
+            yield Finding(
+                "missing-body", where, f"has schedules for the sub-graphs of {name}, which is no node of the graph"
+            )
     for node in graph.nodes:
         if node.name not in seen:
             yield Finding("unscheduled-node", where, f"never runs node {node.name}")
@@ -67,7 +71,7 @@ def _missing_waits(graph: Graph, schedule: Schedule, before: list[int]) -> Itera
         for value in required_values(node):
             source = producer.get(value.name)
             if source is not None and not before[i] >> position[source.name] & 1:
-                what = f"reads {value} without being ordered after node {source.name}, which makes it"
+                what = f"reads {value} without being ordered after its producer, node {source.name}"
                 yield Finding("missing-wait", f"node {node.name}", what, f"wait for {source.name}")
 
 

@@ -68,12 +68,12 @@ class StateSpace:
     """
 
     def __init__(
-        self, timeline: CheckerTimeline, places: PlacementIndex, asked: Mapping[int, frozenset[Name]] = NO_REQUESTS
+        self, timeline: CheckerTimeline, places: PlacementIndex, requested: Mapping[int, frozenset[Name]] = NO_REQUESTS
     ) -> None:
         self.timeline = timeline
         self.places = places
         self.visits: list[PointState] = []
-        self._later = _names_used_later(timeline, places.pointers, asked)
+        self._later = _names_used_later(timeline, places.pointers, requested)
         self._known: dict[tuple[int, BindingState], int] = {}
         self._explore()
 
@@ -147,7 +147,7 @@ class StateSpace:
 
 
 def _names_used_later(
-    timeline: CheckerTimeline, pointers: frozenset[str], asked: Mapping[int, frozenset[Name]]
+    timeline: CheckerTimeline, pointers: frozenset[str], requested: Mapping[int, frozenset[Name]]
 ) -> list[frozenset[Name]]:
     """Return, for each point, the pointers and exits with a later use; empty without pointers and deciding exits.
 
@@ -163,7 +163,7 @@ def _names_used_later(
     if not pointers and not deciding:
         return []
     count = len(timeline.moments)
-    asks = [_names_used(timeline, point, pointers) | asked.get(point, frozenset()) for point in range(count)]
+    asks = [_names_used(timeline, point, pointers) | requested.get(point, frozenset()) for point in range(count)]
     forgets = [_names_killed(timeline, point, deciding) for point in range(count)]
     before: list[frozenset[Name]] = [frozenset()] * count
     after: list[frozenset[Name]] = [frozenset()] * count

@@ -32,16 +32,16 @@ def check_storage_swaps(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             name for name in cycle if name not in specs or bound_storage_name(name) not in bound or times[name] > 1
         ]
         if strangers:
-            what = f"exchanges memory of %{strangers[0]}, which is not updated in memory of its own, or is named twice"
+            what = f"swaps the storage of %{strangers[0]}, which is not updated in its own storage, or is listed twice"
             yield Finding("false-exchange", "the plan", what)
         elif len(cycle) < 2 or len({specs[name] for name in cycle}) > 1:
             names = ", ".join(f"%{name}" for name in cycle) or "nothing"
             yield Finding(
-                "false-exchange", "the plan", f"exchanges memory of {names}, which are not of one type, or one"
+                "false-exchange", "the plan", f"swaps the storages of {names}, expected two or more values of one type"
             )
     turns = lcm(*(len(cycle) or 1 for cycle in plan.exchanged))
     if turns > MOST_TURNS:
-        what = f"exchanges memory in cycles that come round after {turns} runs, which is more than {MOST_TURNS}"
+        what = f"swaps storages in cycles that repeat after {turns} runs, more than {MOST_TURNS}"
         yield Finding("false-exchange", "the plan", what)
 
 

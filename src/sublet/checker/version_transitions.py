@@ -25,7 +25,7 @@ from sublet.plan import Context, RolledLoop, VersionTransition
 MOST_TRANSITIONS = 256
 """Transitions out of one body version. The replay ignores further transitions, and reports the loop (bad-jumps)."""
 
-FIX = "each end of a copy needs one copy that follows"
+FIX = "give each exit of a body version exactly one successor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,19 @@ class TakenTransitions:
         """Yield findings for ends without a transition, and for transitions that require exits possibly not taken."""
         listed = self.transitions_from(record, copy)
         if len(listed) > MOST_TRANSITIONS:
-            yield _finding(record.loop, f"has more than {MOST_TRANSITIONS} jumps from copy {copy} of its body", FIX)
+            yield _finding(record.loop, f"has more than {MOST_TRANSITIONS} transitions from body version @{copy}", FIX)
         elif listed:
             for jump in listed:
                 for name, _ in jump.ways:
                     if _is_possible(jump, known) and not known[name].required_arms.items() <= dict(jump.ways).items():
-                        what = f"goes from copy {copy} of its body by a way out of {name}, which may not have run"
-                        yield _finding(record.loop, what, "name the branches around it too")
+                        what = (
+                            f"has a transition from body version @{copy} on an exit of {name}, which may not have run"
+                        )
+                        yield _finding(record.loop, what, "add the branches around {name} to the transition")
             left = _uncovered_exits([jump for jump in listed if _is_possible(jump, known)], known)
             if left is not None:
                 yield _finding(
-                    record.loop, f"has no jump from copy {copy} of its body when {_describe_exits(left)}", FIX
+                    record.loop, f"has no transition from body version @{copy} if {_describe_exits(left)}", FIX
                 )
 
     def unused_transitions(self, rolled: Mapping[tuple[str, Context], RolledLoop]) -> Iterator[Finding]:
@@ -109,8 +111,8 @@ class TakenTransitions:
             for jump in rolled[where].jumps:
                 if jump not in taken:
                     exits = _describe_exits(dict(jump.ways))
-                    what = f"is never left from copy {jump.copy} to copy {jump.next} when {exits}"
-                    yield _finding(where[0], what, "leave out jumps that cannot be taken")
+                    what = f"never takes the transition from body version @{jump.copy} to @{jump.next} if {exits}"
+                    yield _finding(where[0], what, "remove transitions that cannot be taken")
 
 
 def ambiguous_transitions(record: RolledLoop) -> Iterator[Finding]:
@@ -120,8 +122,8 @@ def ambiguous_transitions(record: RolledLoop) -> Iterator[Finding]:
             wanted = dict(one.ways)
             apart = any(wanted.get(name, way) != way for name, way in other.ways)
             if one.next != other.next and not apart:
-                what = f"may go from copy {copy} of its body to copy {one.next} and to copy {other.next} "
-                yield _finding(record.loop, what + f"when {_describe_exits({**wanted, **dict(other.ways)})}", FIX)
+                what = f"has transitions from body version @{copy} to both @{one.next} and @{other.next} "
+                yield _finding(record.loop, what + f"if {_describe_exits({**wanted, **dict(other.ways)})}", FIX)
 
 
 def varying_entries(node: While, body: frozenset[str], heads: Mapping[int, AbstractState]) -> Iterator[Finding]:
@@ -131,8 +133,8 @@ def varying_entries(node: While, body: frozenset[str], heads: Mapping[int, Abstr
             pointer = state.pointers.get(parameter.name)
             if pointer is not None and len(pointer.targets) > 1 and pointer.common_choice in body:
                 here, there, *_ = pointer.targets
-                what = f"begins copy {copy} of its body with {parameter} at {format_region(here)} in one round, "
-                fix = "what is pointed at elsewhere needs a copy of its own"
+                what = f"enters body version @{copy} with {parameter} at {format_region(here)} in one iteration, "
+                fix = "add a body version for each binding"
                 yield _finding(node.name, what + f"and at {format_region(there)} in another", fix, parameter.name)
 
 
@@ -167,8 +169,8 @@ def _uncovered_exits(jumps: Sequence[VersionTransition], known: Decisions) -> di
 
 def _describe_exits(ways: Mapping[str, int]) -> str:
     """Return exits as text."""
-    left = " and ".join(f"{name} is left by way {way}" for name, way in ways.items())
-    return left or "nothing decides"
+    left = " and ".join(f"{name} takes exit {way}" for name, way in ways.items())
+    return left or "no exit decides"
 
 
 def _finding(loop: str, what: str, fix: str, *pointers: str) -> Finding:

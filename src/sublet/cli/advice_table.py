@@ -27,13 +27,13 @@ def advice_table(advised: Advised) -> RenderableType:
             table.add_row(*row, Text(printable(f"{each.what}: {each.how}{_describe_outside(each)}")))
         parts.append(table)
     else:
-        parts.append(Text("nothing that was tried"))
+        parts.append(Text("no tried change"))
     vain = [
         f"{each.how if each.kind == 'option' else each.what} ({_describe_arena(each)})" for each in advised.unhelpful
     ]
     if vain:
         parts.append(Text(printable(f"No help: {', '.join(vain)}."), "dim"))
-    parts += [Text(printable(f"Could not be planned: {failed}"), "dim") for failed in advised.failed]
+    parts += [Text(printable(f"No plan: {failed}"), "dim") for failed in advised.failed]
     if advised.stopped:
         parts.append(Text(f"Not everything was tried: {advised.stopped}.", "yellow"))
     return Group(*parts)

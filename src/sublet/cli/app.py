@@ -162,7 +162,7 @@ def pack_(
     parsed = packing_problem(problem, lifetimes)
     if region:
         if capacity_bytes is not None:
-            raise ProblemError("--capacity is for one arena: with --region every region has its own")
+            raise ProblemError("--capacity is for a single arena: with --region each region states its capacity")
         with packing_progress() as progress:
             placed = place_in_regions(
                 parsed, options.parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed

@@ -42,13 +42,13 @@ BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 Arrays = dict[str, Any]
 
 
-def read_inputs(given: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
+def read_inputs(texts: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
     """Return the arrays of `NAME=FILE.npy`, `NAME=FILE.npz`, `FILE.npz` and `NAME=NUMBER`, by name of the input.
 
     Raises RunError for an unknown input name, an unreadable file, or an array of a wrong type or shape.
     """
     arrays: Arrays = {}
-    for text in given:
+    for text in texts:
         for name, array in _read_input_option(text, inputs).items():
             if name in arrays:
                 raise RunError(f"--input: {printable(name)!r} is given twice")
@@ -56,9 +56,9 @@ def read_inputs(given: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
     return arrays
 
 
-def input_paths(given: Sequence[str]) -> list[Path]:
+def input_paths(texts: Sequence[str]) -> list[Path]:
     """Return the paths of the files read by `read_inputs`, guessed from the texts alone (a number counts as a path)."""
-    return [Path(text.rpartition("=")[2]) for text in given]
+    return [Path(text.rpartition("=")[2]) for text in texts]
 
 
 def missing_inputs_message(missing: Mapping[str, Value], of: int) -> str:
@@ -66,7 +66,7 @@ def missing_inputs_message(missing: Mapping[str, Value], of: int) -> str:
     lines = [f"  {printable(name)}: {value.spec}" for name, value in list(missing.items())[:MAX_LISTED]]
     if len(missing) > MAX_LISTED:
         lines.append(f"  and {len(missing) - MAX_LISTED} more")
-    advice = "give each as --input NAME=FILE.npy, or fill them with --random SEED"
+    advice = "pass each as --input NAME=FILE.npy, or fill all with --random SEED"
     return "\n".join([f"{len(missing)} of {of} inputs are missing; {advice}:", *lines])
 
 
@@ -112,7 +112,9 @@ def _flatten_entries(arrays: Mapping[str, Any]) -> list[tuple[str, NDArray[Any]]
 def _random_array(rng: np.random.Generator, name: str, value: Value) -> NDArray[Any]:
     spec = value.spec
     if not isinstance(spec, TensorSpec):
-        raise RunError(f"{printable(name)} is {spec.type} ({spec.reason}): --random cannot fill it, give it as --input")
+        raise RunError(
+            f"{printable(name)} is {spec.type} ({spec.reason}): --random cannot fill this type; pass --input"
+        )
     kind, dtype = NUMPY[spec.dtype], spec.dtype
     try:
         if dtype.text.startswith(("i", "u")) or dtype is DType.BOOL:
@@ -148,14 +150,14 @@ def _parse_number(text: str, value: Value) -> NDArray[Any]:
     """Return a number as an array of the input's spec. Raises RunError unless the input has one element."""
     spec, what = value.spec, f"--input {printable(value.name)}={text}"
     if not isinstance(spec, TensorSpec) or spec.size != 1 or is_packed(spec):
-        raise RunError(f"{what}: the input is {value.spec}, not one number; give a file, .npy or .npz")
+        raise RunError(f"{what}: the input is {value.spec}, not one number; pass a .npy or .npz file")
     kind = NUMPY[spec.dtype]
     try:
         number = BOOLEANS[text.lower()] if kind.kind == "b" else int(text) if kind.kind in "iu" else float(text)
         with np.errstate(over="raise"):
             return np.array(number, kind).reshape(spec.shape)
     except (KeyError, ValueError, OverflowError, FloatingPointError):
-        raise RunError(f"{what}: is no number of type {spec.dtype}") from None
+        raise RunError(f"{what}: not a number of type {spec.dtype}") from None
 
 
 def _read_npy_file(path: Path, name: str, inputs: Mapping[str, Value]) -> NDArray[Any]:
@@ -184,7 +186,7 @@ def _read_all_entries(path: Path, inputs: Mapping[str, Value]) -> Arrays:
         name = entry.removesuffix(ENTRY_SUFFIX)
         if name not in inputs:
             known = known_names(inputs)
-            raise RunError(f"{path}: {printable(name)!r} is no input; the inputs are {known}")
+            raise RunError(f"{path}: {printable(name)!r} is not an input; the inputs are {known}")
         arrays[name] = _read_entry(path, about, inputs[name])
     return arrays
 
@@ -215,7 +217,7 @@ def _read_array(stream: IO[bytes], size: int, value: Value, where: str) -> NDArr
         header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, by_columns, dtype = header(stream)
     except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError) as error:
-        raise RunError(f"{where}: is no .npy file: {str(error)[:200]}") from None
+        raise RunError(f"{where}: not a .npy file: {str(error)[:200]}") from None
     if dtype.hasobject or dtype.itemsize == 0:
         raise RunError(f"{where}: holds {dtype} elements, which are not read from files")
     kind = _require_matching_header(value, shape, dtype, where)

@@ -23,9 +23,7 @@ from sublet.viz.tables import plain_table
 FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """The budgets of the curve, in percent of the plain arena."""
 
-BOUND_NOTE = (
-    "No less than: a bound for programs in this order in which every node runs where it stands, and clones besides."
-)
+BOUND_NOTE = "No less than: a lower bound for programs in this order: each node at its place, plus recomputed nodes."
 
 OUTCOME_WORDS = {SearchOutcome.FITS: "", SearchOutcome.NOT_FOUND: "not found", SearchOutcome.IMPOSSIBLE: "impossible"}
 
@@ -65,7 +63,9 @@ def show_frontier(source: Model, options: Options, files: OutputPaths, *, measur
     """
     out, page, png = files
     if out is not None or png is not None:
-        raise PlanError("--frontier tells of many plans, --out and --png of one: use --html, or --budget --recompute")
+        raise PlanError(
+            "--frontier makes many plans, but --out and --png hold one: use --html, or --budget --recompute"
+        )
     with budget_progress() as show_budget:
         budgets = _budget_search(source, options, measure=measure)
         arena = budgets.plain.nbytes
@@ -78,7 +78,7 @@ def show_frontier(source: Model, options: Options, files: OutputPaths, *, measur
         return
     table = plain_table()
     last = "brought back" if options.regions else "no less than"
-    for title in ("budget", "arena", "of plain", "in pieces", "computed again", "extra time", last):
+    for title in ("budget", "arena", "of plain", "in pieces", "recomputed", "extra time", last):
         table.add_column(title, justify="right")
     for answer in results:
         nbytes = answer.program.nbytes
@@ -88,25 +88,24 @@ def show_frontier(source: Model, options: Options, files: OutputPaths, *, measur
         row = (human(nbytes), f"{nbytes / arena:.1%}", *counts, f"{answer.extra_time:+.1%}", least)
         shown = row if answer.outcome is SearchOutcome.FITS else (OUTCOME_WORDS[answer.outcome], "", "", "", "", "")
         table.add_row(human(answer.budget), *shown)
-    bound = (
-        f"No transfer is counted as hidden behind others' work; at most {_max_offloaded_bytes(results)} bytes are away."
-    )
+    offloaded = _max_offloaded_bytes(results)
+    bound = f"No transfer is counted as overlapped with computation; at most {offloaded} bytes are offloaded."
     words = f"Time is predicted {budgets.costs}. {bound if options.regions else BOUND_NOTE}"
     answer_console().print(table, Text(), Text(words), Text(_describe_smallest(results[-1])))
 
 
-def _max_offloaded_bytes(found: tuple[BudgetResult, ...]) -> str:
+def _max_offloaded_bytes(results: tuple[BudgetResult, ...]) -> str:
     """Return the most bytes in the slow memory over all points, as text."""
-    return f"{max(answer.program.slow_bytes for answer in found):,}"
+    return f"{max(answer.program.slow_bytes for answer in results):,}"
 
 
 def _describe_smallest(last: BudgetResult) -> str:
     """Return a sentence on the smallest budget: the bytes needed at least, or the fewest bytes found."""
     words = last.bound_in_words
-    return f"The least found needs {last.program.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
+    return f"The smallest program found needs {last.program.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
 
 
-def frontier_json(budgets: BudgetSearch, found: tuple[BudgetResult, ...]) -> dict[str, Any]:
+def frontier_json(budgets: BudgetSearch, results: tuple[BudgetResult, ...]) -> dict[str, Any]:
     """Return the curve as a JSON object. Seconds are predicted."""
     floor = budgets.floor
     return {
@@ -127,6 +126,6 @@ def frontier_json(budgets: BudgetSearch, found: tuple[BudgetResult, ...]) -> dic
                 "brought_back": answer.program.reload_count,
                 "away_bytes": answer.program.slow_bytes,
             }
-            for answer in found
+            for answer in results
         ],
     }

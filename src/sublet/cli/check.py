@@ -73,7 +73,9 @@ def check(
     refuse_overwriting([path for path in (model, plan_path) if path is not None], html, png)
     if plan_path is not None and not is_foreign_json(plan_path):
         if dim or max_trips or capacity:
-            raise PlanError("--dim, --max-trips and --capacity are for plans of other tools: a plan of Sublet's says")
+            raise PlanError(
+                "--dim, --max-trips and --capacity are for plans of other tools: a plan by Sublet contains these"
+            )
         _check_sublet_plan(model, plan_path, search, html, png, in_json=as_json_)
         return
     if search:
@@ -114,14 +116,14 @@ def _check_sublet_plan(
         raise typer.Exit(1)
 
 
-def _print_judgement(found: ForeignVerdict, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+def _print_judgement(verdict: ForeignVerdict, html: Path | None, png: Path | None, *, in_json: bool) -> None:
     """Print the verdict on a plan by another tool, write the pictures, and exit with the status of the verdict."""
-    picture = judgement_picture(found)
+    picture = judgement_picture(verdict)
     write_pictures(picture, html, png)
     if in_json:
-        print_json(judgement_json(found))
+        print_json(judgement_json(verdict))
     else:
-        print_judgement(found)
+        print_judgement(verdict)
         print_memory_map(picture)
-    if EXIT_STATUS[found.outcome]:
-        raise typer.Exit(EXIT_STATUS[found.outcome])
+    if EXIT_STATUS[verdict.outcome]:
+        raise typer.Exit(EXIT_STATUS[verdict.outcome])

@@ -155,7 +155,7 @@ def budget_progress() -> Iterator[Callable[[int], None]]:
         yield lambda budget: None
         return
     with error_console.status("budget") as status:
-        yield lambda budget: status.update(f"computing again what makes it fit {human(budget)}")
+        yield lambda budget: status.update(f"searching for recomputations to fit {human(budget)}")
 
 
 @contextmanager
@@ -166,10 +166,10 @@ def advice_progress() -> Iterator[OnCandidate | None]:
         return
     with error_console.status("advice") as status:
 
-        def trying(idea: AdviceCandidate, found: tuple[Advice, ...]) -> None:
-            best = min((each.arena_bytes for each in found), default=None)
+        def trying(idea: AdviceCandidate, advice: tuple[Advice, ...]) -> None:
+            best = min((each.arena_bytes for each in advice), default=None)
             so_far = "" if best is None else f", the best so far is {human(best)}"
-            status.update(escape(printable(f"trying {idea.what}{so_far} (Ctrl-C keeps what was found)")))
+            status.update(escape(printable(f"trying {idea.what}{so_far} (Ctrl-C keeps the advice found)")))
 
         yield trying
 

@@ -53,7 +53,7 @@ def export(
         name for name, value in (("--dim", dim), ("--max-trips", max_trips), ("--align", align)) if value
     ]
     if plan is not None and planning_options:
-        raise PlanError(f"{planning_options[0]} is for planning, and {plan} is planned already")
+        raise PlanError(f"{planning_options[0]} is for planning, but {plan} is a finished plan")
     if plan is not None:
         memory_plan = load(plan)
         graph = model_of_plan(model, memory_plan).graph
@@ -80,7 +80,7 @@ def export(
         answer_console().print(f"wrote {out / file}", soft_wrap=True)
 
 
-def _parse_section(text: str, made: MemoryPlan) -> tuple[str, str]:
+def _parse_section(text: str, memory_plan: MemoryPlan) -> tuple[str, str]:
     """Parse `MEMORY=NAME` into a memory and the linker section; without `MEMORY=`, the first memory is meant."""
     memory, named, name = text.partition("=")
-    return (memory, name) if named else (made.arenas[0].name, text)
+    return (memory, name) if named else (memory_plan.arenas[0].name, text)

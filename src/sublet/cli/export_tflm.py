@@ -26,9 +26,9 @@ TFLM = "tflm"
 def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None) -> None:
     """Write the file and print the memory used by TFLM. Raises PlanError for a plan or model not usable by TFLM."""
     if not is_tflite(model):
-        raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
+        raise PlanError(f"--to {TFLM} writes a plan into a .tflite file; {model} is of another format")
     if plan.recipe.split or plan.recipe.again:
-        raise PlanError(f"the plan is for the graph {plan.recipe.description}, which is not that in {model}")
+        raise PlanError(f"the plan is for the graph {plan.recipe.description}, not for the graph in {model}")
     refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
     raw = read_bytes(model, ModelError)
     program = decode(raw, model.name)
@@ -52,7 +52,7 @@ def _measured_lines(choice: OffsetSelection) -> Iterator[str]:
     own, ours = choice.without_plan, choice.with_plan
     yield f"measured with {tflm.PACKAGE} {tflm.version()}, on this machine, in fresh interpreters:"
     if choice.offsets is None:
-        yield f"  its own plan is no worse, and is kept: tensors and scratch {own.head:,} B, arena {own.total:,} B"
+        yield f"  TFLM's own plan, the smallest, is kept: tensors and scratch {own.head:,} B, arena {own.total:,} B"
         return
     yield f"  tensors and scratch {ours.head:,} B instead of {own.head:,} B"
     yield f"  arena used          {ours.total:,} B instead of {own.total:,} B"
@@ -63,19 +63,19 @@ def _measured_lines(choice: OffsetSelection) -> Iterator[str]:
 
 def _describe_selection(how: str) -> str:
     """Return a remark if only some offsets are prescribed."""
-    return "; it needs less with some left to it" if how == "some" else ""
+    return "; the arena is smaller with some tensors left to TFLM" if how == "some" else ""
 
 
 def _describe_offsets(offsets: Offsets) -> str:
     """Return a line with the number of prescribed offsets."""
     count = sum(offset is not None for subgraph in offsets for offset in subgraph)
-    return f"offsets of {count} tensors are told; it places all others, and scratch, around them"
+    return f"offsets of {count} tensors are prescribed; TFLM places all others, and scratch, around them"
 
 
 def _unmeasured_lines(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
     """Yield lines on offsets written without a measurement, as the TFLM package is not installed."""
     yield _describe_offsets(offsets)
     yield (
-        f"not proven: that its kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, so that it needs "
-        f"no more than with a plan of its own. pip install 'sublet[{tflm.EXTRA}]' has it measured"
+        f"not proven: that the kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, and that TFLM needs "
+        f"no more than with its own plan. Install 'sublet[{tflm.EXTRA}]' to have both measured"
     )

@@ -25,46 +25,46 @@ CONDITIONS = {
 }
 PICTURE_CLAIMS = {
     Evidence.REPLAY: "",
-    Evidence.LIFETIMES: "{}, right by the lifetimes it tells",
+    Evidence.LIFETIMES: "{}, right by the lifetimes it declares",
     Evidence.INSTRUCTIONS: "{}, right by the instructions of the program",
 }
 MAX_LISTED = 20
 """Maximum of listed violations and reasons; JSON lists all."""
 
 
-def print_judgement(found: ForeignVerdict) -> None:
+def print_judgement(verdict: ForeignVerdict) -> None:
     """Print the violations, the verdict, the tensors not judged with reasons, and the distance to the lower bound."""
     console = answer_console()
-    for finding in found.findings[:MAX_LISTED]:
+    for finding in verdict.findings[:MAX_LISTED]:
         console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
-    if len(found.findings) > MAX_LISTED:
-        console.print(f"and {len(found.findings) - MAX_LISTED} more (--json lists all)")
+    if len(verdict.findings) > MAX_LISTED:
+        console.print(f"and {len(verdict.findings) - MAX_LISTED} more (--json lists all)")
     console.print(
         Text(
-            _verdict_line(found),
-            {ForeignOutcome.RIGHT: "green", ForeignOutcome.WRONG: "red"}.get(found.outcome, "yellow"),
+            _verdict_line(verdict),
+            {ForeignOutcome.RIGHT: "green", ForeignOutcome.WRONG: "red"}.get(verdict.outcome, "yellow"),
         )
     )
     reasons: dict[str, list[str]] = {}
-    for name, why in found.not_judged.items():
+    for name, why in verdict.not_judged.items():
         reasons.setdefault(why, []).append(name)
     for why, names in list(reasons.items())[:MAX_LISTED]:
         console.print(Text(printable(f"not judged: {abbreviated_list(names, 3)}: {why}"), "yellow"))
-    if not found.findings:
-        for region in found.regions:
+    if not verdict.findings:
+        for region in verdict.regions:
             console.print(Text(printable(f"{region.name}: {_describe_bound(region.nbytes, region.lower_bound_bytes)}")))
 
 
-def _verdict_line(found: ForeignVerdict) -> str:
+def _verdict_line(verdict: ForeignVerdict) -> str:
     """Return the verdict in one line: number of tensors, tool, and method of the judgement."""
-    tensors = f"{len(found.judged)} tensor{'s' if len(found.judged) != 1 else ''} of {printable(found.tool)}"
-    against = f"judged by {found.evidence}"
-    if found.findings:
-        count = len(found.findings)
+    tensors = f"{len(verdict.judged)} tensor{'s' if len(verdict.judged) != 1 else ''} of {printable(verdict.tool)}"
+    against = f"judged by {verdict.evidence}"
+    if verdict.findings:
+        count = len(verdict.findings)
         return f"wrong: {count} violation{'s' if count > 1 else ''} in {tensors}, {against}"
-    if found.outcome is ForeignOutcome.PARTLY:
-        return f"partly judged: right in {tensors}, {against}; nothing is said of {len(found.not_judged)} more"
-    return f"right: {tensors}, {against}, {CONDITIONS[found.evidence]}"
+    if verdict.outcome is ForeignOutcome.PARTLY:
+        return f"partly judged: right in {tensors}, {against}; {len(verdict.not_judged)} more are not judged"
+    return f"right: {tensors}, {against}, {CONDITIONS[verdict.evidence]}"
 
 
 def _describe_bound(nbytes: int, least: int) -> str:
@@ -76,53 +76,53 @@ def _describe_bound(nbytes: int, least: int) -> str:
     return f"{size}; a plan of these tensors that shares the same bytes takes at least {least:,} bytes, gap {gap}"
 
 
-def judgement_json(found: ForeignVerdict) -> dict[str, Any]:
+def judgement_json(verdict: ForeignVerdict) -> dict[str, Any]:
     """Return a judgement as a JSON object; sizes are bytes."""
     return {
-        "outcome": str(found.outcome),
-        "right": found.outcome is ForeignOutcome.RIGHT,
-        "exit_status": EXIT_STATUS[found.outcome],
-        "tool": found.tool,
-        "judged_by": str(found.evidence),
+        "outcome": str(verdict.outcome),
+        "right": verdict.outcome is ForeignOutcome.RIGHT,
+        "exit_status": EXIT_STATUS[verdict.outcome],
+        "tool": verdict.tool,
+        "judged_by": str(verdict.evidence),
         "violations": [
             {"rule": finding.rule, "where": finding.where, "what": finding.what, "fix": finding.fix}
-            for finding in found.findings
+            for finding in verdict.findings
         ],
-        "judged": list(found.judged),
-        "not_judged": dict(found.not_judged),
+        "judged": list(verdict.judged),
+        "not_judged": dict(verdict.not_judged),
         "regions": [
             {
                 "name": region.name,
                 "bytes": region.nbytes,
-                "lower_bound_bytes": None if found.findings else region.lower_bound_bytes,
+                "lower_bound_bytes": None if verdict.findings else region.lower_bound_bytes,
             }
-            for region in found.regions
+            for region in verdict.regions
         ],
     }
 
 
-def judgement_picture(found: ForeignVerdict) -> Picture:
+def judgement_picture(verdict: ForeignVerdict) -> Picture:
     """Return the memory map; the heading states the scope of the proof."""
     claimed = {
-        ForeignOutcome.RIGHT: PICTURE_CLAIMS[found.evidence].format(found.tool),
-        ForeignOutcome.WRONG: f"the plan of {found.tool} is wrong: {len(found.findings)} violations",
-        ForeignOutcome.PARTLY: f"{found.tool}: {len(found.not_judged)} tensors are not judged",
-    }[found.outcome]
-    if found.plan is not None:
-        return picture_of_plan(found.plan, claimed)
-    problem, packing = _stack_regions(found)
-    return replace(picture_of_packing(problem, packing, found.lower_bound_bytes), claimed=claimed)
+        ForeignOutcome.RIGHT: PICTURE_CLAIMS[verdict.evidence].format(verdict.tool),
+        ForeignOutcome.WRONG: f"the plan of {verdict.tool} is wrong: {len(verdict.findings)} violations",
+        ForeignOutcome.PARTLY: f"{verdict.tool}: {len(verdict.not_judged)} tensors are not judged",
+    }[verdict.outcome]
+    if verdict.plan is not None:
+        return picture_of_plan(verdict.plan, claimed)
+    problem, packing = _stack_regions(verdict)
+    return replace(picture_of_packing(problem, packing, verdict.lower_bound_bytes), claimed=claimed)
 
 
-def _stack_regions(found: ForeignVerdict) -> tuple[Problem, Packing]:
+def _stack_regions(verdict: ForeignVerdict) -> tuple[Problem, Packing]:
     """Return all regions as a single packing, stacked upwards."""
-    if len(found.drawn) == 1:
-        return found.drawn[0]
+    if len(verdict.drawn) == 1:
+        return verdict.drawn[0]
     buffers: list[Buffer] = []
     offsets: list[int] = []
     base = 0
-    for problem, packing in found.drawn:
+    for problem, packing in verdict.drawn:
         buffers += problem.buffers
         offsets += [base + offset for offset in packing.offsets]
         base += packing.arena_bytes
-    return Problem(tuple(buffers), name=found.tool), Packing(tuple(offsets), base, found.tool)
+    return Problem(tuple(buffers), name=verdict.tool), Packing(tuple(offsets), base, verdict.tool)

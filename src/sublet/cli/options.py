@@ -123,7 +123,7 @@ class BudgetQuestion:
         self.budget = None if budget is None else parse_bytes(budget)
         self.max_extents = _parse_maxima(max_dim, "--max-dim", "VALUE", "value outside the plan")
         if self.max_extents and self.budget is None:
-            raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
+            raise PlanError("--max-dim is for --budget: add --budget BYTES, or drop --max-dim")
 
     def verdict_on(self, plan: MemoryPlan) -> Verdict | None:
         """Return the verdict on a plan; None without a budget."""
@@ -155,9 +155,7 @@ def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -
         shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640"
     )
     if texts_by_name and not is_paddle(model):
-        raise ModelError(
-            f"--shape is for Paddle programs, whose open extents have no names: bind those of {model} by --dim"
-        )
+        raise ModelError(f"--shape is for Paddle programs, whose open extents have no names: use --dim for {model}")
     bindings = {
         f"{name}.{axis}": int(text)
         for name, extents in texts_by_name.items()
@@ -165,7 +163,7 @@ def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -
     }
     duplicate = next((name for name in bindings if name in dims), None)
     if duplicate is not None:
-        raise ModelError(f"--dim {duplicate} and --shape {duplicate.rpartition('.')[0]} tell the same extent: drop one")
+        raise ModelError(f"--dim {duplicate} and --shape {duplicate.rpartition('.')[0]} set the same extent: drop one")
     return {**dims, **bindings}
 
 
@@ -222,12 +220,12 @@ def parse_regions(texts: Sequence[str]) -> tuple[MemoryRegion, ...]:
         if equals and at and cost.endswith(RATE_SUFFIX):
             rate = parse_bytes(cost.removesuffix(RATE_SUFFIX))
             if not rate:
-                raise ProblemError(f"region {text[:80]!r}: nothing is brought there at 0 bytes a second")
+                raise ProblemError(f"region {text[:80]!r}: a transfer rate of 0 bytes a second moves nothing")
             regions.append(MemoryRegion(name.strip(), parse_bytes(size), rate=rate))
             continue
         if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
             raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
         if with_cost and not at:
-            raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
+            raise ProblemError(f"region {text[:80]!r}: pass a cost (@COST) for every region, or for none")
         regions.append(MemoryRegion(name.strip(), parse_bytes(size), int(cost) if at else COST_FACTOR**position))
     return tuple(regions)

@@ -33,7 +33,7 @@ def describe_capacity(report: PackingReport, capacity: int) -> Text:
     if bound > capacity:
         return Text(f"Cannot fit the capacity of {human(capacity)}: no packing takes less than {human(bound)}.", "red")
     head = f"This packing does not fit the capacity of {human(capacity)}: {human(arena - capacity)} too much"
-    return Text(f"{head}. Not proven that none does: the lower bound is {human(bound)}.", "red")
+    return Text(f"{head}. A smaller packing is not excluded: the lower bound is {human(bound)}.", "red")
 
 
 def packing_json(report: PackingReport, limit: int | None) -> dict[str, Any]:

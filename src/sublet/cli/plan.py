@@ -186,31 +186,37 @@ def _is_rewritten_by_run(model: Path) -> bool:
 
 
 def _print_plan(
-    made: MemoryPlan, other: OrderAdvice, source: Source, picture: Picture, decision: Verdict | None, *, rewritten: bool
+    memory_plan: MemoryPlan,
+    order_advice: OrderAdvice,
+    source: Source,
+    picture: Picture,
+    decision: Verdict | None,
+    *,
+    rewritten: bool,
 ) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
-    print_plan(made, picture, decision=decision)
-    _print_remarks(made, other, source, rewritten=rewritten)
-    can_recompute = not made.recipe.again and any(is_pure(node) for node in source.graph.walk())
+    print_plan(memory_plan, picture, decision=decision)
+    _print_remarks(memory_plan, order_advice, source, rewritten=rewritten)
+    can_recompute = not memory_plan.recipe.again and any(is_pure(node) for node in source.graph.walk())
     if decision is not None and decision.fits is False and can_recompute:
         answer_console().print(
-            Text("Values computed again may make it fit: --recompute; --frontier tells what that costs.", "dim")
+            Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
         )
     if picture.advice is not None:
         answer_console().print(Text(), advice_table(picture.advice))
 
 
-def _print_remarks(made: MemoryPlan, other: OrderAdvice, source: Source, rewritten: bool) -> None:
+def _print_remarks(memory_plan: MemoryPlan, order_advice: OrderAdvice, source: Source, rewritten: bool) -> None:
     """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
     answer_console().print()
     if source.remark:
         answer_console().print(Text(source.remark, "yellow"))
     print_warnings(source)
-    if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
-        saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
+    if order_advice.arena_bytes is not None and order_advice.arena_bytes < memory_plan.arena_bytes:
+        saved = f"{human(order_advice.arena_bytes)}, {human(memory_plan.arena_bytes - order_advice.arena_bytes)} less"
         answer_console().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
-        answer_console().print(Text(other.words, "dim"))
+        answer_console().print(Text(order_advice.words, "dim"))
     if rewritten:
         answer_console().print(
             Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim")

@@ -31,12 +31,12 @@ def write_pictures(picture: Picture, html: Path | None, png: Path | None) -> Non
         write_png(picture, png)
 
 
-def print_plan(made: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None) -> None:
+def print_plan(plan: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None) -> None:
     """Print the verdict, if any, the figures and the memory map; `claimed` says why the figures are not proven."""
     if decision is not None:
-        answer_console().print(render_verdict(decision, made))
+        answer_console().print(render_verdict(decision, plan))
         answer_console().print()
-    answer_console().print(render_summary(made, claimed))
+    answer_console().print(render_summary(plan, claimed))
     print_memory_map(picture)
 
 
@@ -62,24 +62,24 @@ def print_two_plans(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]
     for name, one, two in rows:
         change = "" if one == two else f"{'+' if two > one else '-'}{human(abs(two - one))}"
         table.add_row(name, human(one), human(two), change)
-    answer_console().print(Text("Two plans, as their files say", "dim"))
+    answer_console().print(Text("Two plans, as stated in their files", "dim"))
     answer_console().print(table)
 
 
-def print_check_result(made: MemoryPlan, judged: CheckResult) -> None:
+def print_check_result(plan: MemoryPlan, check_result: CheckResult) -> None:
     """Print the violations of a plan; for a valid plan, the proven and the unproven claims."""
-    for finding in judged.findings:
+    for finding in check_result.findings:
         answer_console().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
-    if judged.findings:
+    if check_result.findings:
         return
-    bound_words = f"lower bound {human(made.lower_bound_bytes)}"
-    if why := judged.unproven.get("lower_bound_bytes"):
+    bound_words = f"lower bound {human(plan.lower_bound_bytes)}"
+    if why := check_result.unproven.get("lower_bound_bytes"):
         bound_words = f"[yellow]{bound_words} not proven[/yellow] ({why})"
     else:
-        optimal = made.gap == 0 and not made.assumed_types
+        optimal = plan.gap == 0 and not plan.assumed_types
         bound_words += " proven: optimal for these buffers in this order" if optimal else " proven"
-    answer_console().print(f"[green]valid[/green]: {escape(checked_summary(made))}; {bound_words}")
-    for name, why in judged.unproven.items():
+    answer_console().print(f"[green]valid[/green]: {escape(checked_summary(plan))}; {bound_words}")
+    for name, why in check_result.unproven.items():
         if name != "lower_bound_bytes":
             answer_console().print(f"[yellow]not proven[/yellow]: {name} ({why})")
 

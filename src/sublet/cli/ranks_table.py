@@ -20,7 +20,7 @@ from sublet.viz.tables import plain_table
 
 
 def show_ranks(
-    place: Path,
+    function_path: Path,
     count: int,
     options: Options,
     device: str,
@@ -37,7 +37,7 @@ def show_ranks(
         raise PlanError("--ranks prints a table of many plans: no --out, --html or --png")
     budget_bytes = None if budget is None else parse_bytes(budget)
     as_compiled = replace(options, order=LESS)  # the order used for torch.compile
-    rank_results = rank_plans(load_build_function(str(place)), count, as_compiled, device)
+    rank_results = rank_plans(load_build_function(str(function_path)), count, as_compiled, device)
     if in_json:
         print_json(
             {
@@ -59,18 +59,20 @@ def show_ranks(
     raise typer.Exit(1 if above else 3 if any(each.left for each in rank_results.ranks) else 0)
 
 
-def _print_ranks(planned: RankPlans, most: int | None) -> None:
+def _print_ranks(rank_results: RankPlans, budget_bytes: int | None) -> None:
     """Print the table, the largest arena, and the graphs without a plan."""
     table = plain_table()
     for title in ("rank", "arena", "graphs", "weights"):
         table.add_column(title, justify="right")
-    for each in planned.ranks:
+    for each in rank_results.ranks:
         count = str(len(each.graphs) - len(each.left))
         table.add_row(str(each.rank), human(each.arena_bytes), count, human(each.weights))
     answer_console().print(table)
-    answer_console().print(Text(f"largest {human(planned.arena_bytes)}, {planned.imbalance:.1%} above the mean"))
-    if most is not None and planned.arena_bytes > most:
-        answer_console().print(Text(f"more than the budget of {human(most)}", "red"))
-    for each in planned.ranks:
+    answer_console().print(
+        Text(f"largest {human(rank_results.arena_bytes)}, {rank_results.imbalance:.1%} above the mean")
+    )
+    if budget_bytes is not None and rank_results.arena_bytes > budget_bytes:
+        answer_console().print(Text(f"more than the budget of {human(budget_bytes)}", "red"))
+    for each in rank_results.ranks:
         for why in each.left:
-            answer_console().print(Text(f"rank {each.rank}: a graph is not planned, and not counted: {why}", "yellow"))
+            answer_console().print(Text(f"rank {each.rank}: a graph has no plan and is not counted: {why}", "yellow"))

@@ -164,7 +164,7 @@ def _load_plan(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan |
         return None
     for option, given in decided.items():
         if given:
-            raise PlanError(f"--{option} cannot go with --plan: {path} has decided that. Drop one of them")
+            raise PlanError(f"--{option} cannot be combined with --plan: {path} fixes it. Drop one of the options")
     return load(path)
 
 

@@ -120,13 +120,13 @@ def _figures_table(report: RunReport) -> Table:
     table.add_column(style="dim")
     rows = [
         ("arena", human(memory.arena), f"{memory.arena:,} bytes: all planned tensors"),
-        ("scratch", human(memory.scratch), "of that: the most one kernel asked for"),
+        ("scratch", human(memory.scratch), "of that: the most requested by one kernel"),
         ("inputs", human(memory.inputs), "bound to memory outside the arena"),
         ("outputs", human(memory.outputs), "bound to memory outside the arena"),
         ("weights", human(memory.weights), "bound to memory outside the arena"),
         ("outside", human(memory.outside), f"{memory.outside_values} values that could not be planned"),
         ("workspace", *_describe_workspace(report)),
-        ("updated", human(statistics.nbytes), f"of all that, kept for the next run: {statistics.description}"),
+        ("updated", human(statistics.nbytes), f"of the above, kept for the next run: {statistics.description}"),
         ("copied", human(executable.copied_bytes), "moved by loops, branches and updates"),
         ("graph", "", printable(executable.plan.recipe.description)),
         ("time", f"{median(report.seconds):.4g} s", _describe_times(report.seconds)),
@@ -152,7 +152,7 @@ def _describe_workspace(report: RunReport) -> tuple[str, str]:
     if allocated.total_bytes is None or allocated.held_bytes is None or allocated.peak_bytes is None:
         return "unknown", allocated.reason
     parts = f"{human(allocated.held_bytes)} kept, {human(allocated.peak_bytes)} at times"
-    return human(allocated.total_bytes), f"taken by libraries on their own: {parts}"
+    return human(allocated.total_bytes), f"allocated by libraries: {parts}"
 
 
 def _describe_times(seconds: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | N
     """
     devices = read_snapshot(path)
     if len(devices) > 1 and (html is not None or png is not None):
-        raise PlanError(f"{path} has {len(devices)} devices: draw is for one (`sublet check` without --html tells all)")
+        raise PlanError(f"{path} has {len(devices)} devices; a picture shows one. Drop --html and --png to report all")
     reports = []
     for device in devices:
         with packing_progress() as progress:

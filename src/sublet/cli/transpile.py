@@ -68,18 +68,18 @@ def transpile_(
             answer_console().print(printable(line), markup=False)
         return
     dims = parse_extents(program, shape, parse_dims(dim))
-    asked = TranspileRequest(
+    request = TranspileRequest(
         policy.value, dims, parse_max_trips(max_trips), tuple(keep or ()), arena=in_arena, lasting=lasting
     )
-    made = transpile(read, asked)
+    transpiled = transpile(read, request)
     if out is not None:
-        write(out, encode_program(made.program))
-    beside = reports_of_policies(read, asked, made) if report else ()
+        write(out, encode_program(transpiled.program))
+    policy_reports = reports_of_policies(read, request, transpiled) if report else ()
     if as_json_:
-        print_json({"program": str(program), **transpile_json(made.report, beside)})
+        print_json({"program": str(program), **transpile_json(transpiled.report, policy_reports)})
     else:
-        print_transpile_report(out, made.report, beside)
-    if made.report.findings:
+        print_transpile_report(out, transpiled.report, policy_reports)
+    if transpiled.report.findings:
         raise typer.Exit(DOES_NOT_FIT)
-    if made.report.arena is not None and not made.report.arena.is_proven:
+    if transpiled.report.arena is not None and not transpiled.report.arena.is_proven:
         raise typer.Exit(UNKNOWN)

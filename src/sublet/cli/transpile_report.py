@@ -30,26 +30,32 @@ MAX_LISTED = 5
 
 
 def reports_of_policies(
-    program: PaddleProgram, asked: TranspileRequest, made: Transpiled
+    program: PaddleProgram, request: TranspileRequest, transpiled: Transpiled
 ) -> tuple[TranspileReport, ...]:
     """Return the reports of all policies; the report of a policy rejected by the checker holds the findings."""
     reports = []
     for policy in POLICIES:
-        if policy == made.report.policy and not asked.arena:
-            reports.append(made.report)
+        if policy == transpiled.report.policy and not request.arena:
+            reports.append(transpiled.report)
             continue
         try:
-            reports.append(transpile(program, replace(asked, policy=policy, arena=False), made.report.before).report)
+            reports.append(
+                transpile(program, replace(request, policy=policy, arena=False), transpiled.report.before).report
+            )
         except PlanViolation as refused:
             judgement = (
-                None if made.report.judgement is None else replace(made.report.judgement, findings=refused.findings)
+                None
+                if transpiled.report.judgement is None
+                else replace(transpiled.report.judgement, findings=refused.findings)
             )
-            reports.append(replace(made.report, policy=policy, after=None, judgement=judgement))
+            reports.append(replace(transpiled.report, policy=policy, after=None, judgement=judgement))
     return tuple(reports)
 
 
-def print_transpile_report(out: Path | None, report: TranspileReport, beside: Sequence[TranspileReport]) -> None:
-    """Print the report on a rewritten program, the table of policies in `beside`, and the written file."""
+def print_transpile_report(
+    out: Path | None, report: TranspileReport, policy_reports: Sequence[TranspileReport]
+) -> None:
+    """Print the report on a rewritten program, the table of policies in `policy_reports`, and the written file."""
     console = answer_console()
     before, after = report.before, report.after
     if before is not None and after is not None:
@@ -60,15 +66,17 @@ def print_transpile_report(out: Path | None, report: TranspileReport, beside: Se
         )
         lagging = after.collected.lagging
         if lagging > after.collected.peak:
-            console.print(f"  up to {lagging:,} while the thread that frees comes late", markup=False)
+            console.print(f"  up to {lagging:,} while the garbage collector thread lags", markup=False)
         for block, trips in before.collected.trips.items():
             kept = before.collected.kept.get(block)
             keeps = (
-                "" if kept is None else f", keeps {kept:,} bytes a trip (now {after.collected.kept.get(block, 0):,})"
+                ""
+                if kept is None
+                else f", keeps {kept:,} bytes an iteration (now {after.collected.kept.get(block, 0):,})"
             )
             console.print(f"  the loop of block {block} runs {trips} times{keeps}", markup=False)
     else:
-        console.print(Text(printable(f"{report.policy}: bytes are not known: {report.unknown_bytes}"), "yellow"))
+        console.print(Text(printable(f"{report.policy}: bytes unknown: {report.unknown_bytes}"), "yellow"))
     console.print(checker_verdict(report))
     for finding in report.findings[:MAX_LISTED]:
         console.print(Text(printable(f"  {finding}"), "red"))
@@ -78,15 +86,15 @@ def print_transpile_report(out: Path | None, report: TranspileReport, beside: Se
         console.print(f"  and {len(report.findings) - MAX_LISTED} more")
     if report.left_alone:
         each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
-        console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
+        console.print(Text(printable(f"left unchanged, as no rule describes them: {each}"), "dim"))
     if report.completed:
         completed_words = (
-            f"given the data type without which Paddle does not parse the program: {_list_names(report.completed)}"
+            f"data type added, without which Paddle does not parse the program: {_list_names(report.completed)}"
         )
         console.print(Text(printable(completed_words), "yellow"))
-    console.print(Text(printable(f"there after a run: {_list_names(report.kept)}"), "dim"))
-    if beside:
-        console.print(policy_table(beside))
+    console.print(Text(printable(f"available after a run: {_list_names(report.kept)}"), "dim"))
+    if policy_reports:
+        console.print(policy_table(policy_reports))
     if out is not None:
         console.print(printable(f"wrote {out}"), markup=False)
 
@@ -96,15 +104,16 @@ def _list_names(names: Sequence[str]) -> str:
     return abbreviated_list(names, MAX_LISTED) if names else "persistable variables only"
 
 
-def _describe_arena(form: ArenaReport) -> list[Text]:
+def _describe_arena(arena_form: ArenaReport) -> list[Text]:
     """Return lines on the arena form: variables, bytes, lower bound, and the result of the proof."""
-    optimal = "its lower bound" if form.bytes == form.bound else f"lower bound {form.bound:,}"
-    summary = f"arena form: {form.placed} variables in {form.bytes:,} bytes ({optimal}), {len(form.outside)} outside"
+    optimal = "its lower bound" if arena_form.bytes == arena_form.bound else f"lower bound {arena_form.bound:,}"
+    outside = f"{len(arena_form.outside)} outside"
+    summary = f"arena form: {arena_form.placed} variables in {arena_form.bytes:,} bytes ({optimal}), {outside}"
     words = [Text(f"{summary}; run it with FLAGS_new_executor_sequential_run=1")]
-    if form.is_proven:
-        return [*words, Text("proven of the arena form, too", "green")]
-    first = form.judgement.findings[:1] if form.judgement is not None else ()
-    why = f": the checker does not follow it: {first[0]}" if first else ""
+    if arena_form.is_proven:
+        return [*words, Text("the arena form is proven too", "green")]
+    first = arena_form.judgement.findings[:1] if arena_form.judgement is not None else ()
+    why = f": the checker cannot follow the rewrite: {first[0]}" if first else ""
     return [*words, Text(printable(f"the arena form itself is NOT proven{why}"), "yellow")]
 
 
@@ -115,15 +124,15 @@ def checker_verdict(report: TranspileReport) -> Text:
         return Text(printable(f"not proven: the checker could not run both programs: {report.unjudged}"), "yellow")
     if not judgement.equal:
         return Text("NOT the same: the checker refuses the rewritten program", "bold red")
-    branch_words = "every way through branches" if judgement.every_way else "many ways through branches, not all"
+    branch_words = "every path through branches" if judgement.every_way else "many paths through branches, not all"
     trip_words = (
-        f", {', '.join(map(str, judgement.trips))} rounds of loops whose count is not in the program"
+        f", {', '.join(map(str, judgement.trips))} iterations of loops with a trip count unknown to the program"
         if judgement.trips
         else ""
     )
     scope = "" if report.arena is None else ", before variables are placed"
     return Text(
-        f"proven{scope}: what persists and what is kept comes out the same, for {branch_words}{trip_words}", "green"
+        f"proven{scope}: persistable and kept variables have the same results, for {branch_words}{trip_words}", "green"
     )
 
 
@@ -136,7 +145,7 @@ def policy_table(reports: Sequence[TranspileReport]) -> RenderableType:
     result.add_column("checker")
     before = next((report.before for report in reports if report.before is not None), None)
     if before is not None:
-        result.add_row("as it is", *_memory_figures(before), "")
+        result.add_row("original", *_memory_figures(before), "")
     for report in reports:
         figures = ("?",) * 4 if report.after is None else _memory_figures(report.after)
         checked = "not run" if report.judgement is None else "the same" if report.is_proven else "REFUSED"
@@ -157,8 +166,8 @@ def _describe_change(before: PredictedMemory, after: PredictedMemory) -> str:
     return f"{abs(was - now) / was:.1%} {'less' if now < was else 'more'}"
 
 
-def transpile_json(report: TranspileReport, beside: Sequence[TranspileReport]) -> dict[str, Any]:
-    """Return the report, and the reports of other policies in `beside`, as one JSON object."""
+def transpile_json(report: TranspileReport, policy_reports: Sequence[TranspileReport]) -> dict[str, Any]:
+    """Return the report, and the reports of other policies in `policy_reports`, as one JSON object."""
     content = _report_json(report)
     if report.before is not None:
         content["before"] = _memory_json(report.before)
@@ -171,8 +180,8 @@ def transpile_json(report: TranspileReport, beside: Sequence[TranspileReport]) -
             "outside": {str(place): why for place, why in form.outside.items()},
             "proven": form.is_proven,
         }
-    if beside:
-        content["policies"] = {each.policy: _report_json(each) for each in beside}
+    if policy_reports:
+        content["policies"] = {each.policy: _report_json(each) for each in policy_reports}
     return content
 
 

@@ -208,7 +208,7 @@ class CallStep:
             return False
 
     def __str__(self) -> str:
-        name = self.op or {OBSERVE: "a look at a value", END: "the end"}.get(self.what, self.what)
+        name = self.op or {OBSERVE: "a read of a value", END: "the end"}.get(self.what, self.what)
         return f"{name} at {format_position(self.line)}" if self.line else name
 
 
@@ -240,51 +240,51 @@ class TrieNode:
     def path(self) -> list[TrieNode]:
         """Return the nodes from the first step to the node."""
         nodes: list[TrieNode] = []
-        moment: TrieNode | None = self
-        while moment is not None and moment.step is not None:
-            nodes.append(moment)
-            moment = moment.parent
+        node: TrieNode | None = self
+        while node is not None and node.step is not None:
+            nodes.append(node)
+            node = node.parent
         return nodes[::-1]
 
     def latest_end(self) -> TrieNode:
         """Return the end of the most recent call through the node."""
-        moment = self
-        while moment.children:
-            moment = moment.children[0]
-        return moment
+        node = self
+        while node.children:
+            node = node.children[0]
+        return node
 
     def call_ends(self) -> Iterator[TrieNode]:
         """Yield the ends of all calls through the node."""
         waiting = [self]
         while waiting:
-            moment = waiting.pop()
-            if not moment.children and moment.step is not None:
-                yield moment
-            waiting += moment.children
+            node = waiting.pop()
+            if not node.children and node.step is not None:
+                yield node
+            waiting += node.children
 
     def mark_latest(self) -> None:
         """Mark the path to the node as the most recent."""
-        moment = self
-        while moment.parent is not None:
-            siblings = moment.parent.children
-            if siblings[0] is not moment:
-                siblings.remove(moment)
-                siblings.insert(0, moment)
-            moment = moment.parent
+        node = self
+        while node.parent is not None:
+            siblings = node.parent.children
+            if siblings[0] is not node:
+                siblings.remove(node)
+                siblings.insert(0, node)
+            node = node.parent
 
     def add_path(self, steps: Sequence[CallStep]) -> TrieNode:
         """Add a path of steps below the node and return the last node."""
-        moment = self
+        node = self
         for step in steps:
-            child = TrieNode(step, moment)
-            moment.children.insert(0, child)
-            moment = child
-        return moment
+            child = TrieNode(step, node)
+            node.children.insert(0, child)
+            node = child
+        return node
 
     def remove_path(self) -> None:
         """Remove the part of the path used only by the call ending here."""
-        moment, parent = self, self.parent
+        node, parent = self, self.parent
         while parent is not None and len(parent.children) == 1 and parent.parent is not None:
-            moment, parent = parent, parent.parent
+            node, parent = parent, parent.parent
         if parent is not None:
-            parent.children.remove(moment)
+            parent.children.remove(node)

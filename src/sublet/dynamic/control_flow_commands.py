@@ -107,7 +107,7 @@ class ControlFlowCommand:
         self.written = written
         self.node = written.node
         if not all(value.plannable for value in self.node.defs):
-            raise SpecError("how many rows it gives is known only when it has run: say max_trips")
+            raise SpecError("the number of stacked rows is known only after the loop has run: pass max_trips")
         specs = [value.spec for value in self.node.defs if isinstance(value.spec, TensorSpec)]
         self.outputs = tuple(kinds.kind_of(spec) for spec in specs)
         differentiable = [_has_floating(values) for values in (written.operands, self.node.defs)]
@@ -160,20 +160,20 @@ def _has_floating(values: Sequence[Value]) -> bool:
     return any(isinstance(value.spec, TensorSpec) and value.spec.dtype in FLOATS for value in values)
 
 
-def _pad_missing_rows(pool: BlockPool, kind: TensorKind, made: Array, backwards: bool) -> TensorStorage:
+def _pad_missing_rows(pool: BlockPool, kind: TensorKind, rows: Array, backwards: bool) -> TensorStorage:
     """Return a storage with a result, with zeros for rows of iterations not made because a check ended the loop.
 
     `backwards` is True for rows stacked from the end.
     """
     shape = kind.spec.shape
-    if made.shape == shape:
-        return pool.store_copy(kind, made)
+    if rows.shape == shape:
+        return pool.store_copy(kind, rows)
     storage = pool.take(kind)
     storage.array[...] = 0
     computed = [
-        slice(all_ - some, None) if backwards else slice(some) for all_, some in zip(shape, made.shape, strict=True)
+        slice(all_ - some, None) if backwards else slice(some) for all_, some in zip(shape, rows.shape, strict=True)
     ]
-    storage.array[tuple(computed)] = made
+    storage.array[tuple(computed)] = rows
     return storage
 
 
@@ -186,12 +186,12 @@ def operands_and_attributes(node: Node) -> tuple[Sequence[Value | None], Mapping
 
 
 def node_of_command(
-    emit: Emitter, command: Any, given: Sequence[Value | None], made: Sequence[Value], source: str
+    emit: Emitter, command: Any, operands: Sequence[Value | None], results: Sequence[Value], source: str
 ) -> Node:
-    """Return a command applied to values as a node. `made` are the results, and `source` is the user's line."""
+    """Return a command applied to values as a node. `results` are the results, and `source` is the user's line."""
     node: Node = command.node
     if not isinstance(command, ControlFlowCommand):
-        return Node(made[0].name, node.op, tuple(given), tuple(made), node.attrs, source)
-    read = (value for value in given if value is not None)
-    names = dict(zip((*command.written.operands, *node.defs), (*read, *made), strict=True))
+        return Node(results[0].name, node.op, tuple(operands), tuple(results), node.attrs, source)
+    read = (value for value in operands if value is not None)
+    names = dict(zip((*command.written.operands, *node.defs), (*read, *results), strict=True))
     return copy_node(node, emit, names)

@@ -89,17 +89,17 @@ class EagerExecutor:
             live_results.remember_results(command, operands, recording, results)
         return results
 
-    def _apply(self, found: Any, operands: Sequence[Any], recording: bool) -> tuple[EagerTensor, ...]:
+    def _apply(self, command: Any, operands: Sequence[Any], recording: bool) -> tuple[EagerTensor, ...]:
         """Compute a specialized command, and record the application if a gradient can pass through."""
         storages = [one._storage for one in operands]
         if None in storages:
             storages = [self._storage_of(one) for one in operands]
-        results = self.compute(found, storages)
-        kinds, owner = found.outputs, self._owner
+        results = self.compute(command, storages)
+        kinds, owner = command.outputs, self._owner
         if not recording:
             return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results))
         symbols = [Symbol(kind, True) for kind in kinds]
-        self.record(found, [one.symbol for one in operands], symbols, storages, results)
+        self.record(command, [one.symbol for one in operands], symbols, storages, results)
         return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results, symbols))
 
     def _apply_binary(self, op: str, a: Any, b: Any) -> EagerTensor | None:
@@ -148,7 +148,7 @@ class EagerExecutor:
             self._cache_with_number(op, command, given, inputs)
         return command, inputs
 
-    def _cache_with_number(self, op: str, found: Any, given: Sequence[Any], operands: Sequence[Any]) -> None:
+    def _cache_with_number(self, op: str, command: Any, given: Sequence[Any], operands: Sequence[Any]) -> None:
         """Cache a command with a number operand by the number, for `_apply_binary`."""
         (a, b), (first, second) = given, operands
         if len(self._beside) >= MAX_CACHED_NUMBERS:
@@ -156,9 +156,9 @@ class EagerExecutor:
         if (
             b.__class__ in NUMBER_TYPES and b and a is first
         ):  # not zero: 0.0 and -0.0 are equal keys of different numbers
-            self._beside[op, a._kind, b, b.__class__] = found, second, found.saved_beside_number(1, second._storage)
+            self._beside[op, a._kind, b, b.__class__] = command, second, command.saved_beside_number(1, second._storage)
         elif a.__class__ in NUMBER_TYPES and a and b is second:
-            self._beside[op, a, a.__class__, b._kind] = found, first, found.saved_beside_number(0, first._storage)
+            self._beside[op, a, a.__class__, b._kind] = command, first, command.saved_beside_number(0, first._storage)
 
     def command_for_kinds(self, op: str, kinds: Sequence[TensorKind | None], attrs: Mapping[str, Any]) -> Any:
         """Return the command specialized for inputs of certain kinds."""
@@ -169,13 +169,13 @@ class EagerExecutor:
             self._evict_commands(key, command)
         return command
 
-    def _evict_commands(self, key: Any, made: SpecializedCommand | ControlFlowCommand) -> None:
+    def _evict_commands(self, key: Any, command: SpecializedCommand | ControlFlowCommand) -> None:
         """Evict commands beyond the limits.
 
         Beyond MAX_CACHED_PROGRAMS the oldest loop or branch is evicted, as each has an arena. Beyond
         MAX_CACHED_COMMANDS the older half of all commands is evicted.
         """
-        if isinstance(made, ControlFlowCommand):
+        if isinstance(command, ControlFlowCommand):
             self._programs.append(key)
             if len(self._programs) > MAX_CACHED_PROGRAMS:
                 self._used.pop(self._programs.popleft(), None)
@@ -197,29 +197,29 @@ class EagerExecutor:
             self._literals[repr(value.literal), value.spec] = stored
         return stored
 
-    def compute(self, found: SpecializedCommand, storages: Sequence[TensorStorage | None]) -> list[TensorStorage]:
+    def compute(self, command: SpecializedCommand, storages: Sequence[TensorStorage | None]) -> list[TensorStorage]:
         """Run a command and return the results. Raises KernelError for any error other than Sublet's."""
         try:
-            return found.run(storages, self.pool)
+            return command.run(storages, self.pool)
         except SubletError:
             raise
         except Exception as error:  # a kernel may raise anything
-            raise KernelError(at_line(f"{found.node.op}: {type(error).__name__}: {error}")) from error
+            raise KernelError(at_line(f"{command.node.op}: {type(error).__name__}: {error}")) from error
 
     def record(
         self,
-        found: SpecializedCommand,
+        command: SpecializedCommand,
         inputs: Sequence[Symbol | None],
         outputs: Sequence[Symbol],
-        given: Sequence[TensorStorage | None],
-        made: Sequence[TensorStorage | None],
+        operands: Sequence[TensorStorage | None],
+        results: Sequence[TensorStorage | None],
         line: CodePosition | None = None,
     ) -> None:
         """Record an application for gradients, with the storages read by the gradient rule."""
-        reads, gives = found.keeps
-        kept = [*[given[i] for i in reads], *[made[i] for i in gives]] if reads or gives else ()
+        reads, gives = command.keeps
+        kept = [*[operands[i] for i in reads], *[results[i] for i in gives]] if reads or gives else ()
         self._applications += 1
-        RecordedApplication(found, inputs, outputs, kept, self._applications, line or user_position())
+        RecordedApplication(command, inputs, outputs, kept, self._applications, line or user_position())
 
     @property
     def application_count(self) -> int:
@@ -303,7 +303,7 @@ class EagerExecutor:
     def require_open(self) -> None:
         """Raise SpecError for a closed graph."""
         if self.closed:
-            raise SpecError(at_line("the dynamic graph was closed: its tensors cannot be computed with any more"))
+            raise SpecError(at_line("the dynamic graph is closed: its tensors cannot be used any more"))
 
 
 NUMBER_TYPES = frozenset({int, float})
@@ -327,10 +327,10 @@ def number_type(given: Any, like: DType | None) -> DType:
     if like is None and isinstance(given, bool | np.bool_):
         return DType.BOOL
     if like is None:
-        raise SpecError(at_line(f"the type of {describe(given)} is not clear here: use d.constant"))
+        raise SpecError(at_line(f"the type of {describe(given)} cannot be inferred: convert with d.constant"))
     if like not in FLOATS and isinstance(given, float | np.floating):
         raise SpecError(
-            at_line(f"{describe(given)} would be cut to a number of {like}: take astype('f32') of the tensor")
+            at_line(f"{describe(given)} would be rounded to a number of {like}: call astype('f32') on the tensor first")
         )
     return like
 

@@ -28,7 +28,7 @@ class ExclusiveAccess:
         if not self.acquire(False):
             raise RunError(
                 at_line(
-                    "another thread is in this dynamic graph: the thread computes, or is in a remembered function, a "
+                    "another thread is in this dynamic graph: the thread computes, or is in a jit function, a "
                     "scope or a loop. Let one thread at a time use a DynamicGraph, or make one for each thread"
                 )
             )

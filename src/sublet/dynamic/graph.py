@@ -202,9 +202,13 @@ class DynamicGraph(ControlFlowWriter):
         self._require_outside_block("a parameter is updated")
         into, value = require_own_tensors(self, (target, source))
         if not isinstance(into, Parameter):
-            raise SpecError(at_line(f"{describe(into)} is no parameter or state: only these are updated"))
+            raise SpecError(at_line(f"{describe(into)} is not a parameter or state: only these can be updated"))
         if into._kind is not value._kind:
-            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {describe(value)}"))
+            raise SpecError(
+                at_line(
+                    f"{into.name!r}, {into._kind.spec}, cannot be updated with {describe(value)}: shape or type differs"
+                )
+            )
         if isinstance(self.calling, JitCall):
             self.calling.update(into, value)
         else:
@@ -245,11 +249,11 @@ class DynamicGraph(ControlFlowWriter):
         Raises GradientError for a seed of another shape or type, and under the conditions of `sublet.gradients`;
         SpecError inside a loop or branch.
         """
-        self._require_outside_block("gradients are asked for")
+        self._require_outside_block("gradients are computed")
         target, *others = require_own_tensors(self, (of, *wrt))
         start = None if seed is None else require_own_tensors(self, (seed,))[0]
         if start is not None and start._kind is not target._kind:
-            raise GradientError(at_line(f"the seed {describe(seed)} must be like {describe(of)}"))
+            raise GradientError(at_line(f"the seed {describe(seed)} must have the shape and type of {describe(of)}"))
         self._eager.require_open()
         if isinstance(self.calling, JitCall):
             return list(self.calling.gradients(target, others, start))
@@ -273,10 +277,10 @@ class DynamicGraph(ControlFlowWriter):
         parameters.
         """
         if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
-            raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
+            raise SpecError(at_line(f"{optimizer!r} is not an optimiser: pass one like sublet.SGD(0.1)"))
         chosen = self.parameters if parameters is None else require_own_tensors(self, list(parameters))
         if require_own_tensors(self, (loss,))[0].shape != ():
-            raise GradientError(at_line(f"the loss is {describe(loss)}: it must be one number; take its mean"))
+            raise GradientError(at_line(f"the loss is {describe(loss)}: expected one number, such as its mean"))
         if not chosen:
             raise GradientError(at_line("there are no parameters to train"))
         with self.no_grad(), self._declared.restart_numbering(), self.scope("step"):
@@ -345,7 +349,7 @@ class DynamicGraph(ControlFlowWriter):
     def _storage(tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a computed tensor. Raises RunError for a tensor of a failed call."""
         if tensor._storage is None:
-            raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
+            raise RunError(at_line("the tensor belongs to a call that failed, and has no content"))
         return tensor._storage
 
     def _recorded_value(self, tensor: EagerTensor) -> RecordedValue:

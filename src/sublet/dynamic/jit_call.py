@@ -169,7 +169,9 @@ class JitCall:
         if target not in self.contents_before:
             self.eager.require_open()
             if target._storage is None:
-                raise RunError(at_line(f"what {target.name!r} holds is not known"))
+                raise RunError(
+                    at_line(f"the content of {target.name!r} is unknown after a failed call: assign d.weights[...]")
+                )
             self.contents_before[target] = (target._storage, target.symbol)
         if self.moment is not None:
             child = step_matching.match_other_step(self, UPDATE, [source], target)
@@ -232,7 +234,7 @@ class JitCall:
     def storage(self, tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a computed tensor. Raises RunError for a tensor of a failed call."""
         if tensor._storage is None:
-            raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
+            raise RunError(at_line("the tensor belongs to a call that failed, and has no content"))
         return tensor._storage
 
     # End of the call
@@ -400,15 +402,15 @@ class JitCall:
             given._call = self
             given._slot = slot
 
-    def _append_step(self, step: CallStep, made: Sequence[EagerTensor]) -> None:
+    def _append_step(self, step: CallStep, results: Sequence[EagerTensor]) -> None:
         """Append a recorded step, and number its results."""
         step.base = self.next
         step.line = self.unrolled.note(user_position())
         step.fresh = any(isinstance(entry, ExternalTensor | NumberOperand) for entry in step.operands)
         step.opens = any(isinstance(entry, ExternalTensor) for entry in step.operands)
-        self.next += len(made)
+        self.next += len(results)
         self.path.append(step)
-        for slot, tensor in zip(step.result_slots, made, strict=True):
+        for slot, tensor in zip(step.result_slots, results, strict=True):
             self._assign_slot(tensor, slot)
 
     def _assign_slot(self, tensor: EagerTensor, slot: int) -> None:

@@ -214,12 +214,12 @@ class JitFunction:
         step = moment.children[0].step
         assert step is not None
         here = format_position(user_position())
-        name = op or {OBSERVE: "a look at a value", END: "the end of the call"}.get(what, what)
-        reason = f"{here}: {name}, where {step} came before"
+        name = op or {OBSERVE: "a read of a value", END: "the end of the call"}.get(what, what)
+        reason = f"{here}: {name}; the recorded call has {step}"
         if what is APPLY and step.op == op:
-            reason = f"{here}: {op} was seen here with {_describe_difference(step, inputs, attrs, call)}"
+            reason = f"{here}: {op}: the recorded call has {_describe_difference(step, inputs, attrs, call)}"
         elif what is END and step.what is END:
-            reason = f"the end: tensors {list(step.kept)} were left before, others now"
+            reason = f"the end: the call returns other tensors than the recorded tensors {list(step.kept)}"
         self._misses.append(reason)
 
     def _run_through(self, call: JitCall, moment: TrieNode) -> PlannedRun:
@@ -269,7 +269,7 @@ def _describe_difference(step: CallStep, inputs: Sequence[Any], attrs: Mapping[s
     """Return the difference of a recorded step and the present step, as text."""
     for key in {**step.attrs, **attrs}:
         if key == PROGRAM_ATTR and step.attrs.get(key) != attrs.get(key):
-            return "another body, or other arms"
+            return "another loop body or branch arm"
         if repr(step.attrs.get(key)) != repr(attrs.get(key)):
             return f"{key} = {step.attrs.get(key)!r}, not {attrs.get(key)!r}"
     for position, (entry, given) in enumerate(zip(step.operands, inputs, strict=False)):
@@ -280,7 +280,9 @@ def _describe_difference(step: CallStep, inputs: Sequence[Any], attrs: Mapping[s
         if not fits:
             what = "another value of the call" if isinstance(entry, int) else entry
             return f"{what} as operand {position}, not {_describe_operand(given, call)}"
-    return "another number of operands" if len(inputs) != len(step.operands) else "gradients on, or off"
+    return (
+        "another number of operands" if len(inputs) != len(step.operands) else "another setting of gradient recording"
+    )
 
 
 def _describe_operand(given: Any, call: JitCall) -> str:
@@ -291,4 +293,4 @@ def _describe_operand(given: Any, call: JitCall) -> str:
         return repr(given)
     if name != "tensor":
         return f"the parameter {name!r}"
-    return f"{'a value of the call' if given._call is call else 'one from outside'}, {spec}"
+    return f"{'a value of the call' if given._call is call else 'a tensor from outside'}, {spec}"

@@ -22,18 +22,18 @@ PURGE_FROM = 64
 """Results of one tensor from which dead results are removed, and again at each doubling of the number of results."""
 
 
-def is_reusable(found: Any, operands: Sequence[Any]) -> bool:
+def is_reusable(command: Any, operands: Sequence[Any]) -> bool:
     """True if results of a command on these operands are kept for reuse."""
-    if found.direct is not None or not operands or not all(type(one) is EagerTensor for one in operands):
+    if command.direct is not None or not operands or not all(type(one) is EagerTensor for one in operands):
         return False
-    op = found.node.op
-    return op not in RANDOM_COMMANDS and bool(found.node.subgraphs or lookup(op).pure)
+    op = command.node.op
+    return op not in RANDOM_COMMANDS and bool(command.node.subgraphs or lookup(op).pure)
 
 
-def find_live_results(found: Any, operands: Sequence[EagerTensor], recording: bool) -> tuple[EagerTensor, ...] | None:
+def find_live_results(command: Any, operands: Sequence[EagerTensor], recording: bool) -> tuple[EagerTensor, ...] | None:
     """Return the earlier results of a command on the operands, if all results are still alive; None otherwise."""
     first, *others = operands
-    entry = first.results and first.results.get((found, recording, *map(id, others)))
+    entry = first.results and first.results.get((command, recording, *map(id, others)))
     if not entry:
         return None
     given, results = entry
@@ -43,15 +43,17 @@ def find_live_results(found: Any, operands: Sequence[EagerTensor], recording: bo
     return tensors
 
 
-def remember_results(found: Any, operands: Sequence[EagerTensor], recording: bool, made: Sequence[EagerTensor]) -> None:
+def remember_results(
+    command: Any, operands: Sequence[EagerTensor], recording: bool, tensors: Sequence[EagerTensor]
+) -> None:
     """Store weak references to the results of a command."""
     first, *others = operands
     results = first.results
     if results is None:
         results = first.results = {}
-    results[(found, recording, *map(id, others))] = tuple(map(ref, others)), tuple(map(ref, made))
+    results[(command, recording, *map(id, others))] = tuple(map(ref, others)), tuple(map(ref, tensors))
     count = len(results)
     if count >= PURGE_FROM and not count & (count - 1):
-        dead = [key for key, (_, tensors) in results.items() if any(one() is None for one in tensors)]
+        dead = [key for key, (_, cached) in results.items() if any(one() is None for one in cached)]
         for key in dead:
             del results[key]

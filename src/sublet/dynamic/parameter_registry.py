@@ -54,7 +54,7 @@ class ParameterRegistry:
         """
         self._eager.require_open()
         if not isinstance(name, str) or not name:
-            raise SpecError(at_line(f"{name!r} is no name: give a word"))
+            raise SpecError(at_line(f"{name!r} is not a name: pass a non-empty string"))
         full = self.prefix + name
         existing = self.all.get(full)
         if existing is not None and shape.__class__ is tuple and existing.declared_as == (shape, dtype, trained):
@@ -64,7 +64,9 @@ class ParameterRegistry:
         spec = spec_for(shape, dtype)
         if existing is not None:
             if existing._kind.spec != spec or existing.trained != trained:
-                raise SpecError(at_line(f"{full!r} is {existing._kind.spec} since it was made, and not {spec}"))
+                raise SpecError(
+                    at_line(f"{full!r} was declared as {existing._kind.spec}, and is now requested as {spec}")
+                )
             return existing
         kind = self._eager.kinds.kind_of(spec)
         content = self.given[full] if full in self.given else self._initial_content(full, spec, initial)
@@ -80,7 +82,7 @@ class ParameterRegistry:
         """
         array = array_of(content, full) if has_memory(content) else as_array(content, kind.dtype)
         if (array.dtype, array.shape) != (element_type(kind), kind.spec.shape):
-            raise SpecError(at_line(f"{full!r} is {kind.spec}, and not {array.dtype}{list(array.shape)}"))
+            raise SpecError(at_line(f"{full!r} is {kind.spec}; the content is {array.dtype}{list(array.shape)}"))
         return self._eager.store_array(array, kind.dtype, kind)[1]
 
     def forget(self, names: Sequence[str]) -> None:
@@ -138,10 +140,10 @@ class ParameterRegistry:
     def _initial_content(full: str, spec: TensorSpec, initial: Any) -> Any:
         """Return the initial content of a parameter. Raises SpecError for no content, or another shape."""
         if initial is None:
-            raise SpecError(at_line(f"{full!r} needs a content, for a dynamic graph computes at once: give `initial`"))
+            raise SpecError(at_line(f"{full!r} has no content, which a dynamic graph needs at once: pass `initial`"))
         if callable(initial):
             return RandomContent(full, spec, initial).array()
         array = as_array(initial, spec.dtype)
         if array.shape not in ((), spec.shape):
-            raise SpecError(at_line(f"the content of {full!r} has the shape {list(array.shape)}, not {spec}"))
+            raise SpecError(at_line(f"the initial content of {full!r} has shape {list(array.shape)}; expected {spec}"))
         return np.broadcast_to(array, spec.shape)

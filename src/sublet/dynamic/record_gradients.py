@@ -41,8 +41,8 @@ def gradients(
     trail = _RecordSlice(of.symbol, since or 0)
     unknown = since is None and any(held.symbol not in trail for held in wrt)
     if unknown and any(symbol.ended for symbol in trail):
-        what = "depends on what a remembered call gave, and the record of a call ends with it"
-        raise GradientError(at_line(f"what is differentiated {what}: ask for gradients inside the function"))
+        why = "depends on a result of a jit function, whose record ended with the call"
+        raise GradientError(at_line(f"the differentiated tensor {why}: compute the gradients inside the function"))
     values = [trail.value(held.symbol) for held in wrt]
     target = trail.value(of.symbol)
     emit = trail.emit

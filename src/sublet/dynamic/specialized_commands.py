@@ -113,7 +113,7 @@ def specialize_command(
         kernel = backend.kernel(node, {})
         if kernel is not None:
             return SpecializedCommand(node, kernel, kinds)
-    raise RunError(f"no backend of {', '.join(backend.name for backend in backends)} computes {op}")
+    raise RunError(f"no backend among {', '.join(backend.name for backend in backends)} has a kernel for {op}")
 
 
 def _compute_by_binding(kernel: Kernel) -> Compute:

@@ -174,11 +174,13 @@ class EagerTensor(Tensor):
     def _single_element(self, what: str) -> Array:
         """Return the array of a single element. Raises SpecError for another number of elements."""
         if self._kind.spec.size != 1:
-            raise SpecError(at_line(f"{self._kind.spec} has {self._kind.spec.size} elements, and is not {what}"))
+            raise SpecError(
+                at_line(f"{self._kind.spec} has {self._kind.spec.size} elements, not one: it cannot be {what}")
+            )
         return self._array()
 
     def __bool__(self) -> bool:
-        return bool(self._single_element("true or false; take (...).sum() or nn.all"))
+        return bool(self._single_element("true or false; use (...).sum() or nn.all"))
 
     def __float__(self) -> float:
         return float(self._single_element("a number").item())
@@ -188,7 +190,7 @@ class EagerTensor(Tensor):
 
     def __index__(self) -> int:
         if self._kind.dtype not in INTEGERS:
-            raise TypeError(f"{self._kind.spec} is no integer")
+            raise TypeError(f"{self._kind.spec} is not an integer")
         return int(self)
 
     def __format__(self, form: str) -> str:
@@ -196,7 +198,7 @@ class EagerTensor(Tensor):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a tensor of no axes has no length")
+            raise TypeError("a tensor without axes has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -261,24 +263,26 @@ class BlockTensor(Tensor):
 
     def _not_there(self, *_: Any, **__: Any) -> NoReturn:
         """Raise SpecError: the value has no elements before the loop or branch is complete."""
-        where = f"is what {self.level.description} computes, each time anew"
-        raise SpecError(at_line(f"{describe(self)} {where}: look at what the loop or branch gives, when it is over"))
+        where = f"is computed in {self.level.description}, and cannot be read there"
+        raise SpecError(at_line(f"{describe(self)} {where}: read a result after the loop or branch"))
 
     __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = _not_there
 
 
 def unknown_outside_error(tensor: BlockTensor) -> SpecError:
     """Return the error for a value used outside of its body or arm."""
-    what = f"{describe(tensor)} was made in {tensor.level.description} and is not known outside of it"
-    return SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
+    what = f"{describe(tensor)} belongs to {tensor.level.description} and cannot be used outside"
+    return SpecError(at_line(f"{what}: use a result of the loop or branch instead"))
 
 
 def require_own_tensors(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
     """Return the tensors. Raises SpecError for an object other than a tensor and for a tensor of another graph."""
     for tensor in given:
         if not isinstance(tensor, Tensor):
-            hint = ": d.tensor makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
-            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
+            hint = (
+                ": convert it with d.tensor" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
+            )
+            raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
         if tensor.graph is not graph:
             raise SpecError(at_line(f"{describe(tensor)} belongs to another graph"))
         if isinstance(tensor, BlockTensor):

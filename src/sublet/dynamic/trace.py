@@ -252,7 +252,7 @@ def _ancestors(values: Sequence[Value], maker: Mapping[Value, Node]) -> set[str]
 
 
 def _order_piece(
-    graph: Graph, piece: Sequence[Node], wanted: Sequence[Value], updates: Sequence[tuple[Value, Value]]
+    graph: Graph, piece: Sequence[Node], piece_results: Sequence[Value], updates: Sequence[tuple[Value, Value]]
 ) -> list[Node]:
     """Return the nodes of a piece in an order with less memory."""
     computed = {value for node in piece for value in node.defs}
@@ -260,6 +260,6 @@ def _order_piece(
     read = dict.fromkeys(value for node in piece for value in required_values(node) if value not in computed)
     read.update(dict.fromkeys(value for pair in updates for value in pair if value not in computed))
     inputs = tuple(value for value in read if value not in weights)
-    outputs = tuple(value for value in dict.fromkeys(wanted) if value in computed)
+    outputs = tuple(value for value in dict.fromkeys(piece_results) if value in computed)
     used = tuple(value for value in graph.weights if value in read)
     return list(with_lower_peak(Graph("piece", inputs, tuple(piece), outputs, used, tuple(updates))).nodes)

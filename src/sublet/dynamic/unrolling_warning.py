@@ -23,8 +23,8 @@ class IterationCounter:
             self._times[line] += 1
             if self._times[line] == MAX_SILENT_ITERATIONS + 1:
                 warnings.warn(
-                    f"{format_position(line)}: more than {MAX_SILENT_ITERATIONS:,} rounds of a loop of Python's "
-                    "are recorded one by one: d.while_ records a loop as one command",
+                    f"{format_position(line)}: a Python loop of more than {MAX_SILENT_ITERATIONS:,} iterations is "
+                    "recorded step by step: d.while_ records a loop as one command",
                     stacklevel=2,
                 )
         return line

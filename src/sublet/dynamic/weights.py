@@ -46,7 +46,9 @@ class DynamicWeights(Mapping[str, EagerTensor]):
         Raises SpecError for an unknown name, for a wrong type or shape, and in a jit function.
         """
         if self._owner.calling is not None:
-            raise SpecError(at_line("weights are set outside of remembered functions; inside d.update changes them"))
+            raise SpecError(
+                at_line("weights cannot be set inside a jit function: set them outside, or call d.update inside")
+            )
         unknown = [name for name in contents if name not in self._declared.all]
         if unknown:
             raise SpecError(at_line(f"there is no weight {printable(unknown[0])!r} yet"))
@@ -66,5 +68,5 @@ class DynamicWeights(Mapping[str, EagerTensor]):
     def reading(self) -> Iterator[dict[str, Array]]:
         """Yield all weights as arrays over their memory. Raises SpecError in a jit function."""
         if self._owner.calling is not None:
-            raise SpecError(at_line("weights are saved outside of remembered functions"))
+            raise SpecError(at_line("weights cannot be saved inside a jit function: save them outside"))
         yield {name: one._storage.array for name, one in self._declared.all.items() if one._storage is not None}

@@ -38,7 +38,7 @@ def judge_by_replay(model: Model, foreign: ForeignPlan) -> ForeignVerdict:
     values = {value.name: value for value in graph.values()}
     if foreign.tensors and not any(tensor.name in values for tensor in foreign.tensors):
         raise PlanError(
-            f"the plan of {foreign.tool} is of another model: none of its {len(foreign.tensors)} tensors, such as "
+            f"the plan of {foreign.tool} belongs to another model: none of its {len(foreign.tensors)} tensors, such as "
             f"{foreign.tensors[0].name!r}, is one of {graph.name!r}"
         )
     schedule = serial_schedule(graph)
@@ -47,12 +47,12 @@ def judge_by_replay(model: Model, foreign: ForeignPlan) -> ForeignVerdict:
     plan = derive_claims(graph, schedule, plan)
     plan = replace(plan, dims=tuple(model.dims.items()), max_trips=tuple(model.max_trips.items()), recipe=model.recipe)
     regions = tuple(_region_verdicts(plan, foreign))
-    placed = {tensor.name for tensor in foreign.tensors}
+    placed_tensors = {tensor.name for tensor in foreign.tensors}
     return ForeignVerdict(
         tool=foreign.tool,
         evidence=Evidence.REPLAY,
         findings=tuple(dict.fromkeys(findings)),
-        judged=tuple(name for name, value in values.items() if name in placed and value.plannable),
+        judged=tuple(name for name, value in values.items() if name in placed_tensors and value.plannable),
         not_judged=dict(_not_judged(graph, foreign, values)),
         regions=regions,
         plan=_plan_to_draw(plan, regions),
@@ -70,8 +70,8 @@ def _misaligned_tensors(foreign: ForeignPlan, values: Mapping[str, Value]) -> It
             continue
         width = _element_alignment(spec.dtype)
         if foreign.alignment is None and tensor.offset % width:
-            what = f"lies at offset {tensor.offset}, and its elements are {width} bytes wide"
-            yield Finding("misaligned", f"value %{tensor.name}", what, f"place it at a multiple of {width}")
+            what = f"lies at offset {tensor.offset}; its elements are {width} bytes wide"
+            yield Finding("misaligned", f"value %{tensor.name}", what, f"place the tensor at a multiple of {width}")
 
 
 def _element_alignment(dtype: DType) -> int:
@@ -82,34 +82,34 @@ def _element_alignment(dtype: DType) -> int:
 def _not_judged(graph: Graph, foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
     """Yield the name of each tensor without a verdict, and the reason."""
     callers = {value.name for value in (*graph.inputs, *graph.weights, *graph.outputs)}
-    placed = {tensor.name for tensor in foreign.tensors}
+    placed_names = {tensor.name for tensor in foreign.tensors}
     for name, value in values.items():
         if isinstance(value.spec, Unplannable):
-            if name in placed or name not in callers:
-                yield name, f"its bytes are not known: {value.spec.reason}"
-        elif value.nbytes and name not in placed and name not in callers:
-            yield name, "the tool gave it no place"
+            if name in placed_names or name not in callers:
+                yield name, f"unknown size: {value.spec.reason}"
+        elif value.nbytes and name not in placed_names and name not in callers:
+            yield name, "the plan has no place for the tensor"
     for tensor in foreign.tensors:
         if tensor.name not in values:
-            yield tensor.name, "the model, as it is read here, computes no such tensor"
+            yield tensor.name, "the imported model has no tensor of this name"
 
 
 def _to_memory_plan(graph: Graph, schedule: Schedule, foreign: ForeignPlan, values: Mapping[str, Value]) -> MemoryPlan:
     """Return the foreign offsets as a MemoryPlan without any further claims: no live ranges, buffers or bounds."""
-    placed = {tensor.name: tensor for tensor in foreign.tensors if tensor.name in values}
+    tensors = {tensor.name: tensor for tensor in foreign.tensors if tensor.name in values}
     kinds = _kinds_of_caller_memory(graph)
-    sizes = {name: max(values[name].nbytes, tensor.nbytes or 0) for name, tensor in placed.items()}
+    sizes = {name: max(values[name].nbytes, tensor.nbytes or 0) for name, tensor in tensors.items()}
     storages = [Storage(name, ARENA, foreign.region_bytes(name, sizes)) for name in foreign.region_names]
     placements = []
     producers = {value.name: node.name for node in graph.walk() for value in node.defs}
     for name, value in values.items():
         if not value.plannable:
             continue
-        tensor = placed.get(name)
+        tensor = tensors.get(name)
         if tensor is None:
-            own = _separate_storage(name, kinds.get(name, ""), value.nbytes)
-            storages.append(own)
-        region = Region(own.name, 0, value.nbytes) if tensor is None else _region_of_elements(tensor, value)
+            separate = _separate_storage(name, kinds.get(name, ""), value.nbytes)
+            storages.append(separate)
+        region = Region(separate.name, 0, value.nbytes) if tensor is None else _region_of_elements(tensor, value)
         placements.append(Placement(name, str(value.spec), region, (), -1, producer=producers.get(name, "")))
     arenas = [storage for storage in storages if storage.kind == ARENA]
     return MemoryPlan(
@@ -169,12 +169,14 @@ def _region_verdicts(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionV
         if name in foreign.nested:
             continue
         begins, end = {}, 0
-        for region in (name, *(inner for inner, around in foreign.nested.items() if around == name)):
+        for region in (name, *(nested for nested, around in foreign.nested.items() if around == name)):
             begins[region] = end
             end += max([sizes[region], *(p.region.end for p in plan.in_arenas if p.region.storage == region)])
-        held = ((p.region, begins[p.region.storage], p.live) for p in plan.in_arenas if p.region.storage in begins)
-        most = peak_bytes_in_use((begin + r.offset, begin + r.end, live) for r, begin, live in held)
-        yield RegionVerdict(name, sizes[name], most)
+        live_regions = (
+            (p.region, begins[p.region.storage], p.live) for p in plan.in_arenas if p.region.storage in begins
+        )
+        peak_bytes = peak_bytes_in_use((begin + r.offset, begin + r.end, live) for r, begin, live in live_regions)
+        yield RegionVerdict(name, sizes[name], peak_bytes)
 
 
 def _plan_to_draw(plan: MemoryPlan, regions: Sequence[RegionVerdict]) -> MemoryPlan:

@@ -34,7 +34,7 @@ def judge_by_lifetimes(foreign: ForeignPlan) -> ForeignVerdict:
     )
 
 
-NO_PLACE_REASON = "the tool gave it no place"
+NO_PLACE_REASON = "the plan has no place for the tensor"
 
 
 def judge_packing(
@@ -60,23 +60,26 @@ def judge_packing(
         offsets = tuple(place[1] for i in members if (place := places[i]) is not None)
         ends = (offset + buffer.size for offset, buffer in zip(offsets, inside.buffers, strict=True) if buffer.size)
         packing = Packing(offsets, sizes.get(name, max(ends, default=0)), tool)
-        many = len(names) > 1
+        several_regions = len(names) > 1
         findings += [
-            _with_region_name(finding, name if many else "") for finding in find_violations(inside, packing, steps)
+            _with_region_name(finding, name if several_regions else "")
+            for finding in find_violations(inside, packing, steps)
         ]
-        held = (
+        live_buffers = (
             (offset, offset + buffer.size, merge(buffer.pieces))
             for offset, buffer in zip(offsets, inside.buffers, strict=True)
         )
-        regions.append(RegionVerdict(name, packing.arena_bytes, peak_bytes_in_use(held)))
-        drawn.append((inside if not many else replace(inside, name=f"{problem.name}: {name}"), packing))
-    left = {buffer.id: NO_PLACE_REASON for buffer, place in zip(problem.buffers, places, strict=True) if place is None}
+        regions.append(RegionVerdict(name, packing.arena_bytes, peak_bytes_in_use(live_buffers)))
+        drawn.append((inside if not several_regions else replace(inside, name=f"{problem.name}: {name}"), packing))
+    unplaced = {
+        buffer.id: NO_PLACE_REASON for buffer, place in zip(problem.buffers, places, strict=True) if place is None
+    }
     return ForeignVerdict(
         tool=tool,
         evidence=Evidence.LIFETIMES,
         findings=tuple(findings),
         judged=tuple(buffer.id for buffer, place in zip(problem.buffers, places, strict=True) if place is not None),
-        not_judged={**left, **(not_judged or {})},
+        not_judged={**unplaced, **(not_judged or {})},
         regions=tuple(regions),
         drawn=tuple(drawn),
     )
@@ -92,7 +95,7 @@ def _packing_buffer(tensor: PlacedTensor, foreign: ForeignPlan) -> Buffer:
     if tensor.nbytes is None or not tensor.lifetimes:
         lacks = "bytes" if tensor.nbytes is None else "lifetimes"
         raise PlanError(
-            f"the plan of {foreign.tool} does not tell the {lacks} of {tensor.name!r}: without a model that is needed"
+            f"the plan of {foreign.tool} has no {lacks} for {tensor.name!r}: add them to the plan, or pass the model"
         )
     if empty := next((piece for piece in tensor.lifetimes if piece[0] >= piece[1]), None):
         raise PlanError(f"the plan of {foreign.tool}: {tensor.name!r} lives from {empty[0]} until before {empty[1]}")
@@ -108,12 +111,12 @@ def _pairs_with_shared_bytes(foreign: ForeignPlan) -> Iterator[tuple[int, int]]:
     Raises PlanError if a chain is a cycle or leads to an unknown tensor.
     """
     positions = {tensor.name: i for i, tensor in enumerate(foreign.tensors)}
-    left, groups = set(foreign.left_out), dict[int, list[int]]()
+    left_out, groups = set(foreign.left_out), dict[int, list[int]]()
     for i, tensor in enumerate(foreign.tensors):
         root, seen = tensor, {tensor.name}
-        while root.shares and root.shares not in left:
+        while root.shares and root.shares not in left_out:
             if root.shares not in positions or root.shares in seen:
-                what = "which is a circle" if root.shares in seen else "which it does not list"
+                what = "which forms a cycle" if root.shares in seen else "which the plan does not list"
                 raise PlanError(f"the plan of {foreign.tool}: {root.name!r} shares bytes of {root.shares!r}, {what}")
             root = foreign.tensors[positions[root.shares]]
             seen.add(root.name)

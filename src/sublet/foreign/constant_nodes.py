@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 CONSTANT = "onnx.Constant"
 
 
-def with_constant_nodes(graph: Graph, model: onnx.ModelProto, placed: Collection[str]) -> Graph:
+def with_constant_nodes(graph: Graph, model: onnx.ModelProto, placed_names: Collection[str]) -> Graph:
     """Return the graph with an `onnx.Constant` node for each folded weight with an arena place.
 
-    A weight is replaced if the tool placed it (its name is in `placed`), a node of `model` defines it, and the graph
-    knows its content. Return `graph` itself if no weight qualifies.
+    A weight is replaced if the tool placed it (its name is in `placed_names`), a node of `model` defines it, and the
+    graph knows its content. Return `graph` itself if no weight qualifies.
     """
     position = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
-    moved = {value: position[value.name] for value in graph.weights if value.name in position and value.name in placed}
+    candidates = (value for value in graph.weights if value.name in position and value.name in placed_names)
+    moved = {value: position[value.name] for value in candidates}
     moved = {value: at for value, at in moved.items() if value in graph.constants}
     if not moved:
         return graph
-    taken = {node.name for node in graph.walk()}
+    used_names = {node.name for node in graph.walk()}
     due = _insertion_positions(graph, position, moved)
     nodes: list[Node] = []
     for i, node in enumerate((*graph.nodes, None)):
         for value in sorted((value for value in moved if due[value] == i), key=lambda value: moved[value]):
-            name = _unused_name(f"{model.graph.node[moved[value]].op_type} {value.name}", taken)
+            name = _unused_name(f"{model.graph.node[moved[value]].op_type} {value.name}", used_names)
             nodes.append(Node(name, CONSTANT, (), (value,)))
         nodes += [] if node is None else [node]
     return replace(graph, nodes=tuple(nodes), weights=tuple(value for value in graph.weights if value not in moved))
@@ -61,9 +62,9 @@ def _insertion_positions(graph: Graph, position: Mapping[str, int], moved: Mappi
     return due
 
 
-def _unused_name(name: str, taken: set[str]) -> str:
-    """Return `name` with underscores appended until unused, and add the result to `taken`."""
-    while name in taken:
+def _unused_name(name: str, used_names: set[str]) -> str:
+    """Return `name` with underscores appended until unused, and add the result to `used_names`."""
+    while name in used_names:
         name += "_"
-    taken.add(name)
+    used_names.add(name)
     return name

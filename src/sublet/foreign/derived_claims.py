@@ -46,16 +46,16 @@ def derive_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryP
     )
 
 
-def _derive_placements(plan: MemoryPlan, found: SharingReasons, live: Mapping[int, Ranges]) -> Iterator[Placement]:
+def _derive_placements(plan: MemoryPlan, sharing: SharingReasons, live: Mapping[int, Ranges]) -> Iterator[Placement]:
     """Yield each placement with live range, buffer, and the reason to share bytes with another value.
 
-    Placements tied by a relation in `found`, with a common storage and at least 1 byte each, form a buffer. A single
+    Placements tied by a relation in `sharing`, with a common storage and at least 1 byte each, form a buffer. A single
     value of each buffer has the reason "own": the representative.
     """
     arenas = {storage.name for storage in plan.arenas}
     kin = PlacementSets()
     reasons: dict[int, tuple[str, int]] = {}
-    for (how, one, other), _ in sorted(found.items(), key=lambda entry: entry[0]):
+    for (how, one, other), _ in sorted(sharing.items(), key=lambda entry: entry[0]):
         places = plan.placements[one], plan.placements[other]
         if one == other or places[0].region.storage != places[1].region.storage or not _have_bytes(*places):
             continue

@@ -30,7 +30,7 @@ def judge_pte(path: Path) -> ForeignVerdict:
     """
     programs = read_programs(path)
     if not programs:
-        raise ModelError(f"{path} has no method to judge")
+        raise ModelError(f"{path} has no method to check")
     return judge_programs(programs)
 
 
@@ -50,12 +50,12 @@ def judge_programs(programs: Iterable[MethodProgram]) -> ForeignVerdict:
         wrong = replay(program)
         findings += [replace(finding, where=f"{prefix}{finding.where}") for finding in wrong]
         when = content_live_ranges(program)
-        least: Mapping[int, int] = {} if wrong else memory_lower_bounds(program, when)
+        lower_bounds: Mapping[int, int] = {} if wrong else memory_lower_bounds(program, when)
         names += [f"{prefix}{tensor.name}" for tensor in program.tensors if tensor.place is not None]
         for memory, size in program.memories.items():
             inside = [each for each in occupied_points(program, when) if each[1].memory == memory and each[2]]
             if size or inside:
-                regions.append(RegionVerdict(f"{prefix}memory {memory}", size, least.get(memory, 0)))
+                regions.append(RegionVerdict(f"{prefix}memory {memory}", size, lower_bounds.get(memory, 0)))
                 buffers = tuple(
                     Buffer.alive_in(program.tensors[k].name, place.end - place.begin, live) for k, place, live in inside
                 )

@@ -62,7 +62,7 @@ def judge_embedded_plan(model: Model, path: Path, capacity: int | None = None) -
         return judge_by_replay(replace(model, graph=with_constant_nodes(model.graph, proto, names)), foreign)
     if is_tflite(path):
         return judge_by_replay(model, plan_from_tflite(read_program(path)).with_capacity(capacity))
-    raise PlanError(f"{path} brings no plan with it: give the plan as a second file (docs/foreign.md has its form)")
+    raise PlanError(f"{path} contains no plan: pass the plan as a second file (docs/foreign.md has its form)")
 
 
 def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
@@ -74,7 +74,7 @@ def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> P
         return read_problem(path, lifetimes)
     devices = read_snapshot(path)
     if len(devices) > 1:
-        raise ProblemError(f"{path} has {len(devices)} devices, each a problem of its own (`sublet check` replays all)")
+        raise ProblemError(f"{path} has {len(devices)} devices, each a separate problem (`sublet check` replays all)")
     return devices[0].problem
 
 
@@ -98,15 +98,15 @@ def judge_plan_file(
     """
     if is_pte(path):
         if capacity is not None:
-            raise PlanError(f"{path} tells the sizes of its memories: drop --capacity")
+            raise PlanError(f"{path} declares the sizes of its memories: drop --capacity")
         return judge_pte(path)
     if path.suffix.lower() != CSV_SUFFIX:
         return judge_by_lifetimes(read_plan_file(path).with_capacity(capacity))
     problem, places = read_placed(path, lifetimes)
     if problem.buffers and not any(places):
-        raise ProblemError(f"{path} has no offsets to judge: a column `offset` is needed (`sublet pack` finds them)")
+        raise ProblemError(f"{path} has no offsets to check: add a column `offset` (`sublet pack` computes offsets)")
     regions = {place[0] for place in places if place is not None}
     if capacity is not None and len(regions) > 1:
-        raise ProblemError(f"{path} has {len(regions)} regions, each of a size of its own: drop --capacity")
+        raise ProblemError(f"{path} has {len(regions)} regions, each with its own size: drop --capacity")
     sizes = {} if capacity is None else dict.fromkeys(regions, capacity)
     return judge_packing(problem, places, path.name, sizes)

@@ -63,7 +63,7 @@ class ForeignPlan:
         seen: set[str] = set()
         for name in (*(tensor.name for tensor in self.tensors), *self.left_out):
             if name in seen:
-                raise PlanError(f"the plan of {self.tool} lists {name!r} twice: one line a tensor is needed")
+                raise PlanError(f"the plan of {self.tool} lists {name!r} twice: expected one entry a tensor")
             seen.add(name)
         numbers = [number for t in self.tensors for number in (t.offset, t.nbytes or 0)]
         if any(abs(number) > MAX_BYTES for number in (*numbers, *self.regions.values())):
@@ -72,7 +72,7 @@ class ForeignPlan:
             raise PlanError(f"the plan of {self.tool}: alignment {self.alignment} must be between 1 and 2^32")
         for name in (*self.regions, *(tensor.region for tensor in self.tensors)):
             if not name or name[0] in "%?":
-                raise PlanError(f"the plan of {self.tool}: {name!r} is no name for a region")
+                raise PlanError(f"the plan of {self.tool}: {name!r} is not a region name")
 
     def with_capacity(self, capacity: int | None) -> ForeignPlan:
         """Return the plan with `capacity` bytes for the single memory; the plan itself if `capacity` is None.
@@ -82,7 +82,7 @@ class ForeignPlan:
         if capacity is None:
             return self
         if len(self.region_names) > 1:
-            raise PlanError(f"the plan of {self.tool} has {len(self.region_names)} memories, each of a size of its own")
+            raise PlanError(f"the plan of {self.tool} has {len(self.region_names)} memories, each with its own size")
         return replace(self, regions=dict.fromkeys(self.region_names, capacity))
 
     def region_bytes(self, region: str, sizes: Mapping[str, int]) -> int:

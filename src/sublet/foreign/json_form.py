@@ -44,7 +44,7 @@ def plan_from_object(raw: Any, source: str) -> ForeignPlan:
     read = _PlanJsonReader(source)
     fields = read.record(raw, "", FIELDS, ("format", "version", "tensors"))
     if fields["format"] != FORMAT or fields["version"] != VERSION:
-        raise read.error("format", f"must be {FORMAT!r}, of version {VERSION}")
+        raise read.error("format", f"must be {FORMAT!r}, version {VERSION}")
     placed, left_out = [], []
     for i, entry in enumerate(read.array(fields["tensors"], "tensors")):
         where = f"tensors[{i}]"
@@ -117,13 +117,13 @@ class _PlanJsonReader:
     def text(self, raw: Any, field: str, *, empty: bool = False) -> str:
         """Return `raw` as a string, empty only if `empty` allows an empty string. Raises PlanError otherwise."""
         if not isinstance(raw, str) or not (raw or empty):
-            raise self.error(field, f"must be a text, not {_short_repr(raw)}")
+            raise self.error(field, f"must be a string, not {_short_repr(raw)}")
         return raw
 
-    def integer(self, raw: Any, field: str, least: int, most: int) -> int:
-        """Return `raw` as an integer from `least` to `most`. Raises PlanError otherwise."""
-        if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw <= most:
-            raise self.error(field, f"must be an integer from {least} to {most}, not {_short_repr(raw)}")
+    def integer(self, raw: Any, field: str, minimum: int, maximum: int) -> int:
+        """Return `raw` as an integer from `minimum` to `maximum`. Raises PlanError otherwise."""
+        if isinstance(raw, bool) or not isinstance(raw, int) or not minimum <= raw <= maximum:
+            raise self.error(field, f"must be an integer from {minimum} to {maximum}, not {_short_repr(raw)}")
         return raw
 
     def ranges(self, raw: Any, field: str) -> tuple[tuple[int, int], ...]:

@@ -45,26 +45,28 @@ MAX_LISTED_NAMES = 20
 """Limit of unplanned tensors listed by name in the metadata; all are counted."""
 
 
-def embed_plan(plan: MemoryPlan, told: ExportContext) -> Mapping[str, str | bytes]:
+def embed_plan(plan: MemoryPlan, context: ExportContext) -> Mapping[str, str | bytes]:
     """Return the model's file with the plan in its metadata, as {file name: bytes}.
 
     Raises PlanError if the plan is not for the unchanged graph of an ONNX file, or if no node order of the file matches
     the plan's order.
     """
-    if told.model is None or not is_onnx(told.model):
-        raise PlanError("a plan is written into the ONNX model that it is for: give an .onnx file")
+    if context.model is None or not is_onnx(context.model):
+        raise PlanError("an ONNX export writes the plan into the model file: pass the .onnx file of the plan")
     recipe = plan.recipe
     if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again:
-        raise PlanError(f"the plan is for the graph {plan.recipe.description}, which is not that in {told.model}")
+        raise PlanError(
+            f"the plan is for the graph {plan.recipe.description}, not for the unchanged graph of {context.model}"
+        )
     require_counted(plan, "the metadata")
     if not _single_placements(plan):
-        raise PlanError(f"no tensor of {told.model} has one place in an arena throughout: there is no offset to write")
-    model = read_model(told.model)
-    require_utf8(model, told.model.name)
+        raise PlanError(f"no tensor of {context.model} keeps one place in an arena: there is no offset to write")
+    model = read_model(context.model)
+    require_utf8(model, context.model.name)
     sort_into_plan_order(model.graph, plan)
     _write_plan_metadata(model, plan)
-    _judge_written_plan(model, plan, told.model)
-    stem = told.base_name(plan) if told.name else told.model.stem
+    _judge_written_plan(model, plan, context.model)
+    stem = context.base_name(plan) if context.name else context.model.stem
     return {f"{stem}_planned.onnx": model.SerializeToString(deterministic=True)}
 
 
@@ -73,11 +75,11 @@ def _judge_written_plan(model: onnx.ModelProto, plan: MemoryPlan, path: Path) ->
     read = from_proto(
         model, dict(plan.dims), where=path.name, folder=path.parent, assume=dict(plan.recipe.assumed) or None
     )
-    found = judge_by_replay(bound_trip_counts(read, dict(plan.max_trips)), plan_from_onnx(model, path.name))
-    if found.findings:
+    verdict = judge_by_replay(bound_trip_counts(read, dict(plan.max_trips)), plan_from_onnx(model, path.name))
+    if verdict.findings:
         raise PlanError(
-            f"the plan of {path} cannot be told by one offset a tensor, in an order of its file ({found.findings[0]}): "
-            "plan it without --order and --streams, or share less"
+            f"the plan of {path} cannot be written as one offset a tensor in the node order of the file "
+            f"({verdict.findings[0]}): plan it without --order and --streams, or share less"
         )
 
 
@@ -85,12 +87,12 @@ def _write_plan_metadata(model: onnx.ModelProto, plan: MemoryPlan) -> None:
     """Write offsets, sizes and totals into the metadata of `model`, in place of any earlier plan."""
     places = _single_placements(plan)
     ambiguous = names_of_several_graphs(graph for graph, _ in graphs_of(model.graph))
-    left = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound_values(plan)
+    unplaced = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound_values(plan)
     for graph, path in graphs_of(model.graph):
         _remove_plan_metadata(graph)
         defined = _defined_names(graph)
-        known = {value.name for value in typed_values_of(graph)}
-        for name in sorted((defined & places.keys()) - known):
+        typed_names = {value.name for value in typed_values_of(graph)}
+        for name in sorted((defined & places.keys()) - typed_names):
             value = graph.value_info.add()
             value.name = name
             _set_tensor_type(value, places[name].spec)
@@ -99,7 +101,7 @@ def _write_plan_metadata(model: onnx.ModelProto, plan: MemoryPlan) -> None:
             if place is None or value.name not in defined:
                 continue
             if path and value.name in ambiguous:
-                left.add(value.name)
+                unplaced.add(value.name)
                 continue
             _add_metadata(value, OFFSET, place.region.offset)
             _add_metadata(value, SIZE, place.region.nbytes)
@@ -108,9 +110,9 @@ def _write_plan_metadata(model: onnx.ModelProto, plan: MemoryPlan) -> None:
     _remove_plan_metadata(model)
     _add_metadata(model, ARENA_BYTES, plan.arena_bytes)
     _add_metadata(model, "memory_plan_naive_bytes", plan.total_bytes)
-    _add_metadata(model, "memory_plan_unplanned_count", len(left))
-    if left:
-        _add_metadata(model, "memory_plan_unplanned", ",".join(sorted(left)[:MAX_LISTED_NAMES]))
+    _add_metadata(model, "memory_plan_unplanned_count", len(unplaced))
+    if unplaced:
+        _add_metadata(model, "memory_plan_unplanned", ",".join(sorted(unplaced)[:MAX_LISTED_NAMES]))
     _add_metadata(model, ALIGNMENT, plan.alignment)
     _add_metadata(model, FINGERPRINT, plan.fingerprint)
 
@@ -122,10 +124,10 @@ def _single_placements(plan: MemoryPlan) -> dict[str, Placement]:
         places.setdefault(place.value, []).append(place)
     arenas = {storage.name for storage in plan.arenas}
     return {
-        name: found[0]
-        for name, found in places.items()
-        if len(found) == 1 and found[0].region.storage in arenas and not found[0].strides and found[0].how != POINTER
-        and found[0].region.nbytes
+        name: first
+        for name, (first, *others) in places.items()
+        if not others and first.region.storage in arenas and not first.strides and first.how != POINTER
+        and first.region.nbytes
     }  # fmt: skip
 
 
@@ -151,13 +153,13 @@ def _set_tensor_type(value: Any, spec: str) -> None:
 
 def _remove_plan_metadata(holder: Any) -> None:
     """Remove the metadata entries of an earlier plan from `holder`, and from its values if `holder` is a graph."""
-    for one in (holder, *(typed_values_of(holder) if hasattr(holder, "node") else ())):
-        kept = [entry for entry in one.metadata_props if not _is_plan_key(entry.key)]
-        if len(kept) < len(one.metadata_props):
+    for element in (holder, *(typed_values_of(holder) if hasattr(holder, "node") else ())):
+        kept = [entry for entry in element.metadata_props if not _is_plan_key(entry.key)]
+        if len(kept) < len(element.metadata_props):
             entries = [(entry.key, entry.value) for entry in kept]
-            del one.metadata_props[:]
+            del element.metadata_props[:]
             for key, text in entries:
-                one.metadata_props.add(key=key, value=text)
+                element.metadata_props.add(key=key, value=text)
 
 
 def _is_plan_key(key: str) -> bool:

@@ -31,7 +31,7 @@ def plan_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
     prefixes = _prefixes(model)
     if len(prefixes) != 1:
         what = f"plans of several tools: {', '.join(sorted(prefixes))}" if prefixes else "no plan in its metadata"
-        raise PlanError(f"{source} has {what}; the offset of a tensor stands under <prefix>{OFFSET}")
+        raise PlanError(f"{source} has {what}; expected the offset of a tensor under <prefix>{OFFSET}")
     return _Metadata(model, source, prefixes.pop()).read_plan()
 
 
@@ -77,7 +77,7 @@ class _Metadata:
         sizes: dict[str, int] = {}
         graphs = list(graphs_of(self._model.graph))
         ambiguous = names_of_several_graphs(graph for graph, _ in graphs)
-        left: dict[str, None] = {}
+        unplaced: dict[str, None] = {}
         for graph, path in graphs:
             region = self._memory_of(path, sizes)
             for value in typed_values_of(graph):
@@ -85,14 +85,14 @@ class _Metadata:
                 if OFFSET not in keys:
                     continue
                 if value.name in ambiguous and path:
-                    left[value.name] = None
+                    unplaced[value.name] = None
                     continue
                 memory = keys.get(REGION, region)
                 size = self._integer(keys[SIZE], value.name) if SIZE in keys else None
                 tensor = PlacedTensor(value.name, self._integer(keys[OFFSET], value.name), memory, size)
                 if placed.setdefault(value.name, tensor) != tensor:
                     raise PlanError(f"{self._source}: {value.name!r} is placed twice, at different offsets")
-        names = tuple(name for name in left if name not in placed)
+        names = tuple(name for name in unplaced if name not in placed)
         whole = self._entries_of(self._model)
         alignment = self._integer(whole[ALIGNMENT], ALIGNMENT) if ALIGNMENT in whole else None
         nested = dict.fromkeys((region for region in sizes if region != ARENA), ARENA) if ARENA in sizes else {}
@@ -129,7 +129,7 @@ class _Metadata:
     def _integer(self, text: str, name: str) -> int:
         """Return the integer in a metadata entry of at most 20 ASCII characters. Raises PlanError otherwise."""
         if not text.lstrip("-").isdecimal() or not text.isascii() or len(text) > 20:
-            raise PlanError(f"{self._source}: {name!r} has {text[:40]!r} for an integer in its metadata")
+            raise PlanError(f"{self._source}: the metadata of {name!r} has {text[:40]!r}; expected an integer")
         return int(text)
 
 
@@ -138,8 +138,8 @@ def names_of_several_graphs(graphs: Iterator[Any]) -> set[str]:
     seen: set[str] = set()
     twice: set[str] = set()
     for graph in graphs:
-        own = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
-        own |= {tensor.name for tensor in graph.initializer}
-        twice |= seen & own
-        seen |= own
+        names = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+        names |= {tensor.name for tensor in graph.initializer}
+        twice |= seen & names
+        seen |= names
     return twice

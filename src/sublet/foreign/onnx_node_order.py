@@ -20,20 +20,20 @@ def sort_into_plan_order(graph: Any, plan: MemoryPlan) -> None:
     positions: dict[str, int] = {}
     _number_steps(plan.schedule, positions)
     makers = {place.value: positions[place.producer] for place in plan.placements if place.producer in positions}
-    for one, _ in graphs_of(graph):
-        known: dict[str, int] = {}
+    for subgraph, _ in graphs_of(graph):
+        step_of: dict[str, int] = {}
         order: list[tuple[int, int]] = []
-        for i, node in enumerate(one.node):
-            own = [makers[name] for name in node.output if name in makers]
-            at = max(own or (known[name] for name in names_read_by(node) if name in known), default=BEFORE_ALL)
-            known.update((name, at) for name in node.output if name)
+        for i, node in enumerate(subgraph.node):
+            steps = [makers[name] for name in node.output if name in makers]
+            at = max(steps or (step_of[name] for name in names_read_by(node) if name in step_of), default=BEFORE_ALL)
+            step_of.update((name, at) for name in node.output if name)
             order.append((at, i))
         if order != sorted(order):
-            nodes = [type(node)() for node in one.node]
-            for copy, node in zip(nodes, one.node, strict=True):
+            nodes = [type(node)() for node in subgraph.node]
+            for copy, node in zip(nodes, subgraph.node, strict=True):
                 copy.CopyFrom(node)
-            del one.node[:]
-            one.node.extend(nodes[i] for _, i in sorted(order))
+            del subgraph.node[:]
+            subgraph.node.extend(nodes[i] for _, i in sorted(order))
 
 
 def _number_steps(schedule: Schedule, positions: dict[str, int]) -> None:

@@ -57,24 +57,24 @@ class _PickleMachine:
         """Execute the opcodes up to STOP and return the single remaining object."""
         raw, stop = self._raw, ord(".")
         if len(raw) < 2 or raw[0] != 0x80 or raw[1] not in PROTOCOLS:
-            raise self.error("this is no pickle of protocol 2 to 5")
+            raise self.error("not a pickle of protocol 2 to 5")
         while self._at < len(raw):
             code = raw[self._at]
             self._at += 1
             if code == stop:
                 if len(self._stack) != 1 or self._stack[0] is MARK:
-                    raise self.error("the pickle ends with nothing made, or in the middle of it")
+                    raise self.error("the pickle ends with an empty or unfinished stack")
                 return self._stack[0]
             action = ACTIONS.get(code)
             if action is None:
                 raise self.error(_refusal(code))
             action(self)
-        raise self.error("the pickle is cut off")
+        raise self.error("the pickle is truncated")
 
     def read_bytes(self, count: int) -> bytes:
         """Return the next `count` bytes. Raises ModelError at the end of the file."""
         if count > len(self._raw) - self._at:
-            raise self.error("the pickle is cut off, or a length in it is false")
+            raise self.error("the pickle is truncated, or a length in the pickle is wrong")
         self._at += count
         return self._raw[self._at - count : self._at]
 
@@ -82,22 +82,22 @@ class _PickleMachine:
         """Return the next number, little-endian, in the `struct` format `form`."""
         return struct.unpack("<" + form, self.read_bytes(struct.calcsize("<" + form)))[0]
 
-    def push(self, thing: Any) -> None:
+    def push(self, item: Any) -> None:
         """Push an object."""
-        self._stack.append(thing)
+        self._stack.append(item)
 
     def pop(self) -> Any:
         """Pop an object. Raises ModelError if the stack is empty or its top is a mark."""
         if not self._stack or self._stack[-1] is MARK:
-            raise self.error("takes something that is not there")
+            raise self.error("an opcode pops an object from an empty stack")
         return self._stack.pop()
 
-    def push_container(self, thing: Any) -> None:
+    def push_container(self, item: Any) -> None:
         """Push a new container. Raises ModelError beyond MAX_CONTAINERS."""
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
-            raise self.error(f"the pickle makes more than {MAX_CONTAINERS} containers")
-        self.push(thing)
+            raise self.error(f"the pickle has more than {MAX_CONTAINERS} containers")
+        self.push(item)
 
     def pop_to_mark(self) -> list[Any]:
         """Pop the last mark and all objects above the mark, and return the objects."""
@@ -106,7 +106,7 @@ class _PickleMachine:
                 items = self._stack[i + 1 :]
                 del self._stack[i:]
                 return items
-        raise self.error("takes a list of things that is not there")
+        raise self.error("an opcode pops a list without a mark")
 
     def push_tuple(self, count: int) -> None:
         """Pop `count` objects and push them as a tuple."""
@@ -117,20 +117,20 @@ class _PickleMachine:
         try:
             self.push(self.read_bytes(self.read_number(form)).decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
-            raise self.error("a text is not UTF-8") from error
+            raise self.error("a string is not UTF-8") from error
 
     def push_long(self, form: str) -> None:
         """Push a signed integer with a byte count in the format `form`, at most MAX_LONG_BYTES."""
         count = self.read_number(form)
         if not 0 <= count <= MAX_LONG_BYTES:
-            raise self.error(f"an integer of {count} bytes; more than {MAX_LONG_BYTES} is no address or size")
+            raise self.error(f"an integer of {count} bytes; addresses and sizes have at most {MAX_LONG_BYTES}")
         self.push(int.from_bytes(self.read_bytes(count), "little", signed=True))
 
     def extend(self, items: list[Any]) -> None:
         """Append `items` to the list on top of the stack."""
         target = self.pop()
         if not isinstance(target, list):
-            raise self.error("adds to what is no list")
+            raise self.error("an opcode appends to an object that is not a list")
         target.extend(items)
         self.push(target)
 
@@ -138,10 +138,10 @@ class _PickleMachine:
         """Store alternating keys and values of `items` in the dict on top of the stack."""
         target = self.pop()
         if not isinstance(target, dict) or len(items) % 2:
-            raise self.error("sets items of what is no dict")
+            raise self.error("an opcode sets items of an object that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str):
-                raise self.error(f"a key is a {type(key).__name__}, and must be a text")
+                raise self.error(f"a key is a {type(key).__name__}; expected a string")
             target[key] = value
         self.push(target)
 
@@ -157,7 +157,7 @@ class _PickleMachine:
     def remember(self, key: int) -> None:
         """Store the top of the stack in the memo under `key`."""
         if not self._stack or self._stack[-1] is MARK:
-            raise self.error("remembers what is not there")
+            raise self.error("an opcode stores an object from an empty stack")
         self._memo[key] = self._stack[-1]
 
     def memoize(self) -> None:
@@ -168,7 +168,7 @@ class _PickleMachine:
         """Push the memo entry with the number in the format `form`."""
         key = self.read_number(form)
         if key not in self._memo:
-            raise self.error(f"refers to thing {key}, which was not made")
+            raise self.error(f"refers to memo entry {key}, which does not exist")
         self.push(self._memo[key])
 
 
@@ -177,10 +177,10 @@ def _refusal(code: int) -> str:
     name = NAMES.get(code, f"0x{code:02x}")
     if name in REFUSED_OPCODES:
         return (
-            f"the pickle wants to import or call something ({name}): it is not executed. A memory snapshot has only "
-            "dicts, lists, texts and numbers"
+            f"the pickle imports or calls an object ({name}), which Sublet never executes. A memory snapshot has only "
+            "dicts, lists, strings and numbers"
         )
-    return f"the opcode {name} makes nothing that a memory snapshot has"
+    return f"a memory snapshot does not use the opcode {name}"
 
 
 def _skip_frame_length(machine: _PickleMachine) -> None:

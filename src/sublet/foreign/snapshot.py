@@ -56,12 +56,12 @@ def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
     return parse_snapshot(safe_unpickle(raw, path.name), path.name, len(raw))
 
 
-def parse_snapshot(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
+def parse_snapshot(record: Any, where: str, max_objects: int) -> tuple[Snapshot, ...]:
     """Return the devices in a decoded snapshot.
 
-    Raises ModelError if the snapshot has more than `most` elements: a small file can reference an object very often.
+    Raises ModelError if the snapshot has more than `max_objects` elements: a small file can repeat an object.
     """
-    reader = _SnapshotReader(where, most)
+    reader = _SnapshotReader(where, max_objects)
     whole = reader.mapping(record, "the snapshot")
     traces = reader.array(whole.get("device_traces", []), "device_traces")
     segments = [reader.mapping(one, "a segment") for one in reader.array(whole.get("segments", []), "segments")]
@@ -81,10 +81,10 @@ def parse_snapshot(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
 
 
 class _SnapshotReader:
-    """Typed access to decoded data, with a limit: a small file can reference an object very often."""
+    """Typed access to decoded data, with a limit: a small file can repeat an object."""
 
-    def __init__(self, where: str, most: int) -> None:
-        self._where, self._left, self._most = where, max(most, 1), most
+    def __init__(self, where: str, max_objects: int) -> None:
+        self._where, self._left, self._most = where, max(max_objects, 1), max_objects
 
     def error(self, what: str) -> ModelError:
         """Return the error with the name of the file."""
@@ -94,21 +94,23 @@ class _SnapshotReader:
         """Count an access. Raises ModelError beyond the limit."""
         self._left -= 1
         if self._left < 0:
-            raise self.error(f"lists more than {self._most} things, which it has no bytes for: it refers to some again")
+            raise self.error(
+                f"lists more than {self._most} objects, more than its bytes can hold: some repeat by reference"
+            )
 
-    def mapping(self, thing: Any, what: str) -> Mapping[str, Any]:
-        """Return `thing` as a dict. Raises ModelError otherwise."""
+    def mapping(self, raw: Any, role: str) -> Mapping[str, Any]:
+        """Return `raw` as a dict. Raises ModelError otherwise."""
         self.count_access()
-        if not isinstance(thing, dict):
-            raise self.error(f"{what} is a {type(thing).__name__}, and must be a dict")
-        return thing
+        if not isinstance(raw, dict):
+            raise self.error(f"{role} is a {type(raw).__name__}; expected a dict")
+        return raw
 
-    def array(self, thing: Any, what: str) -> list[Any]:
-        """Return `thing` as a list. Raises ModelError otherwise."""
+    def array(self, raw: Any, role: str) -> list[Any]:
+        """Return `raw` as a list. Raises ModelError otherwise."""
         self.count_access()
-        if not isinstance(thing, list):
-            raise self.error(f"{what} is a {type(thing).__name__}, and must be a list")
-        return thing
+        if not isinstance(raw, list):
+            raise self.error(f"{role} is a {type(raw).__name__}; expected a list")
+        return raw
 
     def integer(self, record: Mapping[str, Any], key: str, default: int = 0) -> int:
         """Return an integer entry from 0 to 2^62, `default` if missing. Raises ModelError otherwise."""

@@ -30,8 +30,10 @@ def plan_from_tflite(program: TFLiteProgram) -> ForeignPlan:
         if offset is not None and index in conversion.value_names
     ]
     tensors += [PlacedTensor(name, 0, f"variable {'/'.join(key[1:])}") for name, key in conversion.persistent.items()]
-    placed = {tensor.name for tensor in tensors} | {weight.name for weight in conversion.model.graph.weights}
-    left_out = (value.name for value in conversion.model.graph.values() if value.nbytes and value.name not in placed)
+    placed_names = {tensor.name for tensor in tensors} | {weight.name for weight in conversion.model.graph.weights}
+    left_out = (
+        value.name for value in conversion.model.graph.values() if value.nbytes and value.name not in placed_names
+    )
     findings = _overwritten_operands(program, offsets[0])
     return ForeignPlan(
         tuple(tensors), METADATA, alignment=ALIGNMENT, left_out=tuple(left_out), findings=tuple(findings)
@@ -41,12 +43,12 @@ def plan_from_tflite(program: TFLiteProgram) -> ForeignPlan:
 def _overwritten_operands(program: TFLiteProgram, offsets: Sequence[int | None]) -> Iterator[Finding]:
     """Yield a finding for each operand overwritten before TFLM has copied it."""
     main = program.subgraphs[0]
-    for each in lost_tensors(program, offsets):
-        operator = main.operators[each.position]
-        names = [main.tensors[index].name[:80] for index in (each.lost, each.written)]
+    for overwrite in lost_tensors(program, offsets):
+        operator = main.operators[overwrite.position]
+        names = [main.tensors[index].name[:80] for index in (overwrite.lost, overwrite.written)]
         yield Finding(
             "clobbered",
-            f"operator {each.position}: {operator.name}",
+            f"operator {overwrite.position}: {operator.name}",
             f"TensorFlow Lite Micro copies one tensor after another: {names[0]!r} is overwritten by {names[1]!r}",
             "place the two apart",
         )

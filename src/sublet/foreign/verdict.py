@@ -27,7 +27,7 @@ class Evidence(StrEnum):
     """Evidence for a verdict: the source of the live ranges that the plan was checked against."""
 
     REPLAY = "the model, replayed byte by byte"
-    LIFETIMES = "the lifetimes that the file tells"
+    LIFETIMES = "the lifetimes in the file"
     INSTRUCTIONS = "the instructions of the program, replayed"
 
 
@@ -92,9 +92,9 @@ def peak_bytes_in_use(pieces: Iterable[tuple[int, int, Ranges]]) -> int:
     events = sorted(
         (when, step, begin, end) for begin, end, live in held for a, b in live for when, step in ((a, 1), (b, -1))
     )
-    most = 0
+    peak = 0
     for i, (when, step, begin, end) in enumerate(events):
         count[rank[begin] : rank[end]] += step
         if step > 0 and (i + 1 == len(events) or events[i + 1][1] < 0 or events[i + 1][0] > when):
-            most = max(most, int(lengths[count > 0].sum()))
-    return most
+            peak = max(peak, int(lengths[count > 0].sum()))
+    return peak

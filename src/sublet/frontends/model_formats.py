@@ -86,18 +86,16 @@ def _read_by_suffix(path: Path, dims: Mapping[str, int] | None, optimize: str, a
     """Read the model by its front-end. Raises ModelError for an option the format does not have."""
     if is_onnx(path):
         if assume and optimize != AS_IS:
-            raise ModelError(
-                f"--assume names values of the model as it is in {path.name}: it goes with optimize={AS_IS}"
-            )
+            raise ModelError(f"--assume names values of the unoptimised model in {path.name}: pass optimize={AS_IS}")
         return load(path, dims, assume) if optimize == AS_IS else load_optimized(path, dims, optimize)
     if is_paddle(path):
         if assume:
-            raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
+            raise ModelError(f"--assume is for ONNX models: declare extents of {path.name} with --shape")
         return pir.load_pir(path, dims) if path.suffix.lower() == PIR_SUFFIX else paddle.load_program(path, dims)
     of_torch = path.suffix.lower() == TORCH_SUFFIX
     if of_torch or is_tflite(path):
         if dims or assume:
-            raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
+            raise ModelError(f"{path} declares the shape of every tensor: drop --dim and --assume")
         if of_torch:
             program = read_archive(path)
             return from_exported(program.exported, path.stem, program.weights, program.inputs)
@@ -106,7 +104,7 @@ def _read_by_suffix(path: Path, dims: Mapping[str, int] | None, optimize: str, a
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
         if assume:
-            raise ModelError(f"{path} tells the type of every value itself: write it there and drop --assume")
+            raise ModelError(f"{path} declares the type of every value: edit the file and drop --assume")
         return Model(parse(read_text(path, ModelError), str(path)))
     kinds = ", ".join((ONNX_SUFFIX, TFLITE_SUFFIX, TORCH_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
     raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")

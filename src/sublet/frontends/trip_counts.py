@@ -32,7 +32,7 @@ def max_trips_by_loop(declared: Trips) -> dict[str, int]:
     for name, trips in by_loop.items():
         if type(trips) is not int or trips < 0:
             what = f"of loop {printable(name)!r}" if name else "of every loop"
-            raise ModelError(f"the maximum of rounds {what} must be an integer from 0 on, not {trips!r}")
+            raise ModelError(f"the maximum trip count {what} must be an integer of at least 0, not {trips!r}")
     return by_loop
 
 
@@ -86,7 +86,7 @@ def _plannable_stacked_outputs(loop: While, trips: int, readers: Mapping[Value, 
         if whole is None or not isinstance(whole.spec, Unplannable) or not isinstance(row.spec, TensorSpec):
             continue
         if whole in readers:
-            reason = f"{whole.spec.reason}; {readers[whole]} reads it, and would see rows that were never made"
+            reason = f"{whole.spec.reason}; {readers[whole]} reads the output, and would see unwritten rows"
             changed[whole] = replace(whole, spec=replace(whole.spec, reason=reason))
         else:
             shape = (*row.spec.shape[:axis], trips, *row.spec.shape[axis:])

@@ -67,6 +67,4 @@ def as_model(source: Model | Graph | GraphInPython) -> Model:
         return Model(source)
     if isinstance(source, GraphInPython):
         return source.model()
-    raise ProblemError(
-        f"{type(source).__name__} is no network: give a Graph, or a Model such as `sublet.read_model` returns"
-    )
+    raise ProblemError(f"{type(source).__name__} is no network: pass a Graph, or a Model from `sublet.read_model`")

@@ -14,7 +14,7 @@ AS_IS: Literal["none"] = "none"
 ORDERS = {
     GIVEN: "in its own order",
     LESS: "in an order chosen for less memory",
-    OWN: "in an order of the caller's",
+    OWN: "in the caller's order",
 }
 
 
@@ -64,15 +64,15 @@ class Recipe:
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:
-            graph += f", with {len(self.split)} nodes done in pieces, or earlier"
+            graph += f", with {len(self.split)} nodes split or moved earlier"
         if self.again:
             back = sum(name.endswith(OFFLOAD_SUFFIX) for name, _ in self.again)
             more = len(self.again) - back
-            done = [f"{more} nodes computed once more, or later"] if more else []
-            done += [f"{back} values brought back from slow memory"] if back else []
+            done = [f"{more} nodes recomputed or delayed"] if more else []
+            done += [f"{back} values reloaded from slow memory"] if back else []
             graph += f", with {' and '.join(done)} to save memory"
         if self.scratch:
-            graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
+            graph += f", with scratch memory for the kernels of {len(self.scratch)} nodes"
         return f"{graph}, {ORDERS.get(self.order, self.order)}"
 
 

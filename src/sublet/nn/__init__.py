@@ -28,8 +28,8 @@ def _command_function(record: Command) -> Callable[..., Any]:
             inputs = tuple(inputs[0])
         graph = next((given.graph for given in inputs if isinstance(given, Tensor)), None)
         if graph is None:
-            what = f"nn.{record.name} needs a Tensor: g.constant makes one, and"
-            raise SpecError(at_line(f"{what} g.apply('nn.{record.name}', ...) writes it without"))
+            hint = f"pass one from g.constant, or call g.apply('nn.{record.name}', ...)"
+            raise SpecError(at_line(f"nn.{record.name} needs a Tensor among its inputs: {hint}"))
         outputs = graph.apply(PREFIX + record.name, *inputs, **attrs)
         return outputs if len(outputs) > 1 else outputs[0]
 

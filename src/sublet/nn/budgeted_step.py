@@ -25,13 +25,13 @@ class _RollBack(Exception):
     """Raised to undo a trial writing."""
 
 
-def build_and_roll_back(graph: Graph, write: Callable[[], None], made: Callable[[Graph], Model]) -> Model:
-    """Let `write` write to a graph, return the result of `made` for the written graph, and undo the writing."""
+def build_and_roll_back(graph: Graph, write: Callable[[], None], build: Callable[[Graph], Model]) -> Model:
+    """Let `write` write to a graph, return the result of `build` for the written graph, and undo the writing."""
     models: list[Model] = []
     try:
         with graph.rollback_on_error():
             write()
-            models.append(made(graph))
+            models.append(build(graph))
             raise _RollBack
     except _RollBack:
         return models[0]
@@ -55,7 +55,7 @@ def cheapest_fitting_step(ways: Mapping[str, Callable[[], Model]], budget: int |
         name = min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].plan.arena_bytes))
         return name, as_source(sources[name]) if fitting[name].is_changed else sources[name]
     name = min(answers, key=lambda name: answers[name].program.plan.arena_bytes)
-    which = "" if len(ways) == 1 else f" ({name}, the least of {len(ways)} ways)"
+    which = "" if len(ways) == 1 else f" ({name}, the smallest of {len(ways)} variants of the step)"
     raise CapacityError(f"{answers[name].words}{which}")
 
 

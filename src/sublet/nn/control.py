@@ -49,13 +49,15 @@ class Loop:
         self._levels, self._name, self._line = levels, name, user_line()
         twice = [key for key in carried if key in over]
         if twice:
-            raise SpecError(at_line(f"the loop carries {twice[0]!r}, and takes steps of it: use two names"))
+            raise SpecError(
+                at_line(f"{twice[0]!r} names both a loop-carried value and a sequence of the loop: use two names")
+            )
         self._inits = {key: levels.value_of(tensor) for key, tensor in carried.items()}
         self._sequences = {key: levels.value_of(tensor) for key, tensor in over.items()}
         lengths = {key: tensor.shape[:1] for key, tensor in over.items()}
         if len({*lengths.values(), *([(rounds,)] if rounds is not None else [])}) > 1 or () in lengths.values():
             raise SpecError(
-                at_line(f"a loop needs sequences of one length and as many rounds, not {lengths}, {rounds}")
+                at_line(f"the sequences and `rounds` of a loop must have one length: got {lengths} and rounds={rounds}")
             )
         self._rounds = _require_count(next((length[0] for length in lengths.values()), rounds), "rounds", 0)
         self._max_trips, self._backwards = _require_count(max_trips, "max_trips", 1), backwards
@@ -69,7 +71,7 @@ class Loop:
     def __enter__(self) -> Loop:
         """Begin the body. Raises SpecError if the loop was entered before."""
         if self._open is not None:
-            raise SpecError(at_line(f"the loop at {self._line} is written already: make another"))
+            raise SpecError(at_line(f"the body of the loop at {self._line} is written already: create another loop"))
         self._open = True
         levels = self._levels
         level = levels.push(f"the body of the loop at {self._line}")
@@ -102,7 +104,7 @@ class Loop:
         if self._open is None:
             self._require_open()
         if key not in self._readable:
-            later = "; rows are known after the loop" if key in self._rows else ""
+            later = "; stacked rows can be read after the loop" if key in self._rows else ""
             raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._readable) or 'nothing'}{later}"))
         return self._readable[key]
 
@@ -119,10 +121,10 @@ class Loop:
         """
         self._require_open()
         if self._condition is not None:
-            raise SpecError(at_line("the loop has a check already; join conditions by &"))
+            raise SpecError(at_line("the loop has a check already: combine the conditions with &"))
         value = self._levels.value_of(condition)
         if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
-            raise SpecError(at_line(f"{describe(condition)} is no condition: it must be one bool"))
+            raise SpecError(at_line(f"{describe(condition)} is not a condition: expected one bool"))
         self._condition = value
         self._check = len(self._levels.emit.nodes)
 
@@ -134,15 +136,19 @@ class Loop:
         """
         self._require_open()
         if self._updates is not None:
-            raise SpecError(at_line("the loop has its next values already"))
+            raise SpecError(at_line("loop.next was already called in this loop: call it once"))
         if updates.keys() != self._inits.keys():
             missing = ", ".join(self._inits) or "nothing"
-            raise SpecError(at_line(f"the loop carries {missing}; next was given {', '.join(updates) or 'nothing'}"))
+            raise SpecError(
+                at_line(f"the loop carries {missing}; loop.next received {', '.join(updates) or 'nothing'}")
+            )
         values = {key: self._levels.value_of(tensor) for key, tensor in updates.items()}
         for key, value in values.items():
             if value.spec != self._inits[key].spec:
                 raise SpecError(
-                    at_line(f"{key!r} starts as {self._inits[key].spec}, and cannot become {updates[key]!r}")
+                    at_line(
+                        f"{key!r} has the initial type {self._inits[key].spec}; loop.next received {updates[key]!r}"
+                    )
                 )
         self._updates = values
 
@@ -154,7 +160,7 @@ class Loop:
         self._require_open()
         for key, tensor in rows.items():
             if key in self._rows or key in self._readable:
-                raise SpecError(at_line(f"the loop has {key!r} already; give the rows another name"))
+                raise SpecError(at_line(f"the loop has a value {key!r} already: pass another name to loop.stack"))
             self._rows[key] = self._levels.value_of(tensor)
 
     def __exit__(
@@ -171,7 +177,9 @@ class Loop:
             return
         updates = self._updates if self._updates is not None else {} if not self._inits else None
         if updates is None:
-            raise SpecError(at_line(f"the loop at {self._line} carries {', '.join(self._inits)}: say loop.next(...)"))
+            raise SpecError(
+                at_line(f"the loop at {self._line} carries {', '.join(self._inits)}: call loop.next(...) in the body")
+            )
         condition = self._loop_condition(level.emit)
         emit = levels.emit
         hint = f"{emit.scope}{self._name}"
@@ -206,7 +214,9 @@ class Loop:
         """Return the loop condition: the user's check, and the comparison of the counter with a known trip count."""
         if self._rounds is None:
             if self._condition is None:
-                raise SpecError(at_line(f"the loop at {self._line} never ends: give it rounds, sequences or a check"))
+                raise SpecError(
+                    at_line(f"the loop at {self._line} never ends: pass `rounds` or sequences, or call loop.check")
+                )
             return self._condition
         before, after = emit.nodes[: self._check], emit.nodes[self._check :]
         emit.nodes = before
@@ -222,16 +232,16 @@ class Loop:
         extent = self._rounds if self._condition is None else (self._max_trips or self._rounds)
         spec = spec_of(row)
         if extent is None:
-            reason = "the number of rounds is known only when the loop has run"
+            reason = "the number of iterations is known only after the loop has run"
             return Unplannable(reason, str(spec.dtype), (None, *spec.shape))
         return TensorSpec(spec.dtype, (extent, *spec.shape))
 
 
-def _require_count(number: int | None, what: str, least: int) -> int | None:
-    """Return a number of iterations. Raises SpecError, naming `what`, unless an integer of at least `least` or None."""
-    if number is not None and (not isinstance(number, int) or number < least):
-        hint = "; where only a run knows it, use loop.check" if isinstance(number, Tensor) else ""
-        raise SpecError(at_line(f"{what} = {number!r} must be an integer from {least} on{hint}"))
+def _require_count(number: int | None, what: str, minimum: int) -> int | None:
+    """Return a number of iterations. Raises SpecError, naming `what`, unless None or an integer >= `minimum`."""
+    if number is not None and (not isinstance(number, int) or number < minimum):
+        hint = "; for a number known only at run time, use loop.check" if isinstance(number, Tensor) else ""
+        raise SpecError(at_line(f"{what} = {number!r} must be an integer >= {minimum}{hint}"))
     return number
 
 
@@ -254,7 +264,7 @@ class Branch:
         self._levels, self._name, self._line = levels, name, user_line()
         self._index = levels.value_of(index)
         if index.dtype in FLOATS or index.size != 1:
-            raise SpecError(at_line(f"{describe(index)} tells no arm: it must be one bool or integer"))
+            raise SpecError(at_line(f"{describe(index)} cannot select an arm: expected one bool or integer"))
         self._fallback = tuple(levels.value_of(tensor) for tensor in fallback)
         self._arms: list[ir.Graph] = []
         self._in_arm = self._closed = False
@@ -271,7 +281,9 @@ class Branch:
         Raises SpecError outside of the branch, inside another arm, and for an arm without results.
         """
         if self._in_arm or self._closed:
-            raise SpecError(at_line(f"an arm is written in the branch at {self._line}, and not in another arm"))
+            raise SpecError(
+                at_line(f"case.arm() must be called directly inside the branch at {self._line}, not inside another arm")
+            )
         levels = self._levels
         level = levels.push(f"an arm of the branch at {self._line}")
         self._given, self._in_arm, line = None, True, user_line()
@@ -281,7 +293,7 @@ class Branch:
             levels.pop()
             self._in_arm = False
         if self._given is None:
-            raise SpecError(at_line(f"the arm at {line} gives nothing: say case.give(...)"))
+            raise SpecError(at_line(f"the arm at {line} has no results: call case.give(...) in the arm"))
         name = levels.emit.names.fresh(f"{levels.emit.scope}{self._name}.arm{len(self._arms)}")
         self._arms.append(ir.Graph(name, (), tuple(level.emit.nodes), self._given))
 
@@ -291,22 +303,26 @@ class Branch:
         Raises SpecError outside of an arm, for a second call, and for shapes or types different from the first arm's.
         """
         if not self._in_arm:
-            raise SpecError(at_line("results are given in an arm: write `with case.arm():` around"))
+            raise SpecError(
+                at_line("case.give(...) must be called inside an arm: write `with case.arm():` around the call")
+            )
         if self._given is not None:
-            raise SpecError(at_line("the arm has given its results already"))
+            raise SpecError(at_line("case.give was already called in this arm: call it once"))
         values = tuple(self._levels.value_of(tensor) for tensor in results)
         like = self._arms[0].outputs if self._arms else self._fallback or values
         if [value.spec for value in values] != [value.spec for value in like]:
             shown = ", ".join(str(value.spec) for value in like)
-            raise SpecError(at_line(f"{', '.join(map(repr, results))}: every way through the branch gives {shown}"))
+            raise SpecError(at_line(f"this arm gives {', '.join(map(repr, results))}; the other arms give {shown}"))
         self._given = values
 
     def __getitem__(self, position: int) -> Tensor:
         """Return a result of the branch. Raises SpecError before the end of the branch, and for an unknown position."""
         if not self._closed:
-            raise SpecError(at_line(f"the branch at {self._line} has results when it is over"))
+            raise SpecError(at_line(f"the results of the branch at {self._line} can be read after the branch"))
         if position not in range(len(self)):
-            raise SpecError(at_line(f"the branch at {self._line} has no result {position}, it has {len(self)}"))
+            raise SpecError(
+                at_line(f"the branch at {self._line} has no result {position}; number of results: {len(self)}")
+            )
         return self._results[position]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -323,9 +339,9 @@ class Branch:
         if kind is not None:
             return
         if not self._arms:
-            raise SpecError(at_line(f"the branch at {self._line} has no arm"))
+            raise SpecError(at_line(f"the branch at {self._line} has no arm: write `with case.arm():`"))
         if len(self._arms) == 1 and spec_of(self._index).dtype is DType.BOOL and not self._fallback:
-            raise SpecError(at_line(f"the branch at {self._line} has no arm for True: the first is taken for False"))
+            raise SpecError(at_line(f"the branch at {self._line} has no arm for True: the first arm is for False"))
         emit = self._levels.emit
         hint = f"{emit.scope}{self._name}"
         outputs = tuple(

@@ -178,9 +178,9 @@ class Graph(ControlFlowWriter):
         value = self._levels.value_of(tensor)
         self._levels.require_root("an output is declared")
         if not isinstance(name, str):
-            raise SpecError(at_line(f"{name!r} is no name of an output: g.output(name, tensor)"))
+            raise SpecError(at_line(f"{name!r} is not the name of an output: call g.output(name, tensor)"))
         if name in self._outputs:
-            raise SpecError(at_line(f"there is an output {name!r} already"))
+            raise SpecError(at_line(f"there is already an output {name!r}: use another name"))
         self._outputs[name] = value
 
     def update(self, target: Tensor, source: Tensor) -> None:
@@ -191,9 +191,13 @@ class Graph(ControlFlowWriter):
         """
         into, value = self._levels.value_of(target), self._levels.value_of(source)
         if into.name not in self._updatable:
-            raise SpecError(at_line(f"{describe(target)} is no parameter, state or input: only these are updated"))
+            raise SpecError(
+                at_line(f"{describe(target)} is not a parameter, state or input: only these can be updated")
+            )
         if into.spec != value.spec:
-            raise SpecError(at_line(f"{describe(target)} cannot take the content of {describe(source)}: they differ"))
+            raise SpecError(
+                at_line(f"{describe(target)} cannot be updated with {describe(source)}: shape or type differs")
+            )
         if into.name in self._updates and not self._naming.is_repeated_call:
             raise SpecError(at_line(f"{describe(target)} is updated twice"))
         self._levels.require_root("a parameter is updated")
@@ -310,17 +314,19 @@ class Graph(ControlFlowWriter):
         if like is None and isinstance(given, bool | np.bool_):
             like = DType.BOOL
         if like is None:
-            raise SpecError(at_line(f"the type of {describe(given)} is not clear here: use g.constant"))
+            raise SpecError(at_line(f"the type of {describe(given)} cannot be inferred: convert with g.constant"))
         if like not in FLOATS and isinstance(given, float | np.floating):
             raise SpecError(
-                at_line(f"{describe(given)} would be cut to a number of {like}: take astype('f32') of the tensor")
+                at_line(
+                    f"{describe(given)} would be rounded to a number of {like}: call astype('f32') on the tensor first"
+                )
             )
         return self._levels.value_of(self.constant(given, like))
 
     def _declare_value(self, name: str, spec: TensorSpec) -> Value:
         """Declare a new value in the open scope."""
         if not isinstance(name, str) or not name:
-            raise SpecError(at_line(f"{name!r} is no name: give a word"))
+            raise SpecError(at_line(f"{name!r} is not a name: pass a non-empty string"))
         return self._claim_name(self.emit.scope + name, spec)
 
     def _earlier_declaration(self, name: str, spec: TensorSpec, *, trained: bool) -> Tensor | None:
@@ -329,7 +335,9 @@ class Graph(ControlFlowWriter):
         if value is None:
             return None
         if value.spec != spec or (value in self._trainable) != trained:
-            raise SpecError(at_line(f"%{value.name} is {value.spec} since the module was called first, and not {spec}"))
+            raise SpecError(
+                at_line(f"%{value.name}: the first call of the module declared {value.spec}, this call declares {spec}")
+            )
         return self._levels.new_tensor(value, self._levels.open_levels[0])
 
     def _claim_name(self, full: str, spec: TensorSpec) -> Value:
@@ -337,7 +345,7 @@ class Graph(ControlFlowWriter):
         if full in self._freed:
             self._freed.discard(full)
         elif self._root.names.fresh(full) != full:
-            raise SpecError(at_line(f"the name {full!r} is taken; give another"))
+            raise SpecError(at_line(f"the name {full!r} is taken: use another name"))
         value = self._updatable[full] = Value(full, spec)
         return value
 
@@ -347,7 +355,7 @@ class Graph(ControlFlowWriter):
             return RandomContent(self.emit.scope + str(name), spec, initial)
         array = as_array(initial, spec.dtype)
         if array.shape not in ((), spec.shape):
-            raise SpecError(at_line(f"the content of {name!r} has the shape {list(array.shape)}, not {spec}"))
+            raise SpecError(at_line(f"the initial content of {name!r} has shape {list(array.shape)}; expected {spec}"))
         return ArrayContent(np.array(np.broadcast_to(array, spec.shape), order="C"))
 
 
@@ -373,9 +381,9 @@ def as_array(content: Any, dtype: DType | None = None) -> Array:
         array = array if dtype is None or array.dtype.kind in "SUO" else array.astype(NUMPY[dtype])
         exact = not isinstance(content, int | float) or array.dtype.kind not in "iu" or array == content
     except (RunError, ValueError, TypeError, OverflowError) as error:
-        raise SpecError(at_line(f"{describe(content)} is no array of numbers: {error}")) from None
+        raise SpecError(at_line(f"{describe(content)} is not an array of numbers: {error}")) from None
     if array.dtype not in DTYPE_OF_NUMPY:
-        raise SpecError(at_line(f"{describe(content)} is no number or array of numbers"))
+        raise SpecError(at_line(f"{describe(content)} is not a number or an array of numbers"))
     if not exact:
-        raise SpecError(at_line(f"{describe(content)} is no number of {dtype}"))
+        raise SpecError(at_line(f"{describe(content)} is not exact as a number of {dtype}"))
     return array

@@ -65,7 +65,7 @@ class EagerGraph(ControlFlowWriter, Protocol):
 def graph_of(tensor: Tensor) -> Graph | EagerGraph:
     """Return the graph of a tensor. Raises SpecError for other than a tensor."""
     if not isinstance(tensor, Tensor):
-        what = "a tuple of tensors: take one of them, as nn.softmax_cross_entropy(...)[0]"
-        raise SpecError(at_line(f"{what if isinstance(tensor, tuple) else type(tensor).__name__ + ' is no Tensor'}"))
+        hint = ": pass one item of the tuple, as nn.softmax_cross_entropy(...)[0]" if isinstance(tensor, tuple) else ""
+        raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
     graph: Any = tensor.graph
     return graph  # type: ignore[no-any-return]

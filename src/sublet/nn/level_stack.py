@@ -45,7 +45,7 @@ class LevelStack:
     def require_root(self, what: str) -> None:
         """Raise SpecError inside a loop or branch: `what` must be done outside."""
         if len(self.open_levels) > 1:
-            raise SpecError(at_line(f"{what} outside of loops and branches, not in {self.innermost.description}"))
+            raise SpecError(at_line(f"{what} only outside of loops and branches, not in {self.innermost.description}"))
 
     def new_tensor(self, value: Value, level: GraphLevel | None = None) -> Tensor:
         """Return a tensor for a new value of a level, by default the innermost."""
@@ -55,18 +55,22 @@ class LevelStack:
     def value_of(self, tensor: Tensor) -> Value:
         """Return the value of a tensor. Raises SpecError for a tensor of another graph, or of a closed level."""
         if not isinstance(tensor, Tensor):
-            hint = ": g.constant makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
-            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
+            hint = (
+                ": convert it with g.constant"
+                if isinstance(tensor, bool | int | float | np.ndarray | np.generic)
+                else ""
+            )
+            raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
         if tensor.graph is not self._graph:
             raise SpecError(at_line(f"{describe(tensor)} belongs to another graph"))
-        home = self.level_of_value.get(tensor.value.name)
-        if home is None:
+        level = self.level_of_value.get(tensor.value.name)
+        if level is None:
             raise SpecError(
-                at_line(f"{describe(tensor)} was taken back, because the scope it was made in ended by an error")
+                at_line(f"{describe(tensor)} was removed from the graph, because its scope ended with an error")
             )
-        if home not in self.open_levels:
-            what = f"{describe(tensor)} was made in {home.description} and is not known outside of it"
-            raise SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
+        if level not in self.open_levels:
+            what = f"{describe(tensor)} belongs to {level.description} and cannot be used outside"
+            raise SpecError(at_line(f"{what}: use a result of the loop or branch instead"))
         return tensor.value
 
     def append_node(

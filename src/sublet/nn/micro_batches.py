@@ -80,11 +80,11 @@ def partition_program(
             late_values.update(node.defs if depends else ())
             continue
         if any(value in late_values and value not in moved_statistics for value in read):
-            raise _refusal(node, "it reads what is computed of the whole batch")
+            raise _refusal(node, "it reads a value computed from the whole batch")
         kind = row_reduction(node)
         attrs = node.attrs if kind else _part_attributes(cut, node, row_operands)
         if attrs is None:
-            raise _refusal(node, f"{node.op} is not known to compute sample by sample, along the first axis")
+            raise _refusal(node, f"{node.op} may mix samples: no rule splits it along the first axis")
         cut.body.append((node, dict(attrs)))
         if kind:
             cut.reductions[node.defs[0]] = kind
@@ -93,7 +93,9 @@ def partition_program(
         cut.row_values.update(outputs_with_rows(node))
         if node.op == BATCH_NORM:
             if not smaller_statistics:
-                raise _refusal(node, "batch normalisation would see smaller batches: allow smaller_statistics")
+                raise _refusal(
+                    node, "batch normalisation would see smaller batches: pass smaller_statistics=True to allow that"
+                )
             for before, after in zip(node.uses[3:5], node.outputs[1:3], strict=True):
                 first = moved_statistics.get(before, before)
                 if after is not None:
@@ -150,9 +152,9 @@ def _batch_inputs(program: Graph, parts: int) -> list[Value]:
     """
     read = {value for node in program.nodes for value in required_values(node)} - set(program.updated_values)
     inputs = [value for value in program.inputs if value in read and spec_of(value).shape]
-    batch = common_row_count(inputs, at_line("micro_batches cuts inputs along a first axis that is one for all"))
+    batch = common_row_count(inputs, at_line("micro_batches needs inputs with equal first extents"))
     if not 2 <= parts <= MAX_PARTS or batch % parts:
-        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MAX_PARTS}, and divide the batch of {batch}"))
+        raise SpecError(at_line(f"micro_batches={parts} must be from 2 to {MAX_PARTS} and divide the batch of {batch}"))
     return inputs
 
 
@@ -247,7 +249,7 @@ class _MicroBatchWriter:
         captured = [v for v in inside if v in active and v not in cut.row_values and is_differentiable(v)]
         edges = list(dict.fromkeys([*captured, *(v for v in _values_read(cut.after) if v in active)]))
         if loss not in cut.reductions and loss not in {value for node in cut.after for value in node.defs}:
-            raise GradientError("micro_batches: the loss does not depend on the batch by means and sums over it")
+            raise GradientError("micro_batches: the loss does not depend on means or sums over the batch")
         taken = [value for value in cut.reductions if is_differentiable(value)]
         outer = dict(zip([*taken, *edges], self._outer_gradients(loss, [*taken, *edges]), strict=True))
         seeds = {value: grad for value in taken if (grad := outer[value]) is not None}
@@ -268,7 +270,7 @@ class _MicroBatchWriter:
         new = [node for node in emit.nodes if node.name not in earlier]
         after_loop = {*cut.reductions, *(value for node in cut.after for value in node.defs)}
         if any(value in after_loop for node in new for value in required_values(node)):
-            raise GradientError("micro_batches: the loss is no sum of means and sums over the batch, times constants")
+            raise GradientError("micro_batches: the loss must be a linear combination of means and sums over the batch")
         emit.nodes[:] = [*cut.before, *new]
         return gradients
 

@@ -30,7 +30,7 @@ def piecewise(rates: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     """
     if len(rates) != len(boundaries) + 1 or sorted(boundaries) != list(boundaries):
         raise SpecError(
-            at_line(f"{len(rates)} rates need {len(rates) - 1} boundaries in order, not {list(boundaries)}")
+            at_line(f"{len(rates)} rates need {len(rates) - 1} ascending boundaries, got {list(boundaries)}")
         )
 
     def rate(step: Any) -> Any:

@@ -171,11 +171,7 @@ class Tensor:
 
     def _raise_without_content(self, *_: Any, **__: Any) -> NoReturn:
         """Raise SpecError: a tensor has no content before a run."""
-        raise SpecError(
-            at_line(
-                f"{describe(self)} has no content before a run: branch with g.case_of, loop with g.while_, see g.output"
-            )
-        )
+        raise SpecError(at_line(f"{describe(self)} has no content before a run: use g.case_of, g.while_ or g.output"))
 
     __bool__: Any = _raise_without_content
     __int__: Any = _raise_without_content
@@ -186,11 +182,11 @@ class Tensor:
 
     def __iter__(self) -> Any:
         raise SpecError(
-            at_line(f"{describe(self)} cannot be iterated: nn.split gives its parts, g.while_ loops over it")
+            at_line(f"{describe(self)} cannot be iterated: use nn.split, or g.while_ to loop over the first axis")
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        hint = f"; write nn.{name}(...)" if name in COMMANDS else ""
+        hint = f"; call nn.{name}(...)" if name in COMMANDS else ""
         raise AttributeError(f"a Tensor has no {name!r}{hint}")
 
     def detach(self) -> Tensor:
@@ -222,7 +218,9 @@ class Tensor:
     def _select_rows(self, index: Tensor) -> Tensor:
         """Return the row at an index, or the rows at a tensor of indices. Raises SpecError for other than integers."""
         if index.dtype not in (DType.I32, DType.I64):
-            raise SpecError(at_line(f"{index!r} is no index: these are integers; see nn.where and nn.masked_fill"))
+            raise SpecError(
+                at_line(f"{index!r} is not an index: expected i32 or i64; for a mask use nn.where or nn.masked_fill")
+            )
         return (
             self._apply("nn.index_select", self, index, axis=0) if index.ndim else self._apply("nn.select", self, index)
         )
@@ -230,7 +228,7 @@ class Tensor:
     def _require_float(self) -> Tensor:
         """Return the tensor. Raises SpecError unless the elements are floating-point numbers."""
         if self.dtype not in FLOATS:
-            raise SpecError(at_line(f"{describe(self)} is of integers: divide by //, or take astype('f32') first"))
+            raise SpecError(at_line(f"{describe(self)} has integer elements: use //, or call astype('f32') first"))
         return self
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
@@ -293,7 +291,9 @@ def _axis_slice(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bo
         start, end, step = _slice_bounds(tensor, item, extent)
         if step < 1:
             raise SpecError(
-                at_line(f"{describe(tensor)}: the step {step} along axis {axis} is not positive; see nn.flip")
+                at_line(
+                    f"{describe(tensor)}: the step {step} along axis {axis} is not positive: use nn.flip to reverse"
+                )
             )
         return start, end, step, True
     try:
@@ -301,7 +301,7 @@ def _axis_slice(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bo
     except TypeError:
         position = None
     if position is None or isinstance(item, bool):
-        what = f"{describe(tensor)} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
+        what = f"{describe(tensor)} takes integers and slices, not {item!r}: use nn.index_select or nn.gather"
         raise SpecError(at_line(what))
     if not -extent <= position < extent:
         raise SpecError(at_line(f"{describe(tensor)}: there is no index {position} along axis {axis}"))
@@ -314,7 +314,7 @@ def _slice_bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, i
         return item.indices(extent)
     except (TypeError, ValueError) as error:
         raise SpecError(
-            at_line(f"{describe(tensor)}: {item}: {error}; a start known only in a run needs nn.gather")
+            at_line(f"{describe(tensor)}: {item}: {error}; for a start known only at run time use nn.gather")
         ) from None
 
 

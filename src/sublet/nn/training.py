@@ -59,12 +59,12 @@ def gradients(
     graph = graph_of(of)
     if not isinstance(graph, WrittenGraph):
         if checkpoint is not None:
-            raise SpecError(at_line("a dynamic graph differentiates what ran: it takes no checkpoint"))
+            raise SpecError(at_line("`checkpoint` is not supported by a dynamic graph: leave it out"))
         return graph.gradients(of, _tensor_list(wrt), seed)
     target, values = graph.value_of(of), [graph.value_of(tensor) for tensor in _tensor_list(wrt)]
     start = None if seed is None else graph.value_of(seed)
     if start is not None and start.spec != target.spec:
-        raise GradientError(at_line(f"the seed {describe(seed)} must be like {describe(of)}"))
+        raise GradientError(at_line(f"the seed {describe(seed)} must have the shape and type of {describe(of)}"))
     emit = graph.emit
     with graph.rollback_on_error():
         emit.source = user_line()
@@ -86,8 +86,8 @@ def _require_local_dependence(graph: WrittenGraph, target: Value, values: Sequen
     via = next((value for value in read if value in outer and target in active_values(inside, [value])), None)
     if via is not None:
         raise GradientError(
-            f"%{target.name} depends on what is differentiated by, through %{via.name}, which is computed outside of "
-            f"this loop or branch: compute it inside, or ask for the gradient by %{via.name}"
+            f"%{target.name} depends on `wrt` through %{via.name}, which is computed outside of this loop or branch: "
+            f"compute %{via.name} inside, or differentiate with respect to %{via.name}"
         )
 
 
@@ -122,14 +122,18 @@ def train_step(
     """
     graph = graph_of(loss)
     if not isinstance(graph, WrittenGraph):
-        raise SpecError(at_line("a dynamic graph computes at once: let it minimize(loss, optimizer) in each step"))
+        raise SpecError(
+            at_line(
+                "train_step needs a static graph; for a dynamic graph call d.minimize(loss, optimizer) in each step"
+            )
+        )
     chosen = _tensor_list(parameters)
     if loss.shape != ():
-        raise GradientError(at_line(f"the loss is {describe(loss)}: it must be one number; take its mean"))
+        raise GradientError(at_line(f"the loss is {describe(loss)}: expected one number, such as its mean"))
     if not chosen:
         raise GradientError(at_line("there are no parameters to train"))
     if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
-        raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
+        raise SpecError(at_line(f"{optimizer!r} is not an optimiser: pass one like sublet.SGD(0.1)"))
 
     def write(stored: Checkpoints, parts: int) -> None:
         graph.output(name, loss)
@@ -143,7 +147,7 @@ def train_step(
     batches = _part_counts(micro_batches)
     if budget is None and len(batches) > 1:
         raise SpecError(
-            at_line(f"micro_batches={micro_batches!r} are choices for a budget: give one number, or a budget")
+            at_line(f"micro_batches={micro_batches!r} lists choices for a budget: pass one number, or `budget`")
         )
 
     with graph.rollback_on_error():
@@ -189,14 +193,14 @@ def _part_counts(given: int | Sequence[int]) -> list[int]:
     """Return the given numbers of micro-batches in ascending order. Raises SpecError unless positive integers."""
     numbers = [given] if isinstance(given, int) else list(given)
     if not numbers or not all(type(number) is int and number >= 1 for number in numbers):
-        raise SpecError(at_line(f"micro_batches={given!r} must be an integer from 1 on, or several"))
+        raise SpecError(at_line(f"micro_batches={given!r} must be an integer >= 1, or a list of such integers"))
     return sorted(set(numbers))
 
 
 def _tensor_list(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return a list of tensors. Raises SpecError for a single tensor."""
     if isinstance(tensors, Tensor):
-        raise SpecError(at_line(f"{describe(tensors)} is one tensor: give a list of them"))
+        raise SpecError(at_line(f"{describe(tensors)} is one tensor: pass a list of tensors"))
     return list(tensors)
 
 

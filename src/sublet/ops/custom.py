@@ -17,10 +17,10 @@ def define_op(op: Op) -> None:
     """
     prefix, _, rest = op.name.partition(".")
     if not prefix or not rest:
-        raise RunError(f"{op.name!r} has no dialect: name it 'prefix.name', as in 'mine.scale'")
+        raise RunError(f"{op.name!r} has no dialect prefix: name it 'prefix.name', as in 'mine.scale'")
     if prefix not in _ops:
         if is_registered(prefix):
-            raise RunError(f"{op.name!r}: the dialect {prefix!r} is taken; choose another prefix")
+            raise RunError(f"{op.name!r}: the dialect {prefix!r} is in use; choose another prefix")
         _ops[prefix] = {}
         register(prefix, partial(_find_op, prefix))
     _ops[prefix][op.name] = op

@@ -88,7 +88,7 @@ class Emitter:
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
         outputs = self.all_outputs(op, *inputs, **attrs)
         if len(outputs) != 1:
-            raise SpecError(f"{op} has {len(outputs)} outputs here, not one")
+            raise SpecError(f"{op} has {len(outputs)} outputs here, expected one")
         return outputs[0]
 
     def all_outputs(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
@@ -98,9 +98,9 @@ class Emitter:
         least, most = record.inputs or (0, len(inputs))
         if not least <= len(inputs) <= most:
             allowed = str(least) if least == most else f"{least} to {most}"
-            raise SpecError(f"{op} takes {allowed} inputs, not {len(inputs)}")
+            raise SpecError(f"{op} takes {allowed} inputs, got {len(inputs)}")
         if record.infer is None:
-            raise SpecError(f"nobody knows what {op} gives: tell it by `infer`, see sublet.command")
+            raise SpecError(f"{op} has no shape inference. Pass `infer=` to sublet.command.")
         specs = record.infer([None if value is None else spec_of(value) for value in inputs], complete)
         hint = f"{self.scope}{op.removeprefix(PREFIX)}"
         outputs = tuple(

@@ -124,5 +124,5 @@ def lookup(name: str) -> Op:
         dialect = _dialects[prefix]
     except KeyError:
         prefixes = ", ".join(sorted(_dialects)) or "none"
-        raise SubletError(f"op {name!r} is of no known dialect (known: {prefixes})") from None
+        raise SubletError(f"op {name!r} has an unknown dialect (known: {prefixes})") from None
     return dialect(name)

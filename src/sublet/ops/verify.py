@@ -94,7 +94,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
     for node in graph.walk():
         if not node.name or node.name in nodes:
             yield Finding(
-                "unique-name", _location_of(node), f"another node is called @{node.name}", "rename one of them"
+                "unique-name", _location_of(node), f"another node has the name @{node.name}", "rename one of them"
             )
         nodes.add(node.name)
 
@@ -104,7 +104,7 @@ def _literals(graph: Graph) -> Iterator[Finding]:
         if value.literal is None:
             continue
         if not isinstance(value.spec, TensorSpec) or len(value.literal) != value.spec.size:
-            what = f"the literal of %{value.name} has {len(value.literal)} elements, its type is {value.spec}"
+            what = f"the literal of %{value.name} has {len(value.literal)} elements, but its type is {value.spec}"
             yield Finding("literal", f"graph @{graph.name}", what)
 
 
@@ -143,13 +143,15 @@ def _updates(graph: Graph) -> Iterator[Finding]:
     seen: set[Value] = set()
     for target, source in graph.updates:
         if target not in there:
-            yield Finding("update", where, f"{target} is no input or weight", "only these outlast a run")
+            yield Finding("update", where, f"{target} is no input or weight", "only inputs and weights can be updated")
         if target in seen:
             yield Finding("update", where, f"{target} is updated twice", "drop one of its updates")
         seen.add(target)
         if target.literal is not None:
-            what = f"{target} has a literal, which its readers rely on"
-            yield Finding("update", where, what, "give its first content as that of a weight")
+            what = f"{target} has a literal, which must not change"
+            yield Finding(
+                "update", where, what, "use a weight without a literal, and pass its first content with the weights"
+            )
         if target in graph.outputs:
             fix = f"return {source} for the new content, or a copy of it (nn.copy, onnx.Identity) for the old"
             yield Finding("update", where, f"{target} is updated and also an output", fix)
@@ -158,7 +160,7 @@ def _updates(graph: Graph) -> Iterator[Finding]:
             yield Finding("update", where, f"{target} is {target.spec}, its source {source} is {source.spec}")
         elif not target.plannable:
             what = f"{target} is {target.spec}, which cannot be planned"
-            yield Finding("update", where, what, "only what has bytes of its own can be updated")
+            yield Finding("update", where, what, "only values of known type and shape can be updated")
 
 
 def _check_visibility(node: While, outer: set[Value]) -> Iterator[Finding]:
@@ -167,12 +169,12 @@ def _check_visibility(node: While, outer: set[Value]) -> Iterator[Finding]:
     visible = outer | set(node.body.inputs[: 1 + node.carried]) | {v for n in before for v in n.defs}
     if node.condition not in visible:
         fix = "move the check below the node that computes it"
-        yield Finding("condition", _location_of(node), f"%{node.condition.name} is not known at the check", fix)
+        yield Finding("condition", _location_of(node), f"%{node.condition.name} is not defined at the check", fix)
     slices = set(node.slices)
     for early in before:
         for value in early.uses:
             if value in slices:
-                fix = "slices are fetched after the check"
+                fix = "read slices after the check only"
                 yield Finding("slice", _location_of(early), f"%{value.name} is read before the check", fix)
 
 
@@ -187,7 +189,7 @@ def _node(node: Node) -> Iterator[Finding]:
 
 def _op(node: Node) -> Iterator[Finding]:
     if node.op in CONTROL_OPS:
-        yield Finding("unknown-op", _location_of(node), f"{node.op!r} needs its own kind of node")
+        yield Finding("unknown-op", _location_of(node), f"{node.op!r} needs a node of its own class (While or CaseOf)")
         return
     try:
         op = lookup(node.op)
@@ -200,7 +202,7 @@ def _op(node: Node) -> Iterator[Finding]:
     ):
         if allowed is not None and not allowed[0] <= count <= allowed[1]:
             yield Finding(
-                "arity", _location_of(node), f"{node.op} has {count} {what}, allowed are {allowed[0]} to {allowed[1]}"
+                "arity", _location_of(node), f"{node.op} has {count} {what}, expected {allowed[0]} to {allowed[1]}"
             )
             return
     if op.infer is not None:
@@ -217,7 +219,9 @@ def _spec_mismatches(node: Node, infer: Infer) -> Iterator[Finding]:
         yield Finding("spec", _location_of(node), f"{node.op}: {error}")
         return
     if len(specs) < len(node.outputs):
-        yield Finding("arity", _location_of(node), f"{node.op} has {len(node.outputs)} outputs, but gives {len(specs)}")
+        yield Finding(
+            "arity", _location_of(node), f"{node.op} has {len(node.outputs)} outputs, but computes {len(specs)}"
+        )
     for value, spec in zip(node.outputs, specs, strict=False):
         if value is not None and value.spec != spec:
             yield Finding("spec", _location_of(node), f"%{value.name} is {value.spec}, but {node.op} gives {spec}")
@@ -229,7 +233,9 @@ def _case(node: CaseOf) -> Iterator[Finding]:
         return
     spec = node.index.spec
     if not isinstance(spec, TensorSpec) or spec.dtype not in (DType.BOOL, *INTEGERS) or spec.size != 1:
-        yield Finding("index", _location_of(node), f"the index %{node.index.name} is {spec}, not one bool or integer")
+        yield Finding(
+            "index", _location_of(node), f"the index %{node.index.name} is {spec}, expected one bool or integer"
+        )
     if not node.arms:
         yield Finding("index", _location_of(node), "a branch needs at least one arm")
     for arm in node.arms:
@@ -241,7 +247,7 @@ def _case(node: CaseOf) -> Iterator[Finding]:
             yield from _unequal_specs("arm", node, f"output of arm @{arm.name}", output, result)
     if node.fallbacks and len(node.fallbacks) != len(node.outputs):
         what = f"{len(node.fallbacks)} fallbacks for {len(node.outputs)} outputs"
-        yield Finding("fallback", _location_of(node), what, "give one an output, or none")
+        yield Finding("fallback", _location_of(node), what, "pass one fallback for each output, or none")
         return
     for output, fallback in zip(node.outputs, node.fallbacks, strict=False):
         yield from _unequal_specs("fallback", node, "fallback", output, fallback)
@@ -257,18 +263,20 @@ def _while(node: While) -> Iterator[Finding]:
         ("directions of slices", len(node.slice_reversed), slices),
         ("directions of rows", len(node.row_reversed), rows),
     )
-    wrong = [f"{count} {what} instead of {right}" for what, count, right in expected if count != right]
+    wrong = [f"{count} {what}, expected {right}" for what, count, right in expected if count != right]
     if wrong or not 0 <= node.check <= len(node.body.nodes):
-        what = "; ".join(wrong) or f"the check comes after {node.check} of {len(node.body.nodes)} nodes"
+        what = (
+            "; ".join(wrong) or f"the check is after node {node.check}, but the body has {len(node.body.nodes)} nodes"
+        )
         yield Finding("loop-arity", _location_of(node), what)
         return
     if node.counter.spec != TensorSpec(DType.I64):
         yield Finding(
-            "counter", _location_of(node), f"the counter %{node.counter.name} is {node.counter.spec}, not i64[]"
+            "counter", _location_of(node), f"the counter %{node.counter.name} is {node.counter.spec}, expected i64[]"
         )
     condition = node.condition.spec
     if not isinstance(condition, TensorSpec) or condition.dtype is not DType.BOOL or condition.size != 1:
-        yield Finding("condition", _location_of(node), f"%{node.condition.name} is {condition}, not one bool")
+        yield Finding("condition", _location_of(node), f"%{node.condition.name} is {condition}, expected one bool")
     yield from _carries(node)
     for value, sequence, axis in zip(node.slices, node.sequences, node.slice_axes, strict=True):
         yield from _wrong_slices("slice", node, value, sequence, axis)
@@ -298,7 +306,7 @@ def _wrong_slices(rule: str, node: Node, part: Value, whole: Value, axis: int) -
     shape = whole.spec.shape
     fits = 0 <= axis < len(shape) and part.spec == TensorSpec(whole.spec.dtype, shape[:axis] + shape[axis + 1 :])
     if not fits:
-        what = f"%{part.name} is {part.spec}, not one step of %{whole.name}, {whole.spec}, along axis {axis}"
+        what = f"%{part.name} is {part.spec}, expected one slice of %{whole.name}, {whole.spec}, along axis {axis}"
         yield Finding(rule, _location_of(node), what)
 
 

@@ -150,7 +150,7 @@ def _cluster(problem: Problem, conflicts: Conflicts, members: tuple[int, ...]) -
             if row[other]:
                 raise ProblemError(
                     f"buffers {buffers[position].id} and {buffers[other].id} are companions but conflict: "
-                    "they cannot have the same offset"
+                    "companions need the same offset"
                 )
     size = max(buffers[position].size for position in members)
     return Cluster(members, sized, size, lcm(*(buffers[position].alignment for position in members)))

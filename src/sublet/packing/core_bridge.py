@@ -56,7 +56,7 @@ def check_reach(problem: Problem) -> None:
     reach += max((buffer.pinned or 0 for buffer in problem.buffers), default=0)
     if reach > MAX_SIZE:
         what = f"{reach} bytes with their alignments, whose common multiple is {common}"
-        raise ProblemError(f"the buffers together could take {what}; the limit is 2^62")
+        raise ProblemError(f"the buffers together may need {what}; the limit is 2^62")
 
 
 def _new_core_problem(problem: Problem) -> _core.Problem:

@@ -100,7 +100,7 @@ def read_placed(
     for row in _rows(path, read_text(path, ProblemError)):
         buffer = _buffer(row, lifetimes)
         if buffer.id in lines:
-            raise row.error("id", f"{buffer.id!r} was given before, on line {lines[buffer.id]}")
+            raise row.error("id", f"{buffer.id!r} occurs before, on line {lines[buffer.id]}")
         lines[buffer.id] = row.line
         rows.append(row)
         buffers.append(buffer)
@@ -144,7 +144,7 @@ def _columns(path: Path, line: int, header: list[str]) -> list[str]:
         if column not in known:
             raise ProblemError(f"{path}:{line}: column {column[:40]!r} is unknown; known are {', '.join(known)}")
         if column in columns[:index]:
-            raise ProblemError(f"{path}:{line}: column {column} is given twice")
+            raise ProblemError(f"{path}:{line}: column {column} occurs twice")
     for column in REQUIRED:
         if column not in columns:
             raise ProblemError(f"{path}:{line}: column {column} is missing; {', '.join(REQUIRED)} are needed")
@@ -204,10 +204,10 @@ def _companions(rows: list[_Row], positions: dict[str, int]) -> Iterator[Compani
         if row.has("companion"):
             other = positions.get(row.cells["companion"])
             if other is None or other == position:
-                raise row.error("companion", f"{row.cells['companion'][:40]!r} is no other buffer's id")
+                raise row.error("companion", f"{row.cells['companion'][:40]!r} is not the id of another buffer")
             yield Companion(other, position, row.integer("distance") if row.has("distance") else 0)
         elif row.has("distance"):
-            raise row.error("distance", "needs a companion to be counted from")
+            raise row.error("distance", "needs a companion")
 
 
 def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int, int], ...]:
@@ -216,7 +216,7 @@ def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int
         for name in _ids_in_cell(row) if row.has("may_overlap") else ():
             other = positions.get(name)
             if other is None or other == position:
-                raise row.error("may_overlap", f"{name[:40]!r} is no other buffer's id")
+                raise row.error("may_overlap", f"{name[:40]!r} is not the id of another buffer")
             pairs.add((min(position, other), max(position, other)))
     return tuple(sorted(pairs))
 

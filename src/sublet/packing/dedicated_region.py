@@ -40,7 +40,7 @@ def place_in_dedicated_region(
         try:
             part = place_in_regions(select_buffers(problem, members), inside, strategy, timeout, progress)
         except CapacityError as error:
-            raise CapacityError(f"{error}; {slow.name} holds only what the program brings there") from None
+            raise CapacityError(f"{error}; {slow.name} holds only offloaded values") from None
         parts.append(part)
         for share in part.shares:
             shares[number[share.region.name]] = replace(share, members=tuple(members[rank] for rank in share.members))

@@ -20,6 +20,6 @@ def read_problem(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -
     suffix = path.suffix.lower()
     if suffix == ".json" or (suffix != ".csv" and read_text(path, ProblemError).lstrip().startswith("{")):
         if lifetimes is not Lifetimes.half_open:
-            raise ProblemError(f"{path}: a partial order has no lifetimes that could be {lifetimes}")
+            raise ProblemError(f"{path}: a problem with a partial order has no lifetimes to be {lifetimes}")
         return read_json(path)
     return read_csv(path, lifetimes)[0]

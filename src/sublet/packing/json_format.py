@@ -162,16 +162,16 @@ def _edges(reader: _ProblemReader, document: dict[str, Any]) -> list[tuple[int, 
     return edges
 
 
-def _serial_order(reader: _ProblemReader, successors: list[list[int]], wanted: list[int]) -> list[int]:
-    """Return a topological order of all nodes, as close to `wanted` as the edges allow."""
-    if len(set(wanted)) != len(wanted):
+def _serial_order(reader: _ProblemReader, successors: list[list[int]], nodes: list[int]) -> list[int]:
+    """Return a topological order of all nodes, as close to `nodes` as the edges allow."""
+    if len(set(nodes)) != len(nodes):
         raise reader.error("order", "names a node twice")
-    priority = {node: index for index, node in enumerate(wanted)}
+    priority = {node: index for index, node in enumerate(nodes)}
     incoming = [0] * len(successors)
     for targets in successors:
         for target in targets:
             incoming[target] += 1
-    ready = [(priority.get(node, len(wanted)), node) for node, count in enumerate(incoming) if count == 0]
+    ready = [(priority.get(node, len(nodes)), node) for node, count in enumerate(incoming) if count == 0]
     heapq.heapify(ready)
     run = []
     while ready:
@@ -180,7 +180,7 @@ def _serial_order(reader: _ProblemReader, successors: list[list[int]], wanted: l
         for target in successors[node]:
             incoming[target] -= 1
             if incoming[target] == 0:
-                heapq.heappush(ready, (priority.get(target, len(wanted)), target))
+                heapq.heappush(ready, (priority.get(target, len(nodes)), target))
     if len(run) < len(successors):
         raise reader.error("deps", "the edges form a cycle")
     return run
@@ -203,7 +203,7 @@ def _check_live_paths(
     """Raise ProblemError for a block without a path from head to tail: "precedes" would not be transitive."""
     for index, (head, tail) in enumerate(zip(heads, tails, strict=True)):
         if not set(head) & set(tail) and not nodes[np.ix_(tail, head)].any():
-            raise reader.error(f"blocks[{index}]", "no node of its head leads to a node of its tail")
+            raise reader.error(f"blocks[{index}]", "no path leads from a head node to a tail node")
 
 
 def _block_distances(nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> NDArray[np.int32]:
@@ -254,7 +254,7 @@ def _companions(reader: _ProblemReader, blocks: list[_Block], positions: dict[st
         if block.companion == str(NO_COMPANION):
             continue
         if block.companion not in positions or block.companion == block.id:
-            raise reader.error(f"blocks[{index}].companion", f"{block.companion!r} is no other block's id")
+            raise reader.error(f"blocks[{index}].companion", f"{block.companion!r} is not the id of another block")
         other = positions[block.companion]
         forwards = Companion(other, index, block.distance)
         companions.add(forwards if other < index else Companion(index, other, -block.distance))

@@ -86,7 +86,7 @@ def overlaps_as_precedence(problem: Problem) -> Problem:
         return problem
     count = len(problem.buffers)
     if count > MOST_BUFFERS:
-        raise ProblemError(f"{count} buffers, of which some may overlap: at most {MOST_BUFFERS} can be packed then")
+        raise ProblemError(f"{count} buffers with `may_overlap` exceed the limit of {MOST_BUFFERS} buffers")
     precedence = problem.precedence or _precedence_of(problem)
     compatible = np.zeros((count, count), dtype=np.bool_)
     if precedence.compatible is not None:
@@ -176,7 +176,7 @@ class _GroupFolding:
                     raise ProblemError(
                         f"buffers {one.id} and {other.id} are companions but conflict: {other.id} lies "
                         f"{distance[b] - distance[a]} bytes above {one.id}, so they overlap while both are alive "
-                        "(say that they may overlap, if they may)"
+                        "(declare the pair in `may_overlap` if overlap is intended)"
                     )
 
     def _merge_parts(self, parts: list[int], size: int) -> None:

@@ -157,14 +157,14 @@ class Problem:
         seen: set[str] = set()
         for buffer in self.buffers:
             if buffer.id in seen:
-                raise ProblemError(f"buffer id {buffer.id} is given twice")
+                raise ProblemError(f"buffer id {buffer.id} occurs twice")
             seen.add(buffer.id)
         count = len(self.buffers)
         if self.precedence is not None:
             self.precedence.check_shape(count)
         for companion in self.companions:
             if not isinstance(companion, Companion):
-                raise ProblemError(f"companions {companion}: write Companion(first, second) with two positions")
+                raise ProblemError(f"companions {companion}: pass Companion(first, second) with two positions")
             if not (0 <= companion.first < count and 0 <= companion.second < count):
                 raise ProblemError(f"companions {companion}: must be two positions below {count}")
             if abs(companion.distance) > MAX_SIZE:

@@ -63,9 +63,9 @@ def slow_region(regions: Sequence[MemoryRegion]) -> MemoryRegion | None:
     """
     slow = [region for region in regions if region.rate]
     if len(slow) > 1:
-        raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one may have bytes a second")
+        raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one region may have bytes a second")
     if slow and len(regions) == 1:
-        raise ProblemError(f"region {slow[0].name}: give the memory that the network runs in too")
+        raise ProblemError(f"region {slow[0].name}: add a region without bytes a second for the network")
     return slow[0] if slow else None
 
 

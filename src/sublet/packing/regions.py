@@ -97,10 +97,10 @@ def place_in_regions(
     when the planner finds no packing within the capacities.
     """
     if not regions:
-        raise ProblemError("no memory region is given")
+        raise ProblemError("expected at least one memory region")
     for position, region in enumerate(regions):
         if region.name in (other.name for other in regions[:position]):
-            raise ProblemError(f"region {region.name} is given twice")
+            raise ProblemError(f"region {region.name} occurs twice")
     order = order_by_id(problem)
     placer = _Placer(select_buffers(problem, order), regions, strategy, timeout, progress, effort, seed)
     packing = placer.place()
@@ -117,7 +117,9 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
     """Raise PackingError unless every buffer lies in exactly one region, at a valid offset within the capacity."""
     findings: list[Finding] = []
     if sorted(m for share in packing.shares for m in share.members) != list(range(len(problem.buffers))):
-        findings.append(Finding("count", "packing", "not every buffer lies in one region", "place each once"))
+        findings.append(
+            Finding("count", "packing", "some buffer does not lie in exactly one region", "place each buffer once")
+        )
         raise PackingError(findings)
     for tie in problem.companions:
         if packing.region_of[tie.first] != packing.region_of[tie.second]:
@@ -257,11 +259,11 @@ class _Placer:
         if alive > capacity:
             shown = ", ".join(f"{_display_name(buffer)} of {buffer.size}" for buffer in needed[:MAX_NAMED])
             return (
-                f"the buffers cannot fit: {alive} bytes are needed at one time, {alive - capacity} more than all "
+                f"the buffers cannot fit: {alive} bytes are live at the same time, {alive - capacity} more than all "
                 f"regions have together ({capacity}): {shown}{', ...' if needed[MAX_NAMED:] else ''}"
             )
         missing, name = self._shortfall or (0, "")
         return (
-            f"no way was found to fit the buffers: at best {missing} bytes are missing in region {name}; "
-            f"{alive} bytes are needed at one time, all regions have {capacity}"
+            f"no packing found: at best {missing} bytes are missing in region {name}; "
+            f"{alive} bytes are live at the same time, all regions have {capacity}"
         )

@@ -62,7 +62,7 @@ def _distances_from(problem: Problem, near: dict[int, list[Companion]], start: i
             elif above[other] != there or (first == second and distance):
                 one, two = problem.buffers[start].id, problem.buffers[other].id
                 raise ProblemError(
-                    f"companions contradict each other: {two} would have to lie both {above[other]} and "
+                    f"companions contradict each other: {two} must lie both {above[other]} and "
                     f"{there} bytes above {one}"
                 )
     return above
@@ -96,8 +96,8 @@ def _lowest_aligned_offset(problem: Problem, members: tuple[tuple[int, int], ...
         missing = -distance - residue
         if missing % common:
             raise ProblemError(
-                f"buffer {buffer.id} lies {distance} bytes above the lowest of its companions, where no offset "
-                f"suits its alignment {buffer.alignment} and theirs"
+                f"buffer {buffer.id} lies {distance} bytes above the lowest of its companions, but no offset "
+                f"satisfies its alignment {buffer.alignment} and theirs"
             )
         turns = missing // common * pow(step // common, -1, buffer.alignment // common)
         residue += step * (turns % (buffer.alignment // common))

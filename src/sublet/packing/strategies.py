@@ -42,7 +42,7 @@ def search_strategy(problem: Problem) -> Packing:
     Raises ProblemError when too many buffers are live together for the search to hold.
     """
     if not can_search(problem):
-        raise ProblemError(f"more than {MOST_OVERLAPS} pairs of buffers are alive together: too many to search")
+        raise ProblemError(f"more than {MOST_OVERLAPS} pairs of buffers are live together: too many to search")
     result = search(problem, lower_bound(problem), first_fit(problem))
     return replace(result.packing, strategy=SEARCH)
 
@@ -77,7 +77,7 @@ def _accept_any_problem(name: str, strategy: Strategy) -> Strategy:
         form = normalize(problem)
         if not can_pack(name, form.problem):
             able = ", ".join(other for other in _BUILT_IN if can_pack(other, form.problem))
-            raise ProblemError(f"strategy {name} cannot keep pinned offsets; these can: auto, {able}")
+            raise ProblemError(f"strategy {name} cannot keep pinned offsets. Use auto, {able}.")
         return form.original_packing(strategy(form.problem))
 
     return pack_normalized

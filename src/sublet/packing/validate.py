@@ -34,7 +34,7 @@ def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = (
     """
     if len(packing.offsets) != len(problem.buffers):
         what = f"{len(packing.offsets)} offsets for {len(problem.buffers)} buffers"
-        return [Finding("count", "packing", what, "give one offset a buffer, in the order of the problem")]
+        return [Finding("count", "packing", what, "pass one offset for each buffer, in the order of the problem")]
     offsets = [int(offset) for offset in packing.offsets]
     findings: list[Finding] = []
     for buffer, offset in zip(problem.buffers, offsets, strict=True):
@@ -43,7 +43,7 @@ def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = (
         low, high = offsets[tie.first], offsets[tie.second]
         if low + tie.distance != high:
             what = f"at {low}, but its companion {problem.buffers[tie.second].id} is at {high}"
-            fix = f"place that {tie.distance} bytes above" if tie.distance else "give both one offset"
+            fix = f"place the companion {tie.distance} bytes above" if tie.distance else "place both at one offset"
             findings.append(Finding("companions", f"buffer {problem.buffers[tie.first].id}", what, fix))
     for first, second in _overlaps(problem, offsets):
         a, b = problem.buffers[first], problem.buffers[second]
@@ -70,7 +70,7 @@ def _check_buffer(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Fin
         what = f"bytes {offset}-{offset + buffer.size} are outside the arena of {arena_bytes} bytes"
         yield Finding("outside", f"buffer {buffer.id}", what, "move it, or enlarge the arena")
     if offset % buffer.alignment:
-        what = f"offset {offset} is no multiple of {buffer.alignment}"
+        what = f"offset {offset} is no multiple of its alignment {buffer.alignment}"
         yield Finding("misaligned", f"buffer {buffer.id}", what, "round the offset up")
     if buffer.pinned is not None and offset != buffer.pinned:
         what = f"at {offset}, but it is pinned to {buffer.pinned}"

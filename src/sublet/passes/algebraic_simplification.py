@@ -70,7 +70,7 @@ def _operand(node: Node, position: int = 0) -> Value:
     return value
 
 
-def _operand_if_same_spec(node: Node, made: Definitions) -> Value | None:
+def _operand_if_same_spec(node: Node, definitions: Definitions) -> Value | None:
     """Return the operand if the result has the spec of the operand."""
     return _operand(node) if node.outputs[0] is not None and _operand(node).spec == node.outputs[0].spec else None
 
@@ -78,7 +78,7 @@ def _operand_if_same_spec(node: Node, made: Definitions) -> Value | None:
 def _drop_neutral_operand(number: float, *positions: int) -> Rule:
     """Return a rule replacing the node by one operand if the operand at one of `positions` is `number` everywhere."""
 
-    def rule(node: Node, made: Definitions) -> Value | None:
+    def rule(node: Node, definitions: Definitions) -> Value | None:
         for position in positions:
             other = _operand(node, 1 - position)
             if (
@@ -92,17 +92,17 @@ def _drop_neutral_operand(number: float, *positions: int) -> Rule:
     return rule
 
 
-def _operand_maker(op: str, node: Node, made: Definitions) -> Node | None:
+def _operand_maker(op: str, node: Node, definitions: Definitions) -> Node | None:
     """Return the node defining the first operand if the op of the defining node is `op`, else None."""
-    before = made.get(_operand(node))
+    before = definitions.get(_operand(node))
     return before if before is not None and before.op == op and before.scratch is None else None
 
 
 def _cancel_inverse(op: str) -> Rule:
     """Return a rule: the node becomes the operand of its operand if `op` defines the operand with equal attributes."""
 
-    def rule(node: Node, made: Definitions) -> Value | None:
-        before = _operand_maker(op, node, made)
+    def rule(node: Node, definitions: Definitions) -> Value | None:
+        before = _operand_maker(op, node, definitions)
         return _operand(before) if before is not None and dict(before.attrs) == dict(node.attrs) else None
 
     return rule
@@ -114,20 +114,20 @@ def _bypass_operand(node: Node, before: Node, **attrs: object) -> Node:
     return Node(node.name, node.op, before.inputs, node.outputs, changed, node.source)  # type: ignore[arg-type]
 
 
-def _simplify_reshape(node: Node, made: Definitions) -> Value | Node | None:
-    before = _operand_maker(node.op, node, made)
+def _simplify_reshape(node: Node, definitions: Definitions) -> Value | Node | None:
+    before = _operand_maker(node.op, node, definitions)
     if before is None:
-        return _operand_if_same_spec(node, made)
+        return _operand_if_same_spec(node, definitions)
     shorter = _bypass_operand(node, before)
-    return _operand_if_same_spec(shorter, made) or shorter
+    return _operand_if_same_spec(shorter, definitions) or shorter
 
 
-def _simplify_cast(node: Node, made: Definitions) -> Value | Node | None:
-    before = _operand_maker(node.op, node, made)
+def _simplify_cast(node: Node, definitions: Definitions) -> Value | Node | None:
+    before = _operand_maker(node.op, node, definitions)
     if before is None or not is_lossless_cast(spec_of(_operand(before)).dtype, spec_of(_operand(node)).dtype):
-        return _operand_if_same_spec(node, made)
+        return _operand_if_same_spec(node, definitions)
     shorter = _bypass_operand(node, before)
-    return _operand_if_same_spec(shorter, made) or shorter
+    return _operand_if_same_spec(shorter, definitions) or shorter
 
 
 def is_lossless_cast(source: DType, target: DType) -> bool:
@@ -135,9 +135,9 @@ def is_lossless_cast(source: DType, target: DType) -> bool:
     return source is target or source is DType.BOOL or target in LOSSLESS_CASTS.get(source, ())
 
 
-def _simplify_transpose(node: Node, made: Definitions) -> Value | Node | None:
+def _simplify_transpose(node: Node, definitions: Definitions) -> Value | Node | None:
     axes = tuple(pick(node.attrs, "axes")) or tuple(reversed(range(len(spec_of(_operand(node)).shape))))
-    before = _operand_maker(node.op, node, made)
+    before = _operand_maker(node.op, node, definitions)
     if before is not None:
         first = tuple(pick(before.attrs, "axes")) or tuple(reversed(range(len(axes))))
         axes = tuple(first[axis % len(axes)] % len(axes) for axis in axes)
@@ -147,7 +147,7 @@ def _simplify_transpose(node: Node, made: Definitions) -> Value | Node | None:
     return node if before is not None else None
 
 
-def _simplify_where(node: Node, made: Definitions) -> Value | None:
+def _simplify_where(node: Node, definitions: Definitions) -> Value | None:
     same = (
         _operand(node, 1) == _operand(node, 2)
         and node.outputs[0] is not None

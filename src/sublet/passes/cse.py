@@ -55,12 +55,13 @@ def _expression_key(node: Node) -> Hashable | None:
     return node.op, inputs, attribute_key(node), tuple(str(value.spec) for value in node.defs), len(node.outputs)
 
 
-def _output_pairs(node: Node, found: Node) -> list[tuple[Value, Value]]:
-    """Return the pairs (output of `node`, output of `found`) with both present."""
-    return [(old, new) for old, new in zip(node.outputs, found.outputs, strict=True) if old and new]
+def _output_pairs(node: Node, earlier: Node) -> list[tuple[Value, Value]]:
+    """Return the pairs (output of `node`, output of `earlier`) with both present."""
+    return [(old, new) for old, new in zip(node.outputs, earlier.outputs, strict=True) if old and new]
 
 
-def _can_replace(node: Node, found: Node, rewriter: Rewriter) -> bool:
-    """True if `found` has every output of `node` and the readers of each output may read `found` instead."""
-    complete = all(old is None or new is not None for old, new in zip(node.outputs, found.outputs, strict=True))
-    return complete and all(rewriter.can_replace(old, rewriter.resolve(new)) for old, new in _output_pairs(node, found))
+def _can_replace(node: Node, earlier: Node, rewriter: Rewriter) -> bool:
+    """True if `earlier` has every output of `node` and the readers of each output may read `earlier` instead."""
+    complete = all(old is None or new is not None for old, new in zip(node.outputs, earlier.outputs, strict=True))
+    pairs = _output_pairs(node, earlier)
+    return complete and all(rewriter.can_replace(old, rewriter.resolve(new)) for old, new in pairs)

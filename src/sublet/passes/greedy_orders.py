@@ -39,8 +39,8 @@ def forward_scheduler(
 ) -> Callable[[LiveBlocks, DataFlow, Sequence[int]], list[int]]:
     """Return a scheduler building the order from the first node on."""
 
-    def order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
-        place = _positions(given)
+    def order(blocks: LiveBlocks, flow: DataFlow, current: Sequence[int]) -> list[int]:
+        place = _positions(current)
         waiting = [len(readers) for readers in blocks.readers]
         pending = [set(readers) for readers in blocks.readers]
         growth = [
@@ -71,8 +71,8 @@ def backward_scheduler(
 ) -> Callable[[LiveBlocks, DataFlow, Sequence[int]], list[int]]:
     """Return a scheduler building the order from the last node back."""
 
-    def order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
-        place = _positions(given)
+    def order(blocks: LiveBlocks, flow: DataFlow, current: Sequence[int]) -> list[int]:
+        place = _positions(current)
         alive = [block in blocks.kept for block in range(len(blocks.nbytes))]
         growth = [
             sum(blocks.nbytes[b] for b in read if not alive[b]) - blocks.bytes_defined(i, lambda _: True)
@@ -96,10 +96,10 @@ def backward_scheduler(
     return order
 
 
-def _positions(given: Sequence[int]) -> list[int]:
+def _positions(current: Sequence[int]) -> list[int]:
     """Return the position of each node in the given order."""
-    place = [0] * len(given)
-    for position, i in enumerate(given):
+    place = [0] * len(current)
+    for position, i in enumerate(current):
         place[i] = position
     return place
 
@@ -135,16 +135,16 @@ def _list_schedule(
     return order
 
 
-def depth_first_order(blocks: LiveBlocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
+def depth_first_order(blocks: LiveBlocks, flow: DataFlow, current: Sequence[int]) -> list[int]:
     """Return a depth-first order: the operands of a node directly before the node, the largest producers first.
 
     Roots are the nodes without successors, in the given order.
     """
-    place = _positions(given)
+    place = _positions(current)
     made = [sum(blocks.nbytes[b] for b in born) for born in blocks.born]
     seen: set[int] = set()
     order: list[int] = []
-    for root in (i for i in given if not flow.after[i]):
+    for root in (i for i in current if not flow.after[i]):
         todo = [(root, False)]
         while todo:
             i, opened = todo.pop()

@@ -145,7 +145,7 @@ def _view_bases(node: Node) -> dict[Value, Value]:
     return bases
 
 
-def _inplace_pairs(node: Node, block: Mapping[Value, int], made: LiveBlocks) -> list[tuple[int, int]]:
+def _inplace_pairs(node: Node, block: Mapping[Value, int], blocks: LiveBlocks) -> list[tuple[int, int]]:
     """Return the pairs (defined block, read block) of equal size to coalesce by running the node in place."""
     if node.subgraphs:
         return []
@@ -153,6 +153,6 @@ def _inplace_pairs(node: Node, block: Mapping[Value, int], made: LiveBlocks) -> 
     for output, source, _ in present_shares(node, lookup(node.op).inplace(node)):
         if output in block and source in block:
             pair = block[output], block[source]
-            if made.nbytes[pair[0]] == made.nbytes[pair[1]] and pair[0] != pair[1]:
+            if blocks.nbytes[pair[0]] == blocks.nbytes[pair[1]] and pair[0] != pair[1]:
                 pairs.append(pair)
     return pairs

@@ -46,8 +46,8 @@ class Pass:
 
 SIMPLIFYING = (
     Pass("dead-code", without_dead_code, "every pure node has an output that is read"),
-    Pass("fold", with_folded_constants, "nothing small is computed that is known before the run"),
-    Pass("needless", without_identities, "no copy, conversion or arithmetic that changes nothing"),
+    Pass("fold", with_folded_constants, "small values known before the run are literals"),
+    Pass("needless", without_identities, "no copy, conversion or arithmetic is an identity"),
     Pass("common", without_common_subexpressions, "no two pure nodes of equal op, inputs and attributes"),
 )
 """Each pass can enable the remaining passes."""
@@ -56,20 +56,20 @@ FUSING = (
     Pass(
         "fuse",
         with_fused_patterns,
-        "one command where there is one for a group of them",
+        "groups of commands with a fused command are fused",
         "values of a group have one reader",
     ),
-    Pass("chain", with_chains, "long element-wise work on large tensors is done block by block"),
+    Pass("chain", with_chains, "long element-wise sequences on large tensors run block by block"),
 )
 """Fusion hides inner values: differentiate before, or give the fused command a gradient by parts."""
 
 ORDERING = (
-    Pass("late-constants", with_late_constants, "a constant is filled in right before it is read first"),
-    Pass("order", with_lower_peak, "no more live bytes at the peak than before, as far as estimated"),
+    Pass("late-constants", with_late_constants, "a constant is computed right before its first use"),
+    Pass("order", with_lower_peak, "the estimated peak of live bytes is not higher than before"),
 )
 
 RESLICE = Pass(
-    "recall", with_resliced_operands, "no value is kept beyond the peak next to a concatenation it is copied into"
+    "recall", with_resliced_operands, "no value stays live across the peak beside a concatenation that holds a copy"
 )
 """Trades copies for memory: for training, after the simplifying passes and before an order is chosen."""
 

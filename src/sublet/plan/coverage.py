@@ -52,5 +52,5 @@ def assumptions(plan: MemoryPlan) -> str:
     """
     texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
     whose = "the file declares" if plan.recipe.optimize == AS_IS else "ONNX Runtime infers"
-    texts += [f"{name} is {spec} as {whose}" for name, spec in plan.recipe.declared]
+    texts += [f"{name} is {spec}, as {whose}" for name, spec in plan.recipe.declared]
     return printable(abbreviated_list(texts, NAMED))

@@ -96,6 +96,6 @@ def require_counted(plan: MemoryPlan, form: str) -> None:
     if plan.not_counted:
         names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
         raise PlanError(
-            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no place in the plan, which "
-            f"{form} could not tell (`sublet plan` says why)"
+            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no size in the plan, and "
+            f"{form} cannot mark them (`sublet plan` gives the reasons)"
         )

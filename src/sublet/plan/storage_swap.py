@@ -17,13 +17,13 @@ Cycle = tuple[str, ...]
 """Names of updated values. After a run each value gets the storage of the next value, the last that of the first."""
 
 
-def next_storages(found: Sequence[Cycle]) -> dict[str, str]:
+def next_storages(cycles: Sequence[Cycle]) -> dict[str, str]:
     """Return, for each value in the cycles, the value with the storage it gets after a run."""
-    return {name: other for cycle in found for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
+    return {name: other for cycle in cycles for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
 
 
-def graph_with_swapped_updates(graph: Graph, found: Sequence[Cycle]) -> Graph:
+def graph_with_swapped_updates(graph: Graph, cycles: Sequence[Cycle]) -> Graph:
     """Return the graph with each update redirected to the value with the next storage of the target."""
-    gets = next_storages(found)
+    gets = next_storages(cycles)
     sources = {gets.get(target.name, target.name): source for target, source in graph.updates}
     return replace(graph, updates=tuple((value, sources[value.name]) for value in graph.updated_values))

@@ -128,7 +128,7 @@ def _extents_by_value(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
             raise PlanError(f"the largest extent {extent!r} must be an integer from 0 to 2^56")
         if name != EVERY and name not in outside:
             known = known_names(outside)
-            raise PlanError(f"no value outside the plan is called {printable(name)!r}; there are: {known}")
+            raise PlanError(f"no value outside the plan has the name {printable(name)!r}; known: {known}")
     return by_value
 
 

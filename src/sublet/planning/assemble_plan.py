@@ -89,20 +89,20 @@ def placement_in_regions(shapes: SegmentedProblem, packing: RegionPacking) -> Ar
 def assemble_plan(
     graph: Graph,
     schedule: Schedule,
-    layout: BufferAssignment,
-    layouts: AliasPlanner,
+    assignment: BufferAssignment,
+    aliases: AliasPlanner,
     packed: ArenaPlacement,
     moves: tuple[CopiedMove, ...],
 ) -> MemoryPlan:
     """Return the plan of a graph, from the placement of its arena buffers."""
-    timeline, lives, storages = layout.flow, _storage_live_ranges(layout), layouts.storages
-    numbered = list(_make_placements(graph, layout, lives, storages, packed))
+    timeline, lives, storages = assignment.flow, _storage_live_ranges(assignment), aliases.storages
+    numbered = list(_make_placements(graph, assignment, lives, storages, packed))
     placements = tuple(placement for _, placement in numbered)
     plan = MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
         schedule=schedule,
-        alignment=layouts.options.alignment,
+        alignment=aliases.options.alignment,
         strategy=packed.strategy,
         arena_bytes=packed.arena_bytes,
         lower_bound_bytes=packed.bound.bytes,
@@ -110,7 +110,7 @@ def assemble_plan(
         **byte_totals(placements, {arena.name for arena in packed.arenas}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
-        outside=tuple(_unplanned_values(graph, layouts.bound_kinds)),
+        outside=tuple(_unplanned_values(graph, aliases.bound_kinds)),
         peak=Peak(0, 0, ()),
         points=tuple(point.plan_point for point in timeline.points),
         proof=packed.bound.members,
@@ -118,27 +118,27 @@ def assemble_plan(
         moves=moves,
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated_values),
-        exchanged=layouts.swap_cycles,
+        exchanged=aliases.swap_cycles,
         nodes=NodeDescription.from_graph(graph),
     )
     return replace(plan, peak=find_peak(plan))
 
 
-def _storage_live_ranges(layout: BufferAssignment) -> dict[Value, LiveRange]:
+def _storage_live_ranges(assignment: BufferAssignment) -> dict[Value, LiveRange]:
     """Return the live range, in points, of every version with bytes; the live ranges of its aliases are included."""
-    roots = _roots_of(layout)
+    roots = _roots_of(assignment)
     halves: dict[Value, LiveRange] = {}
-    for instance, pieces in layout.ranges.slot_ranges.items():
+    for instance, pieces in assignment.ranges.slot_ranges.items():
         root = roots.get(instance, instance)
         halves[root] = (*halves.get(root, ()), *pieces)
     return {instance: to_point_ranges(pieces) for instance, pieces in halves.items()}
 
 
-def _roots_of(layout: BufferAssignment) -> dict[Value, Value]:
+def _roots_of(assignment: BufferAssignment) -> dict[Value, Value]:
     """Return for each version the version owning its bytes."""
-    aliases = dict(layout.flow.unrolling.aliases)
+    aliases = dict(assignment.flow.unrolling.aliases)
     roots: dict[Value, Value] = {}
-    for instance in layout.flow.unrolling.versions:
+    for instance in assignment.flow.unrolling.versions:
         root = instance
         while root in aliases:
             root = aliases[root]
@@ -178,7 +178,7 @@ def _rolled_loops_of(timeline: ControlFlowGraph, numbers: Mapping[Value | None, 
 
 def _make_placements(
     graph: Graph,
-    layout: BufferAssignment,
+    assignment: BufferAssignment,
     lives: Mapping[Value, LiveRange],
     storages: Mapping[Value, Storage],
     packed: ArenaPlacement,
@@ -188,24 +188,25 @@ def _make_placements(
     A renamed value has a single placement without storage, and None as version.
     """
     producer = {value: node.name for node in graph.walk() for value in node.defs}
-    where = _places_of_versions(layout.buffers, packed)
-    stands_for = possible_bindings(graph, layout.flow.unrolling.renamed_values)
+    where = _places_of_versions(assignment.buffers, packed)
+    stands_for = possible_bindings(graph, assignment.flow.unrolling.renamed_values)
     instances: dict[Value, list[Value]] = {}
-    names = {value.name: layout.flow.unrolling.versions[root].base.name for value, root in _roots_of(layout).items()}
-    for instance, origin in layout.flow.unrolling.versions.items():
-        if origin.base not in layout.flow.unrolling.renamed_values:
+    versions = assignment.flow.unrolling.versions
+    names = {value.name: versions[root].base.name for value, root in _roots_of(assignment).items()}
+    for instance, origin in versions.items():
+        if origin.base not in assignment.flow.unrolling.renamed_values:
             instances.setdefault(origin.base, []).append(instance)
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
-        if value in layout.flow.unrolling.renamed_values:
+        if value in assignment.flow.unrolling.renamed_values:
             nowhere = Region("", 0, value.nbytes)
             bindings, by = stands_for[value], producer.get(value, "")
             yield None, Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=bindings)
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _VersionPlace(home, 0, -1)))
-            contexts = tuple(layout.flow.unrolling.versions[instance].contexts)
+            contexts = tuple(assignment.flow.unrolling.versions[instance].contexts)
             yield (
                 instance,
                 Placement(

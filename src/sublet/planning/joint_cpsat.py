@@ -141,11 +141,11 @@ class _RegionModel:
         return bases
 
     def solve(
-        self, least: int, most: int, fixed: Mapping[Value, int], timeout: float | None
+        self, smallest_arena: int, most: int, fixed: Mapping[Value, int], timeout: float | None
     ) -> tuple[list[Node], dict[Value, int]] | None:
         """Return an order of the nodes and the offsets of the values within `most` bytes, or None if none is found.
 
-        The solver stops minimizing at `least` bytes. Values in `fixed` keep their offsets.
+        The solver stops minimizing at `smallest_arena` bytes. Values in `fixed` keep their offsets.
         """
         cp = require("ortools.sat.python.cp_model", "exact")
         self.model = model = cp.CpModel()
@@ -156,7 +156,7 @@ class _RegionModel:
         sizes = [round_up(value.nbytes, self.alignment) for value in self.values]
         self.unit = gcd(*sizes, *shifts, *fixed.values())
         self.arena_limit = most // self.unit
-        arena = model.new_int_var(min(self.arena_limit, -(-least // self.unit)), self.arena_limit, "arena")
+        arena = model.new_int_var(min(self.arena_limit, -(-smallest_arena // self.unit)), self.arena_limit, "arena")
         self.position_of = [model.new_int_var(0, len(self.nodes) - 1, node.name) for node in self.nodes]
         self._constrain_order()
         for value in self.values:

@@ -46,19 +46,25 @@ def advise_order(model: Model, options: Options, plan: MemoryPlan, progress: Pro
     """
     if options.order != GIVEN:
         least = bound_all_orders(model, options, plan)
-        own = "No order that needs less was found: the order is the model's own."
-        words = "The order is one of less memory, not the model's own." if plan.recipe.order == LESS else own
+        own = "No order with a smaller arena was found: the order is the model's own."
+        words = (
+            "The order was chosen for less memory, and differs from the model's own."
+            if plan.recipe.order == LESS
+            else own
+        )
         return OrderAdvice(None, f"{words} {least.words}", least)
     if plan.recipe.order == LESS:
-        return OrderAdvice(None, "The order is one of less memory, not the model's own.")
+        return OrderAdvice(None, "The order was chosen for less memory, and differs from the model's own.")
     reason = _why_not_tried(model, options)
     if reason:
-        return OrderAdvice(None, f"Whether another order would need less was not tried: {reason}. Use --order less.")
+        return OrderAdvice(None, f"Other orders were not tried: {reason}. Use --order less.")
     orders = candidate_schedules(model.graph, replace(options, order=LESS))
     needed = (_arena_bytes_in_order(model, options, order, progress) for order in orders[1:])
     lowest = min((nbytes for nbytes in needed if nbytes is not None), default=None)
     less = lowest is not None and lowest < plan.arena_bytes
-    return OrderAdvice(lowest, "Another order needs less." if less else "No order that needs less was found.")
+    return OrderAdvice(
+        lowest, "Another order has a smaller arena." if less else "No order with a smaller arena was found."
+    )
 
 
 def _arena_bytes_in_order(model: Model, options: Options, order: Schedule, progress: Progress | None) -> int | None:
@@ -72,8 +78,8 @@ def _arena_bytes_in_order(model: Model, options: Options, order: Schedule, progr
 def _why_not_tried(model: Model, options: Options) -> str:
     """Return the reason for not trying other orders, "" for none."""
     if options.timeout is not None:
-        return "there is a time limit"
+        return "the plan has a time limit"
     if options.regions:
-        return "there are several memories"
+        return "the plan has several memory regions"
     count = sum(1 for _ in model.graph.walk())
-    return f"{count} nodes are many" if count > MAX_ORDERED_NODES else ""
+    return f"the model has {count} nodes, more than {MAX_ORDERED_NODES}" if count > MAX_ORDERED_NODES else ""

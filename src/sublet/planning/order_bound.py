@@ -13,7 +13,7 @@ from sublet.passes.sink_invariant import with_late_invariants
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import values_outside_arena
 
-EXACT_HINT = "Order, sharing and places are searched at once with: pip install 'sublet[exact]'"
+EXACT_HINT = "To optimize order, sharing and offsets together: pip install 'sublet[exact]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class OrderBound:
     def words(self) -> str:
         """The claim, for people."""
         if self.nbytes is None:
-            return "Orders are compared by an estimate: nothing is proven of all of them."
+            return "Orders were compared by an estimate: no bound on all orders is proven."
         at = {"cut": f", at node {self.node}", "search": " (by search)"}.get(self.proof_kind, ", for the inputs alone")
         if self.is_optimal:
             return f"The order is optimal: no order of these nodes needs fewer bytes than this arena{at}."

@@ -64,7 +64,7 @@ def plan_memory(
     model = as_model(network)
     options = options or Options()
     verify(model.graph)
-    with _garbage_collection_off():
+    with _heap_frozen():
         orders = (schedule,) if schedule is not None else candidate_schedules(model.graph, options)
         requests = [PlanRequest(model.graph, each, options, progress) for each in orders]
         plan, number = smallest_plan(requests)
@@ -78,15 +78,20 @@ def plan_memory(
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
-    """Disable garbage collection: planning allocates millions of records and hardly any cycle."""
-    collecting = gc.isenabled()
-    gc.disable()
+def _heap_frozen() -> Iterator[None]:
+    """Keep present objects out of garbage collections while planning.
+
+    Planning allocates millions of records and hardly any cycle. Each collection would walk the whole heap in vain, for
+    a quarter of the time. Other threads' garbage is collected as before. A heap frozen by the caller stays frozen.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
     try:
         yield
     finally:
-        if collecting:
-            gc.enable()
+        gc.unfreeze()
 
 
 def candidate_schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:

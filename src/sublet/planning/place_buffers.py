@@ -115,25 +115,29 @@ def _candidate_assignments(
     """
     yield assignment, {}
     for pins in ({}, fixed_offsets) if fixed_offsets else ({},):
-        other = aliases.assign_buffers(assignment.flow, assignment.ranges, blocks=False, placed=pins)
+        other = aliases.assign_buffers(assignment.flow, assignment.ranges, blocks=False, fixed_offsets=pins)
         if (pins or other.buffers != assignment.buffers) and other.copied_bytes <= assignment.copied_bytes:
             yield replace(assignment, buffers=other.buffers, residual_copies=other.residual_copies), pins
 
 
-def _rectangle_problem(name: str, layout: BufferAssignment, options: Options) -> Problem:
+def _rectangle_problem(name: str, assignment: BufferAssignment, options: Options) -> Problem:
     """Return the packing problem of the buffers as rectangles."""
-    return build_packing_problem(layout.arena_buffers, layout.flow, alignment=options.alignment, name=name)
+    return build_packing_problem(assignment.arena_buffers, assignment.flow, alignment=options.alignment, name=name)
 
 
 def _segmented_problem(
-    problem: Problem, layout: BufferAssignment, options: Options, placed: Mapping[Value, int] | None = None
+    problem: Problem, assignment: BufferAssignment, options: Options, fixed_offsets: Mapping[Value, int] | None = None
 ) -> SegmentedProblem:
     """Return the problem of the buffers in segments; in several streams each buffer is a single segment.
 
     In several streams a concurrent access may touch a buffer at any time of its live range.
     """
     return build_segmented_problem(
-        problem, layout.arena_buffers, layout.ranges if layout.flow.is_serial else None, options.alignment, placed
+        problem,
+        assignment.arena_buffers,
+        assignment.ranges if assignment.flow.is_serial else None,
+        options.alignment,
+        fixed_offsets,
     )
 
 

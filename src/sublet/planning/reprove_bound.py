@@ -18,19 +18,19 @@ from sublet.plan import MemoryPlan
 BOUND_FIELD = "lower_bound_bytes"
 
 
-def reprove_bound(plan: MemoryPlan, judged: CheckResult) -> CheckResult:
+def reprove_bound(plan: MemoryPlan, checked: CheckResult) -> CheckResult:
     """Return the judgement with the bound proven, false, or unproven for a better reason.
 
     The judgement is returned unchanged if it has findings or if its bound is settled.
     """
-    needed = judged.bound.must_live_buffers
-    if judged.findings or not judged.bound.unproven_reason or not needed:
-        return judged
+    needed = checked.bound.must_live_buffers
+    if checked.findings or not checked.bound.unproven_reason or not needed:
+        return checked
     if len(plan.arenas) != 1 or any(step.stream for step in plan.schedule.steps):
-        return _with_unproven_bound(judged, "only a bound for one arena and one stream can be searched again")
+        return _with_unproven_bound(checked, "only a bound for one arena and one stream can be proven again")
     strips = [block.segments for block in needed.values() if block.segments]
     if any(len(several) > 1 for several in strips):
-        return _with_unproven_bound(judged, "only a bound of buffers that are needed as a whole can be searched again")
+        return _with_unproven_bound(checked, "only a bound of buffers needed as a whole can be proven again")
     buffers = [
         Buffer.alive_in(str(number), strip.high - strip.low, strip.live, plan.alignment)
         for number, (strip,) in enumerate(strips)
@@ -39,17 +39,17 @@ def reprove_bound(plan: MemoryPlan, judged: CheckResult) -> CheckResult:
     known = Packing(tuple(strip.low for (strip,) in strips), plan.arena_bytes, plan.strategy)
     repeated = decide_capacity(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
     if repeated.packing.arena_bytes < plan.lower_bound_bytes:
-        claim = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
+        claim = f"is {plan.lower_bound_bytes} bytes, but a packing exists with "
         finding = Finding("false-bound", "the lower bound", claim + f"{repeated.packing.arena_bytes}")
-        return replace(judged, findings=(finding,))
+        return replace(checked, findings=(finding,))
     if repeated.bound.bytes >= plan.lower_bound_bytes:
-        unproven = {name: why for name, why in judged.unproven.items() if name != BOUND_FIELD}
-        return replace(judged, unproven=unproven, bound=replace(judged.bound, unproven_reason=""))
-    return _with_unproven_bound(judged, f"the {SEARCH} ended before it had refuted {plan.lower_bound_bytes - 1} bytes")
+        unproven = {name: why for name, why in checked.unproven.items() if name != BOUND_FIELD}
+        return replace(checked, unproven=unproven, bound=replace(checked.bound, unproven_reason=""))
+    return _with_unproven_bound(checked, f"the {SEARCH} ended before refuting {plan.lower_bound_bytes - 1} bytes")
 
 
-def _with_unproven_bound(judged: CheckResult, why: str) -> CheckResult:
+def _with_unproven_bound(checked: CheckResult, why: str) -> CheckResult:
     """Return the judgement with an unproven bound and the reason `why`."""
     return replace(
-        judged, unproven={**judged.unproven, BOUND_FIELD: why}, bound=replace(judged.bound, unproven_reason=why)
+        checked, unproven={**checked.unproven, BOUND_FIELD: why}, bound=replace(checked.bound, unproven_reason=why)
     )

@@ -140,7 +140,7 @@ def _merge_with_following(first: ErrorContext, call: Mergeable, following: Seque
     except Exception as error:  # raised by the library that opens the merged call
         node, what = first.nodes[0], f"{type(error).__name__}: {error}"
         raise KernelError(
-            f"node {node.name}, {node.op}, and those after it: cannot be opened as one: {what}"
+            f"node {node.name}, {node.op}, and the nodes after it cannot be merged into one call: {what}"
         ) from error
 
 

@@ -42,16 +42,16 @@ class CallerContents:
         for value in (value for value in graph.updated_values if value in weights):
             self.set_content(value, weights[value], f"weight {value.name}")
 
-    def load_inputs(self, given: Mapping[str, Any]) -> None:
+    def load_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Check every input, then write all inputs to their storages."""
-        unknown = [name for name in given if name not in self._inputs]
+        unknown = [name for name in inputs if name not in self._inputs]
         if unknown:
             raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
-        missing = [name for name, value in self._inputs.items() if name not in given and not self._has_content(value)]
+        missing = [name for name, value in self._inputs.items() if name not in inputs and not self._has_content(value)]
         if missing:
             self._state.require_certain(self._inputs[missing[0]], missing[0])
             raise RunError(f"the input {missing[0]!r} is missing; the inputs are {known_names(self._inputs)}")
-        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in given.items()}
+        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in inputs.items()}
         for value in self._graph.updated_values:
             if value not in self._graph.inputs:
                 self._state.require(value, value.name)
@@ -74,12 +74,12 @@ class CallerContents:
             if value.name not in self._bound:
                 self._load_weight(value, given)
 
-    def _load_weight(self, value: Value, given: Any) -> None:
+    def _load_weight(self, value: Value, array_like: Any) -> None:
         """Load one weight, in place or by copy."""
         if not isinstance(value.spec, TensorSpec):
-            self._memory.cells[value.name].content = given
+            self._memory.cells[value.name].content = array_like
             return
-        content = content_for(value, given, f"weight {value.name}")
+        content = content_for(value, array_like, f"weight {value.name}")
         storage = bound_storage_name(value.name)
         if storage in self._memory.storages:
             self._memory.adopt_bytes(

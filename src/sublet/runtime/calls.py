@@ -63,5 +63,5 @@ def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None
         shape, dtype = shared.shape, NUMPY[shared.dtype]
     if array.shape != shape or array.dtype != dtype:
         found, planned = (f"{kind}{list(extents)}" for kind, extents in ((array.dtype, array.shape), (dtype, shape)))
-        raise KernelError(f"{what} is {found}, but was planned as {planned}")
+        raise KernelError(f"{what} is {found}, expected {planned} as planned")
     to[...] = array if shared is None else pack(array, shared)

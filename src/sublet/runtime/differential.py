@@ -80,10 +80,10 @@ def _set_start_state(executable: Executable, state: Mapping[str, Any]) -> None:
         executable.set_state(name, content)
 
 
-def _label_results(outputs: Mapping[str, Any], left: Mapping[str, Any]) -> dict[str, Any]:
+def _label_results(outputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outputs and the final state of a run, keyed by their names in messages."""
     labelled = {f"output {name}": content for name, content in outputs.items()}
-    return labelled | {f"state {name}": content for name, content in left.items()}
+    return labelled | {f"state {name}": content for name, content in state.items()}
 
 
 def equal_bits(a: Any, b: Any) -> bool:

@@ -149,10 +149,10 @@ class Executable:
             )
             exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
             if not apart or exchanged or value in self.graph.updated_values:
-                hint = "plan with io='bound', or take the copy a call gives"
+                hint = "plan with io='bound', or use the copy that a call returns"
                 raise RunError(f"{name!r} has no memory of its own: {hint}")
             if not self._has_outputs:
-                raise RunError(f"{name!r} is not there: run first, and hold it before other memory is bound")
+                raise RunError(f"{name!r} has no content: run first, and hold it before binding other memory")
             found = self._form(self._result(value, self._memory.places_after_run(), copy=False))
             self._memory.adopt_bytes(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
             self._rebind(storage)
@@ -360,14 +360,14 @@ class Executable:
         self._runs += 1
         self._has_outputs = False
 
-    def _run(self, given: Mapping[str, Any]) -> None:
+    def _run(self, inputs: Mapping[str, Any]) -> None:
         with self._locks.running(self.graph.name):
-            self._run_alone(given)
+            self._run_alone(inputs)
 
-    def _run_alone(self, given: Mapping[str, Any]) -> None:
+    def _run_alone(self, inputs: Mapping[str, Any]) -> None:
         """Run once, under the locks; the first run also measures the bytes kept by libraries."""
         self._invalidate_views()
-        self._contents.load_inputs(given)
+        self._contents.load_inputs(inputs)
         if self._allocated.held_bytes is not None or self._kept_bytes is None:
             self._execute()
             return
@@ -412,4 +412,4 @@ class Executable:
         for known, value in zip(self.updated, self.graph.updated_values, strict=True):
             if name == known:
                 return value
-        raise RunError(f"no run updates {printable(name)!r}; updated are {known_names(self.updated)}")
+        raise RunError(f"no run updates {printable(name)!r}; updated values: {known_names(self.updated)}")

@@ -49,12 +49,12 @@ class StateAfterFailure:
         """A sentence for the error message."""
         parts = [
             f"{len(values)} {what}"
-            for values, what in ((self.as_before, "as before the run"), (self.updated, "updated by it"))
+            for values, what in ((self.as_before, "as before the run"), (self.updated, "updated by the run"))
             if values
         ]
         if self.uncertain:
             names = [repr(printable(value.name)) for value in self.uncertain]
-            parts.append(f"{len(names)} maybe half written: {abbreviated_list(names, MAX_NAMED)}")
+            parts.append(f"{len(names)} possibly half-written: {abbreviated_list(names, MAX_NAMED)}")
         return f"state: {', '.join(parts)}"
 
 

@@ -65,7 +65,7 @@ def choose_kernels(
     if missing:
         nodes = abbreviated_list([f"{node.op} (node {node.name})" for node in missing], SHOWN)
         known = ", ".join(dict.fromkeys(backend.name for backend in backends))
-        raise RunError(f"no backend of {known} computes {nodes}")
+        raise RunError(f"no backend has a kernel for {nodes}. Backends: {known}.")
     return chosen
 
 
@@ -75,7 +75,7 @@ def _kernel(backend: Backend, node: Node, constants: Mapping[Value, Array]) -> K
     except SubletError:
         raise
     except Exception as error:  # raised by a library, or by a backend of the caller
-        what = f"the backend {backend.name} fails to choose a kernel: {type(error).__name__}: {error}"
+        what = f"the backend {backend.name} failed to choose a kernel: {type(error).__name__}: {error}"
         raise RunError(f"node {node.name}, {node.op}: {what}") from error
 
 

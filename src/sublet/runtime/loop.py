@@ -62,8 +62,8 @@ class BoundLoop:
             if not current.condition():
                 break
             if k == limit:
-                what = f"goes on beyond the {limit} rounds its memory was planned for"
-                raise RunError(f"loop {name}: {what}; plan it for more, or with another --max-trips")
+                what = f"runs more than the planned {limit} iterations"
+                raise RunError(f"loop {name}: {what}. Plan the model with a larger --max-trips.")
             if moves:
                 current_round[name] = k
             if current.fetch:

@@ -231,7 +231,7 @@ class ExecutableMemory:
         for placement in self._placements_of[value.name]:
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
                 return placement
-        raise RunError(f"value {value} has no place in the copy {context} of the loops around it")
+        raise RunError(f"value {value} has no placement in the body versions {context}")
 
     def strides(self, value: Value, context: Context) -> tuple[Stride, ...]:
         """Return the strides of a value over the iterations of its enclosing loops."""

@@ -152,7 +152,7 @@ def _slice_copy(value: Operand, sequence: Operand, axis: int, backwards: bool) -
     def take(k: int) -> None:
         whole = np.asarray(sequence.content if isinstance(sequence, UnplannedCell) else sequence)
         if k >= whole.shape[axis]:
-            raise RunError(f"the loop goes on beyond the {whole.shape[axis]} slices of its input")
+            raise RunError(f"the loop runs more iterations than the {whole.shape[axis]} slices of its input")
         index = whole.shape[axis] - 1 - k if backwards else k
         store(np.take(whole, index, axis), value)
 

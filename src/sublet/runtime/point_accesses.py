@@ -45,7 +45,7 @@ def accesses_of_points(graph: Graph, plan: MemoryPlan, pointers: frozenset[str])
     for point in plan.points:
         node = nodes.get(point.node)
         if node is None and point.node:
-            raise PlanError(f"the plan of {plan.graph!r} has a point of {point.node!r}, which is no node of the graph")
+            raise PlanError(f"the plan of {plan.graph!r} has a point for {point.node!r}, which is no node of the graph")
         reads, writes = _reads_and_writes(graph, node, point.kind)
         written = tuple(value for value in writes if value is not None and value.name not in pointers)
         accesses.append(PointAccesses(point, node, tuple(reads), written))

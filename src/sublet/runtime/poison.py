@@ -103,7 +103,7 @@ class _Poisoner:
             result = action()
             for (begin, end), content in zip(in_place, found, strict=True):
                 if not np.array_equal(block[begin:end], content):
-                    raise RunError(f"{point}: changed what lay in its place, at {self._arenas.where(begin)}")
+                    raise RunError(f"{point}: changed a value already in place, at {self._arenas.where(begin)}")
             for begin, end in free:
                 wrong = block[begin:end] != POISON
                 if wrong.any():

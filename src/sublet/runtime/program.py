@@ -142,7 +142,7 @@ class _ProgramBuilder:
         number, name = self.points, node.name if node else ""
         listed = [(point.kind, point.node) for point in self._points[number : number + 1]]
         if listed != [(kind, name)]:
-            raise PlanError(f"the plan does not list {kind} {name} as its point {number}: plan the model again")
+            raise PlanError(f"the plan does not list {kind} {name} as point {number}. Plan the model again.")
         self.points += 1
         watched = self._watch(number, action)
         self._spans[watched] = PointRange(number, number + 1)
@@ -294,7 +294,7 @@ class _ProgramBuilder:
             elif 0 <= which < len(arms):
                 calls = arms[which]
             else:
-                raise RunError(f"branch {node.name}: its index is {which}, but it has {len(arms)} arms")
+                raise RunError(f"branch {node.name}: the index is {which}, expected 0 to {len(arms) - 1}")
             for call in calls:
                 call()
 

@@ -22,16 +22,16 @@ def as_numpy(array: Array) -> Array:
 FORMS: Mapping[str, Form] = {"numpy": as_numpy, "torch": torch_over, "dlpack": SharedArray}
 
 
-def output_form(asked: str | Callable[[Any], Any]) -> Form:
+def output_form(form: str | Callable[[Any], Any]) -> Form:
     """Return the converter of outputs: by name, or a function of a `Shared`. Raises RunError for another name."""
-    if callable(asked):
-        make = asked
+    if callable(form):
+        make = form
         return lambda array: make(SharedArray(array))
-    if asked not in FORMS:
+    if form not in FORMS:
         raise RunError(
-            f"outputs cannot be given as {printable(str(asked))!r}: there are {known_names(FORMS)}, or a function"
+            f"outputs cannot be returned as {printable(str(form))!r}: pass {known_names(FORMS)}, or a function"
         )
-    return FORMS[asked]
+    return FORMS[form]
 
 
 class Views(Mapping[str, Any]):
@@ -58,7 +58,7 @@ class Views(Mapping[str, Any]):
         found = self._outputs[name]
         if name not in self._held_names and not self.good:
             raise RunError(
-                f"the view of {printable(name)!r} was good until the next run of {self._owner}: hold it before"
+                f"the view of {printable(name)!r} was valid until the next run of {self._owner}. Call hold() before."
             )
         return found
 
@@ -69,7 +69,7 @@ class Views(Mapping[str, Any]):
         return len(self._outputs)
 
     def __repr__(self) -> str:
-        until = "good until the next run" if self.good else "no longer good, since it ran again"
+        until = "valid until the next run" if self.good else "no longer valid, because the executable ran again"
         return f"<Views of {self._owner}: {known_names(self._outputs)}; {until}>"
 
     def hold(self, name: str) -> Any:

@@ -80,7 +80,7 @@ class RunLocks:
         """
         lock = self._lock
         if lock.running:
-            raise RunError(f"{name} cannot run inside of a run of {lock.running}: both compute in the same bytes")
+            raise RunError(f"{name} cannot run inside a run of {lock.running}: both use the same bytes")
         lock.running = name
         try:
             yield
@@ -101,7 +101,9 @@ class RunLocks:
                     self._is_settled = True
                     return
             sleep(PAUSE_SECONDS)
-        raise RunError("the executable joins two groups of executables in one memory: bind memory while none runs")
+        raise RunError(
+            "the executable joins two groups of executables in one memory, and one runs. Bind memory while none runs."
+        )
 
     def _try_to_join(self) -> bool:
         """Recompute the group of the executable; True if all members share its lock, False if a member is busy."""

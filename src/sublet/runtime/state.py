@@ -95,13 +95,13 @@ class ExecutableState:
         """Raise RunError if a failed run may have left the value half-written."""
         if value in self._uncertain:
             raise RunError(
-                f"what {printable(name)!r} holds is uncertain, for a run failed while it was updated, "
-                "or the process forked meanwhile: set it by `set_state`, or "
-                "take it as it is by set_state(name, executable.state(name))"
+                f"the content of {printable(name)!r} is uncertain: a run failed during the update, "
+                "or the process forked during a run. Set it with `set_state`, or "
+                "keep the current content with set_state(name, executable.state(name))."
             )
 
     def require_readable(self, value: Value, name: str) -> Value:
         """Return the value. Raises RunError if the value never received a content."""
         if value not in self._known and value not in self._uncertain:
-            raise RunError(f"what {printable(name)!r} holds was not given yet: give it as an input or by `set_state`")
+            raise RunError(f"{printable(name)!r} has no content yet. Pass it as an input or with `set_state`.")
         return value

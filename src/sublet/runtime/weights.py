@@ -129,5 +129,5 @@ class ExecutableWeights(Mapping[str, Any]):
 
     def _array(self, value: Value, name: str) -> Any:
         if not isinstance(value.spec, TensorSpec):
-            raise RunError(f"weight {printable(name)!r} lies outside the plan: {value.spec}")
+            raise RunError(f"weight {printable(name)!r} is outside the plan: {value.spec}")
         return self._memory.places_at().array(value)

@@ -40,7 +40,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
 LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
-NOT_YET = "not measured yet: call `measured`"
+NOT_YET = "not measured yet. Call `measured`."
 
 
 @dataclass(frozen=True, slots=True)

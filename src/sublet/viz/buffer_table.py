@@ -33,7 +33,7 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
     places = {place.value: place for place in plan.placements}
     table = plain_table()
     table.add_column("bytes", justify="right", overflow="fold")
-    for name in ("tensor", "type", "made by"):
+    for name in ("tensor", "type", "producer"):
         table.add_column(name, overflow="fold")
     for live in buffers[:MAX_BUFFERS]:
         for i, value in enumerate(live.values[:MAX_VALUES]):

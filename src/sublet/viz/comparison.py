@@ -21,7 +21,7 @@ def compare_pictures(first: Picture, second: Picture, names: tuple[str, str]) ->
     plan.
     """
     if not (first.points and second.points):
-        raise ProblemError("only plans can be compared: a packing has no points that another one has, too")
+        raise ProblemError("only plans can be compared: a packing has no points in common with another picture")
     all_arenas = (*first.arenas, *second.arenas)
     starts = drawn_begins(arena.end - arena.begin for arena in all_arenas)
     labels = (*_arena_labels(names[0], first.arenas), *_arena_labels(names[1], second.arenas))
@@ -64,9 +64,9 @@ def _arena_labels(name: str, arenas: tuple[DrawnArena, ...]) -> list[str]:
     return [name] if len(arenas) == 1 else [f"{name} {arena.name}" for arena in arenas]
 
 
-def _join_remarks(names: tuple[str, str], told: tuple[str, str]) -> str:
+def _join_remarks(names: tuple[str, str], remarks: tuple[str, str]) -> str:
     """Return the remarks on both plans, prefixed by the names."""
-    return "; ".join(f"{name}: {words}" for name, words in zip(names, told, strict=True) if words)
+    return "; ".join(f"{name}: {words}" for name, words in zip(names, remarks, strict=True) if words)
 
 
 def _point_label(first: str, second: str) -> str:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from sublet.planning.budget.result import BudgetResult, PlannedProgram, SearchOutcome
 from sublet.viz.view_model import Picture, picture_of_plan
 
-IN_THIS_ORDER = "in this order, every node run where it stands, and clones besides"
+IN_THIS_ORDER = "in this order, each node at its place, plus recomputed nodes"
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,25 @@ class Frontier:
     costs: str
 
 
-def frontier_of(found: Sequence[BudgetResult]) -> tuple[Frontier, list[Picture]]:
+def frontier_of(results: Sequence[BudgetResult]) -> tuple[Frontier, list[Picture]]:
     """Return the curve of budget results (largest budget first), and a picture of the plan at each point."""
-    points = _distinct_programs(found)
+    points = _distinct_programs(results)
     curve = Frontier(
         tuple(
-            FrontierPoint(p.nbytes, p.seconds, _extra_share(p, found[0].plain), p.changes_in_words, p.split_count > 0)
+            FrontierPoint(p.nbytes, p.seconds, _extra_share(p, results[0].plain), p.changes_in_words, p.split_count > 0)
             for p in points
         ),
-        tuple(_time_bounds([answer for answer in found if answer.outcome is SearchOutcome.FITS])),
-        tuple(_memory_floors(found[-1])),
-        tuple((each.budget, _describe_miss(each)) for each in found if each.outcome is not SearchOutcome.FITS),
-        found[0].cost_source,
+        tuple(_time_bounds([answer for answer in results if answer.outcome is SearchOutcome.FITS])),
+        tuple(_memory_floors(results[-1])),
+        tuple((each.budget, _describe_miss(each)) for each in results if each.outcome is not SearchOutcome.FITS),
+        results[0].cost_source,
     )
     return curve, [picture_of_plan(point.plan) for point in points]
 
 
-def _distinct_programs(found: Sequence[BudgetResult]) -> list[PlannedProgram]:
+def _distinct_programs(results: Sequence[BudgetResult]) -> list[PlannedProgram]:
     """Return the distinct programs, largest first: those that fit a budget, and the smallest if no program fits."""
-    by_identity = {id(answer.program): answer.program for answer in found}
+    by_identity = {id(answer.program): answer.program for answer in results}
     return sorted(by_identity.values(), key=lambda point: -point.nbytes)
 
 
@@ -100,12 +100,12 @@ def _describe_programs(answer: BudgetResult) -> str:
 
 def _memory_floors(last: BudgetResult) -> list[tuple[int, str]]:
     """Return the memory bounds: for the nodes as given, and for the tried ways of splitting nodes."""
-    extra_words = " or brought away" if len(last.plain.plan.arenas) > 1 else ""
+    extra_words = " or offloaded" if len(last.plain.plan.arenas) > 1 else ""
     floors = [
-        (last.floor.nbytes, f"programs of the nodes as given, in any order, whatever is computed again{extra_words}")
+        (last.floor.nbytes, f"programs of the nodes as given, in any order, with any values recomputed{extra_words}")
     ]
     if last.split_floor is not None:
-        floors.append((last.split_floor.nbytes, "programs of the nodes in pieces, in the ways that were tried"))
+        floors.append((last.split_floor.nbytes, "programs of the nodes in pieces, split in the tried ways"))
     return floors
 
 

@@ -55,7 +55,7 @@ def _flat_bands(plan: MemoryPlan) -> Iterator[Band]:
         (_, copy), within = copies[-1] if copies else ("", 0), copies[:-1]
         record = records.get((loop, within))
         if record is None:
-            yield Band(loop, f"{loop}: every round", begin, end)
+            yield Band(loop, f"{loop}: every iteration", begin, end)
             continue
         first_exit = at.get(("exit", loop, within), -1)  # of version 0; the other versions exit at the next points
         label, first = f"{loop}: {iterations_of_version(record, copy)}", record.first
@@ -64,30 +64,31 @@ def _flat_bands(plan: MemoryPlan) -> Iterator[Band]:
 
 
 def iterations_of_version(record: RolledLoop, copy: int) -> str:
-    """Return the iterations running a body version: "round 0", "round 3 and all later ones", "rounds 1, 3, 5, …".
+    """Return the iterations running a body version: "iteration 0", "iterations 1, 3, 5, …", or "every iteration".
 
-    If the run selects the next version, "state 2 of 5".
+    If one version runs the rest, "iteration 3 and all later ones". If the run selects the next version, "version 2 of
+    5".
     """
     if record.jumps:
-        return f"state {copy + 1} of {record.copies}"
+        return f"version {copy + 1} of {record.copies}"
     if copy < record.first:
-        return f"round {copy}"
+        return f"iteration {copy}"
     if record.ring == 1:
-        return f"round {copy} and all later ones" if copy else "every round"
-    return f"rounds {', '.join(str(copy + i * record.ring) for i in range(3))}, …"
+        return f"iteration {copy} and all later ones" if copy else "every iteration"
+    return f"iterations {', '.join(str(copy + i * record.ring) for i in range(3))}, …"
 
 
 def describe_versions(record: RolledLoop) -> str:
     """Return a sentence on the body versions of a loop: prologue and period, or states selected by the run."""
-    within = f" in {' of '.join(f'copy {copy} of {loop}' for loop, copy in reversed(record.within))}"
+    within = f" in {' of '.join(f'version {copy} of {loop}' for loop, copy in reversed(record.within))}"
     where = f"loop {record.loop}{within if record.within else ''}"
     if record.jumps:
-        return f"{where}: its values take turns; {record.copies} states, and each round decides which comes next"
-    ring = f"a ring of {record.ring}" if record.ring > 1 else "every round alike"
+        return f"{where}: {record.copies} body versions; the run selects the version of each next iteration"
+    period = f"a period of {record.ring} body versions" if record.ring > 1 else "one body version"
     if record.first:
-        prologue = f"{record.first} round{'s' if record.first > 1 else ''}, then "
-        return f"{where}: its values take turns; {prologue}{ring}"
-    return f"{where}: its values take turns in {ring}" if record.ring > 1 else f"{where}: {ring}"
+        prologue = f"{record.first} prologue iteration{'s' if record.first > 1 else ''}"
+        return f"{where}: {prologue}, then {period}"
+    return f"{where}: {period}"
 
 
 def iterations_at(place: Placement, plan: MemoryPlan) -> str:
@@ -98,7 +99,7 @@ def iterations_at(place: Placement, plan: MemoryPlan) -> str:
         parts = []
         for depth, (loop, copy) in enumerate(context):
             record = records.get((loop, context[:depth]))
-            parts.append(f"{iterations_of_version(record, copy) if record else f'copy {copy}'} of {loop}")
+            parts.append(f"{iterations_of_version(record, copy) if record else f'version {copy}'} of {loop}")
         descriptions.append(" in ".join(reversed(parts)))
     omitted = len(place.copies) - len(descriptions)
     return "; ".join([*descriptions, f"and {omitted} more"] if omitted > 0 else descriptions)

@@ -42,7 +42,7 @@ def write_png(picture: Picture, path: str | Path) -> None:
     path = Path(path)
     kind = _FORMATS.get(path.suffix.lower())
     if kind is None:
-        raise SubletError(f"{path}: a picture is a .png or a .svg file, not {path.suffix or 'one without a suffix'}")
+        raise SubletError(f"{path}: a picture is a .png or .svg file, not {path.suffix or 'a file without a suffix'}")
     if kind == "svg" and len(picture.rectangles) > MAX_SVG_RECTANGLES:
         raise SubletError(
             f"{path}: {len(picture.rectangles)} rectangles are too many for an SVG (at most {MAX_SVG_RECTANGLES}); "

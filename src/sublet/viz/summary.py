@@ -22,7 +22,7 @@ def render_summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
     """Return the figures of a plan, the peak, and the values outside; `claimed` says why the figures are not proven."""
     parts: list[RenderableType] = [_figures_table(plan, claimed), Text(), *_render_peak(plan)]
     if claimed:
-        parts.insert(0, Text(f"{claimed}: what follows is what the file says (--model proves it)", "yellow"))
+        parts.insert(0, Text(f"{claimed}: these figures are stated in the file; --model checks them", "yellow"))
     if plan.schedule.bodies:
         parts += [Text(), *_describe_loops(plan)]
     if copied := update_statistics(plan).copied:
@@ -45,15 +45,15 @@ def _figures_table(plan: MemoryPlan, claimed: str) -> Table:
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    bound = "by search, which the checker does not follow" if plan.bound == "search" else plan.bound
+    bound = "by search, which the checker does not repeat" if plan.bound == "search" else plan.bound
     listed_arenas = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
         *((f"  {escape(printable(arena.name))}", arena.nbytes, _describe_arena(arena)) for arena in listed_arenas),
         ("lower bound", plan.lower_bound_bytes, f"{_describe_gap(plan, claimed)} ({bound})"),
         ("without reuse", plan.total_bytes, _describe_reuse(plan)),
-        ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
-        ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input that dies"),
+        ("views save", plan.view_bytes, "of that sum: outputs that alias an input"),
+        ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input at its last use"),
     ]
     for kind, nbytes in _bound_bytes_by_kind(plan).items():
         rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
@@ -79,7 +79,7 @@ def _describe_gap(plan: MemoryPlan, claimed: str) -> str:
     if plan.gap is None:
         return "of the planned part" if plan.not_counted else "of all regions together"
     if claimed:
-        return f"gap {percent(plan.gap)} as the file says"
+        return f"gap {percent(plan.gap)}, as stated in the file"
     words = "optimal for these buffers in this order" if plan.gap == 0 else f"gap {percent(plan.gap)}"
     return f"{words} if the assumed types are true" if plan.assumed_types else words
 
@@ -88,7 +88,7 @@ def _describe_reuse(plan: MemoryPlan) -> str:
     tensors = len(planned_values(plan))
     word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
-    return f"{tensors} {word}, each with bytes of its own{times}"
+    return f"{tensors} {word}, each with separate bytes{times}"
 
 
 def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
@@ -114,10 +114,8 @@ def _describe_contributor(plan: MemoryPlan) -> list[RenderableType]:
     if best is None or best.without_bytes >= plan.peak.nbytes:
         return []
     rest, halved = human(best.without_bytes), human(best.halved_bytes)
-    words = (
-        f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {rest}, with half of it at a time {halved}"
-    )
-    return [Text(printable(f"estimate: {words} (nothing was planned for this; --advise plans changes)"), "dim")]
+    words = f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {rest}, with half of the bytes {halved}"
+    return [Text(printable(f"estimate: {words} (not planned; --advise plans changes)"), "dim")]
 
 
 def _renamed_carries(plan: MemoryPlan) -> list[Placement]:
@@ -126,20 +124,18 @@ def _renamed_carries(plan: MemoryPlan) -> list[Placement]:
 
 def _describe_loops(plan: MemoryPlan) -> list[RenderableType]:
     """Return lines on the body versions of loops, and on the bytes copied on each control-flow edge."""
-    pointers, multiview_count = len(_renamed_carries(plan)), len(multiview_values(plan))
+    renamed_count, multiview_count = len(_renamed_carries(plan)), len(multiview_values(plan))
     edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge.kind != UPDATE}
     lines: list[RenderableType] = [Text(printable(describe_versions(record))) for record in plan.rolled[:MAX_BUFFERS]]
     if len(plan.rolled) > MAX_BUFFERS:
-        lines.append(Text(f"and {len(plan.rolled) - MAX_BUFFERS} more loops like these"))
-    if pointers or multiview_count:
-        is_, have = ("is a pointer", "has") if pointers == 1 else ("are pointers", "have")
-        what = f"{pointers} value{'s' if pointers != 1 else ''} {is_} and {have} no bytes"
-        lines.append(
-            Text(f"{what}; {multiview_count} {'lives' if multiview_count == 1 else 'live'} in several places in turn")
-        )
+        lines.append(Text(f"and {len(plan.rolled) - MAX_BUFFERS} more loops"))
+    if renamed_count or multiview_count:
+        what = f"{renamed_count} loop-carried value{'s' if renamed_count != 1 else ''} renamed, not copied (0 bytes)"
+        several = f"{multiview_count} value{'s' if multiview_count != 1 else ''} with several placements"
+        lines.append(Text(f"{what}; {several}"))
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
-    lines.append(Text("bytes moved by loops and branches, at most, each time they pass an edge:"))
+    lines.append(Text("maximum bytes moved by loops and branches, at each pass of an edge:"))
     lines += [_describe_edge(plan, edge, nbytes) for edge, nbytes in list(edges.items())[:MAX_BUFFERS]]
     if len(edges) > MAX_BUFFERS:
         lines.append(Text(f"  and {len(edges) - MAX_BUFFERS} more edges (all are in the plan file)"))
@@ -160,7 +156,7 @@ def _describe_unplanned(plan: MemoryPlan) -> list[RenderableType]:
         reasons.setdefault(value.reason, []).append(f"{value.value}: {value.type}")
     count = len(plan.outside)
     bound = count - len(plan.not_counted)
-    bound_words = f", {bound} of them in memory of the caller" if bound else ""
+    bound_words = f", {bound} of them in memory bound by the caller" if bound else ""
     lines: list[RenderableType] = [
         Text(f"{count} value{'s' if count > 1 else ''} outside the arena{bound_words}", "yellow")
     ]

@@ -19,11 +19,13 @@ def render_verdict(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     if verdict.outcome is BudgetOutcome.FITS:
         return _describe_fit(verdict, plan)
     if verdict.outcome is BudgetOutcome.UNKNOWN:
-        return Text(f"Unknown whether it fits the budget of {budget}: {_describe_uncounted(verdict, plan)}", "yellow")
+        return Text(
+            f"Unknown whether the plan fits the budget of {budget}: {_describe_uncounted(verdict, plan)}", "yellow"
+        )
     if not verdict.is_settled:
         over = human(plan.arena_bytes - verdict.budget)
         head = f"This plan does not fit the budget of {budget}: {over} too much"
-        tail = f"Not proven that none does: the lower bound is {human(verdict.least)}"
+        tail = f"A smaller plan is not excluded: the lower bound is {human(verdict.least)}"
         return Text(f"{head}{_describe_conditions(verdict, plan)}. {tail}.", "red")
     head = f"Cannot fit the budget of {budget} in this order{_describe_conditions(verdict, plan)}"
     if not verdict.proof:
@@ -41,9 +43,7 @@ def _describe_fit(verdict: Verdict, plan: MemoryPlan) -> Text:
     conditions = _describe_conditions(verdict, plan)
     head = f"Fits the budget of {human(verdict.budget)}{conditions}"
     updated_bytes = _updated_bytes_outside(plan)
-    updated_words = (
-        f" {human(updated_bytes)} that each run updates and keeps lie outside the arena, and are not held against it."
-    )
+    updated_words = f" {human(updated_bytes)} updated and kept by each run lie outside the arena, and do not count."
     words = f"{head}: {spare} to spare{outside}.{updated_words if updated_bytes else ''}"
     return Text(words, "yellow" if conditions or outside or updated_bytes else "green")
 
@@ -71,11 +71,10 @@ def _describe_uncounted(verdict: Verdict, plan: MemoryPlan) -> str:
     arena = f"the planned part takes {human(plan.arena_bytes)}"
     if verdict.most is not None:
         more = human(verdict.most - plan.arena_bytes)
-        return (
-            f"{arena}, and {_count_uncounted(plan)} outside at most {more} more. Tell smaller bounds, or more budget."
-        )
+        outside = f"{_count_uncounted(plan)} outside at most {more} more"
+        return f"{arena}, and {outside}. Declare smaller bounds, or raise the budget."
     names = first_names(plan.not_counted)
-    how = "Tell shapes with --assume NAME=SHAPE, or the largest extents with --max-dim."
+    how = "Declare shapes with --assume NAME=SHAPE, or the largest extents with --max-dim."
     return f"{arena}, and {_count_uncounted(plan)} outside not counted: {names}. {how}"
 
 

@@ -21,12 +21,12 @@ from tests.frontends.executorch.hostile import FILES, with_places
 
 PROGRAMS = Path(__file__).with_name("programs")
 WRONG = {
-    "two_conds": [("overwritten", "value 7 that comes out of a branch", "value 42 of aten::mul.out")],
+    "two_conds": [("overwritten", "value 7 returned by a branch", "value 42 of aten::mul.out")],
     "nested": [
-        ("overwritten", "value 19 that comes out of a branch", "value 49 of aten::mul.out"),
-        ("overwritten", "value 7 that comes out of a branch", "value 76 of aten::mul.out"),
+        ("overwritten", "value 19 returned by a branch", "value 49 of aten::mul.out"),
+        ("overwritten", "value 7 returned by a branch", "value 76 of aten::mul.out"),
     ],
-    "view_of_cond": [("overwritten", "value 28", "value 9 that comes out of a branch")],
+    "view_of_cond": [("overwritten", "value 28", "value 9 returned by a branch")],
     "view_in_map": [("unwritten", "value 14")],
 }
 """What ExecuTorch 1.5.1 plans by default, so that its runtime computes it wrongly: the rule, who is harmed, by whom."""
@@ -113,8 +113,8 @@ def test_the_command_refuses_and_accepts() -> None:
 
     status, said = run("two_conds")
     assert status == 1
-    assert "value 7 that comes out of a branch" in said
-    assert "value 42 of aten::mul.out was written over it" in " ".join(said.split())
+    assert "value 7 returned by a branch" in said
+    assert "value 42 of aten::mul.out overwrote the bytes" in " ".join(said.split())
     status, said = run("two_conds.planned")
     assert status == 0
     assert "right" in said

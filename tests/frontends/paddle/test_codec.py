@@ -153,22 +153,22 @@ def owned_twice() -> PaddleProgram:
     ("raw", "message"),
     [
         (b"", "without blocks"),
-        (b"\x0a", "a number does not end"),
-        (b"\x0a\x7f", "127 bytes, of which 0"),
+        (b"\x0a", "a number has no last byte"),
+        (b"\x0a\x7f", "127 bytes, but only 0"),
         (b"\x0a\x02\x08\x00", "field 2 of a message of 2 bytes is missing"),
         (b"\x08\x01", "field 1 is a number, not a string or message"),
         (b"\x0b", "no field begins with 11"),
-        (b"\xff" * 11, "a number does not end"),
+        (b"\xff" * 11, "a number has no last byte"),
         (
             wire.encode_messages(1, [wire.encode_integers(1, [0]) + wire.encode_integers(2, [7])]),
             "cannot lie in block 7",
         ),
         (
             wire.encode_messages(1, [wire.encode_integers(1, [3]) + wire.encode_integers(2, [-1])]),
-            "says that it is block 3",
+            "has the index 3",
         ),
-        (encode_program(nested(65)), "more than 64 blocks deep"),
-        (encode_program(owned_twice()), "not its own"),
+        (encode_program(nested(65)), "nested deeper than 64 blocks"),
+        (encode_program(owned_twice()), "belongs to another operator or block"),
     ],
 )
 def test_lying_bytes_are_refused_with_their_place(raw: bytes, message: str) -> None:

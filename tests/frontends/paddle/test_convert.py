@@ -109,7 +109,7 @@ def test_arrays_lie_outside_the_plan_and_keep_what_was_written() -> None:
     graph = model_from_program(PaddleProgram((block([write, write, read, fetched("y")], variables),))).graph
     assert [value.name for value in graph.unplannable_values] == ["array", "array.1"]
     assert graph.nodes[0].defs[0] in graph.nodes[1].uses
-    assert "as many tensors as the run writes" in str(getattr(graph.unplannable_values[0].spec, "reason", ""))
+    assert "length of a tensor array" in str(getattr(graph.unplannable_values[0].spec, "reason", ""))
 
 
 def test_an_operator_without_a_rule_leaves_its_output_outside() -> None:
@@ -126,7 +126,7 @@ def test_training_programs_and_unknown_blocks_are_refused() -> None:
         read_model(BESIDE / "mt.pb")
     variables = [tensor("x", 2), tensor("y", 2), FETCH]
     ops = [new_op("recurrent", {"X": ["x"]}, {"Out": ["y"]}, {"sub_block": PaddleAttr("BLOCK", 1)}), fetched("y")]
-    with pytest.raises(ModelError, match="what recurrent does with its block 1 is not known"):
+    with pytest.raises(ModelError, match="the effect of recurrent on its block 1 is unknown"):
         model_from_program(PaddleProgram((block(ops, variables), block([], [], 1, 0))))
 
 
@@ -152,7 +152,7 @@ def test_the_program_is_planned_and_checked_by_commands(cli: Cli, tmp_path_facto
     for words, message in (
         (("--shape", "x=3,5,8"), "declared as [2,5,8]"),
         (("--shape", "x=a"), "write NAME=D,D,.."),
-        (("--shape", "x=2,5,8", "--dim", "x.0=2"), "tell the same extent"),
+        (("--shape", "x=2,5,8", "--dim", "x.0=2"), "set the same extent"),
         (("--assume", "x=[1]"), "--shape"),
     ):
         code, _, error = cli("plan", model, *words)

@@ -280,7 +280,7 @@ ONE = TrainingOutcome("3.0.0", ((("0x1p+0",),), (("0x1p+1", "0x1p+2"),)), (10, 3
         (replace(ONE, fetched=ONE.fetched[:1]), ("2 and 1 steps",)),
         (replace(ONE, fetched=(ONE.fetched[0], (("0x1p+1", "0x1p+3"),))), ("step 1, loss: 0x1p+2 became 0x1p+3",)),
         (replace(ONE, fetched=(ONE.fetched[0], (("0x1p+1",),))), ("step 1, loss: 2 and 1 numbers",)),
-        (replace(ONE, state={}), ("w holds other bytes at the end",)),
+        (replace(ONE, state={}), ("w has other bytes at the end",)),
     ],
 )
 def test_what_differs(other: TrainingOutcome, differences: tuple[str, ...]) -> None:

@@ -62,8 +62,8 @@ def test_what_is_open_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON that can be read"),
-        ("[" * 100_000, "is not JSON that can be read"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("{}", "base_code"),
         (json.dumps({"base_code": {"magic": "other"}}), "magic"),
         (json.dumps({"base_code": {"magic": "pir"}, "program": {"regions": []}}), "one outermost block, not 0"),
@@ -145,5 +145,5 @@ def test_loops_in_loops_take_bounded_time() -> None:
     )
     ops = [go, x, inner[0], op("1.fetch", [96], [94])]
     content = {"base_code": {"magic": "pir"}, "program": {"regions": [{"blocks": [{"args": [], "ops": ops}]}]}}
-    with pytest.raises(ModelError, match="too many rounds"):
+    with pytest.raises(ModelError, match="too many passes"):
         model_from_block(decode_pir(json.dumps(content), "deep"), {"x.0": 2}, "deep")

@@ -94,9 +94,9 @@ def test_an_operator_without_a_rule_is_named_and_its_shape_can_be_told() -> None
         ({"x": (1, 5)}, {}, r"declared as \[\?,4\]"),
         ({"x": (1,)}, {}, r"declared as \[\?,4\]"),
         ({"x": (-1, 4)}, {}, "below 0"),
-        ({}, {"batch": 3}, "names no extent: say x.0"),
+        ({}, {"batch": 3}, "names no extent: write x.0"),
         ({}, {"x.7": 3}, "names no extent"),
-        ({"x": (3, 4), "y": (2, 4)}, {}, r"'y' comes out as \[3,4\]"),
+        ({"x": (3, 4), "y": (2, 4)}, {}, r"'y' is inferred as \[3,4\]"),
     ],
 )
 def test_what_is_told_must_fit(shapes: dict[str, tuple[int, ...]], dims: dict[str, int], message: str) -> None:
@@ -180,5 +180,5 @@ def test_a_loop_takes_bounded_time() -> None:
     body.append(new_op("concat", {"X": [f"y{count - 1}", "y0"]}, {"Out": [f"y{count - 1}"]}, {"axis": 0}))
     loop = new_op("while", {"Condition": ["go"]}, {"Out": []}, {"sub_block": PaddleAttr("BLOCK", 1)})
     net = PaddleProgram((PaddleBlock(0, -1, -1, variables, (*first, loop)), PaddleBlock(1, 0, -1, {}, tuple(body))))
-    with pytest.raises(ModelError, match="too many rounds"):
+    with pytest.raises(ModelError, match="too many passes"):
         infer_sizes(net)

@@ -111,7 +111,8 @@ def test_a_gradient_without_a_data_type_is_given_that_of_its_variable() -> None:
 def test_another_variable_without_a_data_type_is_an_error_that_says_what_to_do() -> None:
     program = untyped(read("cond.pb"), "relu_0.tmp_0")
     with pytest.raises(
-        ModelError, match=r"'relu_0.tmp_0' of block 0 has no data_type.*set others \(VarDesc.set_dtype\)"
+        ModelError,
+        match=r"'relu_0.tmp_0' of block 0 has no data_type.*set the type of other variables \(VarDesc.set_dtype\)",
     ):
         transpile(program)
 
@@ -170,7 +171,7 @@ def test_the_arguments_of_the_original(capsys: pytest.CaptureFixture[str]) -> No
     assert skipped != by_level
     with pytest.raises(PlanError, match="no policy 'level2'"):
         sublet.paddle.transpile(raw, level=2)
-    with pytest.raises(ModelError, match="int is no program that Paddle serialises"):
+    with pytest.raises(ModelError, match="int is not a serialisable Paddle program"):
         sublet.paddle.transpile(3)
 
 
@@ -189,7 +190,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "small.pb"
     status, said, _ = cli("transpile", BESIDE / "cond.pb", "--out", out, "--report")
     assert status == 0
-    assert "proven: what persists and what is kept comes out the same, for every way through branches" in said
+    assert "proven: persistable and kept variables have the same results, for every path through branches" in said
     assert said.count("REFUSED") == 3  # the baselines, in the table
     assert decode_program(out.read_bytes(), "small.pb") == transpile(read("cond.pb")).program
 
@@ -267,7 +268,7 @@ def test_the_command_names_a_few_of_many(cli: Cli) -> None:
     asked = [name for name in read("cond.pb").blocks[0].vars if name.startswith("linear_")][:6]
     status, said, _ = cli("transpile", BESIDE / "cond.pb", *(word for name in asked for word in ("--keep", name)))
     assert status == 0
-    assert f"there after a run: {', '.join(asked[:5])} and 2 more" in said
+    assert f"available after a run: {', '.join(asked[:5])} and 2 more" in said
 
 
 def test_bad_input_of_the_command(cli: Cli, tmp_path: Path) -> None:

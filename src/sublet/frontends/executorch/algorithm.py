@@ -121,24 +121,24 @@ class Algorithm:
         clock.run_module(graph_module)
         # ExecuTorch plans tensors of another device in a separate call, without sizes of inner modules.
         modules = clock.order if getattr(graph_module, "input_mem_buffer_sizes", None) else clock.order[:1]
-        placed = [spec for _, each in modules for spec in each.placed if spec not in clock.bound]
+        placed = [spec for _, module in modules for spec in module.placed if spec not in clock.bound]
         assignment, names = assign_places(clock, placed), tensor_names_of(clock.order)
         memories = dict(self._pack_memories(assignment, names, alignment, max(m.padding for _, m in modules)))
         result = _as_result(assignment, memories)
-        for _, each in clock.order:
-            self._planned.pop(each.module, None)
+        for _, module in clock.order:
+            self._planned.pop(module.module, None)
         self._planned[graph_module] = Planned(tuple(memories.values()))
-        for spec in (spec for _, each in modules for spec in each.placed if spec not in result.spec_dict):
+        for spec in (spec for _, module in modules for spec in module.placed if spec not in result.spec_dict):
             spec.mem_offset = None  # the earlier plan of the inner module alone gave the tensor a place
         _require_replay(graph_module, graph_signature, names, result)
         return result
 
     def _pack_memories(
-        self, found: PlaceAssignment, names: Mapping[Spec, str], alignment: int, padding: int
+        self, assignment: PlaceAssignment, names: Mapping[Spec, str], alignment: int, padding: int
     ) -> Iterator[tuple[int, Memory]]:
         """Yield (number, packing) of each memory; the packed buffers are the memory's places, in order."""
-        for number in sorted({place.memory for place in found.places}):
-            places = [place for place in found.places if place.memory == number]
+        for number in sorted({place.memory for place in assignment.places}):
+            places = [place for place in assignment.places if place.memory == number]
             buffers = tuple(_buffer_of(k, place, names, alignment) for k, place in enumerate(places))
             problem = Problem(buffers, name=f"memory {number}")
             packed = pack(problem, self._strategy, self._timeout, effort=self._effort)
@@ -150,14 +150,14 @@ def _buffer_of(number: int, place: SharedPlace, names: Mapping[Spec, str], align
     return Buffer.alive_in(f"{number} {label}", place.nbytes, place.live, alignment, label)
 
 
-def _as_result(found: PlaceAssignment, memories: Mapping[int, Memory]) -> Any:
+def _as_result(assignment: PlaceAssignment, memories: Mapping[int, Memory]) -> Any:
     """Return the plan as ExecuTorch's MemoryAlgoResult. Memory 0 is for constants."""
     planning = exir_module("memory_planning")
     sizes = [0] * (max(memories, default=1) + 1)
     result = planning.MemoryAlgoResult({}, sizes)
     for number, memory in memories.items():
         sizes[number] = memory.nbytes
-        places = [place for place in found.places if place.memory == number]
+        places = [place for place in assignment.places if place.memory == number]
         for place, offset in zip(places, memory.packed.packing.offsets, strict=True):
             for spec, distance in place.members:
                 result.spec_dict[spec] = planning.SpecAllocResult(number, ONE_OBJECT, offset + distance)
@@ -168,8 +168,8 @@ def _require_replay(module: GraphModule, signature: Any, names: Mapping[Spec, st
     """Replay the plan over the nodes. Raises PlanViolation if a node would read an overwritten tensor."""
 
     def place(spec: Spec) -> tuple[int, int] | None:
-        placed = result.spec_dict.get(spec)
-        return None if placed is None else (placed.mem_id, placed.mem_offset)
+        allocation = result.spec_dict.get(spec)
+        return None if allocation is None else (allocation.mem_id, allocation.mem_offset)
 
     findings = replay(program_of(module, names, place, signature, result.bufsizes))
     if findings:

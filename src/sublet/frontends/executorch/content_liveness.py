@@ -37,7 +37,7 @@ def content_live_ranges(program: MethodProgram) -> list[Ranges]:
             points[number].append((2 * at, 2 * at + 1))
         for number in (after & (has_content[at] | _gained_by(step))) | written:
             points[number].append((2 * at + 1, 2 * at + 2))
-    return [merge(several) for several in points]
+    return [merge(pieces) for pieces in points]
 
 
 def memory_lower_bounds(program: MethodProgram, when: list[Ranges]) -> dict[int, int]:
@@ -64,18 +64,18 @@ def occupied_points(program: MethodProgram, when: list[Ranges]) -> Iterator[tupl
             names.setdefault(source, set()).add(name)
     for number, tensor in enumerate(program.tensors):
         if tensor.place is not None:
-            known, todo = {number}, [number]
+            aliases, todo = {number}, [number]
             while todo:
-                more = names.get(todo.pop(), set()) - known
-                known |= more
+                more = names.get(todo.pop(), set()) - aliases
+                aliases |= more
                 todo += more
-            yield number, tensor.place, merge(piece for each in known for piece in when[each])
+            yield number, tensor.place, merge(piece for alias in aliases for piece in when[alias])
 
 
 def _gained_by(step: MethodStep) -> set[int]:
     """Return the tensors that gain content in a step."""
-    several = (*step.moves, *step.views)
-    return {*step.writes, *step.fills, *step.begins, *(target for _, target in several)}
+    pairs = (*step.moves, *step.views)
+    return {*step.writes, *step.fills, *step.begins, *(target for _, target in pairs)}
 
 
 def _live_before(step: MethodStep, after: set[int]) -> set[int]:
@@ -98,37 +98,37 @@ def _live_after_steps(program: MethodProgram) -> list[set[int]]:
     while changed:
         changed = False
         for at in range(len(program.steps) - 1, -1, -1):
-            after = set().union(*(before[then] for then in program.steps[at].then))
+            after = set().union(*(before[follower] for follower in program.steps[at].then))
             work = _checked_work(program, work + len(after) + 1)
-            now = _live_before(program.steps[at], after)
-            changed = changed or now != before[at]
-            live[at], before[at] = after, now
+            live_before = _live_before(program.steps[at], after)
+            changed = changed or live_before != before[at]
+            live[at], before[at] = after, live_before
     return live
 
 
 def _with_content_before_steps(program: MethodProgram) -> list[set[int]]:
     """Return, for each step, the tensors that may have content when the step begins (forward reachability)."""
-    there: list[set[int] | None] = [None] * (len(program.steps) + 1)
-    there[0] = {number for number, tensor in enumerate(program.tensors) if tensor.given}
+    contents: list[set[int] | None] = [None] * (len(program.steps) + 1)
+    contents[0] = {number for number, tensor in enumerate(program.tensors) if tensor.given}
     work, todo = 0, [0]
     while todo:
         at = todo.pop()
-        now = there[at] or set()
-        after = now | _gained_by(program.steps[at])
+        current = contents[at] or set()
+        after = current | _gained_by(program.steps[at])
         work = _checked_work(program, work + len(after) + 1)
-        for then in program.steps[at].then:
-            known = there[then]
+        for follower in program.steps[at].then:
+            known = contents[follower]
             if known is None or not after <= known:
-                there[then] = after if known is None else known | after
-                if then < len(program.steps):
-                    todo.append(then)
-    return [known or set() for known in there]
+                contents[follower] = after if known is None else known | after
+                if follower < len(program.steps):
+                    todo.append(follower)
+    return [known or set() for known in contents]
 
 
 def _checked_work(program: MethodProgram, work: int) -> int:
     """Return `work`. Raises ModelError above `MAX_VISITED_TENSORS`."""
     if work > MAX_VISITED_TENSORS:
-        raise ModelError(f"{program.name}: too many tensors are needed for too long to be judged")
+        raise ModelError(f"{program.name}: the liveness analysis visits more than {MAX_VISITED_TENSORS:,} tensors")
     return work
 
 

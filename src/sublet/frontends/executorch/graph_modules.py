@@ -168,6 +168,6 @@ def planned_module(module: GraphModule, placed: Sequence[Spec], padding: int) ->
     for spec in placed:
         if spec not in lives:
             raise PlanError(
-                f"ExecuTorch: {spec} is to be placed, but no node makes or reads it: plan it by its own pass"
+                f"ExecuTorch: {spec} has no live range: no node defines or reads it. Plan it in a separate pass"
             )
     return PlannedModule(module, nodes, tuple(placed), lives, padding)

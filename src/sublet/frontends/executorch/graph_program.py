@@ -41,7 +41,7 @@ def program_of(
             for spec in specs_of(node):
                 number = builder.mark_given(spec, is_state)
                 inputs += [] if is_state else [number]
-    builder.add_step("the caller gives the inputs", writes=inputs)
+    builder.add_step("the caller passes the inputs", writes=inputs)
     builder.add_module(module)
     return MethodProgram("the module", tuple(builder.tensors), tuple(builder.steps), dict(enumerate(memories)))
 
@@ -141,7 +141,7 @@ class _ProgramBuilder:
         )
         returned = self.add_module(inner.module)
         self.add_step(
-            f"{node.name}, what is carried", reads=_without_none(returned[: len(carried_inputs)]), writes=carried
+            f"{node.name}, carried tensors", reads=_without_none(returned[: len(carried_inputs)]), writes=carried
         )
         self.add_step(f"{node.name}, a row", reads=_without_none(returned[len(carried_inputs) :]), fills=stacked)
         self.steps[-1] = replace(self.steps[-1], then=(head, len(self.steps)))

@@ -95,7 +95,7 @@ class ExecutorchMethod:
 
     def as_steps(self) -> MethodProgram:
         """Return the method as steps: first the caller writes the inputs, last the outputs are read."""
-        steps = [MethodStep("the caller gives the inputs", writes=self._tensors_among(self.inputs))]
+        steps = [MethodStep("the caller passes the inputs", writes=self._tensors_among(self.inputs))]
         self._record_uses(0, steps[0])
         for at, instruction in enumerate(self.instructions, 1):
             steps.append(self._step_of(instruction))
@@ -122,19 +122,19 @@ class ExecutorchMethod:
 
     def _tensors_among(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """Return the tensors among the values, including tensors in lists."""
-        several = (n for number in numbers for n in (number, *self.values[number].items))
-        return tuple(dict.fromkeys(n for n in several if self.values[n].nbytes is not None))
+        members = (n for number in numbers for n in (number, *self.values[number].items))
+        return tuple(dict.fromkeys(n for n in members if self.values[n].nbytes is not None))
 
     def _step_of(self, instruction: Instruction) -> MethodStep:
         match instruction:
             case KernelCall(operator, arguments):
                 return self._kernel_step(operator, arguments)
             case DelegateCall(arguments):
-                several = self._tensors_among(arguments)
+                tensors = self._tensors_among(arguments)
                 new = next(
-                    (k for k in range(len(several)) if not any(map(self._has_content, several[k:]))), len(several)
+                    (k for k in range(len(tensors)) if not any(map(self._has_content, tensors[k:]))), len(tensors)
                 )
-                return MethodStep("a delegate", reads=several[:new], writes=several[new:])
+                return MethodStep("a delegate", reads=tensors[:new], writes=tensors[new:])
             case ValueMove(source, target) if self._tensors_among([source]) and self._tensors_among([target]):
                 return MethodStep("move", moves=((source, target),))
             case JumpIfFalse(value, _):
@@ -177,9 +177,9 @@ class ExecutorchMethod:
     def _state_values(self, steps: Sequence[MethodStep]) -> set[int]:
         """Return the values kept from run to run: initial values, and values read and then only changed in place."""
         found = {number for number, value in enumerate(self.values) if value.initial}
-        for number, several in self._written.items():
+        for number, writes in self._written.items():
             changed = all(
-                steps[at].what.partition(".")[0].endswith("_") and number in steps[at].writes for at in several
+                steps[at].what.partition(".")[0].endswith("_") and number in steps[at].writes for at in writes
             )
             if changed and number in steps[self._first_use[number]].reads and number not in self.inputs:
                 found.add(number)

@@ -63,13 +63,13 @@ class ProgramClock:
         """
         if module not in self.known:
             raise PlanError(
-                "ExecuTorch: a module that control flow runs was planned by another algorithm: give Sublet's to "
-                "MemoryPlanningAlgorithmSuite, alone"
+                "ExecuTorch: another algorithm planned a module that control flow runs: pass only Sublet's algorithm "
+                "to MemoryPlanningAlgorithmSuite"
             )
-        known = self.known[module]
-        self.order.append((name, known))
+        planned = self.known[module]
+        self.order.append((name, planned))
         begins, ends, controls = [], [], {}
-        for i, node in enumerate(known.nodes):
+        for i, node in enumerate(planned.nodes):
             begins.append(self.now)
             self.now += 1
             control = control_of(module, node)
@@ -78,7 +78,7 @@ class ProgramClock:
                 self._run_inner_modules(control, name)
                 self.now += 1
             ends.append(self.now)
-        for spec, (first, last) in known.node_ranges.items():
+        for spec, (first, last) in planned.node_ranges.items():
             begin = begins[first]
             if first in controls and controls[first].runs is ControlKind.ONE_OF and spec in controls[first].results:
                 begin = ends[first] - 1
@@ -92,16 +92,16 @@ class ProgramClock:
         returned = []
         for inner in control.inner:
             self.run_module(inner.module, f"{name}{inner.name}.")
-            known = self.known[inner.module]
-            for argument, placeholder in zip(inner.arguments, known.placeholders, strict=True):
+            planned = self.known[inner.module]
+            for argument, placeholder in zip(inner.arguments, planned.placeholders, strict=True):
                 if argument is not None and placeholder is not None:
                     self.readers.append((argument, placeholder))
                     self.bound.add(placeholder)
-            returned.append(known.returned_tensors)
+            returned.append(planned.returned_tensors)
         if control.runs is ControlKind.ONE_OF:
-            for made, *each in zip(control.results, *returned, strict=True):
-                if made is not None:
-                    self.outcomes.append(BranchResult(made, tuple(each)))
+            for result, *returned_tensors in zip(control.results, *returned, strict=True):
+                if result is not None:
+                    self.outcomes.append(BranchResult(result, tuple(returned_tensors)))
 
 
 def live_ranges_of(clock: ProgramClock, readers: Iterable[tuple[Spec, Spec]]) -> dict[Spec, Ranges]:
@@ -109,7 +109,7 @@ def live_ranges_of(clock: ProgramClock, readers: Iterable[tuple[Spec, Spec]]) ->
 
     `readers` are added to the clock's (argument, placeholder) pairs. The computation is a fixpoint.
     """
-    pieces = {spec: merge(several) for spec, several in clock.pieces.items()}
+    pieces = {spec: merge(ranges) for spec, ranges in clock.pieces.items()}
     edges = [*clock.readers, *readers]
     changed = True
     while changed:

@@ -24,7 +24,7 @@ from sublet.frontends.executorch.instructions import (
 )
 from sublet.frontends.executorch.program import ByteRange, MethodProgram
 
-ADVICE = "the file is damaged, or is no program of ExecuTorch: export it again"
+ADVICE = "the file is damaged, or not an ExecuTorch program: export the program again"
 IDENTIFIER = b"ET12"
 MAX_RANK = 64
 MAX_TENSOR_BYTES = (1 << 62) - 1
@@ -61,20 +61,21 @@ def _decode_method(table: Table, wire: Wire) -> ExecutorchMethod:
     name = printable(table.text(0)) or "a method"
     where = f"{wire.where}: {name}"
     tables = list(table.tables(2))
-    values = [_decode_value(number, each, len(tables), where) for number, each in enumerate(tables)]
+    values = [_decode_value(number, entry, len(tables), where) for number, entry in enumerate(tables)]
     chains = list(table.tables(5))
     if len(chains) != 1:
         raise ModelError(f"{where} has {len(chains)} chains of instructions; Sublet reads programs with one")
-    operators = [".".join(filter(None, (each.text(0), each.text(1)))) for each in table.tables(6)]
+    operators = [".".join(filter(None, (entry.text(0), entry.text(1)))) for entry in table.tables(6)]
     instruction_tables = list(chains[0].tables(2))
     instructions = [
-        _decode_instruction(each, len(values), len(instruction_tables), operators, where) for each in instruction_tables
+        _decode_instruction(entry, len(values), len(instruction_tables), operators, where)
+        for entry in instruction_tables
     ]
     inputs = _checked_positions(table.integers(3, "i"), len(values), where)
     outputs = _checked_positions(table.integers(4, "i"), len(values), where)
     memories = dict(enumerate(table.integers(8, "q")))
     if any(size < 0 for size in memories.values()):
-        raise _damage_error(where, "a memory has fewer than no bytes")
+        raise _damage_error(where, "a memory has a negative size")
     return ExecutorchMethod(
         name, _with_descriptive_names(values, instructions, inputs), instructions, inputs, outputs, memories
     )
@@ -113,7 +114,7 @@ def _decode_instruction(
 ) -> Instruction:
     content = table.table(1)
     if content is None:
-        raise _damage_error(where, "an instruction says nothing")
+        raise _damage_error(where, "an instruction is empty")
 
     def value(field: int) -> int:
         return _checked_positions([content.integer(field, "i")], values, where)[0]
@@ -138,7 +139,7 @@ def _decode_instruction(
     }
     kind = table.integer(0, "B")
     if kind not in kinds:
-        raise _damage_error(where, f"there is no instruction of kind {kind}")
+        raise _damage_error(where, f"unknown instruction kind {kind}")
     return kinds[kind]()
 
 
@@ -153,7 +154,7 @@ def _with_descriptive_names(
             for number in (last, *values[last].items):
                 origins.setdefault(number, f"of {printable(instruction.operator)}")
         elif isinstance(instruction, ValueMove):
-            origins.setdefault(instruction.target, "that comes out of a branch")
+            origins.setdefault(instruction.target, "returned by a branch")
     origins.update({number: f"(input {k})" for k, number in enumerate(inputs)})
     named = []
     for number, value in enumerate(values):
@@ -167,7 +168,7 @@ def _checked_positions(numbers: Sequence[int], count: int, where: str) -> tuple[
     """Return the numbers. Raises ModelError for a number outside 0 to `count` - 1."""
     for number in numbers:
         if not 0 <= number < count:
-            raise _damage_error(where, f"{number} is no position among {count}")
+            raise _damage_error(where, f"index {number} is outside 0 to {count - 1}")
     return tuple(numbers)
 
 

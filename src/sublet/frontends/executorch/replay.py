@@ -54,7 +54,7 @@ def _place_findings(program: MethodProgram, tensor: MethodTensor) -> Iterator[Fi
     if place.end > size and place.begin < place.end:
         yield Finding("outside", tensor.name, f"{place}, which has {size}", "enlarge the memory", (tensor.name,))
     if place.begin % tensor.alignment:
-        what = f"{place}: no multiple of {tensor.alignment}"
+        what = f"{place}: not a multiple of {tensor.alignment}"
         yield Finding("misaligned", tensor.name, what, "round the offset up", (tensor.name,))
 
 
@@ -147,11 +147,11 @@ class _ProgramReplay:
             return
         name, when = self._program.tensors[number].name, self._step_text(at)
         if broken == UNWRITTEN:
-            what = f"read {when}, before anything is written there"
-            self._add_finding("unwritten", number, -1, state[number].where, what, "write it first", name)
+            what = f"read {when}, before the first write to these bytes"
+            self._add_finding("unwritten", number, -1, state[number].where, what, "write the tensor first", name)
             return
         writer, by = self._program.tensors[broken[1]].name, self._step_text(broken[0])
-        what = f"read {when}, but {writer} was written over it {by}"
+        what = f"read {when}, but {writer} overwrote the bytes {by}"
         if (broken[1], number) in self._program.steps[broken[0]].views:
             what = (
                 f"read {when} as a view of {writer}, which does not lie in {self._program.tensors[number].place} {by}"
@@ -170,7 +170,7 @@ class _ProgramReplay:
                     continue
                 if any(_overlaps(state[other].where, place) for place in state[written].where):
                     name, writer = tensors[other].name, tensors[written].name
-                    what = f"{self._step_text(at)} it is used while {writer} is written over it"
+                    what = f"{self._step_text(at)} the tensor is used while {writer} overwrites the bytes"
                     self._add_finding(
                         "written-while-read",
                         other,
@@ -194,16 +194,16 @@ class _ProgramReplay:
         steps = self._program.steps
         return f"at step {at} ({steps[at].what})" if at < len(steps) else "at the end"
 
-    def _count_work(self, several: int) -> None:
+    def _count_work(self, visits: int) -> None:
         """Add to the work counter. Raises ModelError above `MAX_VISITED_TENSORS`."""
-        self._work += several
+        self._work += visits
         if self._work > MAX_VISITED_TENSORS:
-            raise ModelError(f"{self._program.name}: too many tensors share too many bytes to be judged")
+            raise ModelError(f"{self._program.name}: the replay visits more than {MAX_VISITED_TENSORS:,} tensors")
 
 
 def _overlaps(where: frozenset[ByteRange], place: ByteRange) -> bool:
     """True if any byte range in `where` overlaps `place`."""
-    return any(each.memory == place.memory and each.begin < place.end and place.begin < each.end for each in where)
+    return any(held.memory == place.memory and held.begin < place.end and place.begin < held.end for held in where)
 
 
 class _OverlapIndex:

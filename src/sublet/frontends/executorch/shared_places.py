@@ -49,17 +49,17 @@ class PlaceAssignment:
 
 def assign_places(clock: ProgramClock, placed: Sequence[Spec]) -> PlaceAssignment:
     """Assign the tensors to places. Raises PlanError for an invalid storage base."""
-    wanted = set(placed)
-    inside = {spec: _storage_root_of(spec, wanted) for spec in placed if spec.storage_base is not None}
+    specs_to_place = set(placed)
+    inside = {spec: _storage_root_of(spec, specs_to_place) for spec in placed if spec.storage_base is not None}
     based = [(root, spec) for spec, (root, _) in inside.items()]
-    separate = {o.result for o in clock.outcomes if not _can_share_place(o, clock, wanted, inside)}
+    separate = {o.result for o in clock.outcomes if not _can_share_place(o, clock, specs_to_place, inside)}
     while True:
         names = [
-            (given, o.result)
+            (returned, o.result)
             for o in clock.outcomes
             if o.result in separate
-            for given in o.returned_tensors
-            if given is not None
+            for returned in o.returned_tensors
+            if returned is not None
         ]
         pieces = live_ranges_of(clock, [*based, *names])
         groups = _result_groups([o for o in clock.outcomes if o.result not in separate])
@@ -69,7 +69,7 @@ def assign_places(clock: ProgramClock, placed: Sequence[Spec]) -> PlaceAssignmen
         if not clashing:
             break
         separate |= clashing
-    unplaced = frozenset(separate & wanted)
+    unplaced = frozenset(separate & specs_to_place)
     members: dict[Spec, list[tuple[Spec, int]]] = {}
     for spec in placed:
         if spec not in unplaced:
@@ -87,12 +87,12 @@ def _places_of(
     members: Mapping[Spec, list[tuple[Spec, int]]], groups: Mapping[Spec, list[Spec]], pieces: Mapping[Spec, Ranges]
 ) -> Iterator[SharedPlace]:
     """Yield the places, with the union of the members' live ranges."""
-    for first, several in members.items():
+    for first, place_members in members.items():
         live = merge(piece for spec in groups.get(first, [first]) for piece in pieces[spec])
-        yield SharedPlace(memory_of(several[0][0]), tuple(several), live)
+        yield SharedPlace(memory_of(place_members[0][0]), tuple(place_members), live)
 
 
-def _storage_root_of(spec: Spec, wanted: set[Spec]) -> tuple[Spec, int]:
+def _storage_root_of(spec: Spec, specs_to_place: set[Spec]) -> tuple[Spec, int]:
     """Return the outermost storage base of a tensor, and the tensor's offset in the base in bytes.
 
     Raises PlanError for a cyclic, unaligned, too small or unplaced storage base.
@@ -100,31 +100,33 @@ def _storage_root_of(spec: Spec, wanted: set[Spec]) -> tuple[Spec, int]:
     root, distance, seen = spec, 0, set()
     while root.storage_base is not None:
         if root in seen:
-            raise PlanError(f"ExecuTorch: {spec} is its own storage base, through others")
+            raise PlanError(f"ExecuTorch: the storage bases of {spec} form a cycle")
         seen.add(root)
         base, step = root.storage_base, root.storage_base_offset
         if not 0 <= step <= base.allocated_memory - root.allocated_memory:
-            raise PlanError(f"ExecuTorch: {root} does not lie inside of its storage base {base}, {step} bytes above it")
+            raise PlanError(f"ExecuTorch: {root} at byte {step} lies outside its storage base {base}")
         if step % root.alignment:
-            raise PlanError(f"ExecuTorch: {root} lies {step} bytes above its storage base, unaligned")
+            raise PlanError(
+                f"ExecuTorch: {root} lies at byte {step} of its storage base, not a multiple of {root.alignment}"
+            )
         root, distance = base, distance + step
-    if root not in wanted:
-        raise PlanError(f"ExecuTorch: {spec} lies in a storage base {root} that gets no place: place graph inputs too")
+    if root not in specs_to_place:
+        raise PlanError(f"ExecuTorch: the storage base {root} of {spec} has no place: plan graph inputs too")
     return root, distance
 
 
 def _can_share_place(
-    outcome: BranchResult, clock: ProgramClock, wanted: set[Spec], inside: Mapping[Spec, object]
+    outcome: BranchResult, clock: ProgramClock, specs_to_place: set[Spec], inside: Mapping[Spec, object]
 ) -> bool:
     """True if a result and all tensors returned for the result can share a place, regardless of live ranges."""
-    several = [outcome.result, *outcome.returned_tensors]
+    tensors = [outcome.result, *outcome.returned_tensors]
     return all(
         spec is not None
-        and (spec in wanted or spec is outcome.result)
+        and (spec in specs_to_place or spec is outcome.result)
         and spec not in clock.bound
         and spec not in inside
         and memory_of(spec) == memory_of(outcome.result)
-        for spec in several
+        for spec in tensors
     )
 
 

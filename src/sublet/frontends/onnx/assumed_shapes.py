@@ -58,9 +58,9 @@ class AssumedShapes:
         known = type or TensorType(0)
         dtype = dtype or DTYPES.get(known.elem)
         if dtype is None:
-            raise _refusal(name, f"has elements of a type that is not known: write {name}=f32[...] or the like")
+            raise _refusal(name, f"has an unknown element type: write {name}=f32[...], for instance")
         if known.elem not in (0, ELEMENT_NUMBERS[dtype]) or not _may_have_shape(known.dims, shape):
-            raise _refusal(name, f"is {known}, so it cannot be {self.given_types[name]}")
+            raise _refusal(name, f"is {known}, which contradicts {self.given_types[name]}")
         if known.dims is None or None in known.dims:
             self.closed_types[name] = str(_assumed_spec(name, dtype, shape))
         return TensorType(ELEMENT_NUMBERS[dtype], shape)
@@ -73,8 +73,8 @@ class AssumedShapes:
         for name in self.given_types:
             if name not in self.matched_names:
                 unknown = [repr(printable(value.name)) for value in values if not value.plannable]
-                made = any(value.name == name for value in values)
-                what = "is made by a loop or branch, or is a constant" if made else "is not in this model"
+                defined = any(value.name == name for value in values)
+                what = "is an output of a loop or branch, or a constant" if defined else "is not in this model"
                 raise _refusal(
                     name, f"{what}; values of unknown shape are: {', '.join(unknown[:MAX_SHOWN_VALUES]) or 'none'}"
                 )

@@ -34,11 +34,11 @@ def convert_if(frame: GraphConversion, node: onnx.NodeProto, name: str, convert:
     """
     condition = frame.lookup(node.input[0]) if len(node.input) == 1 else None
     if condition is None:
-        raise node_error(frame, node, "needs exactly one input, its condition")
+        raise node_error(frame, node, "needs exactly one input, the condition")
     index = as_scalar(frame, condition, BOOL_SCALAR, f"{name}.condition")
     branches = [graph_attribute(frame, node, f"{arm}_branch") for arm in ("else", "then")]
     if any(len(branch.output) < len(node.output) for branch in branches):
-        raise node_error(frame, node, f"has {len(node.output)} outputs, more than one of its branches")
+        raise node_error(frame, node, f"has {len(node.output)} outputs; one of its branches has fewer")
     if index.weight is not None:
         _inline_branch(frame, node, branches[bool(index.weight.array())], convert)
         return
@@ -70,9 +70,9 @@ def _inline_branch(
             frame.scope[output] = known
 
 
-def _define_output(frame: GraphConversion, name: str, output: str, both: tuple[KnownValue, ...]) -> Value:
+def _define_output(frame: GraphConversion, name: str, output: str, arms: tuple[KnownValue, ...]) -> Value:
     """Define one output of the branch, with the type common to all arms able to run."""
-    possible = [known for known in both if not known.unplannable_reason.startswith(SHAPE_CONFLICT)] or both
-    differ = f"the branches of If {name!r} give {both[0].type} and {both[1].type}"
+    possible = [known for known in arms if not known.unplannable_reason.startswith(SHAPE_CONFLICT)] or arms
+    differ = f"the branches of If {name!r} return {arms[0].type} and {arms[1].type}"
     reason = next((known.unplannable_reason for known in possible if known.unplannable_reason), differ)
     return frame.define(output, merge_types([known.type for known in possible]), reason)

@@ -253,7 +253,7 @@ def _fold_data_movement(
         except Exception as error:  # the reference implementation of an operator may raise anything
             raise ModelError(f"{where}: cannot be computed: {error}") from None
         if _spec_of_array(array, types[0]) != spec:
-            raise ModelError(f"{where}: turned out to be {array.dtype}{list(array.shape)}, not {spec}")
+            raise ModelError(f"{where}: computed {array.dtype}{list(array.shape)}; expected {spec}")
         return array
 
     return {node.output[0]: Weight(spec, load)}

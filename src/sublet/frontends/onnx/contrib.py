@@ -74,7 +74,7 @@ StandardTypeRule = Callable[["onnx.NodeProto", "Sequence[KnownValue | None]"], l
 
 
 def contrib_types(
-    node: onnx.NodeProto, inputs: Sequence[KnownValue | None], sight: NodeShapes, rule: StandardTypeRule
+    node: onnx.NodeProto, inputs: Sequence[KnownValue | None], shapes: NodeShapes, rule: StandardTypeRule
 ) -> list[Type]:
     """Return the types of the outputs, None for an unknown type; `rule` infers types of standard operators."""
     unknown: list[Type] = [None] * len(node.output)
@@ -87,7 +87,7 @@ def contrib_types(
         return [first, *unknown[1:]]
     if node.domain == CONTRIB and node.op_type in CONTRIB_TYPES:
         elems = [known.type.elem if known and isinstance(known.type, TensorType) else 0 for known in inputs]
-        inferred = CONTRIB_TYPES[node.op_type](sight, elems)
+        inferred = CONTRIB_TYPES[node.op_type](shapes, elems)
         return [*inferred, *unknown][: len(unknown)]
     if node.op_type == "ReorderOutput":
         return [_reorder_output_type(node, first)]
@@ -101,7 +101,7 @@ def contrib_types(
     last = node.op_type in CHANNELS_LAST or bool(_int_attribute(node, "channels_last"))
     channels_second = _as_channels_second(first) if last else first
     if node.op_type in POOLS:
-        dims = pool_extents(replace(sight, inputs=[channels_second.dims]))
+        dims = pool_extents(replace(shapes, inputs=[channels_second.dims]))
         small = dims is not None and any(extent is not None and extent < 0 for extent in dims)
         result: Type = TensorType(first.elem, None if small else dims)
     else:

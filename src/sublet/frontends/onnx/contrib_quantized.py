@@ -37,69 +37,69 @@ def _broadcast_extent_of(extents: Sequence[int | None]) -> int | None:
     return fixed[0] if fixed else None if None in extents else 1
 
 
-def _transposed_shape(seen: NodeShapes, position: int, letter: str) -> Extents | None:
+def _transposed_shape(node: NodeShapes, position: int, letter: str) -> Extents | None:
     """Return the shape of a FusedMatMul operand after transposition, None if the rank is unknown.
 
     `transBatch` moves the first axis behind the batch axes; `trans` then swaps the last two axes.
     """
-    shape = seen.shape(position)
+    shape = node.shape(position)
     if shape is None or len(shape) < 2:
         return shape
-    if seen.integer_attribute(f"transBatch{letter}") and len(shape) > 2:
+    if node.integer_attribute(f"transBatch{letter}") and len(shape) > 2:
         shape = (*shape[1:-1], shape[0], shape[-1])
-    return (*shape[:-2], shape[-1], shape[-2]) if seen.integer_attribute(f"trans{letter}") else shape
+    return (*shape[:-2], shape[-1], shape[-2]) if node.integer_attribute(f"trans{letter}") else shape
 
 
-def fused_matmul_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def fused_matmul_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of FusedMatMul: the product of the operands after transposition."""
     return [
-        tensor_type_of(elems[0], matrix_product_shape(_transposed_shape(seen, 0, "A"), _transposed_shape(seen, 1, "B")))
+        tensor_type_of(elems[0], matrix_product_shape(_transposed_shape(node, 0, "A"), _transposed_shape(node, 1, "B")))
     ]
 
 
-def dynamic_quantize_matmul_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def dynamic_quantize_matmul_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of DynamicQuantizeMatMul: the product, with the element type of the first operand."""
-    return [tensor_type_of(elems[0], matrix_product_shape(seen.shape(0), seen.shape(1)))]
+    return [tensor_type_of(elems[0], matrix_product_shape(node.shape(0), node.shape(1)))]
 
 
-def matmul_integer_to_float_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def matmul_integer_to_float_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of MatMulIntegerToFloat: the product, with the element type of the scales."""
-    return [tensor_type_of(elems[2] if len(elems) > 2 else 0, matrix_product_shape(seen.shape(0), seen.shape(1)))]
+    return [tensor_type_of(elems[2] if len(elems) > 2 else 0, matrix_product_shape(node.shape(0), node.shape(1)))]
 
 
-def matmul_nbits_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def matmul_nbits_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of MatMulNBits: [..., K] becomes [..., N]."""
-    data, columns = seen.shape(0), seen.integer_attribute("N")
+    data, columns = node.shape(0), node.integer_attribute("N")
     return [tensor_type_of(elems[0], (*data[:-1], columns) if data and columns else None)]
 
 
-def quantized_gemm_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def quantized_gemm_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QGemm: quantized like the first operand if the output has a scale, else floating point."""
-    a, b = seen.shape(0), seen.shape(3)
+    a, b = node.shape(0), node.shape(3)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
         return []
-    rows, columns = a[1 if seen.integer_attribute("transA") else 0], b[0 if seen.integer_attribute("transB") else 1]
-    return [tensor_type_of(elems[0] if seen.is_present(7) else elems[1], (rows, columns))]
+    rows, columns = a[1 if node.integer_attribute("transA") else 0], b[0 if node.integer_attribute("transB") else 1]
+    return [tensor_type_of(elems[0] if node.is_present(7) else elems[1], (rows, columns))]
 
 
-def quantized_elementwise_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def quantized_elementwise_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QLinearAdd and QLinearMul: both operands, broadcast."""
-    return [tensor_type_of(elems[0], broadcast_shape([seen.shape(0), seen.shape(3)]))]
+    return [tensor_type_of(elems[0], broadcast_shape([node.shape(0), node.shape(3)]))]
 
 
-def quantized_where_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def quantized_where_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QLinearWhere: the condition and both operands, broadcast."""
-    shapes = [seen.shape(0), seen.shape(1), seen.shape(4)]
+    shapes = [node.shape(0), node.shape(1), node.shape(4)]
     return [tensor_type_of(elems[1] if len(elems) > 1 else 0, broadcast_shape(shapes))]
 
 
-def quantized_concat_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def quantized_concat_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QLinearConcat: a scale and a zero point, then three inputs for each operand."""
-    shapes = [seen.shape(position) for position in range(2, len(seen.inputs), 3)]
+    shapes = [node.shape(position) for position in range(2, len(node.inputs), 3)]
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
         return []
-    axis = seen.integer_attribute("axis") % max(len(known[0]), 1)
+    axis = node.integer_attribute("axis") % max(len(known[0]), 1)
     along: int | None = 0
     for shape in known:
         along = sum_of_extents(along, shape[axis])
@@ -107,23 +107,23 @@ def quantized_concat_type(seen: NodeShapes, elems: Elements) -> list[Type]:
     return [tensor_type_of(elems[1], dims)]
 
 
-def quantize_linear_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def quantize_linear_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QuantizeLinear, with the element type of the zero point; u8 without a zero point."""
-    return [tensor_type_of(elems[2] if len(elems) > 2 and elems[2] else 0 if seen.is_present(2) else U8, seen.shape(0))]
+    return [tensor_type_of(elems[2] if len(elems) > 2 and elems[2] else 0 if node.is_present(2) else U8, node.shape(0))]
 
 
-def dequantize_linear_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def dequantize_linear_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of DequantizeLinear, with the element type of the scale."""
-    return [tensor_type_of(elems[1] if len(elems) > 1 else 0, seen.shape(0))]
+    return [tensor_type_of(elems[1] if len(elems) > 1 else 0, node.shape(0))]
 
 
-def global_average_pool_type(seen: NodeShapes, elems: Elements) -> list[Type]:
+def global_average_pool_type(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the type of QLinearGlobalAveragePool: every spatial extent is 1."""
-    data = seen.shape(0)
+    data = node.shape(0)
     if data is None or len(data) < 3:
         return []
     ones = (1,) * (len(data) - 2)
-    dims = (data[0], *ones, data[-1]) if seen.integer_attribute("channels_last") else (data[0], data[1], *ones)
+    dims = (data[0], *ones, data[-1]) if node.integer_attribute("channels_last") else (data[0], data[1], *ones)
     return [tensor_type_of(elems[0], dims)]
 
 

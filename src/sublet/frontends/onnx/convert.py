@@ -113,7 +113,7 @@ def _add_node(
     node: onnx.NodeProto,
     name: str,
     inputs: Sequence[KnownValue | None],
-    found: tuple[list[Type], str],
+    types_and_reason: tuple[list[Type], str],
 ) -> None:
     """Append the node with converted attributes, captured values and typed outputs."""
     domain = domain_of(node.domain)
@@ -124,7 +124,7 @@ def _add_node(
     for text, names in _captured_names(node):
         attrs[f"{text}.captures"] = names
         values.extend(frame.scope[inner].value for inner in names)
-    types, reason = found
+    types, reason = types_and_reason
     outputs = tuple(
         frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
     )

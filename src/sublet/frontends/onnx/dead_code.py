@@ -86,8 +86,8 @@ def _live_outputs(node: Node, needed: set[Value]) -> tuple[Value | None, ...]:
     MaxPool with indices computes another result from NaN than MaxPool without indices.
     """
     domain, _, op_type = node.op.removeprefix("onnx.").rpartition(".")
-    given = [value is not None for value in node.inputs]
-    optional = optional_outputs(node.op) - always_written_outputs(domain, op_type, given, len(node.outputs))
+    present = [value is not None for value in node.inputs]
+    optional = optional_outputs(node.op) - always_written_outputs(domain, op_type, present, len(node.outputs))
     return tuple(None if i in optional and v not in needed else v for i, v in enumerate(node.outputs))
 
 

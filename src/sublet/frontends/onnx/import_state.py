@@ -130,7 +130,7 @@ class ImportState:
         """Count `nodes` converted nodes. Raises ModelError when the budget is exceeded."""
         self.budget -= nodes
         if self.budget < 0:
-            raise ModelError(f"{self.where}: its nested loops need too many attempts to find their shapes")
+            raise ModelError(f"{self.where}: shape inference of the nested loops needs too many attempts")
 
     def known_value(self, name: str, type: Type, reason: str) -> KnownValue:
         """Return a value under a name already reserved in `values`. Raises ModelError for an impossible shape."""

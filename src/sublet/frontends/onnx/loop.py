@@ -92,7 +92,7 @@ def convert_loop(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
         what = f"has {len(node.input)} inputs; its body has {len(graph.input)} inputs and {len(graph.output)} outputs"
         raise node_error(frame, node, what)
     if len(node.output) > carried + rows:
-        raise node_error(frame, node, f"has {len(node.output)} outputs; its body gives {carried + rows}")
+        raise node_error(frame, node, f"has {len(node.output)} outputs; its body returns {carried + rows}")
     limit = frame.lookup(node.input[0])
     limit = limit and as_scalar(frame, limit, COUNT_SCALAR, f"{name}.trip")
     start = frame.lookup(node.input[1]) or true_constant(frame.program, f"{name}.start")

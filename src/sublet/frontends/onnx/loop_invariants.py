@@ -40,7 +40,7 @@ class CarryGuess:
         """Return the value read by the body: the constant, or a new body parameter."""
         if self.constant:
             return self.init
-        changes = f"its shape may change from round to round of {loop!r}"
+        changes = f"the shape may change between iterations of {loop!r}"
         return program.fresh(base, self.type, self.init.unplannable_reason or changes)
 
     def weaken_for(self, update: KnownValue) -> CarryGuess:
@@ -141,7 +141,7 @@ def add_while(frame: GraphConversion, loop: SettledLoop, finals: Sequence[str], 
         frame.define(finals[i], loop.carries[i].type, current.parameters[i].unplannable_reason) if finals[i] else None
         for i in moving
     ]
-    unknown = f"the number of rounds of {loop.name!r} depends on data"
+    unknown = f"the trip count of {loop.name!r} depends on data"
     for name, row, axis in zip(stacked, current.rows, rows.axes, strict=True):
         outputs.append(
             frame.define(name, rows.stacked_type(row.type, axis), row.unplannable_reason or unknown) if name else None

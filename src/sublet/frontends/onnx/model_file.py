@@ -27,7 +27,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise ModelError(f"{path}: {size} bytes; a protobuf file ends at 2 GiB: store weights as external data")
+            raise ModelError(f"{path}: {size} bytes; a protobuf file has at most 2 GiB: store weights as external data")
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None

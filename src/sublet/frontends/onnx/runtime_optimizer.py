@@ -140,11 +140,11 @@ def _model_of_entry(folder: Path, plain: Model, dims: Mapping[str, int], level: 
     """Return the model of a cache entry, or `plain` with a remark."""
     refusal = folder / REFUSAL
     if refusal.exists():
-        return _with_remark(plain, f"ONNX Runtime does not take the model: {refusal.read_text(encoding='utf-8')}")
+        return _with_remark(plain, f"ONNX Runtime rejects the model: {refusal.read_text(encoding='utf-8')}")
     try:
         return _load_rewritten(folder, dims, level)
     except ModelError as error:
-        return _with_remark(plain, f"what ONNX Runtime made of the model contradicts itself: {error}")
+        return _with_remark(plain, f"the model rewritten by ONNX Runtime is invalid: {error}")
 
 
 def _with_remark(plain: Model, reason: str) -> Model:

@@ -99,10 +99,10 @@ def convert_scan(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
 
 def _int_list(frame: GraphConversion, node: onnx.NodeProto, name: str, count: int) -> list[int]:
     """Return a list attribute of `count` numbers, all 0 if absent."""
-    found = next((list(a.ints) for a in node.attribute if a.name == name), [0] * count)
-    if len(found) != count:
-        raise node_error(frame, node, f"has {len(found)} {name} instead of {count}")
-    return found
+    numbers = next((list(a.ints) for a in node.attribute if a.name == name), [0] * count)
+    if len(numbers) != count:
+        raise node_error(frame, node, f"has {len(numbers)} {name} instead of {count}")
+    return numbers
 
 
 def _front_axes(

@@ -60,34 +60,36 @@ def node_shapes_of(
     )
 
 
-def shape_conflict_of(node: onnx.NodeProto, sight: NodeShapes) -> str:
+def shape_conflict_of(node: onnx.NodeProto, shapes: NodeShapes) -> str:
     """Return the message of the shape conflict found by the operator's shape rule; "" without a conflict or rule."""
     rule = None
     if node.domain == CONTRIB:
         rule = CONTRIB_RULES.get(node.op_type)
-    elif node.domain in ("", "ai.onnx") and sight.version >= OLDEST_OPSET:
+    elif node.domain in ("", "ai.onnx") and shapes.version >= OLDEST_OPSET:
         rule = RULES.get(node.op_type)
     try:
         if rule is not None:
-            rule(sight)
+            rule(shapes)
     except ShapeConflict as found:
         return str(found)
     return ""
 
 
 def report_shape_conflict(
-    program: ImportState, node: onnx.NodeProto, inputs: Sequence[KnownValue | None], sight: NodeShapes, what: str
+    program: ImportState, node: onnx.NodeProto, inputs: Sequence[KnownValue | None], shapes: NodeShapes, what: str
 ) -> str:
     """Record a shape conflict as a warning if the node may never run, and return the message.
 
     Raises ModelError if the node certainly runs.
     """
-    operands = ", ".join(_operand_text(name, known, sight, i) for i, (name, known) in _present_operands(node, inputs))
+    operands = ", ".join(_operand_text(name, known, shapes, i) for i, (name, known) in _present_operands(node, inputs))
     fixed_note = _fixed_operands_note(program, node, inputs)
     whole = f"node {node_title(node)}: {what}; it reads {operands or 'nothing'}{fixed_note}"
     if not program.conditional:
         raise ModelError(f"{program.where}: {whole}")
-    program.warn("contradiction", node_title(node), f"{what}; it can only fail if it is ever run (it reads {operands})")
+    program.warn(
+        "contradiction", node_title(node), f"{what}; the node fails only if a run reaches it (it reads {operands})"
+    )
     return whole
 
 
@@ -145,10 +147,10 @@ def _present_operands(
     return [(i, (name, known)) for i, (name, known) in pairs if known is not None]
 
 
-def _operand_text(name: str, known: KnownValue, sight: NodeShapes, position: int) -> str:
+def _operand_text(name: str, known: KnownValue, shapes: NodeShapes, position: int) -> str:
     """Return the operand as text: the elements of a short constant vector, else the type."""
-    numbers = sight.constant_inputs.get(position)
-    if numbers is not None and len(numbers) <= MAX_SHOWN_ELEMENTS and len(sight.inputs[position] or ()) < 2:
+    numbers = shapes.constant_inputs.get(position)
+    if numbers is not None and len(numbers) <= MAX_SHOWN_ELEMENTS and len(shapes.inputs[position] or ()) < 2:
         return f"{name!r} = {list(numbers)}"
     return f"{name!r} {known.type or format_dims(None)}"
 

@@ -56,10 +56,10 @@ def bind_inputs(
     unknown = [name for name in dims if name not in known]
     if unknown:
         names = ", ".join(known) or "none; all are fixed"
-        raise ModelError(f"{where}: no dimension is called {', '.join(unknown)}; open dimensions: {names}")
+        raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}")
     if missing:
         lines = "".join(f"\n  {what}: --dim {name}=1" for name, what in missing.items())
-        raise ModelError(f"{where}: {len(missing)} dimension(s) are open; give each an extent:{lines}")
+        raise ModelError(f"{where}: {len(missing)} dimension(s) are open; declare an extent for each:{lines}")
     return types
 
 
@@ -78,7 +78,9 @@ def _bind_input(
     if type.dims is None:
         return TensorType(type.elem, None if shape is None else tuple(shape))
     if shape is not None and len(shape) != len(type.dims):
-        raise ModelError(f"{where}: input {value.name} has {len(type.dims)} dimensions, not the {len(shape)} given")
+        raise ModelError(
+            f"{where}: input {value.name} has {len(type.dims)} dimensions; the shape passed has {len(shape)}"
+        )
     extents: list[int | None] = []
     for axis, dim in enumerate(value.type.tensor_type.shape.dim):
         if dim.dim_value > 0 or (dim.HasField("dim_value") and dim.dim_value == 0):
@@ -100,5 +102,5 @@ def _dimension_name(dim: Any, place: str) -> str:
     Raises ModelError for any other negative extent.
     """
     if dim.HasField("dim_value") and dim.dim_value != -1:
-        raise ModelError(f"{place}: the file says extent {dim.dim_value}")
+        raise ModelError(f"{place}: the file declares extent {dim.dim_value}")
     return "" if dim.dim_param in UNNAMED else str(dim.dim_param)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SHAPE_CONFLICT = "shape inference failed"
 """The prefix of the reason for a shape conflict: no run with the bound dimensions reaches the node."""
 
-SHAPE_DISPUTED = "ONNX and ONNX Runtime disagree about its shape"
+SHAPE_DISPUTED = "ONNX and ONNX Runtime disagree about the shape"
 TOO_STRICTLY_INFERRED = frozenset({"Range"})
 """Operators with a too strict rule in the onnx package: implementations accept one-element vectors as scalars."""
 
@@ -76,13 +76,13 @@ def infer_types(
     if schema is None:
         _refuse_unknown(program, node, domain, version)
         newest = int(require("onnx.defs", extra="onnx").onnx_opset_version())
-        sight = node_shapes_of(node, inputs, [None] * len(node.output), version)
-        if error := shape_conflict_of(node, sight):
+        node_shapes = node_shapes_of(node, inputs, [None] * len(node.output), version)
+        if error := shape_conflict_of(node, node_shapes):
             return [None] * len(
                 node.output
-            ), f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, sight, error)}"
+            ), f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
         types = contrib_types(
-            node, inputs, sight, lambda like, given: _infer_by_schema(program, like, given, newest)[0]
+            node, inputs, node_shapes, lambda like, given: _infer_by_schema(program, like, given, newest)[0]
         )
         for i, name in enumerate(node.output):
             if types[i] is None and (claim := declared.get(name)) is not None:
@@ -95,21 +95,21 @@ def infer_types(
         types, error = _infer_by_schema(program, node, inputs, version)
     if not error and is_corrected(node.op_type, domain):
         types = _with_kernel_shapes(node, node_shapes_of(node, inputs, types, version), types)
-    sight = node_shapes_of(node, inputs, types, version)
+    node_shapes = node_shapes_of(node, inputs, types, version)
     tensors = all(known is None or isinstance(known.type, TensorType) for known in inputs)
     if error and (node.op_type in TOO_STRICTLY_INFERRED or not tensors):
         return types, error
-    if error := shape_conflict_of(node, sight) or error or _negative_extent_message(types):
+    if error := shape_conflict_of(node, node_shapes) or error or _negative_extent_message(types):
         unknown_types: list[Type] = [None] * len(node.output)
-        return unknown_types, f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, sight, error)}"
-    if has_disputed_shape(node.op_type, sight):
+        return unknown_types, f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
+    if has_disputed_shape(node.op_type, node_shapes):
         return [_with_open_extents(type) for type in types], f"{SHAPE_DISPUTED} (node {node_title(node)})"
     return types, unknown.unplannable_reason if unknown is not None else _open_shape_reason(node, inputs)
 
 
-def _with_kernel_shapes(node: onnx.NodeProto, sight: NodeShapes, types: Sequence[Type]) -> list[Type]:
+def _with_kernel_shapes(node: onnx.NodeProto, node_shapes: NodeShapes, types: Sequence[Type]) -> list[Type]:
     """Return the types with the shapes computed by ONNX Runtime's kernel."""
-    shapes = corrected_shapes(node.op_type, sight, sight.outputs)
+    shapes = corrected_shapes(node.op_type, node_shapes, node_shapes.outputs)
     pairs = zip(types, shapes, strict=True)
     return [TensorType(type.elem, shape) if isinstance(type, TensorType) else type for type, shape in pairs]
 
@@ -119,11 +119,11 @@ def _refuse_unknown(program: ImportState, node: onnx.NodeProto, domain: str, ver
     if domain not in ONNX_DOMAINS or node.op_type in ALLOWED_BEFORE_OPSET:
         return
     newest = schema_of(node.op_type, domain, 1 << 20)
-    since = f"; it came with version {_first_version_with(node.op_type, domain)}" if newest else ""
+    since = f"; the operator was added in version {_first_version_with(node.op_type, domain)}" if newest else ""
     raise ModelError(
         f"{program.where}: node {node_title(node)}: version {version} of the operator set "
         f"{domain or 'ai.onnx'!s} has no operator {node.op_type}{since} "
-        "(an operator of your own needs a domain of its own)"
+        "(a custom operator needs its own domain)"
     )
 
 
@@ -140,7 +140,7 @@ def _with_open_extents(type: Type) -> Type:
 def _open_shape_reason(node: onnx.NodeProto, inputs: Sequence[KnownValue | None]) -> str:
     """Return the reason for an open output: the reason of the first open input, else a data-dependent shape."""
     reasons = (known.unplannable_reason for known in inputs if known is not None)
-    return next(filter(None, reasons), f"its shape depends on data (node {node_title(node)})")
+    return next(filter(None, reasons), f"the shape depends on data (node {node_title(node)})")
 
 
 def _infer_by_schema(
@@ -194,4 +194,4 @@ def _negative_extent_message(types: Sequence[Type]) -> str:
     negative = (
         t for t in types if isinstance(t, TensorType) and t.dims and any(d is not None and d < 0 for d in t.dims)
     )
-    return next((f"would give {type}: its input is too small for its window or slice" for type in negative), "")
+    return next((f"would return {type}: the input is too small for the window or slice" for type in negative), "")

@@ -100,7 +100,7 @@ def spec_of(type: Type, reason: str) -> Spec:
     """
     if isinstance(type, OtherType):
         return Unplannable(
-            f"{NON_TENSOR_KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size", other=type.text
+            f"{NON_TENSOR_KINDS.get(type.text.partition('(')[0], 'the value')} has no fixed size", other=type.text
         )
     if type is None:
         return Unplannable(reason, other="?")

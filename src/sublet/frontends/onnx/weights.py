@@ -69,7 +69,7 @@ def _declared_type(elem: int, dims: Sequence[int], where: str) -> tuple[TensorTy
     """Return the declared type and the spec. Raises ModelError for an impossible shape."""
     type = TensorType(elem, tuple(dims))
     try:
-        return type, spec_of(type, "its element type is not supported")
+        return type, spec_of(type, "the element type is not supported")
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
 
@@ -126,7 +126,7 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
         except OSError as error:
             raise ModelError(f"{name}: {location} cannot be read: {error.strerror}") from None
         if len(raw) != length:
-            raise ModelError(f"{name}: {location} became shorter while it was in use")
+            raise ModelError(f"{name}: {location} became shorter during use")
         inline = type(tensor)(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw)
         array: Array = numpy_helper.to_array(inline)
         return array
@@ -188,7 +188,7 @@ def weight_of_sparse(coded: onnx.SparseTensorProto, folder: Path | None, where: 
                 raise IndexError(f"{list(places.shape)} indices for {elements.size} elements")
             dense.reshape(-1)[flat] = elements
         except (IndexError, ValueError) as error:
-            raise ModelError(f"{name}: its indices do not fit: {error}") from None
+            raise ModelError(f"{name}: the indices do not fit: {error}") from None
         return dense
 
     return Weight(spec, load, type)

@@ -133,38 +133,36 @@ class Transpiled:
 
 
 def transpile(
-    program: PaddleProgram, asked: TranspileRequest | None = None, before: PredictedMemory | None = None
+    program: PaddleProgram, request: TranspileRequest | None = None, before: PredictedMemory | None = None
 ) -> Transpiled:
     """Rewrite a program by a policy. `before` is the predicted memory of the original program, if already known.
 
     Raises ModelError for invalid names and extents, PlanError for an unknown policy or contradictory options, and
     PlanViolation if the checker refuses a program by Sublet's own policy.
     """
-    asked = asked or TranspileRequest()
-    if asked.policy not in POLICIES:
-        raise PlanError(f"there is no policy {asked.policy!r:.80}: choose one of {', '.join(POLICIES)}")
-    if asked.arena and asked.policy != OWN_POLICY:
-        raise PlanError(
-            f"the arena form is of the policy {OWN_POLICY!r}: the pool of {asked.policy!r} shares names instead"
-        )
-    if asked.lasting and not asked.arena:
+    request = request or TranspileRequest()
+    if request.policy not in POLICIES:
+        raise PlanError(f"there is no policy {request.policy!r:.80}: choose one of {', '.join(POLICIES)}")
+    if request.arena and request.policy != OWN_POLICY:
+        raise PlanError(f"the arena form requires the policy {OWN_POLICY!r}: {request.policy!r} shares names instead")
+    if request.lasting and not request.arena:
         raise PlanError("only an arena can be lasting: add --arena (in Python arena=True)")
     program, names = with_missing_types(program)
-    asked = replace(asked, keep=names_to_keep(program, asked.keep))
-    sizes = infer_sizes(program, asked.shapes, asked.dims)
-    rewritten, names_only = _rewrite_by_policy(program, sizes, asked)
-    judgement, unjudged = _check_equivalence(program, rewritten, sizes, asked)
-    if asked.policy == OWN_POLICY and judgement is not None and not judgement.equal:
+    request = replace(request, keep=names_to_keep(program, request.keep))
+    sizes = infer_sizes(program, request.shapes, request.dims)
+    rewritten, names_only = _rewrite_by_policy(program, sizes, request)
+    judgement, unjudged = _check_equivalence(program, rewritten, sizes, request)
+    if request.policy == OWN_POLICY and judgement is not None and not judgement.equal:
         for block, name in sizes.open_causes:
             sizes.shape(block, name)  # raises: the unknown extents may be the only cause
         raise PlanViolation(judgement.findings)
-    before, after, unknown = _predict_both_memories(sizes, rewritten, names_only, asked, before)
+    before, after, unknown = _predict_both_memories(sizes, rewritten, names_only, request, before)
     alone = operators_without_facts(program)
     report = TranspileReport(
-        asked.policy, before, after, unknown, tuple(asked.keep), alone, judgement, unjudged, completed=names
+        request.policy, before, after, unknown, tuple(request.keep), alone, judgement, unjudged, completed=names
     )
     transpiled = Transpiled(rewritten, report)
-    return _with_arena_form(program, sizes, transpiled, asked) if asked.arena else transpiled
+    return _with_arena_form(program, sizes, transpiled, request) if request.arena else transpiled
 
 
 def names_to_keep(program: PaddleProgram, names: Collection[str] = ()) -> tuple[str, ...]:
@@ -206,26 +204,26 @@ def operators_without_facts(program: PaddleProgram) -> dict[str, int]:
 
 
 def _rewrite_by_policy(
-    program: PaddleProgram, sizes: VariableSizes, asked: TranspileRequest
+    program: PaddleProgram, sizes: VariableSizes, request: TranspileRequest
 ) -> tuple[PaddleProgram, bool]:
     """Return the program rewritten by the policy, and True if the policy only exchanged names."""
-    if asked.policy == OWN_POLICY:
-        passes = [change for name, change in PASSES.items() if not (asked.arena and name in PASSES_NOT_IN_ARENA)]
-        return reduce(lambda before, change: change(before, asked.keep), passes, program), False
-    if asked.policy == "seed":
+    if request.policy == OWN_POLICY:
+        passes = [change for name, change in PASSES.items() if not (request.arena and name in PASSES_NOT_IN_ARENA)]
+        return reduce(lambda before, change: change(before, request.keep), passes, program), False
+    if request.policy == "seed":
         return share_names_by_pool(
-            program, sizes, [ScopedVariable(0, name) for name in asked.keep]
+            program, sizes, [ScopedVariable(0, name) for name in request.keep]
         ).build_program(), True
-    level = int(asked.policy.removeprefix("level"))
-    return share_names_by_level(program, level, asked.keep, skip_grads=asked.skip_grads).build_program(), True
+    level = int(request.policy.removeprefix("level"))
+    return share_names_by_level(program, level, request.keep, skip_grads=request.skip_grads).build_program(), True
 
 
 def _check_equivalence(
-    program: PaddleProgram, rewritten: PaddleProgram, sizes: VariableSizes, asked: TranspileRequest
+    program: PaddleProgram, rewritten: PaddleProgram, sizes: VariableSizes, request: TranspileRequest
 ) -> tuple[EquivalenceVerdict | None, str]:
     """Return the checker's verdict, or None and the reason if the checker cannot run both programs."""
     try:
-        return judge_equivalence(program, rewritten, sizes, keep=asked.keep), ""
+        return judge_equivalence(program, rewritten, sizes, keep=request.keep), ""
     except ModelError as error:
         return None, str(error)
 
@@ -234,32 +232,34 @@ def _predict_both_memories(
     sizes: VariableSizes,
     rewritten: PaddleProgram,
     names_only: bool,
-    asked: TranspileRequest,
+    request: TranspileRequest,
     before: PredictedMemory | None,
 ) -> tuple[PredictedMemory | None, PredictedMemory | None, str]:
     """Return the predicted memory of the original and of the rewritten program, or the reason for unknown bytes."""
-    keep = frozenset(ScopedVariable(0, name) for name in asked.keep)
+    keep = frozenset(ScopedVariable(0, name) for name in request.keep)
     try:
-        before = before or predict_memory(sizes, keep, asked.trips)
+        before = before or predict_memory(sizes, keep, request.trips)
         if names_only:  # same order of operators, so same lower bound
-            after = predict_memory_of(rewritten, BytesOfRenamed(sizes, rewritten), keep, asked.trips)
+            after = predict_memory_of(rewritten, BytesOfRenamed(sizes, rewritten), keep, request.trips)
             return before, replace(after, bound=before.bound), ""
-        return before, predict_memory(infer_sizes(rewritten, asked.shapes, asked.dims), keep, asked.trips), ""
+        return before, predict_memory(infer_sizes(rewritten, request.shapes, request.dims), keep, request.trips), ""
     except (ModelError, PlanError) as error:
         return None, None, str(error)
 
 
 def _with_arena_form(
-    program: PaddleProgram, sizes: VariableSizes, made: Transpiled, asked: TranspileRequest
+    program: PaddleProgram, sizes: VariableSizes, transpiled: Transpiled, request: TranspileRequest
 ) -> Transpiled:
     """Return the arena form of a rewritten program. Raises ModelError for open extents without a value."""
-    form = to_arena_form(made.program, infer_sizes(made.program, asked.shapes, asked.dims), asked.keep)
-    given = with_lasting_arena(form.program) if asked.lasting else form.program
-    judgement, _ = _check_equivalence(program, given, sizes, asked)
+    form = to_arena_form(
+        transpiled.program, infer_sizes(transpiled.program, request.shapes, request.dims), request.keep
+    )
+    arena_program = with_lasting_arena(form.program) if request.lasting else form.program
+    judgement, _ = _check_equivalence(program, arena_program, sizes, request)
     report = ArenaReport(form.bytes, form.bound, len(form.places), form.outside, judgement)
-    after = made.report.after
+    after = transpiled.report.after
     if after is not None:  # a lasting arena counts like an arena allocated in each run
-        placed = BytesInArena(infer_sizes(form.program, asked.shapes, asked.dims), frozenset(form.places))
-        keep = frozenset(ScopedVariable(0, name) for name in asked.keep)
-        after = replace(predict_memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
-    return Transpiled(given, replace(made.report, after=after, arena=report))
+        sizes_in_arena = BytesInArena(infer_sizes(form.program, request.shapes, request.dims), frozenset(form.places))
+        keep = frozenset(ScopedVariable(0, name) for name in request.keep)
+        after = replace(predict_memory_of(form.program, sizes_in_arena, keep, request.trips), bound=after.bound)
+    return Transpiled(arena_program, replace(transpiled.report, after=after, arena=report))

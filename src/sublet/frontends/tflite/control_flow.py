@@ -26,7 +26,7 @@ def _called_subgraphs(conversion: TFLiteConversion, graph: int, position: int, o
     subgraphs = [operator.options.get(option, -1) for option in SUBGRAPH_OPTIONS[operator.name]]
     for called in subgraphs:
         if not 0 < called < len(conversion.program.subgraphs):
-            raise conversion.error(graph, f"{operator.name} runs subgraph {called}, which it cannot", position)
+            raise conversion.error(graph, f"{operator.name} cannot call subgraph {called}", position)
     return subgraphs
 
 
@@ -35,7 +35,7 @@ def add_branch(
     graph: int,
     position: int,
     operands: Operands,
-    now: VariableState,
+    variables: VariableState,
     depth: int,
     convert: SubgraphConverter,
 ) -> list[Node]:
@@ -47,13 +47,13 @@ def add_branch(
     then, otherwise = _called_subgraphs(conversion, graph, position, operator)
     arms: list[tuple[list[Node], tuple[Value, ...], VariableState]] = []
     for called in (otherwise, then):
-        arm_state = dict(now)
+        arm_state = dict(variables)
         nodes, outputs = convert(conversion, called, inputs, arm_state, depth + 1)
         if len(outputs) != len(results):
-            what = f"subgraph {called} gives {len(outputs)} outputs, the branch has {len(results)}"
+            what = f"subgraph {called} returns {len(outputs)} outputs, the branch has {len(results)}"
             raise conversion.error(graph, what, position)
         arms.append((nodes, outputs, arm_state))
-    return [_case_node(conversion, graph, position, condition, results, arms, now)]
+    return [_case_node(conversion, graph, position, condition, results, arms, variables)]
 
 
 def _case_node(
@@ -63,12 +63,12 @@ def _case_node(
     index: Value,
     results: Sequence[Value],
     arms: Sequence[tuple[list[Node], tuple[Value, ...], VariableState]],
-    now: VariableState,
+    variables: VariableState,
 ) -> Node:
-    """Return the `CaseOf` node, and set `now` to the state after the branch."""
+    """Return the `CaseOf` node, and set `variables` to the state after the branch."""
     operator = conversion.program.subgraphs[graph].operators[position]
     touched = dict.fromkeys(key for _, _, arm_state in arms for key in arm_state)
-    before = {key: conversion.state_value(key, now) for key in touched}
+    before = {key: conversion.state_value(key, variables) for key in touched}
     keys = [
         key for key in touched if any(arm_state.get(key, before[key]) is not before[key] for _, _, arm_state in arms)
     ]
@@ -79,8 +79,8 @@ def _case_node(
             Graph(conversion.fresh(f"{operator.name}.{position}.arm"), (), tuple(nodes), (*outputs, *final_values))
         )
     for key in keys:
-        now[key] = conversion.next_state_value(key)
-    outputs = (*results, *(now[key] for key in keys))
+        variables[key] = conversion.next_state_value(key)
+    outputs = (*results, *(variables[key] for key in keys))
     return conversion.finish_node(
         graph, position, operator, CaseOf("", "case", (index,), outputs, {}, arms=tuple(graphs))
     )
@@ -91,7 +91,7 @@ def add_call_once(
     graph: int,
     position: int,
     operands: Operands,
-    now: VariableState,
+    variables: VariableState,
     depth: int,
     convert: SubgraphConverter,
 ) -> list[Node]:
@@ -102,17 +102,21 @@ def add_call_once(
     operator = conversion.program.subgraphs[graph].operators[position]
     (called,) = _called_subgraphs(conversion, graph, position, operator)
     if graph != 0:
-        raise conversion.error(graph, "CALL_ONCE in a subgraph that is itself run by another", position)
+        raise conversion.error(graph, "CALL_ONCE outside the main subgraph", position)
     key = ("once", str(graph), str(position), "initialised")
-    arm_state = dict(now)
+    arm_state = dict(variables)
     nodes, _ = convert(conversion, called, (), arm_state, depth + 1)
     if not nodes:
         return []
     index = conversion.initial_state.get(key)
     if index is None:
         index = conversion.initial_state[key] = conversion.flag_value("initialised", None)
-        now[key] = conversion.flag_value("initialised.always", (True,))
-    return [_case_node(conversion, graph, position, index, (), [(nodes, (), arm_state), ([], (), dict(now))], now)]
+        variables[key] = conversion.flag_value("initialised.always", (True,))
+    return [
+        _case_node(
+            conversion, graph, position, index, (), [(nodes, (), arm_state), ([], (), dict(variables))], variables
+        )
+    ]
 
 
 def add_loop(
@@ -120,7 +124,7 @@ def add_loop(
     graph: int,
     position: int,
     operands: Operands,
-    now: VariableState,
+    variables: VariableState,
     depth: int,
     convert: SubgraphConverter,
 ) -> list[Node]:
@@ -128,25 +132,27 @@ def add_loop(
     operator = conversion.program.subgraphs[graph].operators[position]
     check, body = _called_subgraphs(conversion, graph, position, operator)
     if changed_variables(conversion.program, check, conversion.keys):
-        raise conversion.error(graph, f"subgraph {check} is a condition, and assigns a variable", position)
+        raise conversion.error(graph, f"condition subgraph {check} assigns a variable", position)
     inputs, results = operands
     keys = changed_variables(conversion.program, body, conversion.keys)
-    inits = [*inputs, *(conversion.state_value(key, now) for key in keys)]
+    inits = [*inputs, *(conversion.state_value(key, variables) for key in keys)]
     counter = Value(conversion.fresh(f"{operator.name}.{position}.round"), COUNT)
     parameters = [Value(conversion.fresh(f"{value.name}.carried"), value.spec) for value in inits]
-    body_state = {**now, **dict(zip(keys, parameters[len(inputs) :], strict=True))}
+    body_state = {**variables, **dict(zip(keys, parameters[len(inputs) :], strict=True))}
     conversion.persistent.update(zip(parameters[len(inputs) :], keys, strict=True))
     nodes, conditions = convert(conversion, check, parameters[: len(inputs)], body_state, depth + 1)
     if len(conditions) != 1:
-        raise conversion.error(graph, f"subgraph {check} is a condition, and gives {len(conditions)} outputs", position)
+        raise conversion.error(
+            graph, f"condition subgraph {check} returns {len(conditions)} outputs; expected one", position
+        )
     body_nodes, updates = convert(conversion, body, parameters[: len(inputs)], body_state, depth + 1)
     if not len(updates) == len(inputs) == len(results):
-        what = f"the loop has {len(inputs)} inputs and {len(results)} outputs, its body gives {len(updates)}"
+        what = f"the loop has {len(inputs)} inputs and {len(results)} outputs, its body returns {len(updates)}"
         raise conversion.error(graph, what, position)
     body_outputs = (*updates, *(body_state[key] for key in keys))
     for key in keys:
-        now[key] = conversion.next_state_value(key)
-    finals = (*results, *(now[key] for key in keys))
+        variables[key] = conversion.next_state_value(key)
+    finals = (*results, *(variables[key] for key in keys))
     graph_ = Graph(
         conversion.fresh(f"{operator.name}.{position}.body"),
         (counter, *parameters),

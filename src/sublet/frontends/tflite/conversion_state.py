@@ -115,7 +115,7 @@ class TFLiteConversion:
             return None
         if len(content) != tensor.spec.nbytes:
             what = f"the constant {tensor.name[:80]!r} (tensor {index}) is {tensor.spec}, {tensor.spec.nbytes} bytes"
-            raise self.error(graph, f"{what}, and its buffer has {len(content)}")
+            raise self.error(graph, f"{what}; its buffer has {len(content)}")
         return FileConstant(tensor.spec, content)
 
     def flag_value(self, name: str, literal: tuple[bool, ...] | None) -> Value:
@@ -124,14 +124,14 @@ class TFLiteConversion:
         self.weights[value] = None if literal is None else FileConstant(TRUE, memoryview(bytes(literal)))
         return value
 
-    def state_value(self, key: VariableKey, now: VariableState) -> Value:
-        """Return the current value of a variable in the state `now`."""
+    def state_value(self, key: VariableKey, variables: VariableState) -> Value:
+        """Return the current value of a variable in the state `variables`."""
         if key not in self.initial_state:
             value = Value(self.fresh(key[-1] or "variable"), self.specs[key])
             self.weights[value] = None
             self.initial_state[key] = value
             self.persistent[value] = key
-        return now.setdefault(key, self.initial_state[key])
+        return variables.setdefault(key, self.initial_state[key])
 
     def next_state_value(self, key: VariableKey) -> Value:
         """Return a new value for the next content of a variable."""
@@ -143,9 +143,7 @@ class TFLiteConversion:
         """Return the node with a name and source location. Raises ModelError for more than `max_nodes` nodes."""
         self.nodes += 1
         if self.nodes > self.max_nodes:
-            raise self.error(
-                graph, f"more than {self.max_nodes} operators, subgraphs counted as often as they are called"
-            )
+            raise self.error(graph, f"more than {self.max_nodes} operators, with each subgraph counted once a call")
         outputs = [self.program.subgraphs[graph].tensors[i] for i in operator.outputs if i >= 0]
         quantised = next((tensor.quantisation_text for tensor in outputs if tensor.quantisation_text), "")
         where = f"subgraph {graph}, operator {position}" if graph else f"operator {position}"
@@ -153,10 +151,10 @@ class TFLiteConversion:
         return replace(node, name=self.fresh(f"{operator.name}.{position}"), source=source)
 
     def finish_graph(
-        self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value], now: VariableState
+        self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value], variables: VariableState
     ) -> Graph:
         """Return the graph of the first subgraph, with an update for each changed variable."""
-        pairs = [(value, now.get(key, value)) for key, value in self.initial_state.items()]
+        pairs = [(value, variables.get(key, value)) for key, value in self.initial_state.items()]
         name = self.program.subgraphs[0].name or self.program.where.rpartition(".")[0] or "graph"
         updates = tuple((target, source) for target, source in pairs if target is not source)
         return Graph(name, tuple(inputs), tuple(nodes), tuple(outputs), tuple(self.weights), updates)

@@ -15,37 +15,37 @@ Values = dict[int, Value]
 
 
 def convert_subgraph(
-    conversion: TFLiteConversion, graph: int, inputs: Sequence[Value], now: VariableState, depth: int = 0
+    conversion: TFLiteConversion, graph: int, inputs: Sequence[Value], variables: VariableState, depth: int = 0
 ) -> tuple[list[Node], tuple[Value, ...]]:
-    """Return the nodes and outputs of a subgraph called with `inputs`; set `now` to the state after the subgraph.
+    """Return the nodes and outputs of a subgraph called with `inputs`; set `variables` to the state after the subgraph.
 
     Raises ModelError for recursion or too deep calls, for mismatched inputs, and for malformed operators.
     """
     subgraph = conversion.program.subgraphs[graph]
     if depth > MAX_DEPTH:
-        raise conversion.error(graph, f"subgraphs run each other more than {MAX_DEPTH} deep, or in a circle")
+        raise conversion.error(graph, f"subgraph calls are nested deeper than {MAX_DEPTH}, or recursive")
     if len(inputs) != len(subgraph.inputs) or len(set(subgraph.inputs)) != len(inputs):
         raise conversion.error(
-            graph, f"the subgraph takes {len(set(subgraph.inputs))} inputs, and is given {len(inputs)}"
+            graph, f"the subgraph has {len(set(subgraph.inputs))} inputs; the call passes {len(inputs)}"
         )
     values: Values = {}
     for index, value in zip(subgraph.inputs, inputs, strict=True):
         tensor = subgraph.tensors[index]
         if tensor.spec != value.spec:
-            raise conversion.error(graph, f"its input {tensor.name[:80]!r} is {tensor.spec}, and is given {value.spec}")
+            raise conversion.error(graph, f"input {tensor.name[:80]!r} is {tensor.spec}; the call passes {value.spec}")
         values[index] = value
     nodes: list[Node] = []
     for position, operator in enumerate(subgraph.operators):
-        given = [_value_read(conversion, graph, index, values, now, position) for index in operator.inputs]
+        given = [_value_read(conversion, graph, index, values, variables, position) for index in operator.inputs]
         results = _new_results(conversion, graph, operator, values, position)
-        nodes += _convert_operator(conversion, graph, position, operator, (given, results), now, depth)
+        nodes += _convert_operator(conversion, graph, position, operator, (given, results), variables, depth)
         values.update((index, value) for index, value in zip(operator.outputs, results, strict=True) if value)
-    outputs = [_value_read(conversion, graph, index, values, now, None) for index in subgraph.outputs]
+    outputs = [_value_read(conversion, graph, index, values, variables, None) for index in subgraph.outputs]
     return nodes, tuple(value for value in outputs if value is not None)
 
 
 def _value_read(
-    conversion: TFLiteConversion, graph: int, index: int, values: Values, now: VariableState, position: int | None
+    conversion: TFLiteConversion, graph: int, index: int, values: Values, variables: VariableState, position: int | None
 ) -> Value | None:
     """Return the value of a tensor at the point of a read; None for an omitted tensor.
 
@@ -57,11 +57,11 @@ def _value_read(
         return values[index]
     key = variable_key_of(conversion.program, graph, index, conversion.keys)
     if key is not None:
-        return conversion.state_value(key, now)
+        return conversion.state_value(key, variables)
     value = conversion.constant(graph, index)
     if value is None:
         name = conversion.program.subgraphs[graph].tensors[index].name[:80]
-        raise conversion.error(graph, f"{name!r} (tensor {index}) is read, and nothing gives it a content", position)
+        raise conversion.error(graph, f"{name!r} (tensor {index}) is read before a write", position)
     return value
 
 
@@ -77,7 +77,7 @@ def _new_results(
             continue
         tensor = conversion.program.subgraphs[graph].tensors[index]
         if index in values or twice or tensor.is_variable:
-            raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}) is written once more", position)
+            raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}) is written twice", position)
         if conversion.program.constant_content(tensor) is not None:
             raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}), a constant, is written", position)
         results.append(conversion.new_value(graph, index))
@@ -90,18 +90,18 @@ def _convert_operator(
     position: int,
     operator: Operator,
     operands: tuple[list[Value | None], list[Value | None]],
-    now: VariableState,
+    variables: VariableState,
     depth: int,
 ) -> list[Node]:
     """Return the nodes of one operator."""
-    given, results = operands
+    operands_read, results = operands
     add = {"IF": add_branch, "WHILE": add_loop, "CALL_ONCE": add_call_once}.get(operator.name)
     if add is not None:
-        if None in given or None in results:
-            raise conversion.error(graph, f"{operator.name} with an operand left out", position)
-        values = [value for value in given if value], [value for value in results if value]
-        return add(conversion, graph, position, values, now, depth, convert_subgraph)
-    return [_operator_node(conversion, graph, position, (given, results), now)]
+        if None in operands_read or None in results:
+            raise conversion.error(graph, f"{operator.name} with a missing operand", position)
+        values = [value for value in operands_read if value], [value for value in results if value]
+        return add(conversion, graph, position, values, variables, depth, convert_subgraph)
+    return [_operator_node(conversion, graph, position, (operands_read, results), variables)]
 
 
 def _operator_node(

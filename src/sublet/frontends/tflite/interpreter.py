@@ -61,8 +61,8 @@ def random_input(details: dict[str, Any], rng: np.random.Generator) -> Any:
         return rng.normal(0, 2, shape).astype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(dtype)
-    least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.itemsize < 4 else (-40, 40)
-    return rng.integers(max(least, 0) if dtype.kind == "u" else least, most, shape, endpoint=True).astype(dtype)
+    minimum, maximum = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.itemsize < 4 else (-40, 40)
+    return rng.integers(max(minimum, 0) if dtype.kind == "u" else minimum, maximum, shape, endpoint=True).astype(dtype)
 
 
 def set_random_inputs(interpreter: Any, inputs: int, rng: np.random.Generator) -> None:
@@ -79,7 +79,7 @@ def measure_model(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
         arena *= 8
         interpreter, why = open_interpreter(raw, arena)
     if interpreter is None:
-        return {"refused": why or "it does not say why"}
+        return {"refused": why or "no reason reported"}
     rng, digest = np.random.default_rng(request.get("seed", 0)), hashlib.sha256()
     messages: list[str] = []
     with capture_stderr(messages):

@@ -18,9 +18,9 @@ ALIGNMENT = 16
 """The alignment of tensors in TensorFlow Lite Micro, in bytes."""
 
 REMARK = (
-    "TensorFlow Lite Micro needs more than this: scratch memory of its kernels, what it keeps for the next run, "
-    "and records of its own. "
-    "`sublet export --to tflm` measures what a plan takes there."
+    "TensorFlow Lite Micro needs more memory than the plan: kernel scratch, persistent buffers "
+    "and its own records. "
+    "`sublet export --to tflm` measures the total."
 )
 
 
@@ -64,14 +64,14 @@ def convert_program(program: TFLiteProgram) -> ConvertedModel:
     conversion = TFLiteConversion(program, *variables_of(program))
     main = program.subgraphs[0]
     if len(set(main.inputs)) != len(main.inputs):
-        raise conversion.error(0, "an input is there twice")
+        raise conversion.error(0, "an input is listed twice")
     for index in main.inputs:
         if program.constant_content(main.tensors[index]) is not None or main.tensors[index].is_variable:
-            raise conversion.error(0, f"the input {main.tensors[index].name[:80]!r} has a content of its own")
+            raise conversion.error(0, f"the input {main.tensors[index].name[:80]!r} is a constant or a variable")
     inputs = [conversion.new_value(0, index) for index in main.inputs]
-    now = dict(conversion.initial_state)
-    nodes, outputs = convert_subgraph(conversion, 0, inputs, now)
-    graph = conversion.finish_graph(inputs, nodes, outputs, now)
+    variables = dict(conversion.initial_state)
+    nodes, outputs = convert_subgraph(conversion, 0, inputs, variables)
+    graph = conversion.finish_graph(inputs, nodes, outputs, variables)
     model = Model(
         graph,
         weights={value.name: stored for value, stored in conversion.weights.items() if stored is not None},
@@ -91,7 +91,7 @@ def _open_extent_warnings(program: TFLiteProgram) -> list[Finding]:
         Finding(
             "open-extent",
             f"input {main.tensors[index].name[:80]!r}",
-            f"its shape is open in the file, {list(main.tensors[index].signature)}; "
+            f"the shape is open in the file, {list(main.tensors[index].signature)}; "
             f"planned as {main.tensors[index].spec}",
         )
         for index in main.inputs

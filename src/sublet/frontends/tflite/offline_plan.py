@@ -33,7 +33,7 @@ def offline_plan(program: TFLiteProgram) -> Offsets | None:
     if length < 3 or numbers[2] != sum(counts) or length < 3 + sum(counts):
         size = f"{numbers[2]} offsets" if length > 2 else f"{len(stored)} bytes"
         raise ModelError(
-            f"{program.where}: its offline memory plan has {size}, and the model {sum(counts)} tensors: plan it again"
+            f"{program.where}: the offline memory plan has {size}, the model {sum(counts)} tensors: plan again"
         )
     plan, at = [], 3
     for count in counts:

@@ -54,7 +54,7 @@ def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
     """
     if plan.alignment % ALIGNMENT:
         raise PlanError(
-            f"the plan is aligned to {plan.alignment} bytes, and TensorFlow Lite Micro wants {ALIGNMENT}: "
+            f"the plan is aligned to {plan.alignment} bytes, and TensorFlow Lite Micro requires {ALIGNMENT}: "
             f"plan with --align {ALIGNMENT}"
         )
     if len(plan.arenas) > 1:

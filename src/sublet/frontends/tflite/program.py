@@ -11,7 +11,7 @@ from sublet.base.flatbuffer import Table, Wire
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.frontends.tflite.schema_codes import CUSTOM, OPERATORS, PLACEHOLDER, RESOURCE, TYPES
 
-ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
+ADVICE = "the file is damaged, or not a TensorFlow Lite model: save the model again"
 IDENTIFIER = b"TFL3"
 COMPRESSED = "COMPRESSION_METADATA"
 MAX_RANK = 64
@@ -159,7 +159,7 @@ def _operator_name(table: Table) -> str:
     if number in (CUSTOM, PLACEHOLDER):
         return f"custom.{re.sub(r'[^0-9A-Za-z_.:-]', '_', table.text(1))[:80]}"
     if not 0 <= number < len(OPERATORS):
-        raise table.wire.format_error(table.at, f"nobody knows a built-in operator {number}")
+        raise table.wire.format_error(table.at, f"unknown built-in operator {number}")
     return OPERATORS[number]
 
 
@@ -167,15 +167,15 @@ def _decode_subgraph(table: Table, buffers: int, codes: list[str]) -> Subgraph:
     tensors = tuple(_decode_tensor(inner, buffers) for inner in table.tables(0))
     count = len(tensors)
     operators = tuple(_decode_operator(inner, codes, count) for inner in table.tables(3))
-    ends = [_tensor_positions(table, number, count, least=0) for number in (1, 2)]
+    ends = [_tensor_positions(table, number, count, minimum=0) for number in (1, 2)]
     return Subgraph(table.text(4), tensors, ends[0], ends[1], operators)
 
 
-def _tensor_positions(table: Table, number: int, count: int, least: int = -1) -> tuple[int, ...]:
-    """Return a vector of tensor positions. Raises ModelError for a position below `least` or out of range."""
+def _tensor_positions(table: Table, number: int, count: int, minimum: int = -1) -> tuple[int, ...]:
+    """Return a vector of tensor positions. Raises ModelError for a position below `minimum` or out of range."""
     indices = table.integers(number, "i")
     for index in indices:
-        if not least <= index < count:
+        if not minimum <= index < count:
             raise table.wire.format_error(table.at, f"there is no tensor {index}: the subgraph has {count}")
     return indices
 
@@ -210,7 +210,7 @@ def _decode_spec(table: Table, type_: int, shape: tuple[int, ...]) -> Spec:
     if len(shape) > MAX_RANK:
         raise table.wire.format_error(table.at, f"a tensor with {len(shape)} axes")
     if not isinstance(element, DType):
-        return Unplannable(f"{element} has no size of its own", element, shape)
+        return Unplannable(f"{element} has no fixed size", element, shape)
     try:
         return TensorSpec(element, shape)
     except SubletError as error:

@@ -53,32 +53,32 @@ def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> Offs
 
     def measure(raws: Sequence[bytes], smallest: bool = False) -> list[TrialResult]:
         return run_trials(
-            [Trial(each, len(main.inputs), len(main.outputs), RUNS_PER_TRIAL, smallest=smallest) for each in raws]
+            [Trial(raw, len(main.inputs), len(main.outputs), RUNS_PER_TRIAL, smallest=smallest) for raw in raws]
         )
 
-    own, ours = measure([bare, file_with(offsets)], smallest=True)
-    if own.refused:
-        raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {own.refused}")
-    _require_same_outputs(program, own, ours)
+    unplanned, planned = measure([bare, file_with(offsets)], smallest=True)
+    if unplanned.refused:
+        raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {unplanned.refused}")
+    _require_same_outputs(program, unplanned, planned)
     best, how = offsets, "all"
-    fewer = _drop_harmful_offsets(offsets, ours, lambda choices: measure([file_with(choice) for choice in choices]))
+    fewer = _drop_harmful_offsets(offsets, planned, lambda choices: measure([file_with(choice) for choice in choices]))
     if fewer != offsets:
         (other,) = measure([file_with(fewer)], smallest=True)
-        _require_same_outputs(program, own, other)
-        if _bytes_needed(other) < _bytes_needed(ours):
-            best, how, ours = fewer, "some", other
-    if _is_no_better(ours, own):
-        return OffsetSelection(bare, None, "none", own, own)
-    return OffsetSelection(file_with(best), best, how, own, ours)
+        _require_same_outputs(program, unplanned, other)
+        if _bytes_needed(other) < _bytes_needed(planned):
+            best, how, planned = fewer, "some", other
+    if _is_no_better(planned, unplanned):
+        return OffsetSelection(bare, None, "none", unplanned, unplanned)
+    return OffsetSelection(file_with(best), best, how, unplanned, planned)
 
 
-def _require_same_outputs(program: TFLiteProgram, own: TrialResult, ours: TrialResult) -> None:
+def _require_same_outputs(program: TFLiteProgram, unplanned: TrialResult, planned: TrialResult) -> None:
     """Raise PlanError if TFLM refuses the planned file or computes different outputs."""
-    if ours.refused:
-        raise PlanError(f"{program.where}: TensorFlow Lite Micro refuses the model with this plan: {ours.refused}")
-    if ours.outputs != own.outputs:
+    if planned.refused:
+        raise PlanError(f"{program.where}: TensorFlow Lite Micro refuses the model with this plan: {planned.refused}")
+    if planned.outputs != unplanned.outputs:
         raise PlanError(
-            f"{program.where}: with this plan TensorFlow Lite Micro computes something else: nothing is written"
+            f"{program.where}: with this plan TensorFlow Lite Micro computes other outputs: no file is written"
         )
 
 
@@ -87,25 +87,32 @@ def _bytes_needed(measured: TrialResult) -> tuple[int, int]:
     return measured.total, measured.smallest
 
 
-def _is_no_better(ours: TrialResult, own: TrialResult) -> bool:
+def _is_no_better(planned: TrialResult, unplanned: TrialResult) -> bool:
     """True if a plan needs more than TFLM's own plan, or equally much in both measures."""
-    return ours.total > own.total or ours.smallest > own.smallest or _bytes_needed(ours) == _bytes_needed(own)
+    return (
+        planned.total > unplanned.total
+        or planned.smallest > unplanned.smallest
+        or _bytes_needed(planned) == _bytes_needed(unplanned)
+    )
 
 
 def _drop_harmful_offsets(
-    offsets: Offsets, now: TrialResult, measure: Callable[[Sequence[Offsets]], list[TrialResult]]
+    offsets: Offsets, current: TrialResult, measure: Callable[[Sequence[Offsets]], list[TrialResult]]
 ) -> Offsets:
     """Drop offsets greedily, at most `MAX_ROUNDS` times, while a drop reduces the total bytes of TFLM."""
-    best, least = offsets, now.total
+    best, fewest_bytes = offsets, current.total
     for _ in range(MAX_ROUNDS):
         choices = [_without_offset(best, at) for at in _distinct_offsets(best)]
         if not choices:
             break
-        needs = [each.total if not each.refused and each.outputs == now.outputs else least for each in measure(choices)]
+        needs = [
+            result.total if not result.refused and result.outputs == current.outputs else fewest_bytes
+            for result in measure(choices)
+        ]
         at = min(range(len(needs)), key=lambda i: needs[i])
-        if needs[at] >= least:
+        if needs[at] >= fewest_bytes:
             break
-        best, least = choices[at], needs[at]
+        best, fewest_bytes = choices[at], needs[at]
     return best
 
 

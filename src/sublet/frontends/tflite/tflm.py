@@ -17,7 +17,7 @@ from sublet.base.optional_imports import is_installed, version_of
 PACKAGE, MODULE, EXTRA = "tflite-micro", "tflite_micro", "tflm"
 SCRIPT = Path(__file__).with_name("interpreter.py")
 TIMEOUT_SECONDS = 300
-CRASHED = "its process ended"
+CRASHED = "the process ended"
 
 
 @dataclass(frozen=True, slots=True)

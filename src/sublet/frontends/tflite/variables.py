@@ -56,7 +56,7 @@ def _variable_operand(
         )
     key = keys.get((at, operator.inputs[0]))
     if key is None:
-        raise ModelError(f"{where}: which variable is meant is not told by a {HANDLE_OPERATOR} of this subgraph")
+        raise ModelError(f"{where}: no {HANDLE_OPERATOR} of this subgraph defines the variable of {operator.name}")
     return key, contents[0]
 
 

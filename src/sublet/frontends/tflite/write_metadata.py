@@ -33,7 +33,7 @@ def with_offline_plan(raw: bytes, where: str, content: bytes | None) -> bytes:
     """
     program = decode(raw, where)
     if program.has_detached_content:
-        raise ModelError(f"{where}: what it holds lies behind its flatbuffer, where TensorFlow Lite Micro cannot reach")
+        raise ModelError(f"{where}: content lies behind the flatbuffer, where TensorFlow Lite Micro cannot read")
     stored = program.metadata_content(METADATA)
     if content is None and stored is None:
         return raw
@@ -64,7 +64,7 @@ def _add_root(raw: bytes, where: str, content: bytes | None) -> bytes:
     root = Wire(raw, where, ADVICE).root(IDENTIFIER)
     unknown = [number for number in root.fields if number >= KNOWN_FIELDS]
     if unknown:
-        raise ModelError(f"{where}: its model has a field {unknown[0]}, which is newer than what Sublet can keep")
+        raise ModelError(f"{where}: the model has a field {unknown[0]}, newer than the fields known to Sublet")
     fields: dict[int, Item] = {VERSION: NumberField("I", root.integer(VERSION, "I"))}
     for number in root.fields:
         target = root.offset_target(number) if number != VERSION else None
@@ -94,4 +94,4 @@ def _require_only_plan_differs(old: TFLiteProgram, new: TFLiteProgram, content: 
         or not same
         or (old.version, old.description) != (new.version, new.description)
     ):
-        raise PlanError(f"{old.where}: with the plan in it the file says something else: nothing is written")
+        raise PlanError(f"{old.where}: adding the plan changes more than the plan: no file is written")

@@ -160,7 +160,7 @@ class _Parser(Cursor):
             key = self.key()
             if key in attributes:
                 self.at = mark
-                raise self.error_at_next(f"the attribute {truncate(self.next.text)} is given twice")
+                raise self.error_at_next(f"the attribute {truncate(self.next.text)} occurs twice")
             self.expect("=")
             attributes[key] = self.attr()
 

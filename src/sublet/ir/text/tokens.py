@@ -88,9 +88,9 @@ class Cursor:
         self.at -= 1
         return self.error_at_next(f"{truncate(self.next.text)} {message}")
 
-    def unexpected_token(self, wanted: str) -> TextError:
-        """Return an error for a next token other than `wanted`."""
-        return self.error_at_next(f"expected {wanted}, found {truncate(self.next.text)!r}")
+    def unexpected_token(self, expected: str) -> TextError:
+        """Return an error for a next token other than `expected`."""
+        return self.error_at_next(f"expected {expected}, found {truncate(self.next.text)!r}")
 
     def peek(self, ahead: int) -> str:
         """Return the text of the token `ahead` positions behind the next token; the end token's text behind the end."""
@@ -135,7 +135,7 @@ class Cursor:
             decoded = str(json.loads(text))
             decoded.encode()
         except ValueError:  # a bad escape, a control character, half of a surrogate pair
-            raise self.error_at_last("is not a string as JSON spells it") from None
+            raise self.error_at_last("is not a JSON string") from None
         return decoded
 
     def string(self, what: str) -> str:

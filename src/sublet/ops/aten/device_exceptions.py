@@ -23,7 +23,7 @@ UNDECLARED_UPDATES = (f"{PREFIX}cudnn_batch_norm.default", f"{PREFIX}miopen_batc
 def why_not_plannable(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the reason why an operator with the given arguments cannot be planned on a device; "" if plannable."""
     if name in SEED_RESULTS and arguments.get("dropout_p"):
-        return f"{name} with dropout: where its seed lies depends on how it is run"
+        return f"{name} with dropout: the device of its seed depends on CUDA graph capture"
     if name in UNDECLARED_UPDATES and arguments.get("training"):
-        return f"{name} in training changes running statistics unsaid"
+        return f"{name} in training updates running statistics, which its schema does not declare"
     return ""

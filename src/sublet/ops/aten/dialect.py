@@ -79,9 +79,7 @@ def version_mismatch(version: str) -> str:
     known = str(_facts_file()["version"])
     if version.partition("+")[0] == known:
         return ""
-    return (
-        f"what PyTorch's operators may overwrite was found in version {known}, and this is {version}: install {known}"
-    )
+    return f"Sublet's operator facts are of PyTorch {known}, this is PyTorch {version}. Install torch=={known}."
 
 
 @cache

@@ -128,7 +128,7 @@ def decode(node: Node) -> OperatorCall:
     """Return the call of a node. Raises GraphError if the attributes hold no valid call."""
     text = node.attrs.get("call")
     if not isinstance(text, str):
-        what = f"{node.op} has no attribute `call` that says what it is called with"
+        what = f"{node.op} has no attribute `call` with its arguments"
         raise GraphError([Finding("call", f"node {node.name}", what)])
     return _decode_text(text)
 
@@ -160,21 +160,21 @@ def _decode_text(text: str) -> OperatorCall:
         raise GraphError([Finding("call", "attribute `call`", f"{text[:80]!r} is no call: {error}")]) from None
 
 
-def _decode_argument(found: Any) -> Argument:
-    if isinstance(found, list):
-        return tuple(_decode_argument(inner) for inner in found)
-    if isinstance(found, dict):
-        if "use" in found:
-            return TensorArgument(int(found["use"]), _decode_layout(found["as"]) if "as" in found else None)
-        ((kind, name),) = found.items()
+def _decode_argument(argument: Any) -> Argument:
+    if isinstance(argument, list):
+        return tuple(_decode_argument(inner) for inner in argument)
+    if isinstance(argument, dict):
+        if "use" in argument:
+            return TensorArgument(int(argument["use"]), _decode_layout(argument["as"]) if "as" in argument else None)
+        ((kind, name),) = argument.items()
         if kind not in KINDS or not isinstance(name, str):
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
         return NamedConstant(kind, name)
-    return found  # type: ignore[no-any-return]  # the remaining JSON types: None, bool, int, float, str
+    return argument  # type: ignore[no-any-return]  # the remaining JSON types: None, bool, int, float, str
 
 
-def _decode_layout(found: Any) -> StridedLayout:
-    size, stride, offset = found
+def _decode_layout(text: Any) -> StridedLayout:
+    size, stride, offset = text
     if len(size) != len(stride):
-        raise ValueError("a layout has as many steps as extents")
+        raise ValueError("a layout needs as many strides as extents")
     return StridedLayout(tuple(map(int, size)), tuple(map(int, stride)), int(offset))

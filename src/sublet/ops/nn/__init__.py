@@ -25,7 +25,7 @@ def _collect_commands() -> dict[str, Command]:
     for family in FAMILIES:
         for record in import_module(f"{__name__}.{family}").COMMANDS:
             if record.name in commands:
-                raise SubletError(f"there are two commands called nn.{record.name}")
+                raise SubletError(f"two commands have the name nn.{record.name}")
             commands[record.name] = record
     return commands
 

@@ -73,11 +73,13 @@ def _scores_shape(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec 
     shown = f"q {q}, k {k}, v {v}"
     require_same_type((q, k, v), FLOATS)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise SpecError(f"{shown} must have 4 axes: [batch, heads, places, width]; see nn.reshape")
+        raise SpecError(f"{shown} must have 4 axes: [batch, heads, positions, width]. Use nn.reshape.")
     if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
         raise SpecError(f"{shown} must agree in batch and heads, their first two axes")
     if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2]:
-        raise SpecError(f"{shown}: q and k must have the same width (axis 3), k and v as many places (axis 2)")
+        raise SpecError(
+            f"{shown}: q and k must have the same width (axis 3), k and v the same number of positions (axis 2)"
+        )
     scores = TensorSpec(q.dtype, (*q.shape[:3], k.shape[2]))
     if mask is not None:
         require_type(mask, (q.dtype, DType.BOOL), "the mask")
@@ -176,7 +178,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "attention",
         "Scaled dot-product attention (Vaswani et al. 2017): q [B, H, T, D], k [B, H, S, D], v [B, H, S, E] and a "
-        "mask for [B, H, T, S], of bools or to be added -> (y [B, H, T, E], log of the sums of exponentials).",
+        "mask for [B, H, T, S], boolean or additive, -> (y [B, H, T, E], log-sum-exp of the scores).",
         _infer,
         _attention,
         _rule,

@@ -91,7 +91,7 @@ class Command:
         complete = self.complete_attributes(attrs)
         missing = [key for key in complete if key not in attrs]
         if missing:
-            raise SpecError(f"the attribute {missing[0]!r} is missing: a node holds them all")
+            raise SpecError(f"the attribute {missing[0]!r} is missing: a node needs a value for every attribute")
         try:
             return self.infer(specs, complete)
         except SpecError:
@@ -107,7 +107,7 @@ class Command:
         unknown = [key for key in attrs if key not in self.attrs]
         if unknown:
             known = ", ".join(self.attrs) or "none"
-            raise SpecError(f"nn.{self.name} has no attribute {unknown[0]!r}; it has {known}")
+            raise SpecError(f"nn.{self.name} has no attribute {unknown[0]!r}. Its attributes: {known}.")
         complete: dict[str, Attr] = {}
         for key, default in self.attrs.items():
             if key not in attrs and isinstance(default, Required):

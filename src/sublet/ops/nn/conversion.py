@@ -99,7 +99,7 @@ def _layout_command(name: str, text: str, axes: Callable[[int], tuple[int, ...]]
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         x = require_type(specs[0], ANY)
         if len(x.shape) < 3:
-            raise SpecError(f"the input is {x}, it must have the axes {before}")
+            raise SpecError(f"the input is {x}, expected the axes {before}")
         return (TensorSpec(x.dtype, tuple(x.shape[axis] for axis in axes(len(x.shape)))),)
 
     def views(node: Node) -> tuple[Share, ...]:
@@ -121,7 +121,7 @@ OFFLOAD, RELOAD = "nn.offload", "nn.reload"
 COMMANDS = (
     Command(
         "fill",
-        "A tensor with the same number everywhere.",
+        "A tensor with one number in all elements.",
         _fill_infer,
         _fill,
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT, "value": REQUIRED_NUMBER},
@@ -129,7 +129,7 @@ COMMANDS = (
     ),
     Command(
         "undefined",
-        "A tensor of any bytes: stands in for a value that is never read. Nothing is written.",
+        "An uninitialized tensor, for a value that is never read. Nothing is written.",
         _undefined_infer,
         lambda shape, dtype: np.zeros(shape, NUMPY[parse_dtype(dtype)]),
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT},
@@ -145,7 +145,7 @@ COMMANDS = (
     ),
     Command(
         "cast",
-        "Another type. Fractions are cut off; a number that the new type cannot hold becomes any number.",
+        "Conversion to another type. Fractions are truncated; numbers out of its range are unspecified.",
         _cast_infer,
         lambda x, dtype: x.astype(NUMPY[parse_dtype(dtype)]),
         _cast_back,
@@ -155,28 +155,28 @@ COMMANDS = (
     ),
     Command(
         "copy",
-        "The same elements with bytes of their own, whatever becomes of the input.",
+        "A copy: the same elements in separate bytes.",
         _copy_infer,
         lambda x: x,
         _pass_gradient,
     ),
     Command(
         OFFLOAD.removeprefix("nn."),
-        "The same elements, in the slow memory where the plan has one; nothing but nn.reload reads them.",
+        "The same elements, in the slow memory if the plan has one; only nn.reload reads them.",
         _copy_infer,
         lambda x: x,
         _pass_gradient,
     ),
     Command(
         RELOAD.removeprefix("nn."),
-        "The same elements, brought back from where nn.offload brought them.",
+        "The same elements, copied back from the memory of nn.offload.",
         _copy_infer,
         lambda x: x,
         _pass_gradient,
     ),
     Command(
         STOP_GRADIENT.removeprefix("nn."),
-        "The same elements, through which no gradient goes.",
+        "The same elements, without a gradient.",
         _copy_infer,
         lambda x: x,
         views=same_bytes,

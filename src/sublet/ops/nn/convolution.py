@@ -61,7 +61,7 @@ def conv_shape(x: TensorSpec, w: TensorSpec, attrs: Attrs, roles: tuple[str, str
 def _check_bias(specs: Specs, channels: int) -> None:
     b = specs[2] if len(specs) > 2 else None
     if b is not None and b.shape != (channels,):
-        raise SpecError(f"b is {b}, but must have the shape [{channels}], a number for each output channel")
+        raise SpecError(f"b is {b}, expected the shape [{channels}]: one number for each output channel")
 
 
 def _conv_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -211,7 +211,7 @@ def _conv_transpose_shape(x: TensorSpec, w: TensorSpec, attrs: Attrs) -> Extents
         )
     spatial = _transposed_extents(over, counts, extra)
     if any(extent < 1 for extent in spatial):
-        raise SpecError(f"x is {x} and w is {w}: with pads {[*over.begins, *over.ends]} nothing is left of the output")
+        raise SpecError(f"x is {x} and w is {w}: with pads {[*over.begins, *over.ends]} the output is empty")
     return image_shape(samples, w.shape[1] * groups, spatial, attrs)
 
 
@@ -220,7 +220,7 @@ def _conv_transpose_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x, w = require_present(specs[0], "x"), require_present(specs[1], "w")
     y = TensorSpec(dtype, _conv_transpose_shape(x, w, attrs))
     if conv_shape(y, w, attrs, ("the output", "w")) != x.shape:
-        raise SpecError(f"x is {x} and w is {w}: the output {y} is too small to be convolved back")
+        raise SpecError(f"x is {x} and w is {w}: the output {y} is smaller than the kernel")
     _check_bias(specs, image_dims(y, attrs, "the output")[1])
     return (y,)
 
@@ -264,7 +264,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "conv_transpose",
-        "What nn.conv with this w [C, O / groups, *kernel] makes x of: x [N, C, *spatial] -> [N, O, *spatial]. "
+        "Transposed convolution with w [C, O / groups, *kernel]: x [N, C, *spatial] -> [N, O, *spatial]. "
         "`output_pads` are added at the ends.",
         _conv_transpose_infer,
         _conv_transpose,

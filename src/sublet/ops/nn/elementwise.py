@@ -222,7 +222,7 @@ COMMANDS = (
         np.cos,
         lambda emit, node, grad: emit("nn.neg", multiply(emit, grad, emit("nn.sin", _x(node)))),
     ),
-    unary("floor", "The largest whole number that is not above x.", np.floor, _zero),
+    unary("floor", "The largest integer not above x.", np.floor, _zero),
     unary(
         "clamp",
         "min(max(x, low), high).",
@@ -233,23 +233,23 @@ COMMANDS = (
     *(
         comparison(name, text, compute)
         for name, text, compute in (
-            ("equal", "Whether a is b, as bools.", np.equal),
-            ("not_equal", "Whether a is not b, as bools.", np.not_equal),
-            ("less", "Whether a is below b, as bools.", np.less),
-            ("less_equal", "Whether a is not above b, as bools.", np.less_equal),
-            ("greater", "Whether a is above b, as bools.", np.greater),
-            ("greater_equal", "Whether a is not below b, as bools.", np.greater_equal),
+            ("equal", "a == b, as bools.", np.equal),
+            ("not_equal", "a != b, as bools.", np.not_equal),
+            ("less", "a < b, as bools.", np.less),
+            ("less_equal", "a <= b, as bools.", np.less_equal),
+            ("greater", "a > b, as bools.", np.greater),
+            ("greater_equal", "a >= b, as bools.", np.greater_equal),
         )
     ),
     Command(
         "isnan",
-        "Whether it is no number, as bools.",
+        "True where x is NaN, as bools.",
         infer_elementwise(FLOATS, DType.BOOL),
         lambda x: np.isnan(x),
     ),
-    logical("logical_and", "Whether both are true.", np.logical_and, 2),
-    logical("logical_or", "Whether one is true.", np.logical_or, 2),
-    logical("logical_not", "Whether it is false.", np.logical_not, 1),
+    logical("logical_and", "Logical and.", np.logical_and, 2),
+    logical("logical_or", "Logical or.", np.logical_or, 2),
+    logical("logical_not", "Logical not.", np.logical_not, 1),
     Command(
         "where",
         "a where the condition is true, b elsewhere, with NumPy's broadcasting.",

@@ -58,7 +58,7 @@ def chain_steps(attrs: Attrs) -> tuple[ChainStep, ...]:
 def _parse_step(text: str) -> ChainStep:
     words = text.split()
     if not words or words[0] not in STEPS:
-        raise SpecError(f"nn.chain: the step {text!r} is no command that works element by element")
+        raise SpecError(f"nn.chain: the step {text!r} is no element-wise command")
     record = STEPS[words[0]]
     given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
     try:
@@ -72,11 +72,11 @@ def _is_float(number: str) -> bool:
     return any(mark in number for mark in (".", "e", "inf", "nan"))
 
 
-def _resolve_operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]) -> Any:
+def _resolve_operand(name: str, position: int, inputs: Sequence[Any], steps: Sequence[Any]) -> Any:
     """Return the operand `name` of the step at `position`: an input of the chain or an earlier result."""
-    of = given if name.startswith("x") else made
+    of = inputs if name.startswith("x") else steps
     if not OPERAND.fullmatch(name) or int(name[1:]) >= len(of):
-        raise SpecError(f"nn.chain: step {position} reads {name!r}, which is no input and no earlier step")
+        raise SpecError(f"nn.chain: step {position} reads {name!r}, which is neither an input nor an earlier step")
     return of[int(name[1:])]
 
 
@@ -94,7 +94,9 @@ def specs_of_steps(specs: Specs, attrs: Attrs) -> list[TensorSpec]:
         raise SpecError("nn.chain has no steps")
     for position, spec in enumerate(outputs):
         if spec.shape != outputs[-1].shape:
-            raise SpecError(f"nn.chain: step {position} gives {spec}, the last {outputs[-1]}: they must have one shape")
+            raise SpecError(
+                f"nn.chain: step {position} gives {spec}, the last step {outputs[-1]}, expected equal shapes"
+            )
     return outputs
 
 
@@ -124,7 +126,7 @@ MAX_CHAIN_INPUTS = 64
 COMMANDS: tuple[Command, ...] = (
     Command(
         "chain",
-        'Element-wise commands one after the other, as text: ("mul x0 x1", "add s0 x2").',
+        'A sequence of element-wise commands, as text: ("mul x0 x1", "add s0 x2").',
         _infer,
         _compute,
         GradientByExpansion(_expand),

@@ -40,7 +40,9 @@ from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 def require_in_range(indices: Any, extent: int) -> Any:
     """Return the indices unchanged. Raises IndexError unless all lie in [0, extent)."""
     if indices.size and not (indices.min() >= 0 and indices.max() < extent):
-        raise IndexError(f"indices {indices.min()} to {indices.max()} into an axis of {extent} elements")
+        raise IndexError(
+            f"indices {indices.min()} to {indices.max()} are out of range for an axis of {extent} elements"
+        )
     return indices
 
 
@@ -90,7 +92,7 @@ def _summed_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]
 def _embedding_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     w, indices = require_type(specs[0], NUMBERS, "the table"), require_type(specs[1], INDICES, "indices")
     if len(w.shape) != 2:
-        raise SpecError(f"the table is {w}, it must have two axes: [rows, width]")
+        raise SpecError(f"the table is {w}, expected two axes: [rows, width]")
     return (_selected_spec(w, indices, 0),)
 
 
@@ -137,7 +139,7 @@ def _scatter_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x, indices = require_type(specs[0], NUMBERS), require_type(specs[1], INDICES, "indices")
     updates = require_present(specs[2], "updates")
     _require_same_extents(x, indices, normalize_axis(pick(attrs, "axis"), len(x.shape)))
-    require_equal(updates, TensorSpec(x.dtype, indices.shape), "updates, and what the indices ask for,")
+    require_equal(updates, TensorSpec(x.dtype, indices.shape), "updates, and the shape of the indices,")
     return (x,)
 
 
@@ -181,7 +183,9 @@ def _masked_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]
 def _row_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     stack, row = require_type(specs[0], ANY, "the stack"), require_type(specs[1], INDICES, "the index")
     if not stack.shape or row.shape:
-        raise SpecError(f"the stack is {stack} and the index {row}: that needs rows, this must be a scalar")
+        raise SpecError(
+            f"the stack is {stack} and the index {row}: the stack needs at least one axis, the index must be a scalar"
+        )
     return (TensorSpec(stack.dtype, stack.shape[1:]),)
 
 
@@ -205,7 +209,7 @@ def _row_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 COMMANDS = (
     Command(
         "index_select",
-        "Elements along an axis, at indices of any shape, which takes the place of the axis.",
+        "Elements along an axis, at indices of any shape; the shape of the indices replaces the axis.",
         _select_infer,
         _index_select,
         _select_back,
@@ -214,7 +218,7 @@ COMMANDS = (
     ),
     Command(
         "index_select_gradient",
-        "The gradient of nn.index_select: every slice of dy is added where it was taken from.",
+        "The gradient of nn.index_select: adds every slice of dy at its source index.",
         _summed_infer,
         _index_select_gradient,
         _summed_back,
@@ -231,7 +235,7 @@ COMMANDS = (
     ),
     Command(
         "embedding_gradient",
-        "The gradient of nn.embedding: every row of dy is added to the row of the table it was taken from.",
+        "The gradient of nn.embedding: adds every row of dy to its source row of the table.",
         _embedding_gradient_infer,
         lambda dy, indices, rows: _index_select_gradient(dy, indices, 0, rows),
         _embedding_gradient_back,
@@ -249,7 +253,7 @@ COMMANDS = (
     ),
     Command(
         "scatter_add",
-        "x, to which every update is added at its index along the axis.",
+        "x plus every update, added at its index along the axis.",
         _scatter_infer,
         _scatter_add,
         _scatter_back,
@@ -276,7 +280,7 @@ COMMANDS = (
     ),
     Command(
         "select",
-        "stack[i], for an index that is known only when it runs; of a constant one it is a view.",
+        "stack[i] for an index computed at run time; a view for a constant index.",
         _row_infer,
         _row,
         _row_back,

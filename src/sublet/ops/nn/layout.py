@@ -57,11 +57,11 @@ def slice_axis(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
     return emit("nn.slice", x, **slice_attrs(spec_of(x).shape, (begin,), (end,), axes=(axis,)))
 
 
-def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, ...]:
-    """Return an attribute with a number for each axis, none below `least`."""
+def _per_axis(attrs: Attrs, key: str, rank: int, smallest: int = 0) -> tuple[int, ...]:
+    """Return an attribute with a number for each axis, none below `smallest`."""
     numbers = pick(attrs, key)
-    if len(numbers) != rank or any(n < least for n in numbers):
-        raise SpecError(f"{key} = {list(numbers)} must be {rank} integers, one for each axis, none below {least}")
+    if len(numbers) != rank or any(n < smallest for n in numbers):
+        raise SpecError(f"{key} = {list(numbers)} must be {rank} integers, one for each axis, none below {smallest}")
     return tuple(numbers)
 
 
@@ -189,7 +189,7 @@ def _pad_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     if len(pads) != 2 * rank or any(n < 0 for n in pads):
         raise SpecError(
             f"pads = {list(pads)} must be {2 * rank} integers, how much before each axis of {x} and then how much "
-            "after each, none below 0; nn.slice takes away"
+            "after each, none below 0; use nn.slice to remove elements"
         )
     number_as(pick(attrs, "value"), x.dtype)
     between = _per_axis(attrs, "between", rank) if pick(attrs, "between") else (0,) * rank
@@ -299,7 +299,7 @@ COMMANDS = (
     ),
     Command(
         "concat",
-        "The inputs one after the other along an axis.",
+        "The concatenation of the inputs along an axis.",
         _concat_infer,
         lambda *xs, axis: np.concatenate(xs, axis),
         _concat_back,

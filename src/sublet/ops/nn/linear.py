@@ -22,7 +22,7 @@ FACTOR_NAMES = ("a", "b")
 def _factor_shape(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
     """Return rows and columns of a factor after transposition."""
     if len(spec.shape) < 2:
-        raise SpecError(f"{name} is {spec}: a factor must have at least two axes; see nn.reshape")
+        raise SpecError(f"{name} is {spec}: a factor must have at least two axes. Use nn.reshape.")
     rows, columns = spec.shape[-2:]
     return (columns, rows) if transposed else (rows, columns)
 
@@ -36,7 +36,7 @@ def _product_shape(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int
     if inner != other:
         flags = [f" (transpose_{name}=1)" if pick(attrs, f"transpose_{name}") else "" for name in FACTOR_NAMES]
         raise SpecError(
-            f"a is {a}{flags[0]} and b is {b}{flags[1]}: a has {inner} columns and b {other} rows, they must be equal"
+            f"a is {a}{flags[0]} and b is {b}{flags[1]}: a has {inner} columns and b {other} rows, expected equal"
         )
     return rows, columns
 
@@ -98,7 +98,7 @@ def _gemm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     a, b = (require_present(spec, name) for spec, name in zip(specs, FACTOR_NAMES, strict=False))
     for spec, name in ((a, "a"), (b, "b")):
         if len(spec.shape) != 2:
-            raise SpecError(f"{name} is {spec}: gemm multiplies matrices, which have two axes; see nn.matmul")
+            raise SpecError(f"{name} is {spec}: nn.gemm needs two axes. Use nn.matmul for more.")
     y = TensorSpec(dtype, _product_shape(a, b, attrs))
     c = specs[2] if len(specs) > 2 else None
     if c is not None and (len(c.shape) > 2 or broadcast_shape([y, c]) != y.shape):
@@ -125,7 +125,7 @@ def _linear_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     dtype = require_same_type(specs, FLOATS)
     x, w = require_present(specs[0], "x"), require_present(specs[1], "w")
     if len(w.shape) != 2:
-        raise SpecError(f"w is {w}: it must have two axes, [outputs, inputs]")
+        raise SpecError(f"w is {w}, expected two axes: [outputs, inputs]")
     if not x.shape or x.shape[-1] != w.shape[1]:
         raise SpecError(f"x is {x} and w is {w}: the last axis of x must be {w.shape[1]}, as w is [outputs, inputs]")
     b = specs[2] if len(specs) > 2 else None

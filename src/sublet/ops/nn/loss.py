@@ -48,10 +48,10 @@ def _check_labels(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, T
     x = require_type(specs[scores], FLOATS, f"input {scores}")
     given = require_type(specs[labels], INDICES, f"input {labels}, the labels,")
     if not x.shape or x.shape[-1] < 1:
-        raise SpecError(f"input {scores} is {x}: its last axis must be that of the classes")
+        raise SpecError(f"input {scores} is {x}: its last axis must be the classes")
     if given.shape != x.shape[:-1]:
         wanted = TensorSpec(given.dtype, x.shape[:-1])
-        raise SpecError(f"the labels are {given}, but for {x} they must be {wanted}: one a row")
+        raise SpecError(f"the labels are {given}, expected {wanted} for {x}: one label a row")
     return x, TensorSpec(x.dtype, given.shape)
 
 
@@ -73,7 +73,7 @@ def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 def _one_hot_labels(labels: Any, classes: int) -> Any:
     """Return bools [..., C], True at the label. Raises IndexError for a label beyond the classes."""
     if labels.size and labels.max() >= classes:
-        raise IndexError(f"the label {labels.max()} is none of {classes} classes")
+        raise IndexError(f"the label {labels.max()} is out of range for {classes} classes")
     return labels[..., None] == np.arange(classes)
 
 
@@ -147,7 +147,7 @@ def _infer_equal_specs(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec
         for other, role in zip(others, roles[1:], strict=True):
             require_equal(first, other, f"{roles[0]} and {role}")
         if "beta" in attrs and not pick(attrs, "beta") > 0:
-            raise SpecError(f"beta = {pick(attrs, 'beta')} must be greater than 0; for 0 take nn.abs of nn.sub")
+            raise SpecError(f"beta = {pick(attrs, 'beta')} must be greater than 0; for 0 use nn.abs of nn.sub")
         return (first,)
 
     return infer
@@ -248,7 +248,7 @@ def _smooth_l1_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
 COMMANDS = (
     Command(
         "categorical_cross_entropy",
-        "-log p at the label: p [..., C], labels [...] -> [...]. A negative label has none: 0.",
+        "-log p at the label: p [..., C], labels [...] -> [...]. The loss of a negative label is 0.",
         _loss_infer,
         _cross_entropy,
         elementwise_gradient(term_by_op("nn.categorical_cross_entropy_gradient", 0, 1), None),

@@ -32,7 +32,7 @@ from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Spe
 def _require_shape(spec: TensorSpec | None, x: TensorSpec, shape: Sequence[int], role: str) -> None:
     """Raise SpecError unless the spec has the type of x and the shape `shape`."""
     require_equal(
-        require_present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and what it must be,"
+        require_present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and its expected spec,"
     )
 
 
@@ -48,7 +48,9 @@ def _check_channels(specs: Specs, attrs: Attrs, roles: Sequence[str], x_at: int 
 def _batch_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x = _check_channels(specs, attrs, ("scale", "bias", "mean", "var"))
     if batch_form(x.shape, attrs).count < 2:
-        raise SpecError(f"x {x} has one value a channel along axis {pick(attrs, 'axis')}: training needs two, see axis")
+        raise SpecError(
+            f"x {x} has one value a channel along axis {pick(attrs, 'axis')}: training needs two. Check `axis`."
+        )
     channel = require_present(specs[1], "scale")
     return (x, channel, channel, channel, channel)
 
@@ -70,11 +72,11 @@ def _statistics_and_scale_shapes(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int
     if "axes" in attrs:
         axes = pick(attrs, "axes")
         if not 1 <= axes <= rank:
-            raise SpecError(f"axes = {axes} last axes cannot be normalised of x {x}: give 1 to {rank}")
+            raise SpecError(f"axes = {axes} is out of range for x {x}: pass 1 to {rank}")
         return x.shape[: rank - axes], x.shape[rank - axes :]
     groups = pick(attrs, "groups")
     if rank < 2 or groups < 1 or x.shape[1] % groups:
-        raise SpecError(f"x {x} must have samples, channels and places, the channels divisible by {groups} groups")
+        raise SpecError(f"x {x} must be [samples, channels, ...], with channels divisible by groups = {groups}")
     return (x.shape[0], groups), (x.shape[1],)
 
 
@@ -86,7 +88,7 @@ def _norm_infer(count: int) -> Any:
         kept, affine = _statistics_and_scale_shapes(x, attrs)
         scale, bias = (*specs[1:], None, None)[:2]
         if scale is None and bias is not None:
-            raise SpecError("a bias needs a scale: give a scale of ones")
+            raise SpecError("a bias needs a scale: pass a scale of ones")
         for spec, role in ((scale, "scale"), (bias, "bias")):
             if spec is not None:
                 _require_shape(spec, x, affine, role)
@@ -237,7 +239,7 @@ def _row_commands(
         ),
         Command(
             gradient_name,
-            f"The gradients of nn.{name} by x and what scales and moves it: (dy, x, scale?, statistics) -> ...",
+            f"The gradients of nn.{name} by x, scale and bias: (dy, x, scale?, statistics) -> ...",
             _norm_gradient_infer(stats, 1 + scales),
             gradient,
             _gradient_parts(form_of),
@@ -253,8 +255,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "batch_norm",
         "Training: x normalised by mean and variance of the batch, for each channel along `axis`, then scaled and "
-        "moved (Ioffe and Szegedy 2015) -> (y, running mean, running variance, mean, 1 / deviation). `momentum` is "
-        "the share of the new in what runs.",
+        "shifted (Ioffe and Szegedy 2015) -> (y, running mean, running variance, mean, 1 / deviation). `momentum` is "
+        "the weight of the batch in the running statistics.",
         _batch_infer,
         normalization_forms.batch_norm,
         _batch_rule,
@@ -276,7 +278,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "batch_norm_inference",
-        "x normalised by the running mean and variance of each channel along `axis`, then scaled and moved.",
+        "x normalised by the running mean and variance of each channel along `axis`, then scaled and shifted.",
         _batch_inference_infer,
         normalization_forms.batch_inference,
         GradientByExpansion(_inference_parts),
@@ -286,7 +288,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *_row_commands(
         "layer_norm",
-        "x normalised over its last `axes` axes, then scaled and moved by tensors of their shape (Ba et al. 2016) "
+        "x normalised over its last `axes` axes, then scaled and shifted by tensors of their shape (Ba et al. 2016) "
         "-> (y, mean, 1 / deviation).",
         normalization_forms.layer_norm,
         normalization_forms.layer_gradient,
@@ -296,7 +298,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *_row_commands(
         "group_norm",
-        "x [N, C, ...] normalised over each group of channels, then scaled and moved by [C] (Wu and He 2018) "
+        "x [N, C, ...] normalised over each group of channels, then scaled and shifted by [C] (Wu and He 2018) "
         "-> (y, mean [N, groups], 1 / deviation).",
         normalization_forms.group_norm,
         normalization_forms.group_gradient,

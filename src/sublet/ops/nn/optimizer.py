@@ -27,10 +27,10 @@ def _spec_at(specs: Specs, position: int) -> TensorSpec | None:
     return specs[position] if position < len(specs) else None
 
 
-def _require_scalar(specs: Specs, position: int, wanted: TensorSpec, role: str) -> None:
+def _require_scalar(specs: Specs, position: int, expected: TensorSpec, role: str) -> None:
     spec = _spec_at(specs, position)
-    if spec != wanted:
-        raise SpecError(f"{role} is {spec or 'missing'}, but must be {wanted}")
+    if spec != expected:
+        raise SpecError(f"{role} is {spec or 'missing'}, but must be {expected}")
 
 
 def _infer_update(specs: Specs, *states: str) -> tuple[TensorSpec, ...]:
@@ -53,7 +53,7 @@ def _momentum_states(specs: Specs, attrs: Attrs, position: int) -> list[str]:
     if pick(attrs, "momentum"):
         return ["momentum"]
     if _spec_at(specs, position) is not None:
-        raise SpecError(f"momentum = 0 keeps no state: leave out input {position}, or give the attribute momentum")
+        raise SpecError(f"momentum = 0 keeps no state: omit input {position}, or pass the attribute momentum")
     return []
 
 
@@ -192,7 +192,7 @@ COMMANDS = (
     ),
     _adaptive_command(
         "lamb",
-        "LAMB: Adam whose update has the norm of the weights (You et al. 2020); arguments as of nn.adam.",
+        "LAMB: Adam with the update scaled to the norm of the weights (You et al. 2020); arguments as of nn.adam.",
         _lamb,
         1e-6,
         0.0,

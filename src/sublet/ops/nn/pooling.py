@@ -160,7 +160,7 @@ def _average_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Val
 COMMANDS: tuple[Command, ...] = (
     Command(
         "max_pool",
-        "The maximum of each window over 1 to 3 spatial axes. Without strides windows lie side by side.",
+        "The maximum of each window over 1 to 3 spatial axes. Without strides, windows are adjacent.",
         _pool_infer,
         _max_pool,
         elementwise_gradient(term_by_op("nn.max_pool_gradient", 0)),
@@ -168,7 +168,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "max_pool_gradient",
-        "The gradient of nn.max_pool: (dy, x) -> dx. The maxima are found again, the first of equal ones.",
+        "The gradient of nn.max_pool: (dy, x) -> dx. It recomputes the maxima; the first of equal maxima counts.",
         _max_gradient_infer,
         _max_pool_gradient,
         # The positions of the maxima are constant in x almost everywhere: no gradient by x.
@@ -178,7 +178,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "max_pool_gather",
-        "What stands in a tensor like x where the maxima of x are: the gradient of nn.max_pool_gradient.",
+        "The elements of a tensor like x at the positions of the maxima of x: the gradient of nn.max_pool_gradient.",
         _gather_infer,
         _max_pool_gather,
         elementwise_gradient(term_by_op("nn.max_pool_gradient", 1), None),
@@ -187,7 +187,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "avg_pool",
-        "The mean of each window over 1 to 3 spatial axes, of the padding too where count_include_pad says so.",
+        "The mean of each window over 1 to 3 spatial axes, including the padding if count_include_pad is 1.",
         _pool_infer,
         _avg_pool,
         _average_rule,

@@ -47,7 +47,7 @@ def dropout_scale(rate: float) -> float:
 
 def _require_scalar_key(spec: TensorSpec | None) -> None:
     if require_type(spec, INDICES, "the key").shape:
-        raise SpecError(f"the key is {spec}, it must be a scalar")
+        raise SpecError(f"the key is {spec}, expected a scalar")
 
 
 def _draw_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -121,7 +121,7 @@ def _random_command(
 COMMANDS = (
     _random_command(
         "random_uniform",
-        "Numbers drawn evenly from [low, high): a function of the key and the stream.",
+        "Numbers drawn uniformly from [low, high): a function of the key and the stream.",
         _uniform_infer,
         _uniform,
         {"low": 0.0, "high": 1.0},
@@ -139,6 +139,8 @@ COMMANDS = (
         "nn.dropout_gradient",
     ),
     _dropout_command(
-        "dropout_gradient", "The gradient of nn.dropout: dy where x was kept. The mask is drawn again.", "nn.dropout"
+        "dropout_gradient",
+        "The gradient of nn.dropout: dy at the elements not set to 0. The mask is recomputed.",
+        "nn.dropout",
     ),
 )

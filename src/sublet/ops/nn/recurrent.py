@@ -46,13 +46,13 @@ def _lstm(x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh
 
 
 def _lstm_gradient(
-    dy: Any, dh: Any, dc: Any, dgates: Any, dcells: Any, w_hh: Any, c0: Any, gates: Any, kept: Any
+    dy: Any, dh: Any, dc: Any, dgates: Any, dcells: Any, w_hh: Any, c0: Any, gates: Any, saved: Any
 ) -> tuple[Any, ...]:
     dh, dc = (np.zeros_like(c0) if grad is None else grad for grad in (dh, dc))
     dgates_before = np.zeros_like(gates)
     for t in reversed(range(len(gates))):
         i, f, g, o = np.split(gates[t], 4, axis=-1)
-        bent, before = np.tanh(kept[t]), kept[t - 1] if t else c0
+        bent, before = np.tanh(saved[t]), saved[t - 1] if t else c0
         dh = dh if dy is None else dh + dy[t]
         dc = dc + dh * o * (1 - bent**2) + (0 if dcells is None else dcells[t])
         active = np.concatenate((dc * g, dc * before, dc * i, dh * bent), axis=-1)
@@ -102,16 +102,16 @@ def _check_sequence(specs: Specs, states: int, gates: int) -> tuple[TensorSpec, 
     require_same_type(specs, FLOATS)
     x, h = require_present(specs[0], "x"), require_state(specs[1], "h0")
     if len(x.shape) != 3 or not x.shape[0] or x.shape[1] != h.shape[0]:
-        raise SpecError(f"x is {x} and h0 {h}: they must be [time > 0, batch, input] and [batch, hidden]")
+        raise SpecError(f"x is {x} and h0 is {h}, expected [time > 0, batch, input] and [batch, hidden]")
     hidden, rows = h.shape[1], gates * h.shape[1]
     wanted = [("c0", h.shape)] * (states - 1) + [("w_ih", (rows, x.shape[2])), ("w_hh", (rows, hidden))]
     for (role, shape), spec in zip(wanted, specs[2:], strict=False):
         require_equal(
-            require_present(spec, role), TensorSpec(x.dtype, shape), f"{role} for x {x}, h0 {h}, and what it must be,"
+            require_present(spec, role), TensorSpec(x.dtype, shape), f"{role} for x {x}, h0 {h}, and its expected spec,"
         )
     for role, spec in zip(("b_ih", "b_hh"), specs[2 + len(wanted) :], strict=False):
         if spec is not None:
-            require_equal(spec, TensorSpec(x.dtype, (rows,)), f"{role} for h0 {h}, and what it must be,")
+            require_equal(spec, TensorSpec(x.dtype, (rows,)), f"{role} for h0 {h}, and its expected spec,")
     return TensorSpec(x.dtype, (*x.shape[:2], hidden)), h
 
 
@@ -125,18 +125,18 @@ def _gru_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     return y, h, gates_spec(y, 3), y
 
 
-def _require_specs(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optional: int) -> None:
+def _require_specs(specs: Specs, roles: Sequence[str], expected: Sequence[TensorSpec], optional: int) -> None:
     """Raise SpecError unless every spec is the wanted spec; the first `optional` specs may be missing."""
-    for i, (spec, role, right) in enumerate(zip(specs, roles, wanted, strict=True)):
+    for i, (spec, role, right) in enumerate(zip(specs, roles, expected, strict=True)):
         if spec is not None or i >= optional:
-            require_equal(require_present(spec, role), right, f"{role} is wrong: it and what it must be")
+            require_equal(require_present(spec, role), right, f"{role} and its expected spec")
 
 
 def _specs_of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
     """Return the specs of the gates, of y, of the state and of w_hh."""
     gates = require_type(spec, FLOATS, "gates")
     if len(gates.shape) != 3 or not gates.shape[0] or gates.shape[2] % count:
-        raise SpecError(f"the gates are {gates}, they must be [time > 0, batch, {count} * hidden]")
+        raise SpecError(f"the gates are {gates}, expected [time > 0, batch, {count} * hidden]")
     (time, batch, width), dtype = gates.shape, gates.dtype
     hidden = width // count
     y, h = TensorSpec(dtype, (time, batch, hidden)), TensorSpec(dtype, (batch, hidden))
@@ -290,7 +290,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "lstm_gradient",
-        "Of nn.lstm, back through time: the gradients of the gates before activation, of h0 and of c0.",
+        "The gradients of nn.lstm, back through time, by the gates before activation, h0 and c0.",
         _lstm_gradient_infer,
         _lstm_gradient,
         GradientByExpansion(_lstm_parts),
@@ -310,7 +310,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru_gradient",
-        "Of nn.gru, back through time: the gradients of the gates of x and of h before activation, and of h0.",
+        "The gradients of nn.gru, back through time, by the gates of x and of h before activation, and h0.",
         _gru_gradient_infer,
         _gru_gradient,
         GradientByExpansion(_gru_parts),

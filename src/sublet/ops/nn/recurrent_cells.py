@@ -63,7 +63,7 @@ def require_state(spec: TensorSpec | None, role: str) -> TensorSpec:
     """Return the spec of a state, [B, H]."""
     checked = require_type(spec, FLOATS, role)
     if len(checked.shape) != 2:
-        raise SpecError(f"{role} is {checked}, it must be [batch, hidden]")
+        raise SpecError(f"{role} is {checked}, expected [batch, hidden]")
     return checked
 
 
@@ -183,7 +183,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru_cell_gradient",
-        "The gradients of nn.gru_cell: (dh, gates of x, gates of h, h) -> one for each of the last three.",
+        "The gradients of nn.gru_cell: (dh, gates of x, gates of h, h) -> the gradients of the last three inputs.",
         _gru_gradient_infer,
         _gru_cell_gradient,
         GradientByExpansion(_gru_parts),

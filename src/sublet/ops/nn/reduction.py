@@ -126,7 +126,7 @@ COMMANDS = (
     reduction_command("mean", "The mean over axes; over all for ().", _infer_mean, _mean_of, _mean),
     Command(
         "sum_to",
-        "Summed over the axes along which `shape` would be broadcast to x: undoes nn.broadcast_to.",
+        "The sum over the axes broadcast from `shape` to x: the inverse of nn.broadcast_to.",
         _sum_to_infer,
         _sum_to,
         gradient_with_shape("nn.broadcast_to"),

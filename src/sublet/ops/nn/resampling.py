@@ -49,13 +49,13 @@ def interpolation_matrix(source: int, extent: int, mode: str, align_corners: int
 def _infer_resized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x, size, mode = require_type(specs[0], FLOATS), pick(attrs, "size"), pick(attrs, "mode")
     if len(x.shape) != 4:
-        raise SpecError(f"the input is {x}, it must have the axes [N, C, H, W]")
+        raise SpecError(f"the input is {x}, expected the axes [N, C, H, W]")
     if len(size) != 2 or min(size) < 1:
         raise SpecError(f"size = {list(size)} must be (height, width), both at least 1")
     if mode not in MODES:
         raise SpecError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
     if 0 in x.shape[2:]:
-        raise SpecError(f"the input is {x}: there is nothing to sample")
+        raise SpecError(f"the input is {x}: height and width must be at least 1")
     return (TensorSpec(x.dtype, (*x.shape[:2], *size)),)
 
 

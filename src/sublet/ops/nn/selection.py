@@ -34,7 +34,7 @@ def _infer_nonempty(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     (y,) = infer_reduced(specs, attrs)
     x = require_type(specs[0], NUMBERS)
     if y.size and not x.size:
-        raise SpecError(f"{x} has no elements along the axes {list(pick(attrs, 'axes'))}: there is none to choose")
+        raise SpecError(f"{x} has no elements along the axes {list(pick(attrs, 'axes'))}, expected at least one")
     return (y,)
 
 
@@ -44,7 +44,7 @@ def _infer_gradient(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     for i, spec in enumerate(specs):
         if i != 1:
             (small,) = infer_reduced([x], attrs)
-            require_equal(require_type(spec, FLOATS, f"input {i}"), small, f"input {i}, and what x reduces to,")
+            require_equal(require_type(spec, FLOATS, f"input {i}"), small, f"input {i}, and the reduced x,")
     return (x,)
 
 
@@ -202,7 +202,7 @@ def _histogram_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     require_type(specs[0], FLOATS)
     low, high, bins = (pick(attrs, key) for key in ("low", "high", "bins"))
     if not -inf < low < high < inf or bins < 1:
-        raise SpecError(f"{bins} bins from {low} to {high}: there must be one at least, from low to high")
+        raise SpecError(f"{bins} bins from {low} to {high}: expected at least one bin, and low below high")
     return (TensorSpec(DType.I64, (bins,)),)
 
 
@@ -266,7 +266,7 @@ COMMANDS = (
     ),
     Command(
         "prod_gradient",
-        "The gradient of nn.prod: (dy, x) -> dx, right where elements are 0 too.",
+        "The gradient of nn.prod: (dy, x) -> dx, exact for elements of 0 too.",
         _infer_gradient,
         _prod_gradient,
         GradientByExpansion(_prod_parts),
@@ -281,12 +281,12 @@ COMMANDS = (
         _norm_back,
         {"p": 2.0, "axes": (), "keepdims": False},
     ),
-    _position_command("argmax", "Where the first of the largest elements along an axis is, as i64.", np.argmax),
-    _position_command("argmin", "Where the first of the smallest elements along an axis is, as i64.", np.argmin),
+    _position_command("argmax", "The index of the first of the largest elements along an axis, as i64.", np.argmax),
+    _position_command("argmin", "The index of the first of the smallest elements along an axis, as i64.", np.argmin),
     Command(
         "top_k",
-        "The k largest elements along an axis, or the k smallest, in order; and where they were, as i64. "
-        "Of equal ones the first comes first; NaN is above all numbers.",
+        "The k largest elements along an axis, or the k smallest, in order, and their indices, as i64. "
+        "Equal elements keep their order; NaN is above all numbers.",
         _top_infer,
         _top_k,
         _top_back,
@@ -295,15 +295,15 @@ COMMANDS = (
     ),
     Command(
         "histogram",
-        "How many elements lie in each of `bins` intervals of equal length from low to high, as i64. "
-        "The last one has both its ends; what lies outside is not counted.",
+        "The number of elements in each of `bins` intervals of equal length from low to high, as i64. "
+        "The last interval includes both ends; elements outside are not counted.",
         _histogram_infer,
         _histogram,
         attrs={"bins": REQUIRED_INTEGER, "low": REQUIRED_NUMBER, "high": REQUIRED_NUMBER},
     ),
     Command(
         "cumsum",
-        "Sums of all elements up to each along an axis; from each on where `reverse` says so.",
+        "Cumulative sums along an axis, from the far end if `reverse` is 1.",
         _running_infer,
         _cumsum,
         _running_back,

@@ -29,7 +29,7 @@ def require_type(spec: TensorSpec | None, allowed: Sequence[DType], role: str = 
     checked = require_present(spec, role)
     if checked.dtype not in allowed:
         names = ", ".join(dtype.text for dtype in allowed)
-        raise SpecError(f"{role} is {checked}, its type must be one of {names}")
+        raise SpecError(f"{role} is {checked}, expected one of the types {names}")
     return checked
 
 
@@ -37,10 +37,12 @@ def require_same_type(specs: Specs, allowed: Sequence[DType] = NUMBERS) -> DType
     """Return the common type of all present inputs."""
     given = [require_type(spec, allowed, f"input {i}") for i, spec in enumerate(specs) if spec is not None]
     if not given:
-        raise SpecError("there must be an input")
+        raise SpecError("expected at least one input")
     for i, spec in enumerate(given):
         if spec.dtype is not given[0].dtype:
-            raise SpecError(f"input {i} is {spec}, but the first is {given[0]}: their types must be equal; see nn.cast")
+            raise SpecError(
+                f"input {i} is {spec}, but the first is {given[0]}: their types must be equal. Use nn.cast."
+            )
     return given[0].dtype
 
 
@@ -61,7 +63,7 @@ def broadcast_shape(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
 def normalize_axis(axis: int, rank: int) -> int:
     """Return the axis counted from the front."""
     if not -rank <= axis < rank:
-        raise SpecError(f"axis {axis} is not one of a tensor with {rank} axes")
+        raise SpecError(f"axis {axis} is out of range for {rank} axes")
     return axis % rank
 
 

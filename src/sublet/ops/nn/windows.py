@@ -95,11 +95,11 @@ def windows_from_attrs(attrs: Attrs, kernel: Sequence[int]) -> Windows:
     return Windows(tuple(kernel), strides, pads[:axes], pads[axes:], dilations, ceil)
 
 
-def _per_axis(attrs: Attrs, key: str, length: int, default: int, least: int) -> Extents:
+def _per_axis(attrs: Attrs, key: str, length: int, default: int, smallest: int) -> Extents:
     given = tuple(pick(attrs, key)) if key in attrs else ()
     numbers = given or (default,) * length
-    if len(numbers) != length or any(number < least for number in numbers):
-        raise SpecError(f"{key} = {list(numbers)} must be {length} integers, each at least {least}")
+    if len(numbers) != length or any(number < smallest for number in numbers):
+        raise SpecError(f"{key} = {list(numbers)} must be {length} integers, each at least {smallest}")
     return numbers
 
 

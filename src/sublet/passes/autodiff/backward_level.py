@@ -76,7 +76,7 @@ def zero_gradient(emit: Emitter, value: Value) -> Value:
     """Return zeros as the gradient of a value without contributions."""
     if isinstance(value.spec, TensorSpec):
         return emit.full(0, value.spec)
-    assert value.spec.dtype is not None, "only what is differentiable has a gradient"
+    assert value.spec.dtype is not None, "only floating-point values have a gradient"
     extents = tuple(extent or 0 for extent in value.spec.dims or ())
     return emit.full(0, TensorSpec(value.spec.dtype, extents))  # run-time rows: a value without contributions has none
 

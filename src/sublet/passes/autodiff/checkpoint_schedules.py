@@ -59,8 +59,8 @@ def check_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
     for strategy in strategies:
         counted = isinstance(strategy, int) and not isinstance(strategy, bool) and strategy >= 1
         if strategy is not None and not counted and strategy not in (PLAIN, SQRT, TREE):
-            ways = '"plain", "sqrt", "tree", or a number of rounds from 1 on'
-            raise SpecError(f"checkpoint={strategy!r} is no way to store a loop: give {ways}")
+            ways = '"plain", "sqrt", "tree", or a number of iterations of at least 1'
+            raise SpecError(f"checkpoint={strategy!r} is unknown. Pass {ways}.")
     return checkpoints
 
 

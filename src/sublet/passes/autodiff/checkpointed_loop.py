@@ -22,21 +22,21 @@ from sublet.passes.rewriting import is_pure
 
 
 def checkpointed_loop_gradient(
-    level: BackwardLevel, node: While, grads: Sequence[Value | None], found: Contributions
+    level: BackwardLevel, node: While, grads: Sequence[Value | None], contributions: Contributions
 ) -> list[Contribution]:
     """Return the gradients of initial values and sequences of a loop, stored by the requested checkpoint strategy."""
     chunks = _chunks_for(level, node, grads)
     if not any(chunk.has_recomputation for chunk in chunks):
-        return loop_gradient(level, node, grads, found)
+        return loop_gradient(level, node, grads, contributions)
     if len(chunks) == 1 and len(chunks[0].extents) == 1:
         level.context.recompute_loops[node.name] = True
-        return loop_gradient(level, node, grads, found)
+        return loop_gradient(level, node, grads, contributions)
     spans, begin = list[ChunkSpan](), 0
     for chunk in chunks:
         spans.append(ChunkSpan(chunk, begin))
         begin += chunk.iterations
     loops = _replace_with_chunks(level, node, spans)
-    return _chunk_contributions(level, node, spans, loops, grads, found)
+    return _chunk_contributions(level, node, spans, loops, grads, contributions)
 
 
 def _chunks_for(level: BackwardLevel, node: While, grads: Sequence[Value | None]) -> tuple[Chunk, ...]:
@@ -80,9 +80,9 @@ def _replace_with_chunks(level: BackwardLevel, node: While, spans: Sequence[Chun
 
 def _stacked_output(loop: While, j: int) -> Value:
     """Return stacked output j, required to be present."""
-    found = loop.stacked_outputs[j]
-    assert found is not None
-    return found
+    contributions = loop.stacked_outputs[j]
+    assert contributions is not None
+    return contributions
 
 
 def _chunk_contributions(
@@ -91,7 +91,7 @@ def _chunk_contributions(
     spans: Sequence[ChunkSpan],
     loops: Sequence[While],
     grads: Sequence[Value | None],
-    found: Contributions,
+    contributions: Contributions,
 ) -> list[Contribution]:
     """Return the contributions to initial values and sequences from the backwards of all spans, last span first."""
     emit, carried = level.emit, list(grads[: node.carried])
@@ -99,7 +99,8 @@ def _chunk_contributions(
     backs = list[tuple[ChunkSpan, While, LoopBackward]]()
     for span, loop in list(zip(spans, loops, strict=True))[::-1]:
         rows = [None if g is None else span.fold_axis(emit, g, axis, backwards) for g, axis, backwards in stacked]
-        back = differentiate_loop(level, loop, [*carried, *rows], found, again=level.context.recompute_loops[loop.name])
+        again = level.context.recompute_loops[loop.name]
+        back = differentiate_loop(level, loop, [*carried, *rows], contributions, again=again)
         carried = [back.init_grads.get(i) for i in range(node.carried)]
         backs.insert(0, (span, loop, back))
     flows: list[Contribution] = [(node.inits[i], grad, None) for i, grad in enumerate(carried) if grad is not None]

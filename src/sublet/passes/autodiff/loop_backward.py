@@ -78,10 +78,11 @@ class _BackwardBody:
 
 
 def loop_gradient(
-    level: BackwardLevel, node: While, grads: Sequence[Value | None], found: Contributions
+    level: BackwardLevel, node: While, grads: Sequence[Value | None], contributions: Contributions
 ) -> list[Contribution]:
-    """Return the gradients of initial values and sequences; add the gradients of captured values to `found`."""
-    back = differentiate_loop(level, node, grads, found, again=level.context.recompute_loops.get(node.name, False))
+    """Return the gradients of initial values and sequences; add the gradients of captured values to `contributions`."""
+    again = level.context.recompute_loops.get(node.name, False)
+    back = differentiate_loop(level, node, grads, contributions, again=again)
     flows: list[Contribution] = [(node.inits[i], grad, None) for i, grad in back.init_grads.items()]
     rounds = trip_count_of(node)
     for lane, whole in back.step_grads:
@@ -91,7 +92,7 @@ def loop_gradient(
 
 
 def differentiate_loop(
-    level: BackwardLevel, node: While, grads: Sequence[Value | None], found: Contributions, *, again: bool
+    level: BackwardLevel, node: While, grads: Sequence[Value | None], contributions: Contributions, *, again: bool
 ) -> LoopBackward:
     """Write the backward of a loop, add the tape to the forward loop, and return the gradients.
 
@@ -101,12 +102,12 @@ def differentiate_loop(
     rounds = BackwardIterations(
         trip_count_of(node), trip_count_value(node), level.fresh_value("counter", SCALAR), level.emit
     )
-    body = _backward_body(level, node, grads, rounds, found)
+    body = _backward_body(level, node, grads, rounds, contributions)
     if not body.carried and not body.rows:
         return LoopBackward()
     tape = _choose_tape(level, node, body, rounds, again)
     level.replace_node(node, tape.forward_with_tape())
-    return _write_backward_loop(level, body, tape, rounds, found)
+    return _write_backward_loop(level, body, tape, rounds, contributions)
 
 
 def tape_bytes(level: BackwardLevel, node: While, grads: Sequence[Value | None]) -> tuple[int, int]:
@@ -143,7 +144,7 @@ def _backward_body(
     `around_it` are the contributions of the surrounding level.
     """
     active, body = level.context.active, _BackwardBody(level.sublevel(node.body))
-    emit, found = body.level.emit, Contributions()
+    emit, contributions = body.level.emit, Contributions()
     finals = dict(enumerate(grads[: node.carried]))
     stacked = [(j, grad) for j, grad in enumerate(grads[node.carried :]) if grad is not None and node.rows[j] in active]
     targets = [node.rows[j] for j, _ in stacked]
@@ -154,27 +155,28 @@ def _backward_body(
     carried = {i: level.fresh_value(f"{node.parameters[i].name}.grad", spec_of(node.parameters[i])) for i in carries}
     for i, parameter in carried.items():
         if node.updates[i] in active:
-            found.add(emit, node.updates[i], parameter)
+            contributions.add(emit, node.updates[i], parameter)
     for j, grad in stacked:
         part = level.fresh_value(f"{node.rows[j].name}.grad", _row_spec(node, node.rows[j]))
         body.row_grads[part] = lane_of(grad, node.row_axes[j], spec_of(part), node.row_reversed[j])
-        found.add(emit, node.rows[j], part)
+        contributions.add(emit, node.rows[j], part)
     steps = _step_lanes(level, node, rounds)
     around = [
         value for value in captures(node.body) if value in active and value not in _stacks_read_by_steps(node, steps)
     ]
     sums = {value: level.fresh_value(f"{value.name}.sum", spec_of(value)) for value in around if value.plannable}
     for value, parameter in sums.items():
-        found.add(emit, value, parameter)
-    level.context.run(body.level, _without_selects(node, steps), found)
+        contributions.add(emit, value, parameter)
+    level.context.run(body.level, _without_selects(node, steps), contributions)
     for value in around:
-        if value not in sums and value in found:
+        if value not in sums and value in contributions:
             raise gradient_error(
-                node, f"%{value.name} has as many rows as a run makes, and is read whole: declare max_trips"
+                node,
+                f"%{value.name} is read whole, but its number of rows is unknown before the run. Declare max_trips.",
             )
-    _collect_results(level, node, grads, body, carried, steps, found)
+    _collect_results(level, node, grads, body, carried, steps, contributions)
     for value, parameter in sums.items():
-        update = found.total(emit, value) or parameter
+        update = contributions.total(emit, value) or parameter
         if update != parameter:
             before = around_it.total(level.emit, value)  # the sum continues from later contributions
             body.carried.append((parameter, before or zero_gradient(level.emit, value), update, value))
@@ -189,17 +191,17 @@ def _collect_results(
     body: _BackwardBody,
     carried: dict[int, Value],
     steps: dict[Value, Lane],
-    found: Contributions,
+    contributions: Contributions,
 ) -> None:
     """Collect the updates and rows of the backward body."""
     emit = body.level.emit
     for i, parameter in carried.items():
-        update = found.total(emit, node.parameters[i]) or zero_gradient(emit, node.parameters[i])
+        update = contributions.total(emit, node.parameters[i]) or zero_gradient(emit, node.parameters[i])
         init = grads[i] or zero_gradient(level.emit, node.parameters[i])
         body.carried.append((parameter, init, update, node.inits[i]))
         body.init_positions.append(i)
     for value, lane in steps.items():
-        if (grad := found.total(emit, value)) is not None:
+        if (grad := contributions.total(emit, value)) is not None:
             body.rows.append((grad, lane))
 
 
@@ -207,9 +209,7 @@ def _row_spec(node: While, row: Value) -> TensorSpec:
     """Return the spec of one row. Raises GradientError for a row with a size known only at run time."""
     if isinstance(row.spec, TensorSpec):
         return row.spec
-    what = (
-        f"%{row.name} has as many rows as a run makes, in each round of this loop: declare max_trips of the inner loop"
-    )
+    what = f"%{row.name} has an unknown number of rows in each iteration. Declare max_trips of the inner loop."
     raise gradient_error(node, what)
 
 
@@ -262,7 +262,7 @@ def _stacks_read_by_steps(node: While, steps: dict[Value, Lane]) -> set[Value]:
 
 
 def _write_backward_loop(
-    level: BackwardLevel, body: _BackwardBody, tape: Tape, rounds: BackwardIterations, found: Contributions
+    level: BackwardLevel, body: _BackwardBody, tape: Tape, rounds: BackwardIterations, contributions: Contributions
 ) -> LoopBackward:
     """Write the backward loop and return the gradients."""
     emit = level.emit
@@ -302,7 +302,7 @@ def _write_backward_loop(
     back = LoopBackward({i: final for i, final in zip(body.init_positions, finals, strict=False) if final is not None})
     for (_, _, _, of), final in list(zip(body.carried, finals, strict=True))[len(body.init_positions) :]:
         if final is not None:
-            found.set_total(of, final)
+            contributions.set_total(of, final)
     for (whole, _), (_, lane) in zip(stacks, body.rows, strict=True):
         placed = isinstance(whole.spec, TensorSpec) and rounds.static is None
         back.step_grads.append((lane, rounds.scatter_rows(whole, lane) if placed else whole))

@@ -73,14 +73,14 @@ def gradients(
     return replace(graph, nodes=tuple(emit.nodes), outputs=(*graph.outputs, *grads), weights=weights), grads
 
 
-def _seed_gradients(emit: Emitter, of: Sequence[Value], given: Sequence[Value]) -> dict[Value, Value]:
+def _seed_gradients(emit: Emitter, of: Sequence[Value], seeds: Sequence[Value]) -> dict[Value, Value]:
     """Return the total seed of each value of `of`. Raises GradientError for a wrong number or spec of seeds."""
-    if len(of) != len(given):
-        raise GradientError(f"{len(given)} seeds are given for {len(of)} values: give one for each")
+    if len(of) != len(seeds):
+        raise GradientError(f"{len(seeds)} seeds for {len(of)} values: pass one seed for each value")
     contributions = Contributions()
-    for value, seed in zip(of, given, strict=True):
+    for value, seed in zip(of, seeds, strict=True):
         if seed.spec != value.spec:
-            raise GradientError(f"the seed %{seed.name} of %{value.name} is {seed.spec}, but must be {value.spec}")
+            raise GradientError(f"the seed %{seed.name} of %{value.name} is {seed.spec}, expected {value.spec}")
         contributions.add(emit, value, seed)
     totals = ((value, contributions.total(emit, value)) for value in dict.fromkeys(of))
     return {value: total for value, total in totals if total is not None}
@@ -118,9 +118,9 @@ def backward(
     return results
 
 
-def with_zeros(emit: Emitter, found: Sequence[Value | None], wrt: Sequence[Value]) -> list[Value]:
+def with_zeros(emit: Emitter, gradients: Sequence[Value | None], wrt: Sequence[Value]) -> list[Value]:
     """Return the gradients found by `backward` for values outside of loops, with separate zeros for each None."""
-    return [emit.full(0, spec_of(value)) if grad is None else grad for value, grad in zip(wrt, found, strict=True)]
+    return [emit.full(0, spec_of(value)) if grad is None else grad for value, grad in zip(wrt, gradients, strict=True)]
 
 
 def _require_gradient(value: Value, makers: Mapping[Value, Node]) -> None:
@@ -132,30 +132,30 @@ def _require_gradient(value: Value, makers: Mapping[Value, Node]) -> None:
     if maker is None or maker.subgraphs or not maker.uses or maker.op == STOP_GRADIENT:
         return
     if lookup(maker.op).gradient is None:
-        raise GradientError(f"%{value.name}{where} is made by {maker.op}, which has no gradient")
+        raise GradientError(f"%{value.name}{where} is computed by {maker.op}, which has no gradient")
 
 
-def _walk_back(level: BackwardLevel, nodes: Sequence[Node], found: Contributions) -> None:
-    """Add the contributions of `nodes`, in reverse order, to `found`, starting from the gradients in `found`."""
+def _walk_back(level: BackwardLevel, nodes: Sequence[Node], contributions: Contributions) -> None:
+    """Add the contributions of `nodes`, in reverse order, to `contributions` (initially those of the outputs)."""
     emit, active = level.emit, level.context.active
     scope, source = emit.scope, emit.source
     for node in reversed(nodes):
-        flowing = any(value in active and value in found for value in node.defs)
+        flowing = any(value in active and value in contributions for value in node.defs)
         if not flowing or not any(value in active for value in required_values(node)):
             continue
         emit.scope, emit.source = f"grad/{node.name}/", node.source
-        for value, grad, box in _contributions_of(level, node, found):
-            found.add(emit, value, grad, box)
+        for value, grad, box in _contributions_of(level, node, contributions):
+            contributions.add(emit, value, grad, box)
     emit.scope, emit.source = scope, source
 
 
-def _contributions_of(level: BackwardLevel, node: Node, found: Contributions) -> list[Contribution]:
+def _contributions_of(level: BackwardLevel, node: Node, contributions: Contributions) -> list[Contribution]:
     """Return the contributions of a node to the gradients of the operands."""
     if isinstance(node, While | CaseOf):
         node = level.current_version(node)
-    grads = [found.total(level.emit, value) for value in node.outputs]
+    grads = [contributions.total(level.emit, value) for value in node.outputs]
     if isinstance(node, While):
-        return checkpointed_loop_gradient(level, node, grads, found)
+        return checkpointed_loop_gradient(level, node, grads, contributions)
     if isinstance(node, CaseOf):
         return branch_gradient(level, node, grads)
     parts = _boxes_read(node)

@@ -14,7 +14,7 @@ from sublet.passes.autodiff.backward_level import SCALAR, BackwardLevel, gradien
 from sublet.passes.autodiff.tape_access import TapeAccess, captured_values
 from sublet.passes.autodiff.trip_count import BackwardIterations, Lane, lane_of, max_trip_count_of, trip_count_value
 
-UNPLANNED_REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
+UNPLANNED_REASON = "its number of rows is the trip count, unknown before the run; declare max_trips to plan it"
 
 SCALAR_BYTES = 64
 """Bytes a scalar typically takes in an arena: a tape of a few scalars is not worth the scalars replacing the tape."""
@@ -131,7 +131,9 @@ class Tape:
     def _stack_spec(self, value: Value) -> Spec:
         """Return the spec of the stack of a value."""
         if not isinstance(value.spec, TensorSpec):
-            what = f"%{value.name} has as many rows as a run makes, in each round: declare max_trips of the inner loop"
+            what = (
+                f"%{value.name} has an unknown number of rows in each iteration. Declare max_trips of the inner loop."
+            )
             raise gradient_error(self.node, what)
         shape, dtype = value.spec.shape, value.spec.dtype
         if self.extent is not None:
@@ -149,8 +151,8 @@ class Tape:
             and (count in maker.finals or count == trip_count_value(maker))
         )
         if not same and not isinstance(maker, CaseOf):
-            what = f"the loop may make fewer rounds than %{sequence.name} has steps, and nobody knows how many"
-            raise gradient_error(self.node, f"{what}; declare max_trips of the loop that stacks it")
+            what = f"the loop may run fewer iterations than %{sequence.name} has slices, and the trip count is unknown"
+            raise gradient_error(self.node, f"{what}. Declare max_trips of the loop that stacks %{sequence.name}.")
 
     def forward_with_tape(self) -> While:
         """Return the forward loop with the tape."""

@@ -158,14 +158,14 @@ def _sub_content(content: Content, begin: int, end: int) -> Content:
     return tuple(ranges)
 
 
-def _compose_content(value: Value, placed: Sequence[tuple[int, Content]]) -> Content:
-    """Return the content of a value composed of the contents in `placed`, at offsets.
+def _compose_content(value: Value, pieces: Sequence[tuple[int, Content]]) -> Content:
+    """Return the content of a value composed of the contents in `pieces`, at offsets.
 
     The remaining bytes are new bytes of the value, and so are bytes occurring twice.
     """
     ranges: list[RootRange] = []
     end = own_bytes = 0
-    for offset, content in [*sorted(placed, key=lambda pair: pair[0]), (value.nbytes, ())]:
+    for offset, content in [*sorted(pieces, key=lambda pair: pair[0]), (value.nbytes, ())]:
         nbytes = sum(segment.end - segment.begin for segment in content)
         if offset < end or offset + nbytes > value.nbytes or _share_bytes(ranges, content):
             continue
@@ -187,7 +187,7 @@ def _divide_into_atoms(
     reads: Sequence[set[Value]],
     contents: Mapping[Value, Content],
     maker: Mapping[Value, int],
-    kept: Collection[Value],
+    outputs: Collection[Value],
     outside: Collection[Value],
     extra: Mapping[str, int],
     flow: DataFlow,
@@ -215,7 +215,7 @@ def _divide_into_atoms(
     size = [0 if root in outside else end - begin for root, edges in cuts.items() for begin, end in pairwise(edges)]
     made_by = [maker[root] for root, edges in cuts.items() for _ in edges[1:]]
     stays = [False] * count
-    for value in kept:
+    for value in outputs:
         for a in atoms_of(value):
             stays[a] = True
     read = [

@@ -78,7 +78,7 @@ def with_patched_front(graph: Graph, text: str) -> Graph:
         raise PlanError(f"patches {text[:80]!r}: {front}")
     size = spatial_extents(front.result, front.axes)
     if size is None or patches.rows > size[0] or patches.columns > size[1]:
-        raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} places")
+        raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} rows and columns")
     writer = _PatchWriter(graph, front)
     made = writer.write_patches([split_evenly(size[0], patches.rows), split_evenly(size[1], patches.columns)])
     nodes: list[Node] = []
@@ -130,7 +130,7 @@ def front_up_to(graph: Graph, name: str) -> Front | str:
         return f"the graph has no node {name[:80]!r}"
     last = graph.nodes[position[name]]
     if len(last.defs) != 1:
-        return f"node {name!r} makes more than one value"
+        return f"node {name!r} has more than one output"
     varying = _input_dependent_values(graph)
     maker = producer_positions(graph.nodes)
     inside, todo = set[int](), [position[name]]
@@ -148,7 +148,7 @@ def front_up_to(graph: Graph, name: str) -> Front | str:
             return f"node {node.name!r} {reason}"
     read = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
     shared = [v for node in nodes for v in node.defs if v != last.defs[0] and v in read | {*results(graph)}]
-    return f"{shared[0]} is read behind the front, too" if shared else Front(nodes, last.defs[0], axes)
+    return f"{shared[0]} is also read behind the front" if shared else Front(nodes, last.defs[0], axes)
 
 
 def _input_dependent_values(graph: Graph) -> frozenset[Value]:

@@ -80,23 +80,27 @@ def why_not_by_areas(node: Node, axes: Axes, maps: frozenset[Value]) -> str:
     """
     outs = node.defs
     if node.subgraphs or len(outs) != 1 or spatial_extents(outs[0], axes) is None:
-        return "makes other than one map of four axes"
+        return "must have one output with four axes"
     if node.op in WINDOWED:
         over, size = _windows_of(node), spatial_extents(node.uses[0], axes)
         if over is None or spatial_axes_of(node) != axes or size is None or any(v in maps for v in node.uses[1:]):
-            return "has windows of another kind"
+            return "has windows of an unsupported kind"
         if any(pad >= span for pads in (over.begins, over.ends) for pad, span in zip(pads, over.spans, strict=True)):
-            return "has windows of padding alone"
+            return "has windows that hold only padding"
         floor = Windows(over.kernel, over.strides, over.begins, over.ends, over.dilations)
-        return "" if floor.count_windows(size) == spatial_extents(outs[0], axes) else "has windows that stick out"
+        return (
+            ""
+            if floor.count_windows(size) == spatial_extents(outs[0], axes)
+            else "has windows that extend beyond the map"
+        )
     if node.op not in POINTWISE or (node.op in NORMALIZATIONS and node.attrs.get("axis", 1) in axes):
-        return "needs more than the area that it makes"
+        return "reads more than the area of its output"
     for value in node.uses:
         size = spatial_extents(value, axes)
         if value in maps and size != spatial_extents(outs[0], axes):
             return "reads a map of other extents"
         if value not in maps and node.op not in NORMALIZATIONS and not _is_constant_over_map(value, axes):
-            return "reads another map"
+            return "reads a map outside the front"
     return ""
 
 

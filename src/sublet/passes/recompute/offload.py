@@ -43,11 +43,11 @@ def offloaded_values(graph: Graph) -> frozenset[Value]:
     return frozenset(offload_pair(node)[1] for node in graph.nodes if is_offload(node))
 
 
-def offload_candidates(graph: Graph, least: int) -> list[str]:
+def offload_candidates(graph: Graph, min_bytes: int) -> list[str]:
     """Return the values of the root level worth offloading.
 
-    A candidate is computed by a node, has at least `least` bytes and, together with its views, has a long gap without
-    readers.
+    A candidate is computed by a node, has at least `min_bytes` bytes and, together with its views, has a long gap
+    without readers.
     """
     used_names = {node.name for node in graph.walk()} | {value.name for value in graph.values()}
     base: dict[Value, Value] = {}
@@ -66,7 +66,7 @@ def offload_candidates(graph: Graph, least: int) -> list[str]:
         value.name
         for node in graph.nodes
         for value in node.defs
-        if value not in base and value.plannable and value.nbytes >= max(1, least)
+        if value not in base and value.plannable and value.nbytes >= max(1, min_bytes)
         if value.name + OFFLOAD_SUFFIX not in used_names
         if max((later - before for before, later in pairwise(accesses[value])), default=0) > MIN_UNREAD_NODES
     ]

@@ -155,9 +155,9 @@ class RematSearch:
         return RematSolution(clones, peak, nanoseconds * 1e-9)
 
 
-def _cost_key(found: RematSolution) -> tuple[float, int]:
+def _cost_key(solution: RematSolution) -> tuple[float, int]:
     """Return the sort key of a solution: seconds, then peak."""
-    return found.seconds, found.peak
+    return solution.seconds, solution.peak
 
 
 def compiled_problem(level: RematProblem) -> _search.Level:

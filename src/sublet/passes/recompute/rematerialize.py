@@ -51,7 +51,7 @@ def with_rematerialization(graph: Graph, again: Rematerializations) -> Graph:
     nodes, live_pairs = _insert_clones(graph, again)
     if len(live_pairs) != len(again):
         name, reader = next((pair for pair in again if pair not in live_pairs), again[0])
-        raise PlanError(f"{name!r} computed again before {reader!r} is read by nobody, or told twice: leave it out")
+        raise PlanError(f"{name!r} computed again before {reader!r} is not read, or is listed twice: remove it")
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -131,7 +131,11 @@ def _positions_by_reader(graph: Graph, again: Rematerializations) -> dict[int, s
             raise PlanError(f"{name!r} cannot be computed again before {reader!r}: the graph has no such nodes")
         j, i = position[name], position[reader]
         if not j < i <= latest[j]:
-            why = "it stands before it" if i <= j else "it does more than compute, or what it reads is updated by then"
+            why = (
+                "it comes before the node"
+                if i <= j
+                else "it has side effects, or its inputs are updated before the reader"
+            )
             raise PlanError(f"{name!r} cannot be computed again before {reader!r}: {why}")
         positions.setdefault(i, set()).add(j)
     return positions

@@ -57,7 +57,7 @@ def common_row_count(inputs: Sequence[Value], why: str) -> int:
     extents = {spec_of(value).shape[0] for value in inputs}
     if len(extents) != 1:
         named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
-        raise SpecError(f"{why}; there are {named}")
+        raise SpecError(f"{why}; got {named}")
     return extents.pop()
 
 

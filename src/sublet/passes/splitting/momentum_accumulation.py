@@ -40,7 +40,7 @@ def with_momentum_accumulation(graph: Graph, updates: Collection[str]) -> tuple[
     chains = accumulable_terms(graph) if updates else {}
     for name in updates:
         if name not in chains:
-            raise PlanError(f"{name!r} is no update whose momentum could take up the gradient term by term")
+            raise PlanError(f"{name!r} is no update with a momentum that can accumulate the gradient term by term")
     replacements: dict[str, Node] = {}
     for node in graph.nodes:
         if node.name in updates:

@@ -103,13 +103,13 @@ class _SplitChooser:
                 chosen[node.name] = kind, pieces
 
 
-def _piece_count(nodes: Sequence[Node], kind: str, least: int) -> int:
+def _piece_count(nodes: Sequence[Node], kind: str, min_count: int) -> int:
     """Return the number of pieces to split the most nodes, equally if possible; 0 if none can be split.
 
-    The numbers from `least` to `2 * least` are tried first, then smaller numbers.
+    The numbers from `min_count` to `2 * least` are tried first, then smaller numbers.
     """
     best, most = 0, (0, 0)
-    for count in [*range(max(2, least), 2 * least + 1), *range(max(2, least) - 1, 1, -1)]:
+    for count in [*range(max(2, min_count), 2 * min_count + 1), *range(max(2, min_count) - 1, 1, -1)]:
         rules = [rule for node in nodes if (rule := split_rule_for(node, kind, count)) is not None]
         score = len(rules), sum(rule.extent % count == 0 for rule in rules)
         if score > most:
@@ -147,11 +147,11 @@ def _describe_kind(kind: str, count: int, names: Sequence[str]) -> str:
     """Return a description of the splits of a kind."""
     named = abbreviated_list(names, 1)
     if kind == EARLY:
-        return f"{named} run as soon as they can"
+        return f"{named} run as early as possible"
     if kind == MOMENTUM:
-        return f"{named} run as soon as they can, their momentum takes up the gradient term by term"
+        return f"{named} run as early as possible, and their momentum accumulates the gradient term by term"
     if kind == ONTO:
-        return f"{named} adds looked-up rows in place"
+        return f"{named} adds the gradient of looked-up rows in place"
     rows = "rows of the batch" if kind == BATCH else "rows of the result"
     verb = "are" if len(names) > 1 else "is"
-    return f"{named} {verb} done in {count} pieces by {rows}"
+    return f"{named} {verb} split into {count} pieces by {rows}"

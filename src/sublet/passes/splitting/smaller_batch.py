@@ -24,7 +24,9 @@ def with_fewer_rows(graph: Graph, rows: int) -> Graph:
     the node, for a node not known to compute row by row.
     """
     if graph.updates:
-        raise SpecError(f"fewer rows: the graph updates %{graph.updated_values[0].name}: write it for that many rows")
+        raise SpecError(
+            f"fewer rows: the graph updates %{graph.updated_values[0].name}. Build the graph for that number of rows."
+        )
     share = Fraction(rows, _row_count(graph, rows))
     part = {value: _part_value(value, share) for value in graph.inputs if spec_of(value).shape}
     nodes = []
@@ -40,9 +42,9 @@ def with_fewer_rows(graph: Graph, rows: int) -> Graph:
 def _row_count(graph: Graph, rows: int) -> int:
     """Return the number of rows of the graph."""
     inputs = [value for value in graph.inputs if spec_of(value).shape]
-    there = common_row_count(inputs, "fewer rows are those of a first axis that is one for all inputs")
+    there = common_row_count(inputs, "fewer rows: all inputs must have the same first extent")
     if not 1 <= rows <= there:
-        raise SpecError(f"{rows} rows must be 1 to {there}, for which the graph is written")
+        raise SpecError(f"rows = {rows} must be 1 to {there}, the rows of the graph")
     return there
 
 

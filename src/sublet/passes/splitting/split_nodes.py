@@ -98,21 +98,21 @@ class _SplitWriter:
         """Check and record a split. Raises PlanError if the split is impossible or given twice."""
         node = self.by_name.get(name)
         if node is None or name in self.rules or name in self.added or name in self.early:
-            raise PlanError(f"{name!r} cannot be split: the graph has no such node, or it is told twice")
+            raise PlanError(f"{name!r} cannot be split: the graph has no such node, or the node is listed twice")
         if kind == ONTO:
             looked_up = added_lookup_gradient(self.graph, node, count_readers(self.graph))
             if looked_up is None or count != 1:
-                raise PlanError(f"{name!r} adds no gradient of rows that only it reads")
+                raise PlanError(f"{name!r} does not add a row gradient without other readers")
             self.added[name] = looked_up
             return
         if kind in (EARLY, MOMENTUM):
             if count != 1 or not set(node.defs) & {source for _, source in self.graph.updates}:
-                raise PlanError(f"{name!r} is no update that could run earlier")
+                raise PlanError(f"{name!r} is no update that can run earlier")
             self.early.add(name)
             return
         rule = split_rule_for(node, kind, count)
         if rule is None:
-            raise PlanError(f"{name!r} cannot be done in {count} pieces by {kind}: {node.op} has no such rows here")
+            raise PlanError(f"{name!r} cannot be split into {count} pieces by {kind}: {node.op} has no such rows here")
         self.rules[name] = rule, kind, count
 
     def write_graph(self) -> SplitGraph:
@@ -235,24 +235,24 @@ class _SplitWriter:
                 self.pieces.setdefault(value, _PiecedValue(counts)).values.append(piece)
 
     def _emit_piece(
-        self, node: Node, found: SplitRule, operands: Sequence[Value | None], begin: int, end: int
+        self, node: Node, rule: SplitRule, operands: Sequence[Value | None], begin: int, end: int
     ) -> tuple[Value, ...]:
         """Write the command for a piece; return a piece of each result, unread for results without readers."""
         if node.op == "nn.reshape":
             assert operands[0] is not None
             return (operands[0],)
         first = len(self.emit.nodes)
-        if found.write is not None:
-            made = found.write(self.emit, node, operands, begin, end)
+        if rule.write is not None:
+            made = rule.write(self.emit, node, operands, begin, end)
         else:
-            made = self.emit.all_outputs(node.op, *operands, **{**node.attrs, **found.attrs(end - begin)})
+            made = self.emit.all_outputs(node.op, *operands, **{**node.attrs, **rule.attrs(end - begin)})
             outputs = tuple(
                 piece if value is not None else None for value, piece in zip(node.outputs, made, strict=False)
             )
             self.emit.nodes[-1] = replace(self.emit.nodes[-1], outputs=outputs)
         for i, each in enumerate(self.emit.nodes[first:], first):
             if each.op == node.op:
-                self.shares[each.name] = node.name, (end - begin) / found.extent
+                self.shares[each.name] = node.name, (end - begin) / rule.extent
                 self.emit.nodes[i] = replace(each, again=node.again)
         return made
 
@@ -286,12 +286,12 @@ class _SplitWriter:
             self.shares[name] = self.shares.pop(made.name)
         self.emit.nodes[-1] = replace(made, name=name, outputs=(value,))
 
-    def _read_piece(self, value: Value, row: Shape | None, found: SplitRule, count: int, i: int) -> Value:
+    def _read_piece(self, value: Value, row: Shape | None, rule: SplitRule, count: int, i: int) -> Value:
         """Return piece `i` of an operand, or the whole operand if `row` is None."""
         if row is None:
             self._join_pieces(value)
             return value
-        counts = _piece_sizes(found, row, count)
+        counts = _piece_sizes(rule, row, count)
         if value in self.pieces and self.pieces[value].counts == counts:
             piece = self.pieces[value].values[i]
         else:
@@ -333,9 +333,9 @@ class _SplitWriter:
         return row
 
 
-def _piece_sizes(found: SplitRule, row: Shape, pieces: int) -> tuple[int, ...]:
+def _piece_sizes(rule: SplitRule, row: Shape, pieces: int) -> tuple[int, ...]:
     """Return the number of elements of each piece."""
-    return tuple((end - begin) * prod(row) for begin, end in found.bounds(pieces))
+    return tuple((end - begin) * prod(row) for begin, end in rule.bounds(pieces))
 
 
 def added_lookup_gradient(graph: Graph, node: Node, read: Mapping[Value, int]) -> Node | None:

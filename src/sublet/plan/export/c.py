@@ -27,7 +27,7 @@ LEAST_ALIGNMENT = 8
 """Bytes, of an arena array, so that elements of every type may lie at the start."""
 
 
-def c_sources(plan: MemoryPlan, told: ExportContext) -> dict[str, str]:
+def c_sources(plan: MemoryPlan, context: ExportContext) -> dict[str, str]:
     """Return the header and the source of a plan, by file name.
 
     Raises PlanError for linker sections of unknown arenas, and for a plan with values not counted.
@@ -35,24 +35,24 @@ def c_sources(plan: MemoryPlan, told: ExportContext) -> dict[str, str]:
     if plan.not_counted:
         names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
         raise PlanError(
-            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no place in the plan: an array "
-            "of its size would not hold the network (`sublet plan` says why)"
+            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no size in the plan: an array "
+            "of the planned size would be too small (`sublet plan` gives the reasons)"
         )
-    unknown = set(told.sections) - {storage.name for storage in plan.arenas}
+    unknown = set(context.sections) - {storage.name for storage in plan.arenas}
     if unknown:
         arenas = ", ".join(storage.name for storage in plan.arenas)
-        raise PlanError(f"--section: there is no memory {sorted(unknown)[0]!r} (there are: {arenas})")
-    writer = _CWriter(plan, told)
+        raise PlanError(f"--section: unknown memory {sorted(unknown)[0]!r} (known: {arenas})")
+    writer = _CWriter(plan, context)
     return {f"{writer.name}_memory.h": writer.header(), f"{writer.name}_memory.c": writer.source()}
 
 
 class _CWriter:
     """A writer of the C header and source of one plan."""
 
-    def __init__(self, plan: MemoryPlan, told: ExportContext) -> None:
+    def __init__(self, plan: MemoryPlan, context: ExportContext) -> None:
         self._plan = plan
-        self._told = told
-        self.name = told.base_name(plan)
+        self._told = context
+        self.name = context.base_name(plan)
         self._places: dict[str, list[Placement]] = {}
         for place in plan.in_arenas:
             self._places.setdefault(place.value, []).append(place)
@@ -87,8 +87,8 @@ class _CWriter:
         return dedent(f"""\
             /*
              * Memory of {_comment(self._plan.graph)}: {_comment(sizes)}.
-             * Made from the memory plan with the fingerprint {self._plan.fingerprint}.
-             * "alive" names the first and the last point of time; the header says what happens at each.
+             * Generated from the memory plan with the fingerprint {self._plan.fingerprint}.
+             * "alive" gives the first and the last point; the header lists the event of each point.
              */
             """)
 
@@ -118,12 +118,14 @@ class _CWriter:
         kept = {bound_storage_name(value) for value in self._plan.updated}
         for storage in bound:
             name = f"{self.name}_{names[f'{storage.kind} {storage.name}']}".upper()
-            written = ", written in each run and kept for the next" if storage.name in kept else ""
+            written = ", updated by each run" if storage.name in kept else ""
             lines.append(f"/* {_comment(storage.name)}: {storage.kind} in memory of the caller{written} */")
             lines.append(f"#define {name}_BYTES ((size_t){storage.nbytes}u)")
         for cycle in self._plan.exchanged:
             turns = _comment(", ".join(cycle))
-            lines.append(f"/* when a run ends each takes the memory of the next, the last the first one's: {turns} */")
+            lines.append(
+                f"/* after each run each takes the storage of the next, the last that of the first: {turns} */"
+            )
         return "\n".join(lines) + "\n" if lines else ""
 
     def _event_table(self) -> str:
@@ -194,9 +196,9 @@ _INCLUDES = "#include <stddef.h>\n#include <stdint.h>\n"
 _ASSERTION = """\
 #ifndef SUBLET_ASSERT
 #if defined(__cplusplus)
-#define SUBLET_ASSERT(condition, name) static_assert((condition), "not what the plan says")
+#define SUBLET_ASSERT(condition, name) static_assert((condition), "differs from the plan")
 #elif defined(__STDC_VERSION__) && (__STDC_VERSION__ >= 201112L)
-#define SUBLET_ASSERT(condition, name) _Static_assert((condition), "not what the plan says")
+#define SUBLET_ASSERT(condition, name) _Static_assert((condition), "differs from the plan")
 #else
 #define SUBLET_ASSERT(condition, name) typedef char name[(condition) ? 1 : -1]
 #endif
@@ -226,7 +228,7 @@ _ALIGNED = """\
 #elif defined(_MSC_VER)
 #define SUBLET_ALIGNED(n) __declspec(align(n))
 #else
-#error "define SUBLET_ALIGNED(n): how this compiler aligns an array"
+#error "define SUBLET_ALIGNED(n): the alignment attribute of this compiler"
 #endif
 #endif
 """
@@ -236,7 +238,7 @@ _SECTION = """\
 #if defined(__GNUC__) || defined(__ARMCC_VERSION)
 #define SUBLET_SECTION(name) __attribute__((section(name)))
 #else
-#error "define SUBLET_SECTION(name): how this compiler puts an array into a section"
+#error "define SUBLET_SECTION(name): the section attribute of this compiler"
 #endif
 #endif
 """

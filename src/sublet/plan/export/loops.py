@@ -11,22 +11,22 @@ from sublet.plan.records import OPEN, POINTER, Context, MemoryPlan, Placement, R
 def iteration_lines(record: RolledLoop) -> Iterator[str]:
     """Yield lines that say which body version each iteration of a loop runs."""
     within = f" in {_format_context(record.within)}" if record.within else ""
-    yield f"loop {record.loop}{within}: {record.copies} copies of its body, @0 to @{record.copies - 1}"
+    yield f"loop {record.loop}{within}: {record.copies} body versions, @0 to @{record.copies - 1}"
     if not record.jumps:
         first, ring = record.first, record.ring
         later = f"@{first} + (r - {first}) % {ring}" if first else f"@r % {ring}"
-        yield f"round r runs @r while r < {first}, then {later}" if first else f"round r runs {later}"
+        yield f"iteration r runs @r while r < {first}, then {later}" if first else f"iteration r runs {later}"
         return
     for copy in range(record.copies):
         for ways, following in record.possible_successors(copy):
-            left = " and ".join(f"{name} was left by way {way}" for name, way in ways)
+            left = " and ".join(f"{name} took exit {way}" for name, way in ways)
             yield f"after @{copy} comes @{following}{f' if {left}' if left else ''}"
 
 
 def binding_descriptions(plan: MemoryPlan, graph: Graph | None) -> Mapping[str, str]:
     """Return a description of the binding of every renamed value, by name. Without a graph: all possible bindings."""
     descriptions = {
-        place.value: f"stands for {' or '.join(place.stands_for)}" for place in plan.placements if place.how == POINTER
+        place.value: f"bound to {' or '.join(place.stands_for)}" for place in plan.placements if place.how == POINTER
     }
     for node in graph.walk() if graph else ():
         if isinstance(node, While):
@@ -35,7 +35,7 @@ def binding_descriptions(plan: MemoryPlan, graph: Graph | None) -> Mapping[str, 
             )
             ends = zip(node.finals, node.parameters, strict=True)
             descriptions |= {
-                final.name: f"what {parameter.name} is when {node.name} ends"
+                final.name: f"bound to the last {parameter.name} of {node.name}"
                 for final, parameter in ends
                 if final is not None and final.name in descriptions
             }
@@ -43,8 +43,8 @@ def binding_descriptions(plan: MemoryPlan, graph: Graph | None) -> Mapping[str, 
             for i, output in enumerate(node.outputs):
                 if output is not None and output.name in descriptions:
                     arms = (f"{arm.outputs[i].name} of arm {k}" for k, arm in enumerate(node.arms))
-                    otherwise = f", {node.fallbacks[i].name} of none" if node.fallbacks else ""
-                    descriptions[output.name] = f"what {node.name} gives: {', '.join(arms)}{otherwise}"
+                    otherwise = f", {node.fallbacks[i].name} of no arm" if node.fallbacks else ""
+                    descriptions[output.name] = f"bound to the result of {node.name}: {', '.join(arms)}{otherwise}"
     return descriptions
 
 
@@ -57,7 +57,11 @@ def _entry_descriptions(plan: MemoryPlan, loop: While, names: list[str]) -> Mapp
         for copy, heads in enumerate(record.heads):
             at = _format_context((*record.within, (record.loop, copy)))
             for name, number in zip(names, heads, strict=True):
-                what = "what the run decides" if number == OPEN else label_with_region(plan, plan.placements[number])
+                what = (
+                    "a value decided at run time"
+                    if number == OPEN
+                    else label_with_region(plan, plan.placements[number])
+                )
                 bindings[name].append(f"in {at} {what}")
     return {name: ", ".join(lines) for name, lines in bindings.items() if lines}
 

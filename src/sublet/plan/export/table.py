@@ -16,7 +16,7 @@ COLUMNS = (
 )
 
 
-def markdown_table(plan: MemoryPlan, told: ExportContext) -> str:
+def markdown_table(plan: MemoryPlan, context: ExportContext) -> str:
     """Return the table in Markdown, below a summary of the plan's memory, and followed by the event of each point."""
     lines = [f"# Memory of {_cell(plan.graph)}", ""]
     lines += [f"- {storage.name}: {storage.nbytes} bytes" for storage in plan.arenas]
@@ -27,38 +27,38 @@ def markdown_table(plan: MemoryPlan, told: ExportContext) -> str:
     lines += [f"- **not counted**: {_cell(value.value)} ({_cell(value.reason)})" for value in plan.not_counted]
     lines += [f"- {_cell(line)}" for record in plan.rolled for line in iteration_lines(record)]
     lines += ["", _row(COLUMNS), _row("---" for _ in COLUMNS)]
-    lines += [_row(map(_cell, row)) for row in table_rows(plan, told)]
+    lines += [_row(map(_cell, row)) for row in table_rows(plan, context)]
     lines += ["", _row(("point", "what happens")), _row(("---", "---"))]
     lines += [_row((str(at), _cell(str(point)))) for at, point in enumerate(plan.points)]
     return "\n".join(lines) + "\n"
 
 
-def csv_table(plan: MemoryPlan, told: ExportContext) -> str:
+def csv_table(plan: MemoryPlan, context: ExportContext) -> str:
     """Return the table as CSV; uncounted values follow with empty offsets."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(table_rows(plan, told))
+    writer.writerows(table_rows(plan, context))
     for value in plan.not_counted:
         empty = ("",) * (COLUMNS.index("why there") - 3)
         writer.writerow(
-            (value.value, told.roles_of(value.value), value.type, *empty, f"not counted: {value.reason}", "")
+            (value.value, context.roles_of(value.value), value.type, *empty, f"not counted: {value.reason}", "")
         )
     return written.getvalue()
 
 
-def table_rows(plan: MemoryPlan, told: ExportContext) -> Iterator[tuple[str, ...]]:
+def table_rows(plan: MemoryPlan, context: ExportContext) -> Iterator[tuple[str, ...]]:
     """Yield one row for each placement, ordered by memory and offset; rows of renamed values follow."""
     arenas = [storage.name for storage in plan.arenas]
     for place in sorted(plan.in_arenas, key=lambda place: (arenas.index(place.region.storage), place.region.offset)):
         region = place.region
         where = map(str, (region.nbytes, region.storage, region.offset, region.end))
-        yield (place.value, told.roles_of(place.value), place.spec, *where, live_points(place),
+        yield (place.value, context.roles_of(place.value), place.spec, *where, live_points(place),
                body_versions(place), sharing_reason(place), place.producer)  # fmt: skip
-    standing = binding_descriptions(plan, told.graph)
+    standing = binding_descriptions(plan, context.graph)
     for place in plan.placements:
         if place.how == POINTER:
-            yield (place.value, told.roles_of(place.value), place.spec, "0", "", "", "", live_points(place),
+            yield (place.value, context.roles_of(place.value), place.spec, "0", "", "", "", live_points(place),
                    body_versions(place), standing[place.value], "")  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def body_versions(place: Placement) -> str:
 
 def sharing_reason(place: Placement) -> str:
     """Return the reason for sharing bytes, for people; empty for a value with own bytes."""
-    moving = "".join(f", {stride.step:+d} bytes a round of {stride.loop}" for stride in place.strides)
+    moving = "".join(f", {stride.step:+d} bytes an iteration of {stride.loop}" for stride in place.strides)
     return (f"{place.how} of {place.shares}" if place.shares else "") + moving
 
 

@@ -79,7 +79,7 @@ def _option_candidates(model: Model, options: Options) -> Iterator[AdviceCandida
     if options.io == "arena":
         bound = replace(options, io="bound")
         yield AdviceCandidate(
-            "option", "inputs and outputs in memory of the caller", "--io bound", lambda: (model, bound)
+            "option", "inputs and outputs in the caller's memory", "--io bound", lambda: (model, bound)
         )
     if options.weights == "arena":
         outside = replace(options, weights="bound")
@@ -111,7 +111,7 @@ def _graph_candidates(model: Model, options: Options, plan: MemoryPlan) -> Itera
 
     stored = store_constants(graph)
     if stored is not None:
-        what = f"{stored.count} values that depend on no input, computed before and stored"
+        what = f"{stored.count} values that depend on no input, stored as weights"
         growth = f"the weights grow from {human(stored.bytes_before)} to {human(stored.bytes_after)}"
         how = f"fold them when exporting: {growth}"
         yield idea("model", what, how, stored.graph)

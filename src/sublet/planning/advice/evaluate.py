@@ -32,7 +32,7 @@ def evaluate_candidates(
     try:
         for idea in ideas:
             if monotonic() > end:
-                reason = f"{seconds:g} seconds are over"
+                reason = f"the time limit of {seconds:g} seconds is over"
                 break
             if trying is not None:
                 trying(idea, tuple(advice))

@@ -95,7 +95,7 @@ def propose_overwrites(graph: Graph, name: str) -> Iterator[HypotheticalGraph]:
         if readers:
             instead = rename_values(replace(graph, nodes=later), {operand: result}, definitions=False)
             changed = replace(graph, nodes=(*graph.nodes[: place + 1], *instead.nodes))
-            what = f"{name!r} written over %{operand.name}, were that not read later"
+            what = f"{name!r} written over %{operand.name}, if nothing reads %{operand.name} later"
             yield HypotheticalGraph(
                 what, f"another network: {abbreviated_list(readers, MAX_LISTED_READERS)} must not read it", changed
             )

@@ -59,7 +59,7 @@ class PatchedModel:
     def words(self) -> str:
         """The result, for people."""
         if not self.patches:
-            return "No patches were found that need less."
+            return "No patches with a smaller arena were found."
         more = f"{self.extra_share:.1%} more multiplications and additions"
         saved = f"{self.bytes_after:,} bytes instead of {self.bytes_before:,}"
         return f"In patches {self.patches} the arena has {saved}, with {more}."
@@ -74,7 +74,7 @@ def choose_patches(model: Model, options: Options, text: str) -> PatchedModel:
     already.
     """
     if model.recipe.changed not in ("", "simplify") or model.recipe.again:
-        raise PlanError(f"patches are made before anything else: this model was {model.recipe.description}")
+        raise PlanError(f"patches must be applied first, but this model is {model.recipe.description}")
     before = plan_memory(model, options).arena_bytes
     texts = _likely_patches(model.graph, options) if text == AUTO else [text]
     tried = [PatchedModel(model, "", before, before, 0.0)] if text == AUTO else []

@@ -65,10 +65,10 @@ class PlannedProgram:
         """The changes to the nodes, for people."""
         said = [describe_splits(self.model.recipe.split)] if self.split_count else []
         if self.recompute_count:
-            said.append(f"{self.recompute_count} nodes are computed once more, or later")
+            said.append(f"{self.recompute_count} nodes are recomputed or delayed")
         if self.reload_count:
-            said.append(f"{self.reload_count} values brought back from {self.slow_bytes:,} bytes of slow memory")
-        return "; ".join(said) or "nothing is computed again"
+            said.append(f"{self.reload_count} values are reloaded from {self.slow_bytes:,} bytes of slow memory")
+        return "; ".join(said) or "nothing is recomputed"
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class BudgetResult:
             return f"{self.budget:,} bytes are impossible: {self.bound_in_words}"
         if self.outcome is SearchOutcome.NOT_FOUND:
             found = (
-                f"the least found needs {least}, with {self.extra_time:.1%} more time predicted ({self.cost_source})"
+                f"the smallest found needs {least}, with {self.extra_time:.1%} more time predicted ({self.cost_source})"
             )
-            ended = " before the search was ended" if self.ended_early else ""
+            ended = " before the search ended" if self.ended_early else ""
             return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.bound_in_words}"
         if not self.program.is_changed:
-            return f"the arena fits: {least}, nothing is computed again"
+            return f"the arena fits: {least}, nothing is recomputed"
         text = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {self.program.changes_in_words}"
-        bound = "" if self.least_extra_time is None else f", no less than {self.least_extra_time:.1%} in this order"
+        bound = "" if self.least_extra_time is None else f", at least {self.least_extra_time:.1%} in this order"
         return f"{text}: {self.extra_time:.1%} more time predicted{bound} ({self.cost_source})"
 
     @property
@@ -126,7 +126,7 @@ class BudgetResult:
         """The lower bounds, and the nodes they hold for, for people."""
         if self.split_floor is None:
             return self.floor.description
-        return f"{self.floor.description}; of the ways tried to do nodes in pieces, {self.split_floor.description}"
+        return f"{self.floor.description}; with nodes split in the tried ways, {self.split_floor.description}"
 
 
 def parse_budget(budget: int | str) -> int:

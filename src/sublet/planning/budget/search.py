@@ -138,8 +138,8 @@ class BudgetSearch:
 
         Each budget gets a separate search; each result is the cheapest program found by any of them.
 
-        `progress` is called with each budget before its search. An interrupt or the time limit ends the search; the results
-        then hold the programs found until then.
+        The method calls `progress` with each budget before its search. An interrupt or the time limit ends the search;
+        the results then hold the programs found until then.
         """
         wanted = sorted(set(budgets), reverse=True)
         for budget in wanted:
@@ -227,24 +227,24 @@ class BudgetSearch:
                 return
             target = min(target, found.peak) - excess
 
-    def _plan_once(self, found: RematSolution) -> PlannedProgram:
+    def _plan_once(self, solution: RematSolution) -> PlannedProgram:
         """Return the planned program of a search result, planning each set of clones once."""
-        if found.clones not in self.programs:
-            self.programs[found.clones] = self._plan_program(found)
-        return self.programs[found.clones]
+        if solution.clones not in self.programs:
+            self.programs[solution.clones] = self._plan_program(solution)
+        return self.programs[solution.clones]
 
-    def _plan_program(self, found: RematSolution) -> PlannedProgram:
+    def _plan_program(self, solution: RematSolution) -> PlannedProgram:
         """Plan the program of a search result."""
-        again = tuple(effective_pairs(self.model.graph, self.search.level.named_pairs(found.clones)))
+        again = tuple(effective_pairs(self.model.graph, self.search.level.named_pairs(solution.clones)))
         if not again:
             return PlannedProgram(
                 self.model,
                 self.known_plan or plan_memory(self.model, with_unlimited_regions(self.options)),
-                found.seconds,
+                solution.seconds,
             )
         model = with_recomputation(self._source_model, again)
         model = self.preparation.prepare(model) if self.preparation else model
-        return PlannedProgram(model, plan_memory(model, with_unlimited_regions(self.options)), found.seconds)
+        return PlannedProgram(model, plan_memory(model, with_unlimited_regions(self.options)), solution.seconds)
 
     def _programs_within(self, budget: int) -> list[PlannedProgram]:
         """Return the planned programs within the budget."""
@@ -272,12 +272,12 @@ class BudgetSearch:
         return None if least is None else self.plain.seconds + least
 
     def _make_result(
-        self, budget: int, outcome: SearchOutcome, point: PlannedProgram, least: float | None = None
+        self, budget: int, outcome: SearchOutcome, point: PlannedProgram, least_seconds: float | None = None
     ) -> BudgetResult:
         """Return the result record for a planned program."""
         finer = min(self._split_floors.values(), key=lambda each: each.nbytes, default=None)
         return BudgetResult(
-            budget, outcome, point, self.plain, self.floor, self.costs, least, self.has_ended_early(), finer
+            budget, outcome, point, self.plain, self.floor, self.costs, least_seconds, self.has_ended_early(), finer
         )
 
 
@@ -292,14 +292,14 @@ def _search_each(ways: Sequence[BudgetSearch], budget: int) -> None:
             each._search_if_needed(budget)
 
 
-def _seconds_after_split(graph: Graph, made: SplitGraph, seconds: Mapping[str, float]) -> dict[str, float]:
+def _seconds_after_split(graph: Graph, split: SplitGraph, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of the nodes after a split: unchanged nodes keep their seconds, pieces take their shares.
 
     A node counts as unchanged if its name and op are the same, since a new node may reuse a name.
     """
     before = {node.name: node.op for node in graph.nodes}
-    kept = {n.name: seconds[n.name] for n in made.graph.nodes if before.get(n.name) == n.op and n.name in seconds}
-    return kept | {name: seconds[node] * share for name, (node, share) in made.shares.items() if node in seconds}
+    kept = {n.name: seconds[n.name] for n in split.graph.nodes if before.get(n.name) == n.op and n.name in seconds}
+    return kept | {name: seconds[node] * share for name, (node, share) in split.shares.items() if node in seconds}
 
 
 def with_unlimited_regions(options: Options) -> Options:
@@ -315,8 +315,8 @@ def _slow_region_of(options: Options) -> MemoryRegion | None:
     slow = slow_region(regions)
     if options.streams != 1 or (regions and (len(regions) != 2 or slow is not regions[1])):
         raise PlanError(
-            "values are computed again for one stream and one memory, or one and a second with bytes a second "
-            "(host=8GiB@10GB/s): drop streams and other regions"
+            "recomputation needs one stream and one memory, or a second memory with bytes a second "
+            "(host=8GiB@10GB/s). Remove the other streams and regions."
         )
     return slow
 

@@ -78,7 +78,7 @@ def _infer_specs(name: str, infer: InferSpecs, specs: Specs, attrs: Attrs) -> tu
         raise SpecError(f"{name} of {shown}: {type(error).__name__}: {error}") from error
     results = tuple(inferred) if isinstance(inferred, tuple | list) else (inferred,)
     if not all(isinstance(spec, TensorSpec) for spec in results):
-        raise SpecError(f"{name}: `infer` gave {inferred!r}, it must be a TensorSpec or a tuple of them")
+        raise SpecError(f"{name}: `infer` returned {inferred!r}, expected a TensorSpec or a tuple of TensorSpecs")
     return results
 
 
@@ -102,7 +102,9 @@ class CustomCommands:
             return None
         for value in (*node.uses, *node.defs):
             if not value.plannable:
-                raise RunError(f"node {node.name}, {node.op}: {value} is {value.spec}; a command takes planned tensors")
+                raise RunError(
+                    f"node {node.name}, {node.op}: {value} is {value.spec}, expected a tensor of known type and shape"
+                )
         compute, scratch = _commands[node.op]
         return _CustomKernel(node, compute, scratch if isinstance(scratch, int) else scratch(node))
 
@@ -120,7 +122,7 @@ class _CustomKernel:
         out = tuple(outputs) if len(outputs) != 1 else outputs[0]
         given = {**self.node.attrs, "out": out} | ({} if scratch is None else {"scratch": scratch})
         compute, operands = self.compute, tuple(inputs)
-        what = f"node {self.node.name}, {self.node.op}: what the kernel returned"
+        what = f"node {self.node.name}, {self.node.op}: the kernel's result"
 
         def run() -> None:
             returned = compute(*operands, **given)
@@ -130,12 +132,12 @@ class _CustomKernel:
         return run
 
 
-def _store(found: Any, out: Any, what: str) -> None:
+def _store(returned_value: Any, out: Any, what: str) -> None:
     """Copy the results returned by a kernel to their outputs, unless already there."""
     results = list(out) if isinstance(out, tuple) else [out]
-    returned = list(found) if isinstance(out, tuple) else [found]
+    returned = list(returned_value) if isinstance(out, tuple) else [returned_value]
     if len(returned) != len(results):
-        raise ValueError(f"the kernel returned {len(returned)} results instead of {len(results)}")
+        raise ValueError(f"the kernel returned {len(returned)} results, expected {len(results)}")
     for content, to in zip(returned, results, strict=True):
         if to is not None and content is not to:
             store(content, to, what)

@@ -198,7 +198,9 @@ class _DefinitionKernel:
                 found = compute(*map(_widen_half, inputs), **attrs)
                 results = found if isinstance(found, tuple) else (found,)
                 if len(results) != len(outputs):
-                    raise RunError(f"{self.node.op} computed {len(results)} results, the node has {len(outputs)}")
+                    raise RunError(
+                        f"{self.node.op} computed {len(results)} results, but the node has {len(outputs)} outputs"
+                    )
                 fresh = [np.array(result, copy=True) for result in results] if len(results) > 1 else results
                 for result, output, value in zip(fresh, outputs, self.node.outputs, strict=True):
                     if output is not None:

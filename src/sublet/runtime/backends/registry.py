@@ -39,7 +39,7 @@ def backend_names(chosen: str | Backend | Sequence[str | Backend]) -> list[str |
     names = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Sequence) else list(chosen)
     for name in names:
         if isinstance(name, str) and name not in BACKENDS:
-            raise RunError(f"there is no backend {name!r}; there are {AUTO}, {', '.join(BACKENDS)}")
+            raise RunError(f"there is no backend {name!r}; known: {AUTO}, {', '.join(BACKENDS)}")
     for name in names:
         if isinstance(name, str) and name in NEEDS:
             require(NEEDS[name], extra=NEEDS[name])

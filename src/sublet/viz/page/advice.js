@@ -1,6 +1,6 @@
 // Changes that lower the arena; each figure comes from a plan of the changed graph.
 
-const KINDS = { option: "", model: "the same network, written otherwise", "what-if": "what if: another network" };
+const KINDS = { option: "", model: "the same network, rewritten", "what-if": "what if: another network" };
 
 function showAdvice(panel, model) {
   if (!model.advice) return;
@@ -10,22 +10,22 @@ function showAdvice(panel, model) {
   for (const [kind, what, how, arena, saved, outside] of helping.slice(0, LISTED)) {
     const item = el("li");
     const line = el("div", null, { class: "advice" });
-    const more = Number(outside) > 0 ? `, ${human(outside)} more outside of it` : "";
+    const more = Number(outside) > 0 ? `, ${human(outside)} more outside the arena` : "";
     line.append(el("b", what), el("span", human(arena)), el("small", `${human(saved)} less${more}: ${how}`));
     if (KINDS[kind]) line.append(el("small", KINDS[kind]));
     item.append(line);
     list.append(item);
   }
   panel.append(list);
-  if (!helping.length) panel.append(el("p", "Nothing that was tried."));
+  if (!helping.length) panel.append(el("p", "No tried change."));
   if (vain.length) panel.append(inVain(vain));
-  for (const text of failed) panel.append(el("p", `Could not be planned: ${text}`, { class: "tried" }));
-  if (stopped) panel.append(el("p", `Not all was tried: ${stopped}.`));
+  for (const text of failed) panel.append(el("p", `No plan: ${text}`, { class: "tried" }));
+  if (stopped) panel.append(el("p", `Not everything was tried: ${stopped}.`));
 }
 
 // Keeps each idea on one line where the line is wide enough.
 function inVain(ideas) {
-  const told = el("p", "Tried in vain: ", { class: "tried" });
-  ideas.forEach((idea, k) => told.append(el("span", k < ideas.length - 1 ? `${idea};` : `${idea}.`), " "));
-  return told;
+  const paragraph = el("p", "Tried without success: ", { class: "tried" });
+  ideas.forEach((idea, k) => paragraph.append(el("span", k < ideas.length - 1 ? `${idea};` : `${idea}.`), " "));
+  return paragraph;
 }

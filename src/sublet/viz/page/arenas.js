@@ -34,7 +34,7 @@ function arenasTold(model) {
   const plans = [model, ...model.others];
   const sizes = [model.figures.arena, ...model.others.map(({ arena }) => arena)].map(human);
   if (plans.length > 1) return plans.map(({ label }, k) => `${label} ${sizes[k]}`).join(", ");
-  return `${several(model) ? "Arenas" : "Arena"} ${sizes[0]}${model.coverage ? " for what is planned" : ""}`;
+  return `${several(model) ? "Arenas" : "Arena"} ${sizes[0]}${model.coverage ? " for the planned part" : ""}`;
 }
 
 // The cells of the header: the size of each arena. Changes are shown only between two plans of one arena each.

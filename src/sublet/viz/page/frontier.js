@@ -40,11 +40,11 @@ const spoken = (seconds) => (seconds < 1 ? `${Number((seconds * 1000).toPrecisio
 // The claim of each line, with the programs covered.
 function sayings(curve) {
   const several = [
-    "Points: programs that were planned; the checker has proven each plan. A program fits every larger budget too, so the line between points is a stair.",
+    "Points: programs that were planned; the checker has proven each plan. A program fits every larger budget too, so the line between points is a step function.",
     `Seconds are predicted ${curve.costs}; squares are programs with nodes in pieces.`,
   ];
   if (curve.steps.length) several.push(`Dashed: ${[...new Set(curve.steps.map(({ of }) => `no ${of}, takes less by the same prediction (a linear program)`))].join("; ")}. Where the search moved a node, a point may lie below.`);
-  for (const [nbytes, of] of curve.floors) several.push(`Floor ${sized(nbytes)}: no ${of}, need less. Other ways to cut nodes are not spoken of.`);
+  for (const [nbytes, of] of curve.floors) several.push(`Floor ${sized(nbytes)}: no ${of}, need less. Other splits of nodes are not covered.`);
   for (const [nbytes, words] of curve.missed) several.push(`Cross at ${sized(nbytes)}: ${words}.`);
   return several;
 }

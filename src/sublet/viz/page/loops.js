@@ -94,17 +94,17 @@ const bandAt = (model, panel, t, y) =>
 function showRing(panel, model, ring, list) {
   const { word, rounds, offset } = model.placements;
   const entries = ring.map((place) => [place, `at ${exact(ownAddress(model, offset[place]))}`, word[rounds[place]]]);
-  section(panel, `Its places take turns: ${plural(ring.length, "place", "places")}`, entries, list, "");
+  section(panel, `Placements by iteration: ${exact(ring.length)}`, entries, list, "");
 }
 
 // The renamed loop-carried values (without own bytes), as a list of buttons.
 function showPointers(panel, model, choosePointer) {
   if (!model.pointers.length) return;
-  panel.append(el("h3", "Pointers, without bytes of their own"));
+  panel.append(el("h3", "Renamed loop-carried values, without bytes"));
   const list = el("ol");
   for (const pointer of model.pointers.slice(0, LISTED)) {
     const button = el("button", null, { type: "button", title: pointer.name });
-    button.append(el("i"), el("b", pointer.name), el("span"), el("small", `stands for ${pointer.targets.join(" or ")}`));
+    button.append(el("i"), el("b", pointer.name), el("span"), el("small", `bound to ${pointer.targets.join(" or ")}`));
     button.addEventListener("click", () => choosePointer(pointer));
     const item = el("li");
     item.append(button);
@@ -116,10 +116,10 @@ function showPointers(panel, model, choosePointer) {
 
 function showPointer(panel, model, colourOf, pointer, places, choose) {
   const { word, rounds, nbytes } = model.placements;
-  panel.replaceChildren(el("h2", pointer.name), facts([["Tensor", pointer.spec], ["How", "a pointer: nothing is copied to it"]]));
+  panel.replaceChildren(el("h2", pointer.name), facts([["Tensor", pointer.spec], ["How", "renamed loop-carried value: no copy"]]));
   const entries = places.map((place) => [place, human(nbytes[place]), word[rounds[place]]]);
   const outside = pointer.targets.filter((name) => !model.placesOf.has(name)).join(", ");
-  section(panel, "What it may stand for", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "");
+  section(panel, "May be bound to", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "");
   if (outside) panel.append(el("p", `outside the arena: ${outside}`));
   panel.scrollTop = 0;
 }

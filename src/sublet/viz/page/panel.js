@@ -37,7 +37,7 @@ function writeHeader(model) {
   const cells = [
     ...(several(model) ? arenaCells(model) : [
       ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
-      ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
+      ["Lower bound", human(figures.lowerBound), model.coverage ? "of the planned part" : figures.boundSource],
       ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ]),
     ["Budget", model.budget === null || hasBudgetLine(model) ? "" : human(model.budget), several(model) ? "for all arenas" : "far above the arena"],
@@ -146,8 +146,8 @@ function factsOf(model, place) {
     ["Bytes", sized(nbytes[place])],
     ["Producer", [word[producer[place]], word[op[place]]].filter(Boolean).join(", ")],
     ["Comes from", word[source[place]]],
-    ["Alive", shown.join("; ")],
-    ["Here in", word[model.placements.rounds[place]]],
+    ["Live", shown.join("; ")],
+    ["Iterations", word[model.placements.rounds[place]]],
     ["Address", addressText(model, offset[place], nbytes[place])],
     ["How", sharer ? `${HOWS[how[place]]} of ${sharer}` : others.length ? HOWS[how[place]] : ""],
     ["Shared with", named.join(", ")],
@@ -205,7 +205,7 @@ function showReuse(panel, model, colourOf, place, reuse, choose) {
   const list = (entries) => tensorList(model, colourOf, place, entries, choose);
   const { word, how, shares, nbytes, name } = model.placements;
   const when = (i) => aliveText(model, i);
-  const handed = ([i, bytes]) => [model.placement[i], human(bytes), when(i)];
+  const reused = ([i, bytes]) => [model.placement[i], human(bytes), when(i)];
   const sharing = (other) => {
     const by = word[shares[other]];
     const first = model.piecesOf(other)[0];
@@ -215,13 +215,13 @@ function showReuse(panel, model, colourOf, place, reuse, choose) {
   panel.replaceChildren(el("h2", name[place]), facts(factsOf(model, place).filter(([key]) => key !== "Shared with")));
   if (model.rings.has(place)) showRing(panel, model, model.rings.get(place), list);
   if (reuse.chain.length > 1) {
-    section(panel, `The same bytes on purpose: ${plural(reuse.chain.length, "tensor", "tensors")}`, reuse.chain.map(sharing), list, "");
+    section(panel, `Sharing one buffer: ${plural(reuse.chain.length, "tensor", "tensors")}`, reuse.chain.map(sharing), list, "");
   }
-  section(panel, "Before it, in these bytes", reuse.before.map(handed), list, "Nobody: these bytes are fresh.");
+  section(panel, "Before, in these bytes", reuse.before.map(reused), list, "None: first use of these bytes.");
   if (reuse.between.length) {
-    section(panel, "In between, while it was not needed", reuse.between.map((i) => [model.placement[i], "", when(i)]), list, "");
+    section(panel, "Between the live ranges, in these bytes", reuse.between.map((i) => [model.placement[i], "", when(i)]), list, "");
   }
-  section(panel, "After it, in these bytes", reuse.after.map(handed), list, "Nobody: it is the last one here.");
+  section(panel, "After, in these bytes", reuse.after.map(reused), list, "None: last use of these bytes.");
   panel.scrollTop = 0;
 }
 
@@ -239,6 +239,6 @@ function showPoint(panel, model, colourOf, point, choose) {
     const spec = model.placements.word[model.placements.spec[place]];
     return [place, human(model.placements.nbytes[place]), `${spec}${inArena(model, model.placements.offset[place])}`];
   });
-  section(panel, "Alive here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
+  section(panel, "Live here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
   panel.scrollTop = 0;
 }

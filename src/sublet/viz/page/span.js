@@ -51,7 +51,7 @@ function showSpan(panel, model, colourOf, begin, end, choose) {
   const alive = plansOf(model).flatMap((plan) => showSums(panel, model, plan, sumsOf(model, plan, begin, end)));
   alive.sort((i, j) => size(j) - size(i) || i - j);
   const entries = alive.map((i) => [model.placement[i], human(model.placements.nbytes[model.placement[i]]), aliveText(model, i)]);
-  section(panel, "Alive here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
+  section(panel, "Live here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
   panel.scrollTop = 0;
 }
 
@@ -62,11 +62,11 @@ function showSums(panel, model, plan, sums) {
     ["Live at most", sized(Math.round(sums.most))],
     ["On average", human(Math.round(sums.mean))],
     ["At least", human(Math.round(sums.least))],
-    ["Made here", `${plural(sums.made, "tensor", "tensors")}, ${human(sums.madeBytes)}`],
-    ["Over by its end", `${plural(sums.ended, "tensor", "tensors")}, ${human(sums.endedBytes)}`],
+    ["Defined here", `${plural(sums.made, "tensor", "tensors")}, ${human(sums.madeBytes)}`],
+    ["Ended here", `${plural(sums.ended, "tensor", "tensors")}, ${human(sums.endedBytes)}`],
   ]));
   if (sums.byOp.length) {
-    panel.append(el("h3", model.others.length ? `Made here in ${plan.label}, by op` : "Made here, by op"));
+    panel.append(el("h3", model.others.length ? `Defined here in ${plan.label}, by op` : "Defined here, by op"));
     panel.append(facts(sums.byOp.slice(0, 12).map(([op, [count, bytes]]) => [op, `${human(bytes)} in ${plural(count, "tensor", "tensors")}`])));
   }
   return sums.alive;

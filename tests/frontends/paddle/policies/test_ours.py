@@ -89,24 +89,24 @@ def test_a_loop_assigns_to_itself_what_it_only_reads() -> None:
 
 def test_the_gradient_that_a_branch_finds_by_name() -> None:
     """The transpiler of 2019 renamed it, and trained wrong."""
-    assert "by its name alone" in rename_constraints(given("cond"))["relu_0.tmp_0@GRAD"]
+    assert "looks up the gradient by name" in rename_constraints(given("cond"))["relu_0.tmp_0@GRAD"]
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("kept", "to be kept"),
+        ("kept", "the caller keeps"),
         ("weight", "outlives the run"),
-        ("array", "no tensor"),
-        ("open", "size is not known"),
-        ("taken", "while looks for it"),
-        ("taken@GRAD", "by its name alone"),
-        ("told", "an attribute of dropout names it"),
-        ("twice", "several blocks declare it"),
-        ("inner", "block 2 mentions it"),
-        ("nowhere", "no block declares it"),
-        ("fed", "it is fed"),
-        ("fetched", "it may be fetched"),
+        ("array", "not a tensor"),
+        ("open", "size is unknown"),
+        ("taken", "while looks up the name"),
+        ("taken@GRAD", "looks up the gradient by name"),
+        ("told", "an attribute of dropout contains the name"),
+        ("twice", "several blocks declare the name"),
+        ("inner", "block 2 uses the name"),
+        ("nowhere", "no block declares the name"),
+        ("fed", "the caller feeds"),
+        ("fetched", "the caller may fetch"),
     ],
 )
 def test_what_is_never_renamed(name: str, reason: str) -> None:

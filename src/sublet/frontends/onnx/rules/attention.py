@@ -14,14 +14,14 @@ from sublet.frontends.onnx.rules.shape_rule import (
 )
 
 
-def require_attention(seen: NodeShapes) -> None:
+def require_attention(node: NodeShapes) -> None:
     """Require queries, keys and values of [batch, heads, length, size] or [batch, length, heads * size]."""
-    queries = _heads_shape(seen, 0, "q_num_heads", "the queries")
+    queries = _heads_shape(node, 0, "q_num_heads", "the queries")
     keys, values = (
-        _heads_shape(seen, 1, "kv_num_heads", "the keys"),
-        _heads_shape(seen, 2, "kv_num_heads", "the values"),
+        _heads_shape(node, 1, "kv_num_heads", "the keys"),
+        _heads_shape(node, 2, "kv_num_heads", "the values"),
     )
-    past_keys, past_values = seen.shape(4), seen.shape(5)
+    past_keys, past_values = node.shape(4), node.shape(5)
     if queries is None or keys is None or values is None:
         return
     for axis, what in ((0, "batch"), (1, "number of heads"), (2, "length")):
@@ -30,80 +30,86 @@ def require_attention(seen: NodeShapes) -> None:
         )
     require_equal(queries[0], keys[0], f"queries {format_dims(queries)} and keys {format_dims(keys)} differ in batch")
     require_equal(queries[3], keys[3], f"queries {format_dims(queries)} and keys {format_dims(keys)} differ in size")
-    many, few = queries[1], keys[1]
-    shared = many is None or few is None or (few > 0 and many % few == 0)
-    require_that(shared, f"{many} heads of queries cannot share {few} heads of keys")
+    query_heads, key_heads = queries[1], keys[1]
+    shared = query_heads is None or key_heads is None or (key_heads > 0 and query_heads % key_heads == 0)
+    require_that(shared, f"{query_heads} heads of queries cannot share {key_heads} heads of keys")
     for past, now, what in ((past_keys, keys, "the past keys"), (past_values, values, "the past values")):
         if past is not None:
             require_that(len(past) == 4, f"{what} {format_dims(past)} do not have four dimensions")
             for axis in (0, 1, 3):
-                require_equal(past[axis], now[axis], f"{what} {format_dims(past)} do not go on as {format_dims(now)}")
+                require_equal(
+                    past[axis],
+                    now[axis],
+                    f"{what} {format_dims(past)} and {format_dims(now)} differ in more than the length",
+                )
     if past_keys is not None and past_values is not None:
         what = f"the past keys {format_dims(past_keys)} and the past values {format_dims(past_values)} differ in length"
         require_equal(past_keys[2], past_values[2], what)
-    before = past_keys[2] if past_keys is not None else (None if seen.is_present(4) else 0)
-    _require_mask(seen, queries, None if before is None or keys[2] is None else before + keys[2])
+    before = past_keys[2] if past_keys is not None else (None if node.is_present(4) else 0)
+    _require_mask(node, queries, None if before is None or keys[2] is None else before + keys[2])
 
 
-def _require_mask(seen: NodeShapes, queries: Extents, total: int | None) -> None:
+def _require_mask(node: NodeShapes, queries: Extents, total: int | None) -> None:
     """Require a mask broadcasting to [..., length, total].
 
     From version 24 of the operator set on, a mask may have fewer than `total` columns.
     """
-    mask = seen.shape(3)
+    mask = node.shape(3)
     if mask is None:
         return
     require_that(1 <= len(mask) <= 4, f"the mask {format_dims(mask)} does not have one to four dimensions")
     require_broadcastable_to(mask[:-1], queries[:-1], "the mask without its last dimension,")
     last = mask[-1]
-    shorter = seen.version >= 24 and last is not None and total is not None and last <= total
+    shorter = node.version >= 24 and last is not None and total is not None and last <= total
     require_that(
         shorter or last == 1 or not are_known_different(last, total),
         f"the mask {format_dims(mask)} does not fit {total} keys",
     )
 
 
-def _heads_shape(seen: NodeShapes, position: int, heads: str, what: str) -> Extents | None:
+def _heads_shape(node: NodeShapes, position: int, heads: str, what: str) -> Extents | None:
     """Return the shape of an operand as [batch, heads, length, size]. Raises ShapeConflict for an indivisible size."""
-    shape = seen.shape(position)
+    shape = node.shape(position)
     if shape is None or len(shape) == 4:
         return shape
     require_that(len(shape) == 3, f"{what} {format_dims(shape)} have neither three nor four dimensions")
-    count = seen.integer_attribute(heads)
-    require_that(count > 0, f"{what} {format_dims(shape)} have three dimensions, and {heads} is not told")
-    require_that(shape[2] is None or shape[2] % count == 0, f"{what} {format_dims(shape)} do not make {count} heads")
+    count = node.integer_attribute(heads)
+    require_that(count > 0, f"{what} {format_dims(shape)} have three dimensions, and {heads} is missing")
+    require_that(
+        shape[2] is None or shape[2] % count == 0, f"{what} {format_dims(shape)} cannot be split into {count} heads"
+    )
     return shape[0], count, shape[1], None if shape[2] is None else shape[2] // count
 
 
-def require_rotary_embedding(seen: NodeShapes) -> None:
+def require_rotary_embedding(node: NodeShapes) -> None:
     """Require cosines and sines of [positions, size / 2], or of [batch, length, size / 2] without position indices."""
-    data, cosines, sines = seen.shape(0), seen.shape(1), seen.shape(2)
+    data, cosines, sines = node.shape(0), node.shape(1), node.shape(2)
     if data is None or cosines is None or sines is None:
         return
     require_that(len(data) in (3, 4), f"{format_dims(data)} has neither three nor four dimensions")
     require_that(
         may_be_equal(cosines, sines), f"the cosines {format_dims(cosines)} and the sines {format_dims(sines)} differ"
     )
-    indexed = seen.is_present(3)
+    indexed = node.is_present(3)
     require_that(len(cosines) == (2 if indexed else 3), f"the cosines are {format_dims(cosines)}")
     batch, length = data[0], data[2] if len(data) == 4 else data[1]
-    heads = seen.integer_attribute("num_heads")
-    require_that(len(data) == 4 or heads > 0, f"{format_dims(data)} has three dimensions, and num_heads is not told")
+    heads = node.integer_attribute("num_heads")
+    require_that(len(data) == 4 or heads > 0, f"{format_dims(data)} has three dimensions, and num_heads is missing")
     if len(data) == 3:
-        require_that(data[2] is None or data[2] % heads == 0, f"{format_dims(data)} does not make {heads} heads")
+        require_that(data[2] is None or data[2] % heads == 0, f"{format_dims(data)} cannot be split into {heads} heads")
     if not indexed:
         require_equal(batch, cosines[0], f"{format_dims(data)} and the cosines {format_dims(cosines)} differ in batch")
         require_equal(
             length, cosines[1], f"{format_dims(data)} and the cosines {format_dims(cosines)} differ in length"
         )
-    elif (places := seen.shape(3)) is not None:
+    elif (places := node.shape(3)) is not None:
         require_that(len(places) == 2, f"the positions are {format_dims(places)}, not a matrix")
         require_equal(batch, places[0], f"{format_dims(data)} and the positions {format_dims(places)} differ in batch")
         require_equal(
             length, places[1], f"{format_dims(data)} and the positions {format_dims(places)} differ in length"
         )
     size = data[3] if len(data) == 4 else (None if data[2] is None else data[2] // heads)
-    rotated = seen.integer_attribute("rotary_embedding_dim") or size
+    rotated = node.integer_attribute("rotary_embedding_dim") or size
     half = None if rotated is None else rotated // 2
     require_equal(
         half, cosines[-1], f"{format_dims(data)} and the cosines {format_dims(cosines)} differ in half the size"

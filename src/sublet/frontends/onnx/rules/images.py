@@ -15,34 +15,34 @@ from sublet.frontends.onnx.rules.shape_rule import (
 )
 
 
-def require_affine_grid(seen: NodeShapes) -> None:
+def require_affine_grid(node: NodeShapes) -> None:
     """Require a matrix of [2, 3] or [3, 4] for each image of the given size."""
-    theta, size = seen.shape(0), seen.constant_inputs.get(1)
+    theta, size = node.shape(0), node.constant_inputs.get(1)
     if theta is None:
         return
     require_that(len(theta) == 3, f"the matrices are {format_dims(theta)}")
     if size is not None:
         spatial = len(size) - 2
-        require_that(spatial in (2, 3), f"the size {list(size)} is of no image")
+        require_that(spatial in (2, 3), f"the size {list(size)} is not the size of an image")
         require_equal(theta[0], size[0], f"the matrices {format_dims(theta)} and the size {list(size)} differ in batch")
         require_equal(theta[1], spatial, f"the matrices {format_dims(theta)} do not fit the size {list(size)}")
         require_equal(theta[2], spatial + 1, f"the matrices {format_dims(theta)} do not fit the size {list(size)}")
 
 
-def require_columns_to_image(seen: NodeShapes) -> None:
+def require_columns_to_image(node: NodeShapes) -> None:
     """Require whole blocks, in the number given by the image."""
-    data, image, block = seen.shape(0), seen.constant_inputs.get(1), seen.constant_inputs.get(2)
+    data, image, block = node.shape(0), node.constant_inputs.get(1), node.constant_inputs.get(2)
     if data is None or block is None or image is None:
         return
     require_that(len(data) == 3, f"the columns are {format_dims(data)}, not of three dimensions")
     whole = data[1] is None or (data[1] > 0 and data[1] % max(prod(block), 1) == 0)
-    require_that(whole, f"{data[1]} of {format_dims(data)} are no blocks of {list(block)}")
+    require_that(whole, f"axis 1 of {format_dims(data)} cannot be split into blocks of {list(block)}")
     count = len(image)
     strides, dilations = (
-        seen.integers_attribute("strides") or (1,) * count,
-        seen.integers_attribute("dilations") or (1,) * count,
+        node.integers_attribute("strides") or (1,) * count,
+        node.integers_attribute("dilations") or (1,) * count,
     )
-    pads = seen.integers_attribute("pads") or (0,) * (2 * count)
+    pads = node.integers_attribute("pads") or (0,) * (2 * count)
     blocks = prod(
         (image[i] + pads[i] + pads[i + count] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
         for i in range(min(count, len(block)))
@@ -50,50 +50,50 @@ def require_columns_to_image(seen: NodeShapes) -> None:
     require_equal(data[2], blocks, f"{format_dims(data)} does not hold the blocks of the image {list(image)}")
 
 
-def require_resize(seen: NodeShapes) -> None:
+def require_resize(node: NodeShapes) -> None:
     """Require a scale or size for each axis, and two numbers of the region for each axis."""
-    scales, sizes = (2, 3) if seen.version >= 11 else (1, 2)
+    scales, sizes = (2, 3) if node.version >= 11 else (1, 2)
     for position, what in ((scales, "the scales"), (sizes, "the sizes")):
-        _require_number_per_axis(seen, position, what)
-    data, region = seen.shape(0), seen.shape(1)
-    cropped = seen.text_attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
-    axes = seen.integers_attribute("axes")
-    if cropped and data is not None and region is not None and seen.version >= 11:
+        _require_number_per_axis(node, position, what)
+    data, region = node.shape(0), node.shape(1)
+    cropped = node.text_attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
+    axes = node.integers_attribute("axes")
+    if cropped and data is not None and region is not None and node.version >= 11:
         count = element_count_of(region)
         fits = count is None or count in (2 * len(axes or data), 2 * len(data))
         require_that(fits, f"the region, {count} numbers, does not have two for each axis of {format_dims(data)}")
 
 
-def _require_number_per_axis(seen: NodeShapes, position: int, what: str) -> None:
+def _require_number_per_axis(node: NodeShapes, position: int, what: str) -> None:
     """Require an empty input or a number for each resized axis; ONNX Runtime accepts any shape."""
-    data, numbers = seen.shape(0), seen.shape(position)
+    data, numbers = node.shape(0), node.shape(position)
     found = None if numbers is None else element_count_of(numbers)
     if data is not None and found:
-        count = len(seen.integers_attribute("axes") or data)
+        count = len(node.integers_attribute("axes") or data)
         require_equal(found, count, f"{what}, {format_dims(numbers)}, are not one for each axis of {format_dims(data)}")
 
 
-def require_upsample(seen: NodeShapes) -> None:
+def require_upsample(node: NodeShapes) -> None:
     """Require a scale for each axis."""
-    _require_number_per_axis(seen, 1, "the scales")
+    _require_number_per_axis(node, 1, "the scales")
 
 
-def require_deformed_conv(seen: NodeShapes) -> None:
+def require_deformed_conv(node: NodeShapes) -> None:
     """Require two offsets for each place of the kernel and of the output."""
-    data, kernel, offset, mask = seen.shape(0), seen.shape(1), seen.shape(2), seen.shape(4)
+    data, kernel, offset, mask = node.shape(0), node.shape(1), node.shape(2), node.shape(4)
     if data is None or kernel is None:
         return
     require_that(len(data) == len(kernel), f"{format_dims(data)} and the kernel {format_dims(kernel)} differ in rank")
-    per_group = None if kernel[1] is None else kernel[1] * seen.integer_attribute("group", 1)
+    per_group = None if kernel[1] is None else kernel[1] * node.integer_attribute("group", 1)
     require_equal(data[1], per_group, f"{format_dims(data)} and the kernel {format_dims(kernel)} differ in channels")
-    require_vector(seen.shape(3), kernel[0], "the bias")
+    require_vector(node.shape(3), kernel[0], "the bias")
     places = None if None in kernel[2:] else prod(extent for extent in kernel[2:] if extent is not None)
-    result = seen.outputs[0]
+    result = node.outputs[0]
     for shape, each, what in ((offset, len(kernel) - 2, "the offsets"), (mask, 1, "the mask")):
         if shape is None:
             continue
         require_that(len(shape) == len(data), f"{what} {format_dims(shape)} differ in rank from {format_dims(data)}")
-        channels = None if places is None else seen.integer_attribute("offset_group", 1) * each * places
+        channels = None if places is None else node.integer_attribute("offset_group", 1) * each * places
         require_equal(shape[0], data[0], f"{what} {format_dims(shape)} and {format_dims(data)} differ in batch")
         require_equal(
             shape[1],
@@ -107,9 +107,9 @@ def require_deformed_conv(seen: NodeShapes) -> None:
             )
 
 
-def require_unpool(seen: NodeShapes) -> None:
+def require_unpool(node: NodeShapes) -> None:
     """Require an index for each element."""
-    data, places = seen.shape(0), seen.shape(1)
+    data, places = node.shape(0), node.shape(1)
     if data is not None and places is not None:
         require_that(
             may_be_equal(data, places),
@@ -117,15 +117,15 @@ def require_unpool(seen: NodeShapes) -> None:
         )
 
 
-def require_spatial_axes(seen: NodeShapes) -> None:
+def require_spatial_axes(node: NodeShapes) -> None:
     """Require spatial axes behind batch and channels."""
-    data = seen.shape(0)
+    data = node.shape(0)
     require_that(data is None or len(data) > 2, f"{format_dims(data)} has no spatial axes")
 
 
-def require_fourier(seen: NodeShapes) -> None:
+def require_fourier(node: NodeShapes) -> None:
     """Require real or complex numbers on the last axis."""
-    data = seen.shape(0)
+    data = node.shape(0)
     if data is not None:
         require_that(len(data) > 1, f"{format_dims(data)} has no axis of real and imaginary parts")
         require_that(
@@ -133,15 +133,15 @@ def require_fourier(seen: NodeShapes) -> None:
         )
 
 
-def require_class_loss(seen: NodeShapes) -> None:
+def require_class_loss(node: NodeShapes) -> None:
     """Require scores of [batch, classes, ...], labels of [batch, ...], and a weight per class."""
-    scores, labels = seen.shape(0), seen.shape(1)
+    scores, labels = node.shape(0), node.shape(1)
     if scores is None or labels is None:
         return
     require_that(len(scores) > 1, f"the scores {format_dims(scores)} have no classes")
-    wanted = (scores[0], *scores[2:])
+    expected = (scores[0], *scores[2:])
     require_that(
-        may_be_equal(labels, wanted),
-        f"the labels are {format_dims(labels)}, and would have to be {format_dims(wanted)}",
+        may_be_equal(labels, expected),
+        f"the labels are {format_dims(labels)}; expected {format_dims(expected)}",
     )
-    require_vector(seen.shape(2), scores[1], "the weights")
+    require_vector(node.shape(2), scores[1], "the weights")

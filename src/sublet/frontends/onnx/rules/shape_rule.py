@@ -115,7 +115,7 @@ def require_vector(shape: Extents | None, length: int | None, what: str) -> None
     if shape is None:
         return
     require_that(len(shape) == 1, f"{what} is {format_dims(shape)}, not a vector")
-    require_equal(shape[0], length, f"{what} and the extent it belongs to have different lengths")
+    require_equal(shape[0], length, f"{what} and its axis have different lengths")
 
 
 def require_broadcastable(shapes: Sequence[Extents | None], what: str = "the operands do not broadcast") -> None:

@@ -14,20 +14,20 @@ Padding = tuple[int, int]
 """The padding elements in front of an axis and behind."""
 
 
-def pool_extents(seen: NodeShapes) -> Extents | None:
+def pool_extents(node: NodeShapes) -> Extents | None:
     """Return the shape of a pool's output, None if the window does not fit the operand's rank."""
-    data, window = seen.shape(0), seen.integers_attribute("kernel_shape")
+    data, window = node.shape(0), node.integers_attribute("kernel_shape")
     if data is None or window is None or len(data) != len(window) + 2:
         return None
     count = len(window)
     strides, dilations = (
-        seen.integers_attribute("strides") or (1,) * count,
-        seen.integers_attribute("dilations") or (1,) * count,
+        node.integers_attribute("strides") or (1,) * count,
+        node.integers_attribute("dilations") or (1,) * count,
     )
-    pads = seen.integers_attribute("pads") or (0,) * (2 * count)
+    pads = node.integers_attribute("pads") or (0,) * (2 * count)
     if (len(strides), len(dilations), len(pads)) != (count, count, 2 * count) or min(strides) < 1:
         return None
-    up, mode = seen.integer_attribute("ceil_mode") == 1, seen.text_attribute("auto_pad", "NOTSET")
+    up, mode = node.integer_attribute("ceil_mode") == 1, node.text_attribute("auto_pad", "NOTSET")
     extents: list[int | None] = []
     for i, extent in enumerate(data[2:]):
         if extent is None:
@@ -38,12 +38,12 @@ def pool_extents(seen: NodeShapes) -> Extents | None:
     return (*data[:2], *extents)
 
 
-def _pool_padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> Padding:
+def _pool_padding(mode: str, extent: int, stride: int, taps: int, explicit: Padding) -> Padding:
     """Return the padding of one axis of a pool. Automatic padding ignores dilations."""
     if mode == "VALID":
         return 0, 0
     if not mode.startswith("SAME"):
-        return told
+        return explicit
     needed = (-(-extent // stride) - 1) * stride + taps - extent
     front = (needed + 1) // 2 if mode == "SAME_LOWER" else needed // 2
     return front, needed - front
@@ -58,20 +58,20 @@ def _window_count(extent: int, stride: int, reach: int, padding: Padding, up: bo
     return steps - 1 if (steps - 1) * stride >= extent + padding[0] else steps
 
 
-def transposed_extents(seen: NodeShapes) -> Extents | None:
+def transposed_extents(node: NodeShapes) -> Extents | None:
     """Return the shape of an automatically padded transposed convolution, None for explicit padding."""
-    data, kernel = seen.shape(0), seen.shape(1)
+    data, kernel = node.shape(0), node.shape(1)
     automatic = (
-        seen.text_attribute("auto_pad", "NOTSET").startswith("SAME") and seen.integers_attribute("output_shape") is None
+        node.text_attribute("auto_pad", "NOTSET").startswith("SAME") and node.integers_attribute("output_shape") is None
     )
     if not automatic or data is None or kernel is None or len(data) != len(kernel) or len(data) < 3:
         return None
     count = len(data) - 2
     strides, dilations = (
-        seen.integers_attribute("strides") or (1,) * count,
-        seen.integers_attribute("dilations") or (1,) * count,
+        node.integers_attribute("strides") or (1,) * count,
+        node.integers_attribute("dilations") or (1,) * count,
     )
-    more = seen.integers_attribute("output_padding") or (0,) * count
+    more = node.integers_attribute("output_padding") or (0,) * count
     if {len(strides), len(dilations), len(more)} != {count}:
         return None
     extents: list[int | None] = []
@@ -81,7 +81,7 @@ def transposed_extents(seen: NodeShapes) -> Extents | None:
         else:
             whole = (extent - 1) * strides[i] + more[i] + dilations[i] * (taps - 1) + 1
             extents.append(min(whole, extent * strides[i]))
-    channels = None if kernel[1] is None else kernel[1] * seen.integer_attribute("group", 1)
+    channels = None if kernel[1] is None else kernel[1] * node.integer_attribute("group", 1)
     return (data[0], channels, *extents)
 
 
@@ -97,7 +97,7 @@ def is_corrected(op_type: str, domain: str) -> bool:
     return domain in ("", "ai.onnx") and op_type in CORRECTED_SHAPES
 
 
-def corrected_shapes(op_type: str, seen: NodeShapes, inferred: Sequence[Extents | None]) -> list[Extents | None]:
+def corrected_shapes(op_type: str, node: NodeShapes, inferred: Sequence[Extents | None]) -> list[Extents | None]:
     """Return the shapes of the outputs: ONNX Runtime's if known to Sublet, else the `inferred` shapes."""
-    shape = CORRECTED_SHAPES[op_type](seen)
+    shape = CORRECTED_SHAPES[op_type](node)
     return list(inferred) if shape is None else [shape] * len(inferred)

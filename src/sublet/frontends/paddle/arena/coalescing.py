@@ -112,9 +112,9 @@ def coalesce_variables(
     flow: PaddleFlow,
     lives: LiveRanges[ScopedVariable],
     sizes: VariableSizes,
-    found: Mapping[ScopedVariable, int],
+    nbytes: Mapping[ScopedVariable, int],
 ) -> tuple[CoalescingClasses, dict[ScopedVariable, str]]:
-    """Return the classes of the variables in `found`, and the variables that must leave the arena, with reasons.
+    """Return the classes of the variables in `nbytes`, and the variables that must leave the arena, with reasons.
 
     A variable must leave if an operator compares only allocations: in an arena such an operator takes any place of its
     inputs for an in-place output.
@@ -125,19 +125,19 @@ def coalesce_variables(
         for index, op in enumerate(block.ops)
         if (block.index, index) in flow.point_of_operator
     }
-    allowed = {at: tuple(_inplace_pairs(flow, *where, sizes, found)) for at, where in sorted(points.items())}
-    classes = CoalescingClasses(lives, found, allowed)
+    allowed = {at: tuple(_inplace_pairs(flow, *where, sizes, nbytes)) for at, where in sorted(points.items())}
+    classes = CoalescingClasses(lives, nbytes, allowed)
     for pairs in allowed.values():
         for one, other in pairs:
             classes.join(one, other)
-    left: dict[ScopedVariable, str] = {}
+    excluded: dict[ScopedVariable, str] = {}
     for at, (block, op) in sorted(points.items()):
         if facts_at(block, op, sizes).holder:
-            for source, copy in _copy_pairs(flow, block, op, sizes, found):
+            for source, copy in _copy_pairs(flow, block, op, sizes, nbytes):
                 classes.join_copy(source, copy)
             for place in _outputs_beside_inputs(flow, block, op, classes, allowed[at]):
-                left[place] = f"{op.type} takes any place in the arena of its inputs for theirs"
-    return classes, left
+                excluded[place] = f"{op.type} treats an output in the allocation of an input as a view of the input"
+    return classes, excluded
 
 
 def _inplace_pairs(

@@ -27,21 +27,21 @@ def select_placeable(
     for point in flow.points:
         if point.kind == "keep":
             for place in point.uses:
-                why.setdefault(place, "is kept of every trip for the gradient block")
+                why.setdefault(place, "is saved in every iteration for the gradient block")
     nbytes: dict[ScopedVariable, int] = {}
     for block in program.blocks:
         for var in block.vars.values():
             place = ScopedVariable(block.index, var.name)
             if var.kind != TENSOR:
-                why[place] = "is no dense tensor"
+                why[place] = "is not a dense tensor"
             elif var.persistable:
                 why[place] = "outlives the program"
             elif var.name in perhaps:
-                why[place] = "may hold nothing when it is read"
+                why[place] = "may be read before its first write"
             elif block.index == 0 and var.name in keep:
-                why[place] = "is kept for whoever runs the program"
+                why[place] = "is kept for the caller"
             elif place not in written:
-                why[place] = "is given from outside"
+                why[place] = "is an input"
             elif None in (dims := sizes.dims(block.index, var.name) or (None,)):
                 why[place] = f"has open extents {dims}"
             elif place not in why and (size := sizes.nbytes(block.index, var.name)):
@@ -63,7 +63,7 @@ def _reasons_by_operator(program: PaddleProgram, flow: PaddleFlow, sizes: Variab
                 gradients = (*(f"{name}{GRAD}" for name in inside), *linked_gradient_names(op))
                 for name in nonempty_names(gradients):
                     if inner is not None and name in program.blocks[inner].vars:
-                        why.setdefault(ScopedVariable(inner, name), f"{op.type} passes it in and out by its name")
+                        why.setdefault(ScopedVariable(inner, name), f"{op.type} passes it in and out by name")
     return why
 
 

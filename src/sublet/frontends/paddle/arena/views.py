@@ -58,7 +58,7 @@ def to_arena_form(
     writes. Raises ModelError if the program already is in the arena form.
     """
     if any(name in block.vars for block in program.blocks for name in (ARENA, ARENA_END)):
-        raise ModelError(f"the program has a variable {ARENA!r}: it is in the arena form already")
+        raise ModelError(f"the program has a variable {ARENA!r}: the program is in the arena form already")
     graph = build_flow(program, [ScopedVariable(0, name) for name in keep], by_shape=False)
     lives = compute_live_ranges(graph)
     found, why = select_placeable(program, graph, sizes, keep)

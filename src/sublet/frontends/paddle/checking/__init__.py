@@ -97,9 +97,9 @@ def _compare_runs(first: SymbolicRun, second: SymbolicRun) -> Iterator[Finding]:
     yield from (*first.findings, *second.findings)
     for name, term in ends[0].items():
         if ends[1].get(name) != term:
-            yield Finding("differs", f"%{name}", "ends as another value than in the original program")
+            yield Finding("differs", f"%{name}", "ends with another value than in the original program")
     if first.observed != second.observed:
-        yield Finding("differs", "the program", "fetches, or decides by, another value than the original program")
+        yield Finding("differs", "the program", "fetches, or branches on, another value than the original program")
 
 
 def _run_program(run: SymbolicRun) -> dict[str, Term]:

@@ -44,9 +44,7 @@ def run_block(run: SymbolicRun, index: int, scope: TermScope, kept: frozenset[st
 
 def _freed_variable(run: SymbolicRun, step: SymbolicStep) -> TermVariable:
     """Return a variable with lost content, for a name freed after the step."""
-    return new_tensor(
-        run.terms.lost_term(f"was freed after {step.where}, which is the last of its block to name it"), 1
-    )
+    return new_tensor(run.terms.lost_term(f"was freed after {step.where}, its last use in the block"), 1)
 
 
 def _last_mentions(block: PaddleBlock, kept: frozenset[str]) -> dict[int, list[str]]:
@@ -97,14 +95,16 @@ def _has_next_iteration(step: SymbolicStep, count: int) -> bool:
     """
     term = step.read_term(step.single_name("Condition"))
     condition = step.run.terms.literal.get(term)
-    alike = step.observe(term)
+    agrees = step.observe(term)
     if condition is None:
         step.run.used_requested_trips = True
         return count < step.run.trips
-    if not alike:
+    if not agrees:
         return False  # the programs already differ: stop here
     if condition and count == MAX_ITERATIONS:
-        step.run.add_finding(step.where, f"takes more than {MAX_ITERATIONS} rounds, which are not followed", "rounds")
+        step.run.add_finding(
+            step.where, f"runs more than {MAX_ITERATIONS} iterations, the limit of the checker", "rounds"
+        )
         return False
     return bool(condition)
 
@@ -150,7 +150,9 @@ def _while_grad(step: SymbolicStep) -> None:
             if gradient in (EMPTY_NAME, "") or found is None:
                 continue
             if found.array is None and f"{name}{GRAD}" not in body.variables:  # Paddle looks only in the block's scope
-                step.report_missing(f"{name}{GRAD}", f"%{name}{GRAD} is no variable of the block that it runs")
+                step.report_missing(
+                    f"{name}{GRAD}", f"%{name}{GRAD} is not a variable of the block that the operator runs"
+                )
             target = scope.find_or_create(gradient)
             if found.array is not None:
                 target.take_over(TermVariable(array=found.array))
@@ -281,7 +283,7 @@ def _assign(step: SymbolicStep) -> None:
     step.check_assignment(term)
     place, read = step.place_for_write(step.single_name("Out"), term), source.place if source is not None else None
     if read is not None and place.overlaps(read) and place.begin != read.begin:
-        term = step.run.terms.lost_term(f"was written by {step.where} over what it was still reading")
+        term = step.run.terms.lost_term(f"was written by {step.where} over its own operand")
     step.write_term(step.single_name("Out"), term, place)
 
 
@@ -343,7 +345,7 @@ def _view(step: SymbolicStep) -> None:
     source = step.find_variable(step.single_name("input"))
     var = step.run.program.find_var(step.block.index, step.single_name("input"))
     if source is None or source.place is None or var is None or var.dtype is None:
-        step.run.add_finding(step.where, "takes a view of what is no tensor", "view")
+        step.run.add_finding(step.where, "takes a view of a variable that is not a tensor", "view")
         return
     width = var.dtype.bits // 8
     for size in var.dims[1:]:

@@ -46,7 +46,7 @@ def new_operand_types(original: PaddleProgram, rewritten: PaddleProgram) -> Iter
             and not _is_supported_depend(rewritten, block, op)
         ):
             where = f"block {block.index}, op {i} ({op.type})"
-            yield Finding("types", where, "has operands of types that no such op of the original program has")
+            yield Finding("types", where, "has operand types that no {op.type} of the original program has")
 
 
 def _operand_types(program: PaddleProgram) -> Iterator[tuple[PaddleBlock, int, PaddleOp, OperandTypes]]:
@@ -82,7 +82,7 @@ def _name_findings(program: PaddleProgram) -> Iterator[tuple[int, str, Finding]]
             for name in (*op.reads, *op.writes):
                 if name not in (EMPTY_NAME, "") and not _is_declared(program, block, name):
                     where = f"block {block.index}, op {i} ({op.type})"
-                    what = f"%{name} is declared neither in the block nor in one around it"
+                    what = f"%{name} is declared neither in the block nor in an enclosing block"
                     yield block.index, name, Finding("undeclared", where, what)
             inner = op.block_index()
             if inner is None:
@@ -90,7 +90,7 @@ def _name_findings(program: PaddleProgram) -> Iterator[tuple[int, str, Finding]]
             for name, count in Counter(op.inputs.get("X", ())).items():
                 if op.type == "while" and count > 1:
                     where = f"block {block.index}, op {i} (while)"
-                    what = f"%{name} is an input more than once, and the loop saves each under one name"
+                    what = f"%{name} is an input more than once, and the loop saves inputs by name"
                     yield inner, name, Finding("twice", where, what)
             listed = {*op.reads, *op.writes, *(f"{name}{GRAD}" for name in op.reads)}
             forward = program.blocks[inner].forward
@@ -101,7 +101,7 @@ def _name_findings(program: PaddleProgram) -> Iterator[tuple[int, str, Finding]]
                 if name not in listed and not _is_private_to_block(program, block, i, inner, name):
                     where = f"block {inner}, op {position} ({program.blocks[inner].ops[position].type})"
                     owner = f"op {i} ({op.type}) of block {block.index}"
-                    what = f"%{name} comes from around the block, and {owner} does not name it"
+                    what = f"%{name} is read from an enclosing block, and {owner} does not list it"
                     yield inner, name, Finding("unnamed", where, what)
 
 

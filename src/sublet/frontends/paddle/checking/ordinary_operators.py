@@ -52,10 +52,10 @@ def compute_outputs(step: SymbolicStep) -> None:
     for i, (slot, name, term, place) in enumerate(written):
         why = spoiled
         if any(place.overlaps(other) for *_, other in written[:i] + written[i + 1 :]):
-            why = "lies on another output of the same op"
+            why = "overlaps another output of the same op"
         on = any(place.begin == p.begin and _may_be_view_at(known, source, k, slot) for source, k, p in reads)
         if known.holder and not on and any(place.allocation is p.allocation and place != p for *_, p in reads):
-            why = f"was not written by {step.where}, which takes two places of one allocation for one"
+            why = f"was not written by {step.where}, which treats two places of one allocation as one"
         variable = step.find_variable(name)
         var = run.program.find_var(step.block.index, name)
         if var is not None and var.kind == ARRAY:
@@ -101,7 +101,7 @@ def _reason_if_destroyed(
         safe = by_name or (name not in op.reads and _may_be_view_at(known, source, position, slot))
         usual = (op.type, source, slot) in step.run.original_inplace
         if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):
-            return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
+            return f"was computed by {step.where}, which overwrote its operand {source} while reading it"
     return ""
 
 

@@ -104,7 +104,7 @@ class SymbolicRun:
         """Return the integer value of a term. If unknown, add a finding and return None."""
         value = self.terms.literal.get(term)
         if value is None:
-            self.add_finding(where, "the index into an array is no number that is known", "index")
+            self.add_finding(where, "the index into an array is not a known number", "index")
             return None
         return int(value)
 
@@ -193,14 +193,14 @@ class SymbolicStep:
         """
         nothing, out = self.run.terms.nothing, self.single_name("Out")
         if term == nothing != self._term_of(out):
-            self.report_missing("Out", f"%{out} gets nothing, and holds something else")
+            self.report_missing("Out", f"%{out} is assigned an unwritten value, and holds a written value")
 
-    def report_missing(self, what: str, told: str) -> None:
+    def report_missing(self, operand: str, message: str) -> None:
         """Count a missing operand, and report it if the original misses the operand less often."""
-        key = (self.block.index, self.op.type, self.op.block_index(), what)
+        key = (self.block.index, self.op.type, self.op.block_index(), operand)
         self.run.absent[key] += 1
         if self.run.sizes is None and self.run.absent[key] > self.run.known.absent[key]:
-            self.run.add_finding(self.where, told, "absent")
+            self.run.add_finding(self.where, message, "absent")
 
     def application(self) -> Application:
         """Return the application: type, attributes and operand terms of the operator."""
@@ -233,7 +233,7 @@ class SymbolicStep:
             for name in absent:
                 run.add_finding(self.where, never_written_text(name), "absent")
             if not absent:
-                run.add_finding(self.where, "is applied to what the original program applies no such op to", "new")
+                run.add_finding(self.where, "is applied to operands that no such op of the original program has", "new")
 
     def shape_term(self, name: str) -> Term:
         """Return the shape term of a name for an operator that reads only the shape."""
@@ -258,7 +258,7 @@ class SymbolicStep:
         if var is not None and var.dtype is not None and term != self.run.terms.nothing:
             dtype = self.run.known.dtypes.setdefault(term, var.dtype)
             if dtype != var.dtype:
-                self.run.add_finding(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
+                self.run.add_finding(self.where, f"%{name} is declared as {var.dtype}; the value is {dtype}", "dtype")
         variable = self.scope.find_or_create(name)
         variable.place, variable.last_written, variable.array = place or self.place_for_write(name, term), term, None
         variable.place.write_term(term)
@@ -296,7 +296,7 @@ def content_of(terms: Terms, variable: TermVariable | None) -> Term | None:
     return (
         shown
         if shown is not None and terms.have_same_bits(term, shown)
-        else terms.lost_term("was written by another name")
+        else terms.lost_term("was overwritten through another name")
     )
 
 

@@ -73,10 +73,10 @@ class BranchOutcomes:
         self._made: dict[Term, bool] = {}
         self.all_tried = False
 
-    def combinations(self, most: int) -> Iterator[None]:
-        """Yield once for each combination of outcomes that the runs encounter, at most `most` times."""
+    def combinations(self, limit: int) -> Iterator[None]:
+        """Yield once for each combination of outcomes that the runs encounter, at most `limit` times."""
         left: list[list[bool]] = [[]]
-        for _ in range(most):
+        for _ in range(limit):
             self._prefix, self._made = left.pop(), {}
             yield
             taken = list(self._made.values())

@@ -46,7 +46,7 @@ def model_from_program(
     dims = dims or {}
     feeds, fetches = _feeds_or_fetches(program, "feed"), _feeds_or_fetches(program, "fetch")
     if not fetches:
-        raise ModelError(f"{where}: the program gives nothing back (no operator fetch): {TRAINING_ADVICE}")
+        raise ModelError(f"{where}: the program returns nothing (no operator fetch): {TRAINING_ADVICE}")
     sizes = infer_sizes(program, None, dims, where)
     conversion = PaddleConversion(
         program,

@@ -36,8 +36,8 @@ def convert_block(conversion: PaddleConversion, block: int, scope: Scope) -> lis
         elif op.type.endswith("_grad"):
             raise ModelError(f"{conversion.where}: block {block} has the operator {op.type}: {TRAINING_ADVICE}")
         else:
-            what = f"block {block}, operator {position}: what {op.type} does with its block {inner} is not known"
-            raise ModelError(f"{conversion.where}: {what}, so that nothing can be planned around it")
+            what = f"block {block}, operator {position}: the effect of {op.type} on its block {inner} is unknown"
+            raise ModelError(f"{conversion.where}: {what}, so the program cannot be planned")
     return nodes
 
 

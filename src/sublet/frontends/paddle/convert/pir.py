@@ -37,11 +37,11 @@ def model_from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Mo
     conversion.infer_block(block)
     if conversion.requested_extents:
         raise ModelError(
-            f"{where}: --dim {next(iter(conversion.requested_extents))} names no extent of an input: say x.0=..."
+            f"{where}: --dim {next(iter(conversion.requested_extents))} names no extent of an input: write x.0=..."
         )
     nodes, outputs = conversion.convert_block(block)
     if not outputs:
-        raise ModelError(f"{where}: the program gives nothing back (no operator fetch)")
+        raise ModelError(f"{where}: the program returns nothing (no operator fetch)")
     graph = Graph(
         Path(where).stem or "program", tuple(conversion.inputs), tuple(nodes), tuple(outputs), tuple(conversion.weights)
     )
@@ -76,7 +76,7 @@ class _PirConversion:
         for op in block.ops:
             self.steps -= 1
             if self.steps < 0:
-                raise ModelError(f"{self.where}: its loops take too many rounds to find what they do to shapes")
+                raise ModelError(f"{self.where}: shape inference of its loops takes too many passes")
             if op.type == YIELD:
                 return op.inputs
             if op.type == "while" and len(op.blocks) == 1:
@@ -84,11 +84,13 @@ class _PirConversion:
             elif op.type == "if" and len(op.blocks) == 2:
                 ends = [self.infer_block(inner) for inner in op.blocks]
                 if any(len(end) != len(op.outputs) for end in ends):
-                    raise ModelError(f"{self.where}: an arm of a branch gives another number of values than it has")
+                    raise ModelError(
+                        f"{self.where}: an arm of a branch returns another number of values than the branch"
+                    )
                 for value, *each in zip(op.outputs, *ends, strict=True):
                     self.operands[value.number] = (Operand(join_dims(*map(self._dims, each))),)
             elif op.blocks:
-                raise ModelError(f"{self.where}: what {op.type} does with its blocks is not known")
+                raise ModelError(f"{self.where}: the effect of {op.type} on its blocks is unknown")
             else:
                 self._infer_operator(op)
         return ()
@@ -107,7 +109,7 @@ class _PirConversion:
                 self.operands[arg.number] = (Operand(dims),)
             ends = self.infer_block(body)
             if len(ends) != len(op.inputs):
-                raise ModelError(f"{self.where}: the body of a loop gives {len(ends)} values for {len(op.inputs)}")
+                raise ModelError(f"{self.where}: the body of a loop returns {len(ends)} values for {len(op.inputs)}")
             after = [join_dims(was, self._dims(number)) for was, number in zip(state, ends[1:], strict=True)]
             if after == state:
                 break
@@ -155,7 +157,7 @@ class _PirConversion:
             if any(extent is not None and extent != now for extent, now in zip(dims, requested, strict=True)):
                 raise ModelError(
                     f"{self.where}: {name!r} is declared as {format_dims(dims)}, "
-                    f"so that it cannot be {format_dims(requested)}"
+                    f"which contradicts {format_dims(requested)}"
                 )
             dims = tuple(requested)
         return Operand(dims, ruled.values)
@@ -179,9 +181,9 @@ class _PirConversion:
     def _spec_of(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
         """Return the spec of a value; unplannable for open extents and for values other than tensors."""
         if dtype is None:
-            return Unplannable(f"it is a {kind}, no tensor of a known type", other=kind)
+            return Unplannable(f"a {kind} is not a tensor of a known type", other=kind)
         if dims is None or None in dims:
-            return Unplannable("only a run tells its extents", dtype.text, dims)
+            return Unplannable("the extents are known only in a run", dtype.text, dims)
         try:
             return TensorSpec(dtype, tuple(extent for extent in dims if extent is not None))
         except SubletError as error:
@@ -218,7 +220,7 @@ class _PirConversion:
         value = self.new_value(name, op.outputs[0])
         if op.type in INPUTS and isinstance(value.spec, Unplannable):
             example = ",".join(str(extent or 1) for extent in value.spec.dims or ())
-            what = f"input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={example}"
+            what = f"input {name!r} is {value.spec.type}: declare its extents with --shape {name}={example}"
             raise ModelError(f"{self.where}: {what}")
         (self.inputs if op.type in INPUTS else self.weights).append(value)
         self.values[op.outputs[0].number] = (value,)
@@ -278,7 +280,7 @@ class _PirConversion:
         changed = [value.name for value in first if value in self.weights]
         if op.type.endswith("_") and changed and not kept:
             raise ModelError(
-                f"{self.where}: {op.type} changes the weight {changed[0]!r}: this is no program for inference"
+                f"{self.where}: {op.type} changes the weight {changed[0]!r}: this is not an inference program"
             )
 
     def _condition_of(self, op: PirOp) -> Value:

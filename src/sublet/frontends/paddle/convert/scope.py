@@ -16,8 +16,8 @@ Scope = dict[VariableKey, Value]
 """The current value of each variable: the value of its last assignment."""
 
 UNPLANNABLE_REASONS = {
-    ARRAY: "a tensor array holds as many tensors as the run writes to it",
-    ROWS: "selected rows are as many as the run selects",
+    ARRAY: "the length of a tensor array is known only in a run",
+    ROWS: "the number of selected rows is known only in a run",
 }
 
 
@@ -58,7 +58,7 @@ class PaddleConversion:
         """Return the variable of a name in a block. Raises ModelError for an undeclared name."""
         home = self.program.declaring_block(block, name)
         if home is None:
-            raise ModelError(f"{self.where}: block {block} names a variable {name!r:.80} that nothing declares")
+            raise ModelError(f"{self.where}: block {block} uses an undeclared variable {name!r:.80}")
         return home, name
 
     def spec_of(self, key: VariableKey, dims: Dims) -> Spec:
@@ -67,10 +67,10 @@ class PaddleConversion:
         dtype = self.sizes.dtype(*key)
         element = dtype.text if dtype is not None else ""
         if var.kind != TENSOR:
-            reason = UNPLANNABLE_REASONS.get(var.kind, f"it is a {var.kind}, no tensor")
+            reason = UNPLANNABLE_REASONS.get(var.kind, f"a {var.kind} is not a tensor")
             return Unplannable(reason, other=f"{var.kind.lower()}({element})")
         if dtype is None:
-            return Unplannable("the program does not tell the type of its elements", other="tensor")
+            return Unplannable("the program does not declare the element type", other="tensor")
         if dims is None or None in dims:
             return Unplannable(self._why_open(key), element, dims)
         try:
@@ -83,8 +83,8 @@ class PaddleConversion:
         block, name = self.sizes.cause.get(key, key)
         if (block, name) in self.sizes.unruled:
             op = self.sizes.unruled[block, name]
-            return f"operator {op} has no shape rule: tell the extents of what it writes, as --shape {name}=..."
-        return f"only a run tells its extents: tell those of {name}, as --shape {name}=..."
+            return f"operator {op} has no shape rule: declare the extents of its outputs with --shape {name}=..."
+        return f"the extents are known only in a run: declare those of {name} with --shape {name}=..."
 
     def new_value(self, key: VariableKey, dims: Dims) -> Value:
         """Return a new value for an assignment of a variable."""
@@ -103,8 +103,8 @@ class PaddleConversion:
         known = self.weights if var.persistable else self.inputs
         if key not in known:
             if known is self.inputs and (self.fed or key[0] != 0):
-                what = f"block {block} reads {name!r}, which nothing has written then"
-                raise ModelError(f"{self.where}: {what}: feed it, or write it first")
+                what = f"block {block} reads {name!r}, which is not written yet"
+                raise ModelError(f"{self.where}: {what}: feed or write the variable first")
             known[key] = self.new_value(key, self.sizes.dims(*key))
         return known[key]
 
@@ -131,7 +131,7 @@ class PaddleConversion:
             return None
         example = ",".join("1" if extent is None else str(extent) for extent in value.spec.dims)
         return ModelError(
-            f"{self.where}: input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={example}"
+            f"{self.where}: input {name!r} is {value.spec.type}: declare its extents with --shape {name}={example}"
         )
 
 

@@ -46,7 +46,7 @@ def _unique_by_name(message: WireMessage, what: str, pairs: Iterable[tuple[str, 
     by_name: dict[str, Named] = {}
     for name, value in pairs:
         if name in by_name:
-            raise message.damage_error(f"the {what} {name!r:.80} is there twice")
+            raise message.damage_error(f"the {what} {name!r:.80} occurs twice")
         by_name[name] = value
     return by_name
 

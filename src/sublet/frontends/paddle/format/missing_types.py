@@ -46,7 +46,7 @@ def _with_dtype(program: PaddleProgram, block: PaddleBlock, var: PaddleVar) -> P
     source = program.find_var(block.index, stem) if mark else None
     if source is None or source.dtype is None:
         raise ModelError(
-            f"variable {var.name!r:.80} of block {block.index} has no data_type, and Paddle parses no such program; "
-            "that of a gradient is known by the variable it is the gradient of: set others (VarDesc.set_dtype)"
+            f"variable {var.name!r:.80} of block {block.index} has no data_type, and Paddle rejects such a program. "
+            "Sublet adds the type of gradients only: set the type of other variables (VarDesc.set_dtype)"
         )
     return replace(var, dtype=source.dtype)

@@ -49,7 +49,7 @@ class StoredParam:
         except OSError as cause:
             raise ModelError(f"{self.path}: cannot be read: {cause.strerror or cause}") from cause
         if elements.size != self.spec.size:
-            raise ModelError(f"{self.path}: is shorter than when it was read first")
+            raise ModelError(f"{self.path}: became shorter during use")
         return elements.reshape(self.spec.shape)
 
 
@@ -89,12 +89,12 @@ def _read_entry(file: BinaryIO, size: int, path: Path, name: str) -> StoredParam
             raise ModelError(f"{path}: ends within the weight {name!r} (it is cut off, or belongs to another program)")
         return raw
 
-    def number(form: str, most: int, what: str) -> int:
-        """Read a number of the `struct` format `form` from 0 to `most`. Raises ModelError otherwise."""
+    def number(form: str, maximum: int, what: str) -> int:
+        """Read a number of the `struct` format `form` from 0 to `maximum`. Raises ModelError otherwise."""
         at = file.tell()
         value = int(struct.unpack(form, take(struct.calcsize(form)))[0])
-        if not 0 <= value <= most:
-            raise ModelError(f"{path}: at byte {at}: weight {name!r} has {value} {what}: this is no file of weights")
+        if not 0 <= value <= maximum:
+            raise ModelError(f"{path}: at byte {at}: weight {name!r} has {value} {what}: not a file of weights")
         return value
 
     number("<I", 0, "as its version")

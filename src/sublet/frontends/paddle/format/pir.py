@@ -59,11 +59,13 @@ def decode_pir(text: str, where: str) -> PirBlock:
     """Return the outermost block of a program. Raises ModelError unless the text is a PIR program."""
     content = parse_json(text, where, ModelError)
     if isinstance(content, dict) and {"fingerprint", "schedule"} <= content.keys():
-        raise ModelError(f"{where} is a plan of Sublet's, and no model: give its model before it, or `sublet show` it")
+        raise ModelError(
+            f"{where} is a plan by Sublet, not a model: pass the model before the plan, or `sublet show` it"
+        )
     reader = _PirReader(where)
     code = reader.entry(content, "base_code", dict)
     if code.get("magic") != "pir":
-        raise reader.error("its base_code does not say that it is a program of Paddle's (magic: pir)")
+        raise reader.error("the base_code does not declare a Paddle program (magic: pir)")
     blocks = reader.read_blocks(reader.entry(content, "program", dict), {}, 0)
     if len(blocks) != 1:
         raise reader.error(f"a program has one outermost block, not {len(blocks)}")
@@ -79,18 +81,20 @@ class _PirReader:
 
     def error(self, what: str) -> ModelError:
         """Return the error for a malformed file."""
-        return ModelError(f"{self.where}: {what} (the file is damaged, or is no Paddle program in PIR: save it again)")
+        return ModelError(
+            f"{self.where}: {what} (the file is damaged, or not a Paddle program in PIR: save the program again)"
+        )
 
     def entry(self, content: Any, name: str, kind: type) -> Any:
         """Return an entry of the given type. Raises ModelError otherwise."""
         if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise self.error(f"an entry {name!r} is missing, or is not what it should be")
+            raise self.error(f"entry {name!r} is missing or has the wrong type")
         return content[name]
 
     def read_blocks(self, holder: Any, scope: dict[int, int], depth: int) -> tuple[PirBlock, ...]:
         """Read the blocks in all regions. Raises ModelError for blocks nested deeper than DEEPEST."""
         if depth > DEEPEST:
-            raise self.error(f"blocks lie more than {DEEPEST} deep in each other")
+            raise self.error(f"blocks are nested deeper than {DEEPEST}")
         regions = self.entry(holder, "regions", list)
         return tuple(
             self.read_block(block, dict(scope), depth)
@@ -119,7 +123,7 @@ class _PirReader:
         if kind != "t_dtensor" or not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
             return PirValue(number, None, None, kind)
         if not all(type(extent) is int for extent in parts[1]):
-            raise self.error("an extent is no integer")
+            raise self.error("an extent is not an integer")
         dims = tuple(None if extent < 0 else extent for extent in parts[1])
         return PirValue(number, DTYPES.get(self.entry(parts[0], "#", str).rpartition(".")[2]), dims, kind)
 
@@ -145,14 +149,14 @@ class _PirReader:
         blocks = self.read_blocks(content, scope, depth + 1) if "regions" in content else ()
         outputs = tuple(self.define_value(result, "%", scope) for result in self.entry(content, "O", list))
         if name in OPERATORS_WITH_RESULTS and not outputs:
-            raise self.error(f"an operator {name} gives nothing")
+            raise self.error(f"an operator {name} has no outputs")
         return PirOp(name, inputs, outputs, self.read_attributes(self.entry(content, "A", list)), blocks)
 
     def operand_number(self, operand: Any, scope: Mapping[int, int]) -> int:
         """Return the new number of an operand. Raises ModelError for a use without a definition in scope."""
         number = self.entry(operand, "%", int)
         if number and number not in scope:
-            raise self.error(f"value {number} is read where it is not defined")
+            raise self.error(f"value {number} is read outside the scope of its definition")
         return scope[number] if number else 0
 
     def read_attributes(self, content: Sequence[Any]) -> dict[str, object]:

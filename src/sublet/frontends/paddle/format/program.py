@@ -181,7 +181,7 @@ def attr_of(value: object) -> PaddleAttr:
             return PaddleAttr(f"{kind}S", tuple(value))
     if isinstance(value, list | tuple) and not value:
         return PaddleAttr("INTS", ())
-    raise ModelError(f"{value!r:.80} is no attribute of a Paddle operator: give Attr(kind, value)")
+    raise ModelError(f"{value!r:.80} is not an attribute of a Paddle operator: pass Attr(kind, value)")
 
 
 DEEPEST = 64
@@ -191,25 +191,27 @@ DEEPEST = 64
 def require_block_tree(program: PaddleProgram, where: str) -> PaddleProgram:
     """Return the program if its blocks form a tree, each run by a single operator. Raises ModelError otherwise."""
     if not program.blocks:
-        raise ModelError(f"{where}: a program without blocks (is it a Paddle program? An empty file reads so)")
+        raise ModelError(f"{where}: a program without blocks (the file is empty, or not a Paddle program)")
     depths: list[int] = []
     owned: set[int] = set()
     for index, block in enumerate(program.blocks):
         if block.index != index:
-            raise ModelError(f"{where}: block {index} says that it is block {block.index}")
+            raise ModelError(f"{where}: block {index} has the index {block.index}")
         if not (block.parent == -1 if index == 0 else 0 <= block.parent < index):
             raise ModelError(f"{where}: block {index} cannot lie in block {block.parent}")
         if not -1 <= block.forward < max(index, 1):
             raise ModelError(f"{where}: block {index} cannot be the gradient of block {block.forward}")
         depths.append(1 + depths[block.parent] if index else 0)
         if depths[index] > DEEPEST:
-            raise ModelError(f"{where}: block {index} lies more than {DEEPEST} blocks deep")
+            raise ModelError(f"{where}: block {index} is nested deeper than {DEEPEST} blocks")
         for position, op in enumerate(block.ops):
             for inner in _blocks_run_by(op):
                 there = index < inner < len(program.blocks) and program.blocks[inner].parent == index
                 if not there or inner in owned:
                     title = f"block {index}, operator {position} ({op.type!r:.80})"
-                    raise ModelError(f"{where}: {title} cannot run block {inner}, which is not its own")
+                    raise ModelError(
+                        f"{where}: {title} cannot run block {inner}, which belongs to another operator or block"
+                    )
                 owned.add(inner)
     return program
 

@@ -15,7 +15,7 @@ from sublet.base.errors import ModelError
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 WIRE_TYPE_NAMES = {VARINT: "a number", FIXED64: "eight bytes", LENGTH: "a string or message", FIXED32: "four bytes"}
-ADVICE = "the file is damaged, or is no Paddle program: save it again"
+ADVICE = "the file is damaged, or not a Paddle program: save the program again"
 
 
 class Field(NamedTuple):
@@ -45,7 +45,7 @@ def _decode_varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int
         if byte < 128:
             return number & 0xFFFF_FFFF_FFFF_FFFF, position + 1
         shift += 7
-    raise damage_error(where, at, "a number does not end")
+    raise damage_error(where, at, "a number has no last byte")
 
 
 def parse_fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
@@ -68,7 +68,7 @@ def parse_fields(data: bytes, start: int, end: int, where: str) -> list[Field]:
         if not 0 < tag < 1 << 29:
             raise damage_error(where, begin, f"a field cannot have the number {tag}")
         if stop > end:
-            raise damage_error(where, begin, f"field {tag} has {stop - at} bytes, of which {end - at} are there")
+            raise damage_error(where, begin, f"field {tag} has {stop - at} bytes, but only {end - at} are left")
         parsed.append(Field(tag, wire, begin, at, stop, number))
         at = stop
     return parsed
@@ -108,7 +108,7 @@ class WireMessage:
         if not repeated:
             return None
         if len(repeated) > 1:
-            raise self.damage_error(f"field {tag} is there twice", repeated[1])
+            raise self.damage_error(f"field {tag} occurs twice", repeated[1])
         return self._require_wire_type(repeated[0], wire)
 
     def _require_wire_type(self, field: Field, wire: int) -> Field:

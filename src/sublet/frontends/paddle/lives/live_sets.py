@@ -15,10 +15,10 @@ def live_lines(program: PaddleProgram, keep: Collection[ScopedVariable] = ()) ->
 
     Persistable variables are live everywhere, and left out.
     """
-    laid = build_flow(program, keep)
-    lasting = {place for place in laid.points[0].defs if program.blocks[place.block].vars[place.name].persistable}
-    for index, (point, (into, out)) in enumerate(zip(laid.points, live_in_out(laid), strict=True)):
-        yield f"{index}: {_point_title(program, point)}{_edges_text(laid, index)}"
+    flow = build_flow(program, keep)
+    lasting = {place for place in flow.points[0].defs if program.blocks[place.block].vars[place.name].persistable}
+    for index, (point, (into, out)) in enumerate(zip(flow.points, live_in_out(flow), strict=True)):
+        yield f"{index}: {_point_title(program, point)}{_edges_text(flow, index)}"
         for word, places in (("use", point.uses), ("def", point.defs), ("live_in", into), ("live_out", out)):
             yield f"    {word:8} = {_set_text(each for each in places if each not in lasting)}"
 
@@ -32,10 +32,10 @@ def _point_title(program: PaddleProgram, point: PaddlePoint) -> str:
     return f"block {point.block}, operator {point.op}: {op.type}{part}"
 
 
-def _edges_text(laid: PaddleFlow, index: int) -> str:
+def _edges_text(flow: PaddleFlow, index: int) -> str:
     """Return the successors of a point as text; "" if the next point is the only successor."""
-    others = [follower for follower in laid.successors[index] if follower != index + 1]
-    return f" -> {', '.join(map(str, laid.successors[index]))}" if others else ""
+    others = [follower for follower in flow.successors[index] if follower != index + 1]
+    return f" -> {', '.join(map(str, flow.successors[index]))}" if others else ""
 
 
 def _set_text(places: Iterable[ScopedVariable]) -> str:

@@ -123,7 +123,7 @@ class VariableSizes:
         also = "" if (block, name) == key else f", which leaves {key[1]!r} {format_dims(dims)}"
         return ModelError(
             f"{self.where}: the extents of {name!r} in block {block} are {format_dims(at_fault)} ({why}){also}: "
-            f"tell them, as --shape {name}={example} or shapes={{{name!r}: ...}}"
+            f"declare them with --shape {name}={example} or shapes={{{name!r}: ...}}"
         )
 
 
@@ -148,8 +148,8 @@ def infer_sizes(
         for name in block.vars:
             if (block.index, name) not in walk.dims_seen:
                 walk.operand_of(block.index, name, {})
-    seen = {key: tuple(every) for key, every in walk.dims_seen.items()}
-    return VariableSizes(program, where, seen, walk.cause, walk.unruled, walk.dims_at_writes)
+    dims_seen = {key: tuple(every) for key, every in walk.dims_seen.items()}
+    return VariableSizes(program, where, dims_seen, walk.cause, walk.unruled, walk.dims_at_writes)
 
 
 def _requested_extents(
@@ -164,24 +164,24 @@ def _requested_extents(
         var = _find_declaration(program, of)
         if var is None or not axis.isdigit() or int(axis) >= len(var.dims):
             raise ModelError(
-                f"{where}: --dim {name}={extent} names no extent: say x.0=... for the first one of x, or sequences=..."
+                f"{where}: --dim {name}={extent} names no extent: write x.0=... for axis 0 of x, or sequences=..."
             )
         before = requested.get(of) or tuple(None if declared < 0 else declared for declared in var.dims)
         requested[of] = tuple(extent if i == int(axis) else other for i, other in enumerate(before))
-    for name, given in requested.items():
+    for name, extents in requested.items():
         var = _find_declaration(program, name)
         if var is None:
             open_ = [v.name for block in program.blocks for v in block.vars.values() if min(v.dims, default=0) < 0]
             advice = f"variables with open extents: {', '.join(open_[:8])}" if open_ else "no variable has open extents"
             raise ModelError(f"{where}: --shape {name}: there is no such variable ({advice})")
         declared = [None if extent < 0 else extent for extent in var.dims]
-        if given is None or len(given) != len(declared) or any(
-            a is not None and b is not None and a != b for a, b in zip(given, declared, strict=True)
+        if extents is None or len(extents) != len(declared) or any(
+            a is not None and b is not None and a != b for a, b in zip(extents, declared, strict=True)
         ):  # fmt: skip
             raise ModelError(
-                f"{where}: {name!r} is declared as {format_dims(declared)}, so that it cannot be {format_dims(given)}"
+                f"{where}: {name!r} is declared as {format_dims(declared)}, which contradicts {format_dims(extents)}"
             )
-        if any(extent is not None and extent < 0 for extent in given):
+        if any(extent is not None and extent < 0 for extent in extents):
             raise ModelError(f"{where}: --shape {name}: an extent cannot be below 0")
     return requested
 
@@ -228,7 +228,7 @@ class _ShapeInference:
             inner = op.block_index()
             self.steps -= 1
             if self.steps < 0:
-                raise ModelError(f"{self.where}: its loops take too many rounds to find what they do to shapes")
+                raise ModelError(f"{self.where}: shape inference of its loops takes too many passes")
             if inner is not None:
                 self._infer_control_flow(inner, op, state)
             else:
@@ -328,10 +328,14 @@ class _ShapeInference:
         if self.program.blocks[key[0]].vars[name].kind == ROWS:
             return dims
         dims = self._refine_by_gradient_name(block, key, dims, state)
-        given = self.requested_dims.get(name)
-        if given is not None and dims is not None and _refine_dims(given, dims) != _refine_dims(dims, given):
+        requested = self.requested_dims.get(name)
+        if (
+            requested is not None
+            and dims is not None
+            and _refine_dims(requested, dims) != _refine_dims(dims, requested)
+        ):
             raise ModelError(
-                f"{self.where}: {name!r} comes out as {format_dims(dims)}, so that it cannot be {format_dims(given)}"
+                f"{self.where}: {name!r} is inferred as {format_dims(dims)}, which contradicts {format_dims(requested)}"
             )
         if dims is not None and declared is not None and {*dims, *declared} == {1}:
             return declared  # a single element: [] since 2.5, [1] before

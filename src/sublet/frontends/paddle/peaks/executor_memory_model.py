@@ -47,12 +47,12 @@ class SimulatedMemory:
     kept: Mapping[int, int]
 
 
-def simulate_run(asked: RunRequest, collection: GarbageCollection) -> SimulatedMemory:
+def simulate_run(request: RunRequest, collection: GarbageCollection) -> SimulatedMemory:
     """Simulate a run in Paddle and return its memory.
 
     Raises PlanError if the number of iterations of a loop is unknown.
     """
-    execution, late = _ExecutorRun(asked, collection), _LateFreeRun(asked, collection)
+    execution, late = _ExecutorRun(request, collection), _LateFreeRun(request, collection)
     execution.run()
     if collection.collects:
         late.run()
@@ -120,8 +120,8 @@ class GarbageCollection:
 class _ExecutorRun(SimulatedRun[int]):
     """A walk with bytes as the content of variables: Paddle's executor with prompt frees."""
 
-    def __init__(self, asked: RunRequest, collection: GarbageCollection) -> None:
-        super().__init__(asked, collection.scopes)
+    def __init__(self, request: RunRequest, collection: GarbageCollection) -> None:
+        super().__init__(request, collection.scopes)
         self.freed_after = collection.freed_after
         self.sharing_variables: set[ScopedVariable] = set()  # variables that share the bytes of another name
         self.total = self.peak = self.with_scratch = 0

@@ -51,12 +51,12 @@ def may_share(op_type: str) -> SlotPairs:
     return facts.inplace | facts.placed | facts.placed_first | facts.shares
 
 
-def peak_live_bytes(asked: RunRequest, scopes: PaddleScopes) -> int:
+def peak_live_bytes(request: RunRequest, scopes: PaddleScopes) -> int:
     """Return the most bytes live at any moment of a run."""
-    lives = _LiveBytesRun(asked, scopes)
+    lives = _LiveBytesRun(request, scopes)
     lives.run()
     lives.moment += 1
-    for place in asked.keep:
+    for place in request.keep:
         lives.read_value(place)
     return lives.peak_bytes()
 
@@ -64,8 +64,8 @@ def peak_live_bytes(asked: RunRequest, scopes: PaddleScopes) -> int:
 class _LiveBytesRun(SimulatedRun[_LiveValue]):
     """A walk with values as the content of variables."""
 
-    def __init__(self, asked: RunRequest, scopes: PaddleScopes) -> None:
-        super().__init__(asked, scopes)
+    def __init__(self, request: RunRequest, scopes: PaddleScopes) -> None:
+        super().__init__(request, scopes)
         self.moment = 0
         self.values: list[_LiveValue] = []
         self.offers: list[

@@ -105,9 +105,9 @@ def predict_memory_of(
 ) -> PredictedMemory:
     """Return the predicted memory of a program, given the bytes of variables and the scratch bytes of kernels."""
     scopes = PaddleScopes(program)
-    asked = RunRequest(program, sizes, keep, trips or {}, in_trip=in_trip, scratch=scratch or {})
+    request = RunRequest(program, sizes, keep, trips or {}, in_trip=in_trip, scratch=scratch or {})
     kinds = [GarbageCollection(scopes, keep, collects) for collects in (True, False)]
-    runs = [replace(asked, met=met) for met in _condition_combinations(scopes)]
+    runs = [replace(request, met=met) for met in _condition_combinations(scopes)]
     collected, uncollected = (
         max((simulate_run(run, kind) for run in runs), key=lambda seen: seen.peak) for kind in kinds
     )

@@ -80,16 +80,16 @@ class ContentScope(Generic[T]):
 class SimulatedRun(Generic[T]):
     """A simulated run with contents of type T."""
 
-    def __init__(self, asked: RunRequest, scopes: PaddleScopes) -> None:
-        self.asked = asked
-        self.program = asked.program
+    def __init__(self, request: RunRequest, scopes: PaddleScopes) -> None:
+        self.asked = request
+        self.program = request.program
         self.scopes = scopes
         self.current_scopes: dict[int, ContentScope[T]] = {}  # the current scope of each block
         self.known_scalars: dict[ScopedVariable, Number] = {}
         self.steps = 0
         self.where = (0, 0)
         self.trips: dict[int, int] = {}
-        self.sizes = asked.sizes  # the bytes of variables in the current iteration
+        self.sizes = request.sizes  # the bytes of variables in the current iteration
         self._written_cache: dict[tuple[int, int], list[tuple[str, ScopedVariable]]] = {}
 
     # Hooks for subclasses.
@@ -138,7 +138,9 @@ class SimulatedRun(Generic[T]):
         """Run an operator without a block. Raises PlanError beyond MAX_STEPS operators."""
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise PlanError(f"the loops of the program run more than {MAX_STEPS:,} operators: too many to follow")
+            raise PlanError(
+                f"the loops of the program run more than {MAX_STEPS:,} operators, the limit of the simulation"
+            )
         self.visit_operator(block, index, op)
 
         def place(name: str) -> ScopedVariable:
@@ -205,8 +207,8 @@ class SimulatedRun(Generic[T]):
         requested = self.asked.trips.get(name, self.asked.trips.get(""))
         if requested is None:
             raise PlanError(
-                f"block {inner} is a loop on {name!r}, and the program does not say how often it runs: "
-                f"tell it, as --max-trips {name}=N"
+                f"block {inner} is a loop on {name!r}, and the program does not declare the trip count: "
+                f"pass --max-trips {name}=N"
             )
         return trip < requested
 

@@ -35,9 +35,9 @@ def share_names_by_pool(
     program: PaddleProgram, sizes: VariableSizes, keep: Collection[ScopedVariable] = ()
 ) -> RenamingDraft:
     """Return a draft with names shared through the pool; variables in `keep` stay."""
-    laid = build_flow(program, keep)
-    pool = _SeedPool(program, laid, sizes, keep)
-    for point, (into, out) in zip(laid.points, live_in_out(laid), strict=True):
+    flow = build_flow(program, keep)
+    pool = _SeedPool(program, flow, sizes, keep)
+    for point, (into, out) in zip(flow.points, live_in_out(flow), strict=True):
         if point.kind == "op":
             dying = [place for place in point.uses if place in into and place not in out]
             pool.scan_operator(point, program.blocks[point.block].ops[point.op], dying)
@@ -58,12 +58,12 @@ class _SeedPool:
     """The pool of dead memory, with an entry list for each block."""
 
     def __init__(
-        self, program: PaddleProgram, laid: PaddleFlow, sizes: VariableSizes, keep: Collection[ScopedVariable]
+        self, program: PaddleProgram, flow: PaddleFlow, sizes: VariableSizes, keep: Collection[ScopedVariable]
     ) -> None:
         self.draft = RenamingDraft(program)
-        self.scopes = laid.scopes
+        self.scopes = flow.scopes
         self.sizes = sizes
-        self.lives: LiveRanges[ScopedVariable] = compute_live_ranges(laid)
+        self.lives: LiveRanges[ScopedVariable] = compute_live_ranges(flow)
         self.fixed = {place.name for place in keep} | _fixed_names(program)
         self.free: dict[int, list[_PooledMemory]] = {block.index: [] for block in program.blocks}
         self.memory_by_variable: dict[ScopedVariable, _PooledMemory] = {}

@@ -86,9 +86,9 @@ class TrainingComparison:
         return not self.differences
 
 
-def find_paddle_python(given: str | None = None) -> str:
+def find_paddle_python(python: str | None = None) -> str:
     """Return the path of the Python with Paddle. Raises MissingExtraError if unknown."""
-    path = given or os.environ.get(PYTHON) or (sys.executable if is_installed("paddle") else "")
+    path = python or os.environ.get(PYTHON) or (sys.executable if is_installed("paddle") else "")
     if not path:
         raise MissingExtraError(
             f"this needs the package 'paddlepaddle': pip install paddlepaddle==3.0.0, here or in another environment "
@@ -97,9 +97,9 @@ def find_paddle_python(given: str | None = None) -> str:
     return path
 
 
-def run_in_paddle(program: bytes, training: Training, given: str | None = None) -> TrainingOutcome:
+def run_in_paddle(program: bytes, training: Training, python: str | None = None) -> TrainingOutcome:
     """Run a program in Paddle. Raises RunError with the last lines of Paddle's output if the run fails."""
-    chosen = find_paddle_python(given)
+    chosen = find_paddle_python(python)
     with TemporaryDirectory(prefix="sublet-paddle-") as folder:
         _write_request(Path(folder), program, training)
         environment = {**os.environ, "FLAGS_enable_pir_api": "0", "GLOG_minloglevel": "2", **training.flags}
@@ -131,11 +131,11 @@ def compare_outcomes(original: TrainingOutcome, rewritten: TrainingOutcome, fetc
         for name, one, other in zip(fetch, before, after, strict=True):
             if one != other:
                 at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-                seen = f"{len(one)} and {len(other)} numbers" if at is None else f"{one[at]} became {other[at]}"
-                differences.append(f"step {step}, {name}: {seen}")
+                difference = f"{len(one)} and {len(other)} numbers" if at is None else f"{one[at]} became {other[at]}"
+                differences.append(f"step {step}, {name}: {difference}")
     for name in sorted(original.state):  # only names of the original: a lasting arena is persistable too
         if original.state[name] != rewritten.state.get(name):
-            differences.append(f"{name} holds other bytes at the end")
+            differences.append(f"{name} has other bytes at the end")
     return TrainingComparison(original, rewritten, tuple(differences))
 
 

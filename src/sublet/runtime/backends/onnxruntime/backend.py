@@ -269,5 +269,5 @@ _DTYPES: dict[np.dtype[Any], DType] = {dtype: ours for ours, dtype in NUMPY.item
 def _spec_of(place: SessionOperand) -> TensorSpec:
     content = np.asarray(place.content)
     if content.dtype not in _DTYPES:
-        raise RunError(f"{place.value} is {content.dtype}, which ONNX Runtime does not take here")
+        raise RunError(f"{place.value} is {content.dtype}, which ONNX Runtime does not accept here")
     return TensorSpec(_DTYPES[content.dtype], content.shape)

@@ -55,7 +55,11 @@ def _fill_open_extent(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent,
             raise SpecError(f"cannot reshape {format_dims(x)} to {format_dims(shape)}")
         shape[open_[0]] = whole // rest
     elif not open_:
-        common_extent(whole, rest, f"cannot reshape {format_dims(x)} to {format_dims(shape)}, which has other elements")
+        common_extent(
+            whole,
+            rest,
+            f"cannot reshape {format_dims(x)} to {format_dims(shape)}, which has another number of elements",
+        )
     return tuple(None if extent is None or extent < 0 else extent for extent in shape)
 
 
@@ -98,12 +102,12 @@ def concat(call: PaddleCall) -> Result:
     """Return the extents of a concatenation. Raises SpecError if the operands do not match."""
     every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
     if not every:
-        raise SpecError("has nothing to join")
+        raise SpecError("has nothing to concatenate")
     axis_values = call.values("AxisTensor")
     if call.has_input("AxisTensor") and axis_values is None:
         return {}
     axis = axis_of((axis_values or call.integers("axis", (0,)))[0] or 0, len(every[0]))
-    what = f"cannot join {' and '.join(map(format_dims, every))}"
+    what = f"cannot concatenate {' and '.join(map(format_dims, every))}"
     if any(len(dims) != len(every[0]) for dims in every):
         raise SpecError(what)
     out = list(every[0])

@@ -28,7 +28,7 @@ def infer_outputs(call: PaddleCall) -> dict[str, tuple[Operand, ...]]:
     except UnknownRank:
         inferred = {}
     except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as error:
-        raise SpecError(f"has attributes or shapes that make no sense: {error}") from error
+        raise SpecError(f"has invalid attributes or shapes: {error}") from error
     checked = {slot: tuple(Operand(_require_valid_extents(dims)) for dims in every) for slot, every in inferred.items()}
     if checked.get("Out") and len(checked["Out"]) == 1:
         checked["Out"] = (Operand(checked["Out"][0].dims, known_elements(call)),)

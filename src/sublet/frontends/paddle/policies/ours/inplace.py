@@ -38,7 +38,7 @@ def rename_in_place(program: PaddleProgram, keep: Collection[str] = ()) -> Paddl
 def _inplace_renames(
     program: PaddleProgram,
     block: int,
-    seen: dict[str, list[NameUse]],
+    uses: dict[str, list[NameUse]],
     untouchable: Mapping[str, str],
     found_by_name: Collection[str],
 ) -> dict[str, str]:
@@ -51,15 +51,15 @@ def _inplace_renames(
             stays = untouchable.keys() - {new} if new in found_by_name else untouchable.keys()
             if {old, new} & (stays | names.keys()) or not {old, new} <= variables.keys():
                 continue
-            one = replace(variables[old], name=source)
+            renamed = replace(variables[old], name=source)
             if (
-                have_equal_shapes(program, block, op, one, variables[new])
-                and _is_last_use(seen[old], at)
-                and _is_first_definition(seen[new], at)
+                have_equal_shapes(program, block, op, renamed, variables[new])
+                and _is_last_use(uses[old], at)
+                and _is_first_definition(uses[new], at)
             ):
                 kept, gone = (new, old) if new in found_by_name else (old, new)
                 names |= {gone: kept} | {name: kept for name, now in names.items() if now == gone}
-                seen[kept] = sorted((*seen[kept], *seen.pop(gone)), key=lambda mention: mention.at)
+                uses[kept] = sorted((*uses[kept], *uses.pop(gone)), key=lambda mention: mention.at)
                 break
     return names
 
@@ -99,16 +99,16 @@ def _declared_dims(program: PaddleProgram, block: int, name: str | None) -> tupl
     return None if var is None else var.dims
 
 
-def _is_last_use(seen: list[NameUse], at: int) -> bool:
+def _is_last_use(uses: list[NameUse], at: int) -> bool:
     """Return True if the name is written before the first read, has no views, and has the last use at `at`.
 
     A name dead before `at` is already freed; an in-place rename would only extend the live range.
     """
-    known = all(mention.known for mention in seen)
-    needed = any(mention.reads for mention in seen if mention.at == at)
-    return is_written_first(seen) and known and needed and not any(m.reads or m.writes for m in seen if m.at > at)
+    known = all(mention.known for mention in uses)
+    needed = any(mention.reads for mention in uses if mention.at == at)
+    return is_written_first(uses) and known and needed and not any(m.reads or m.writes for m in uses if m.at > at)
 
 
-def _is_first_definition(seen: list[NameUse], at: int) -> bool:
+def _is_first_definition(uses: list[NameUse], at: int) -> bool:
     """Return True if `at` writes the name, without a read, and no earlier operator mentions the name."""
-    return seen[0].at == at and [mention.writes for mention in seen if mention.at == at] == [True]
+    return uses[0].at == at and [mention.writes for mention in uses if mention.at == at] == [True]

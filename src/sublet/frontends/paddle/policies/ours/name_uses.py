@@ -32,9 +32,9 @@ def name_uses(program: PaddleProgram, blocks: Collection[int]) -> dict[str, list
     return uses
 
 
-def is_written_first(seen: Sequence[NameUse]) -> bool:
+def is_written_first(uses: Sequence[NameUse]) -> bool:
     """Return True if the first operator to use the name writes the name without a read."""
-    return seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
+    return uses[0].writes and not any(mention.reads for mention in uses if mention.at == uses[0].at)
 
 
 def _uses_by(op: PaddleOp, at: int) -> Iterator[tuple[str, NameUse]]:

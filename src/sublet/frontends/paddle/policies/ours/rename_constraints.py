@@ -17,7 +17,7 @@ from sublet.frontends.paddle.lives.scopes import PaddleScopes
 
 def rename_constraints(program: PaddleProgram, keep: Collection[str] = ()) -> Mapping[str, str]:
     """Return each name that must stay, with the reason."""
-    by_name: dict[str, str] = {EMPTY_NAME: "it stands for what is not there"}
+    by_name: dict[str, str] = {EMPTY_NAME: "the name marks a missing operand"}
     for rule in (
         _constraints_by_caller(keep),
         _constraints_by_control_flow(program),
@@ -27,14 +27,14 @@ def rename_constraints(program: PaddleProgram, keep: Collection[str] = ()) -> Ma
         for name, reason in rule:
             by_name.setdefault(name, reason)
     for name in maybe_uninitialized_names(program):
-        by_name.setdefault(name, "it may hold nothing when it is read")
+        by_name.setdefault(name, "the variable may be read before its first write")
     return MappingProxyType(by_name)
 
 
 def _constraints_by_caller(keep: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the names kept for the caller."""
     for name in keep:
-        yield name, "it is to be kept"
+        yield name, "the caller keeps the variable"
 
 
 def _constraints_by_variable(program: PaddleProgram) -> Iterator[tuple[str, str]]:
@@ -44,17 +44,17 @@ def _constraints_by_variable(program: PaddleProgram) -> Iterator[tuple[str, str]
         for name, var in block.vars.items():
             yield from ((name, reason) for reason in _variable_reasons(var))
             if declared.setdefault(name, block.index) != block.index:
-                yield name, "several blocks declare it, and Paddle takes one of them by the scope it is in"
+                yield name, "several blocks declare the name, and Paddle chooses by scope"
 
 
 def _variable_reasons(var: PaddleVar) -> Iterator[str]:
     """Yield the reasons in the properties of a variable."""
     if var.persistable or var.parameter:
-        yield "it outlives the run: a weight, or a state of the optimiser"
+        yield "the variable outlives the run: a weight, or a state of the optimiser"
     if var.kind != TENSOR:
-        yield "it is no tensor, but what Paddle keeps of a loop or a sequence"
+        yield "the variable is not a tensor, but Paddle's record of a loop or a sequence"
     elif any(extent < 0 for extent in var.dims[1:]):
-        yield "its size is not known, not even up to the batch"
+        yield "the size is unknown, even for a known batch"
 
 
 def _constraints_by_control_flow(program: PaddleProgram) -> Iterator[tuple[str, str]]:
@@ -63,35 +63,35 @@ def _constraints_by_control_flow(program: PaddleProgram) -> Iterator[tuple[str, 
         for op in block.ops:
             if owns_blocks(op):
                 for name in (*op.reads, *op.writes, *_attribute_texts(op)):
-                    yield name, f"{op.type} looks for it by this name in the scope of its block"
-                    yield name + GRAD, f"{op.type} finds it as a gradient by its name alone"
+                    yield name, f"{op.type} looks up the name in the scope of its block"
+                    yield name + GRAD, f"{op.type} looks up the gradient by name"
             for name in _attribute_texts(op):
-                yield name, f"an attribute of {op.type} names it"
+                yield name, f"an attribute of {op.type} contains the name"
 
 
 def _constraints_by_use(program: PaddleProgram) -> Iterator[tuple[str, str]]:
     """Yield the names excluded by their uses: a use outside of the declaring block; no declaration, write or read."""
-    seen: dict[str, set[int]] = {}
+    blocks_of: dict[str, set[int]] = {}
     read, written = set[str](), set[str]()
     for block in program.blocks:
         for op in block.ops:
             read.update(op.reads)
             written.update(op.writes)
             for name in (*op.reads, *op.writes):
-                seen.setdefault(name, set()).add(block.index)
+                blocks_of.setdefault(name, set()).add(block.index)
     gradients = PaddleScopes(program).gradients
     for block in program.blocks:
         for name in block.vars:
-            strange = seen.get(name, set()) - {block.index, gradients.get(block.index, block.index)}
-            if strange:
-                yield name, f"block {min(strange)} mentions it, block {block.index} declares it"
-    for name in seen:
+            other_blocks = blocks_of.get(name, set()) - {block.index, gradients.get(block.index, block.index)}
+            if other_blocks:
+                yield name, f"block {min(other_blocks)} uses the name, block {block.index} declares it"
+    for name in blocks_of:
         if all(name not in block.vars for block in program.blocks):
-            yield name, "no block declares it"
+            yield name, "no block declares the name"
         elif name not in written:
-            yield name, "nothing writes it: it is fed"
+            yield name, "no operator writes the variable: the caller feeds it"
         elif name not in read:
-            yield name, "nothing reads it: it may be fetched"
+            yield name, "no operator reads the variable: the caller may fetch it"
 
 
 def owns_blocks(op: PaddleOp) -> bool:
