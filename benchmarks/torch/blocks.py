@@ -1,4 +1,4 @@
-"""Every block of 16 KiB or more that a process takes and gives back, noted by a preloaded counter."""
+"""Every block of 16 KiB or more that a process allocates and frees, except the Python interpreter's own blocks."""
 
 from __future__ import annotations
 

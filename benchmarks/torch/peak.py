@@ -2,9 +2,11 @@
 
     LD_PRELOAD=COUNTER python -m benchmarks.torch.peak NETWORK eager|inductor|sublet step|inference|whole
 
-A preloaded counter notes every block of 16 KiB or more that the process takes from the time on when the module, its
-inputs and its labels are there. Blocks of gradients and of the optimizer's state are left out, each for all its life:
-what is left, arenas and caches held from call to call among it, has a peak in the third call. Prints JSON.
+A preloaded counter records every block of 16 KiB or more that the process allocates once the module, the inputs and the
+labels exist. Blocks allocated by the Python interpreter itself count for no side: dictionaries, code and strings of
+Dynamo and of plans are no tensors. Tensors, arenas (allocated by NumPy), and buffers of libraries such as MKL count.
+Blocks of gradients and of the optimizer's state are left out, each for all its life: what is left, arenas and caches
+held from call to call among it, has a peak in the third call. Prints JSON.
 A `whole` step is one of `sublet.torch.train_step`, whose gradients lie in its arena: there gradients count for all.
 """
 

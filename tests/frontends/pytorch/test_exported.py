@@ -168,7 +168,7 @@ def test_a_scan_stacks_rows_in_place() -> None:
         return torch._higher_order_ops.scan(step, start, rows)
 
     run = agrees(Of(scanned), torch.randn(16), torch.randn(12, 16))
-    assert all("below 262,144 bytes a copy costs less" in move.why for move in run.plan.moves)
+    assert all("it has fewer than 262,144 bytes, and a copy costs less" in move.why for move in run.plan.moves)
     assert not sublet.plan_memory(sublet.from_torch(Of(scanned), (torch.randn(1 << 16), torch.randn(3, 1 << 16)))).moves
 
 

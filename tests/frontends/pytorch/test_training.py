@@ -494,3 +494,12 @@ def test_attention_with_dropout_trains_within_autocast(kind: str, dtype: str) ->
         torch.testing.assert_close(found, right.detach(), atol=2e-2, rtol=2e-2)
     for one, two in zip(module.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-2)
+
+
+def test_a_refused_first_step_of_an_accumulation_leaves_no_gradients() -> None:
+    module = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    step = sublet.torch.train_step(module, F.mse_loss, optimizer, accumulate=2, budget=100)
+    with pytest.raises(SubletError):
+        step(torch.randn(8, 64), torch.randn(8, 64))
+    assert all(parameter.grad is None for parameter in module.parameters())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +15,14 @@ from sublet.analysis.options import Options
 from sublet.api.binding import ModelWithKernels, model_with_kernels
 from sublet.api.torch.caller_outputs import CallerOutputs
 from sublet.api.torch.joint_graph import CallResult, CapturedProgram
-from sublet.api.torch.shared_scratch import SCRATCH_REGISTRY, ProgramSizes, SharedScratch, program_sizes_of
+from sublet.api.torch.shared_scratch import (
+    SCRATCH_REGISTRY,
+    ArenaStack,
+    ProgramSizes,
+    SharedScratch,
+    StackRegion,
+    program_sizes_of,
+)
 from sublet.base.errors import KernelError
 from sublet.base.forks import fork_lock
 from sublet.frontends.torch.exported_program import TorchContent, torch_contents
@@ -34,16 +41,20 @@ from sublet.runtime.suspension import SuspensionBackend
 MAX_BOUND_PROGRAMS = 64
 """Maximum weight sets bound for one inference graph. A further set rebinds the program unused for longest."""
 
+MAX_FREE_ARENAS = 8
+"""Maximum free arenas on the stack for one graph, in places for different orders of calls. The oldest is dropped."""
+
 
 @dataclass(eq=False)
 class BoundArena:
     """An arena with a program bound to the arena.
 
     plan              the plan of the program
-    scratch           the shared scratch bytes, used by one arena after another; None if the arena shares no bytes
+    scratch           the shared bytes, used by one arena after another; None if the arena shares no bytes
     caller_outputs    receives the results of a run, and holds the arguments of the backward pass
     argument_places   tensors in the arena for the copied arguments of the forward pass, by position
     weight_addresses  the address of each weight bound to the program, by position
+    region            the bytes on the stack of arenas; None for an arena elsewhere
     owners            weak references to the weight tensors at the time of the binding
     """
 
@@ -54,10 +65,28 @@ class BoundArena:
     resumable: ResumableExecutable
     argument_places: dict[int, Any]
     weight_addresses: dict[int, int]
+    region: StackRegion | None = None
     owners: tuple[weakref.ref[Any], ...] = ()
 
     def __post_init__(self) -> None:
         self.scratch_raw = self.scratch.raw if self.scratch is not None else None
+
+    @contextmanager
+    def preserve_other_calls(self) -> Iterator[None]:
+        """Copy the bytes which other calls saved in the scratch bytes of the arena, and restore the bytes afterwards.
+
+        Only calls with backward passes in another order than the reverse order of the forward passes need copies.
+        """
+        if self.region is None or not isinstance(self.scratch, ArenaStack):
+            yield
+            return
+        raw = self.region.raw
+        copies = [(place, raw[place].copy()) for place in self.scratch.saved_above(self, self.region)]
+        try:
+            yield
+        finally:
+            for place, saved in copies:
+                raw[place] = saved
 
     @property
     def exclusive_scratch(self) -> AbstractContextManager[Any]:
@@ -120,15 +149,17 @@ def allocating_operators(captured: CapturedProgram) -> tuple[tuple[str, int], ..
 
 
 class ArenaPool:
-    """Pool of arenas for one captured program: one arena a call; or, when splitting lowers the memory of all programs
-    together, one arena of saved tensors a call plus one shared scratch arena.
+    """Pool of arenas for one captured program: one arena a call; or, when sharing lowers the memory of all programs
+    together, arenas on a stack of all calls in flight, and for inference scratch bytes used in turn.
 
-    A program is never split with `shares` False, or with collectives: a thread waiting for the scratch arena would
-    block the ranks of other threads.
+    A program shares no memory with `shares` False, or with collectives: a thread waiting for the memory would block the
+    ranks of other threads.
 
-    plan         the plan of all arenas
-    allocations  see `allocating_operators`
-    sizes        bytes of a call, unsplit and split
+    plan            the plan of all arenas
+    allocations     see `allocating_operators`
+    sizes           bytes of a call, unsplit and split
+    max_in_flight   the most calls in flight at once
+    shares_in_turn  True for inference: scratch bytes are shared in turn, and no bytes are saved
     """
 
     def __init__(self, captured: CapturedProgram, args: Sequence[Any], options: Options, shares: bool = True) -> None:
@@ -144,7 +175,10 @@ class ArenaPool:
         self.sizes = program_sizes_of(self.plan)
         waits = any(node.op.startswith(COLLECTIVES) for node in captured.model.graph.walk())
         self._shares = shares and not waits  # a rank in another thread would wait for the scratch
-        self._is_inference = len(captured.passes) == 1
+        self._is_inference = self.shares_in_turn = len(captured.passes) == 1
+        self.max_in_flight = 1
+        self._leases: WeakSet[ArenaLease] = WeakSet()
+        self._stack: ArenaStack | None = None
         if self._shares:
             SCRATCH_REGISTRY.register(self)
         self._free.append(self._new_arena())
@@ -167,14 +201,37 @@ class ArenaPool:
         arena. In inference all bound programs run in the same bytes, one call after another.
         """
         with self._lock:
-            self._split_if_smaller()
+            self._share_if_smaller()
             self._free[:] = [each for each in self._free if self._is_current(each)]
-            arena = self._take_or_create(args)
+            arena = self._take_or_create(args) if self._stack is None else self._take_on_stack(self._stack, args)
             if self._is_inference and args:
                 arena.remember_owners(args)
-            if arena.scratch is not None and not self.is_split:
+            if arena.scratch is not None and self._is_inference and not self.is_split:
                 arena.scratch.reserved = True
-        return ArenaLease(self, arena)
+            lease = ArenaLease(self, arena)
+            if self._shares and not self._is_inference:
+                self._leases.add(lease)
+                self.max_in_flight = max(self.max_in_flight, sum(each.release.alive for each in list(self._leases)))
+                SCRATCH_REGISTRY.record_lease(lease)
+        return lease
+
+    def _take_on_stack(self, stack: ArenaStack, args: Sequence[Any]) -> BoundArena:
+        """Claim a free arena in conflict with no call in flight, or create an arena above all calls in flight."""
+        with stack.guard:
+            free = [(each, each.region) for each in self._free if each.region is not None]
+            free.sort(key=lambda each: (not (args and each[0].is_bound_to(args)), each[1].begin))
+            for arena, place in free:
+                if stack.claim(arena, place):
+                    self._free.remove(arena)
+                    return arena
+            del self._free[: max(0, len(self._free) - MAX_FREE_ARENAS)]
+            is_split = self.is_split
+            saved = self.sizes.saved if is_split else self.plan.arena_bytes
+            region = stack.new_region(saved, self.sizes.scratch if is_split else 0)
+            arena = self._new_arena(stack, region)
+            claimed = stack.claim(arena, region)
+            assert claimed
+            return arena
 
     def _take_or_create(self, args: Sequence[Any]) -> BoundArena:
         """Remove an arena from the free arenas, or create an arena."""
@@ -203,39 +260,71 @@ class ArenaPool:
 
     def release(self, arena: BoundArena) -> None:
         """Return an arena to the free arenas."""
-        if arena.scratch is not None:
+        if isinstance(arena.scratch, ArenaStack):
+            arena.scratch.release(arena)
+        elif arena.scratch is not None:
             arena.scratch.reserved = False
-        self._free.append(arena)
+        if self._is_current(arena):
+            self._free.append(arena)
 
-    def _split_if_smaller(self) -> None:
-        """Plan the program again, split and in the same order, if splitting lowers the total of all programs."""
-        if self._shares and not self.is_split and SCRATCH_REGISTRY.should_split(self):
-            options = replace(self._options, at_cuts="apart", order="given")
-            self.plan = plan_memory(self._prepare()[1].model, options, schedule=self.plan.schedule)
-            own = {storage.name: storage.nbytes for storage in self.plan.arenas}
-            self.sizes = ProgramSizes(self.sizes.single_arena, own[KEPT], own[ARENA])
+    def discard_free_arenas(self) -> None:
+        """Free the memory of the free arenas, unless a call is taking an arena at the same time."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free.clear()
+            finally:
+                self._lock.release()
+
+    def _share_if_smaller(self) -> None:
+        """Share memory, and split the program if that lowers the total of all programs."""
+        if not self._shares:
+            return
+        if self._is_inference:
+            splits = SCRATCH_REGISTRY.should_split(self)
+        else:
+            self._stack, splits = SCRATCH_REGISTRY.stack_for(self, self.plan.alignment)
+        if splits and not self.is_split:
+            self._split()
+
+    def _split(self) -> None:
+        """Plan the program again in the same order, with saved tensors in an arena apart."""
+        options = replace(self._options, at_cuts="apart", order="given")
+        self.plan = plan_memory(self._prepare()[1].model, options, schedule=self.plan.schedule)
+        own = {storage.name: storage.nbytes for storage in self.plan.arenas}
+        self.sizes = ProgramSizes(self.sizes.single_arena, own[KEPT], own[ARENA])
 
     def _is_current(self, arena: BoundArena) -> bool:
-        """True if an arena has the current plan and the current scratch bytes."""
-        return arena.plan is self.plan and (arena.scratch is None or arena.scratch_raw is arena.scratch.raw)
+        """True if an arena has the current plan, and lies in the current shared bytes."""
+        if arena.plan is not self.plan or (not self._is_inference and arena.scratch is not self._stack):
+            return False
+        return arena.scratch is None or arena.scratch_raw is arena.scratch.raw
 
     def _prepare(self) -> tuple[CallerOutputs, ModelWithKernels]:
         """Return the program with kernels, and the backend receiving the results, both new for each arena."""
         return prepare_captured(self.captured)
 
-    def _new_arena(self, beside: SharedScratch | None = None) -> BoundArena:
-        """Return a new arena; for inference in the scratch bytes `beside`, if given."""
-        self._split_if_smaller()
+    def _new_arena(self, beside: SharedScratch | None = None, region: StackRegion | None = None) -> BoundArena:
+        """Return a new arena, in a region of the stack or, for inference, in the scratch bytes `beside` if given."""
+        if self._is_inference:
+            self._share_if_smaller()
         taking, ready = self._prepare()
         run, common = ready.to_executable(self.plan), None
-        if self.is_split:
+        if region is not None:
+            common = beside
+            places = {ARENA: slice(region.begin, region.saved_end)}
+            if self.is_split:
+                places = {KEPT: places[ARENA], ARENA: slice(region.saved_end, region.end)}
+            for name, place in places.items():
+                if place.start < place.stop:
+                    run.bind(name, region.raw[place])
+        elif self.is_split:
             common = SCRATCH_REGISTRY.idle_scratch(self.sizes.scratch, self.plan.alignment)
         elif self._is_inference and self.plan.arenas:
             common = beside or SharedScratch(aligned_bytes(self.plan.arena_bytes, self.plan.alignment))
-        if common is not None:
+        if common is not None and region is None:
             run.bind(ARENA, common.raw)
         addresses = {at: self._weight_content(value).tensor.data_ptr() for at, value in self.captured.weights.items()}
-        arena = BoundArena(run, self.plan, common, taking, *self._resumable_and_places(run), addresses)
+        arena = BoundArena(run, self.plan, common, taking, *self._resumable_and_places(run), addresses, region)
         self._all.add(arena)
         return arena
 
@@ -265,7 +354,7 @@ class ArenaPool:
             The error of PyTorch's operator, if an operator fails.
         """
         arena.results.update(into or {})
-        with arena.exclusive_scratch:
+        with arena.exclusive_scratch, arena.preserve_other_calls():
             return self._run_in_arena(arena, number, args)
 
     def _run_in_arena(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:

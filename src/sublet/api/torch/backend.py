@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -263,7 +264,8 @@ class CompiledRegion:
         flight = self._lease_of(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
         if flight is None or again:  # a second backward must find the saved tensors unchanged
-            return self._modules[1](*args)  # type: ignore[no-any-return]
+            with getattr(flight and flight.arena, "exclusive_scratch", nullcontext()):
+                return self._modules[1](*args)  # type: ignore[no-any-return]
         results: Sequence[Any] = flight.pool.run_pass(flight.arena, 1, args)
         flight.release()
         return results

@@ -218,15 +218,21 @@ class TrainStep:
             tuple(members.values()),
             self._accumulation_phase,
         )
-        if key not in self._steps:
-            self._steps[key] = self._plan_step(arguments, cohorts, members)
-            while len(self._steps) > MAX_PLANNED_STEPS:
-                self._steps.popitem(last=False)
-        self._steps.move_to_end(key)
-        bound = self._steps[key]
-        self._prepare_state(bound.step)
-        require_disjoint(bound.step, arguments.tensors)
-        bound.bind_weights()
+        gradients = [(each, each.grad) for each in self._network_with_loss.parameters()]
+        try:
+            if key not in self._steps:
+                self._steps[key] = self._plan_step(arguments, cohorts, members)
+                while len(self._steps) > MAX_PLANNED_STEPS:
+                    self._steps.popitem(last=False)
+            self._steps.move_to_end(key)
+            bound = self._steps[key]
+            self._prepare_state(bound.step)
+            require_disjoint(bound.step, arguments.tensors)
+            bound.bind_weights()
+        except BaseException:  # an accumulation has new gradients without contents
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            raise
         return bound
 
     def _plan_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _BoundStep:

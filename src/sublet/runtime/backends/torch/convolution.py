@@ -29,6 +29,9 @@ MIN_SAMPLE_BYTES = 1 << 20
 MAX_WEIGHT_BYTES = 4 << 20
 """Maximum bytes of a slice of the weights, where the weights can be sliced."""
 
+VECTOR_CHANNELS = 8
+"""Channels in the smallest block of oneDNN's layouts. Slices of output channels are multiples of a block."""
+
 MIN_ONEDNN_ROWS = 256
 """Minimum rows of a product in oneDNN; with fewer rows, preparing the weights costs more than oneDNN saves."""
 
@@ -91,6 +94,21 @@ class _ConvolutionTensors:
         while self.groups == 1 and self.w.nbytes > parts * most and self.w.shape[axis] > 2 * parts:
             parts *= 2
         return _slices(self.w.shape[axis], -(-self.w.shape[axis] // parts))
+
+    def output_channel_slices(self) -> list[slice]:
+        """Return slices of the output channels, to bound copies of weights and of samples of the output.
+
+        oneDNN reads the input once per slice: only inputs of at most a quarter of the weights, or of half the output,
+        such as images, are worth smaller slices.
+        """
+        slices = self.channel_slices(0, MAX_WEIGHT_BYTES // (2 if 4 * self.x.nbytes <= self.w.nbytes else 1))
+        samples, channels = self.y.shape[:2]
+        nbytes = self.y.nbytes // samples
+        if len(slices) > 1 or self.groups > 1 or 2 * (self.x.nbytes // samples) > nbytes:
+            return slices
+        parts = nbytes // (MIN_SAMPLE_BYTES // 2 * torch().get_num_threads())
+        step = -(-channels // max(1, parts))
+        return _slices(channels, -(-step // VECTOR_CHANNELS) * VECTOR_CHANNELS)
 
     def sample_slices(self, weight_slices: int) -> list[slice]:
         """Return slices of the batch."""
@@ -161,8 +179,8 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
         else [conv.x.zero_, partial(conv.unpadded_x.copy_, _channels_first(node, inputs[0]))]
     )
     zeros = [0] * len(conv.strides)
-    channels = conv.channel_slices(0)
-    for n in conv.sample_slices(len(channels)):
+    channels = conv.output_channel_slices()
+    for n in conv.sample_slices(len(conv.channel_slices(0))):
         for o in channels:
             given = (conv.x[n], w[o], None if b is None else b[o])
             strided = (conv.strides, conv.pads, conv.dilations, False, zeros, conv.groups)
