@@ -101,7 +101,7 @@ def test_an_offset_that_is_changed_is_found_out(tmp_path: Path) -> None:
     assert found.outcome is ForeignOutcome.WRONG
     assert any("over its own input %a" in str(finding) for finding in found.findings)
     entry.value = "12a"
-    with pytest.raises(PlanError, match="'b' has '12a' for an integer"):
+    with pytest.raises(PlanError, match="the metadata of 'b' has '12a'; expected an integer"):
         plan_from_onnx(model, "model.onnx")
 
 

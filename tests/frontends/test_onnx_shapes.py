@@ -176,7 +176,7 @@ def test_a_shape_that_is_disputed_lies_outside() -> None:
 
 def test_what_only_the_file_declares_is_told_recorded_and_checked(tmp_path: Path) -> None:
     path, plan = write(tmp_path, "g (float[2] x) => (float[4] y) { y = my.Op (x) }"), tmp_path / "plan.json"
-    words = "y is f32[4] as the file declares"
+    words = "y is f32[4], as the file declares"
     told = cli("plan", path, "--budget", "1K", "--out", plan)
     assert f"Fits the budget of 1 KiB if {words}" in told
     assert "warning" not in told
