@@ -132,7 +132,7 @@ def test_a_type_that_only_onnx_runtime_infers_is_assumed(tmp_path: Path) -> None
     onnx.save(_unruled(), tmp_path / "m.onnx")
     words = ["plan", str(tmp_path / "m.onnx"), "--optimize", "auto", "--budget", "1MB"]
     told = CliRunner().invoke(app, words).stdout
-    assert "f32[4,4] as ONNX Runtime infers" in told.splitlines()[0]
+    assert "f32[4,4], as ONNX Runtime infers" in told.splitlines()[0]
     assert "optimal for these buffers in this order if the assumed types are true" in told
     content = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert (content["proven"], content["assumed"]) == (False, dict(plan.assumed_types))

@@ -115,5 +115,5 @@ def test_a_kernel_that_does_not_know_of_parts_is_not_bound_where_there_may_be_on
 
 
 def test_poison_finds_a_kernel_that_says_it_knows_and_does_not() -> None:
-    with pytest.raises(RunError, match=r"pad.*changed what lay in its place, at byte \d+ of the arena"):
+    with pytest.raises(RunError, match=r"pad.*changed a value already in place, at byte \d+ of the arena"):
         sublet.run_poisoned(padded(claims=True), {"x": np.ones((2, 64), np.float32)})

@@ -73,7 +73,7 @@ def test_a_budget_chooses_how_loops_are_stored() -> None:
 
 
 def test_a_budget_below_all_ways_names_the_least() -> None:
-    with pytest.raises(CapacityError, match="the least of 3 ways"):
+    with pytest.raises(CapacityError, match="the smallest of 3 variants"):
         recurrent(3, budget=100)
 
 

@@ -21,7 +21,7 @@ from tests.generate import program
 from tests.interpreter import OUTSIDE_BYTES, kernel
 
 TRIES = 3
-BEYOND = "beyond"
+BEYOND = "runs more than the planned"
 """Part of the message of a run whose loop goes on for longer than its sequences last."""
 
 

@@ -46,7 +46,7 @@ def advise_order(model: Model, options: Options, plan: MemoryPlan, progress: Pro
     """
     if options.order != GIVEN:
         least = bound_all_orders(model, options, plan)
-        own = "No order with a smaller arena was found: the order is the model's own."
+        own = "No order that needs less was found: the order is the model's own."
         words = (
             "The order was chosen for less memory, and differs from the model's own."
             if plan.recipe.order == LESS
@@ -62,9 +62,7 @@ def advise_order(model: Model, options: Options, plan: MemoryPlan, progress: Pro
     needed = (_arena_bytes_in_order(model, options, order, progress) for order in orders[1:])
     lowest = min((nbytes for nbytes in needed if nbytes is not None), default=None)
     less = lowest is not None and lowest < plan.arena_bytes
-    return OrderAdvice(
-        lowest, "Another order has a smaller arena." if less else "No order with a smaller arena was found."
-    )
+    return OrderAdvice(lowest, "Another order needs less." if less else "No order that needs less was found.")
 
 
 def _arena_bytes_in_order(model: Model, options: Options, order: Schedule, progress: Progress | None) -> int | None:

@@ -59,8 +59,8 @@ BAD = {
     "a pickle": (edited(WEIGHTS, '"use_pickle": false', '"use_pickle": true'), "stored as a pickle"),
     "a long tensor": (edited(WEIGHTS, '{"as_int": 16}', '{"as_int": 16000000}'), "longer than its"),
     "no program": (lambda entry, content: None if entry == MODEL else content, "has no models/model.json"),
-    "no JSON": (lambda entry, content: b"{" if entry == MODEL else content, "is not JSON"),
-    "deep JSON": (lambda entry, content: b"[" * 100000 if entry == MODEL else content, "is not JSON"),
+    "no JSON": (lambda entry, content: b"{" if entry == MODEL else content, "is not valid JSON"),
+    "deep JSON": (lambda entry, content: b"[" * 100000 if entry == MODEL else content, "is not valid JSON"),
 }
 
 
