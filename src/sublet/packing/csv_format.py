@@ -37,7 +37,7 @@ ONE_REGION = "arena"  # name of the memory without a region
 
 
 class Lifetimes(StrEnum):
-    """Whether a buffer is live at its lower and at its upper time: in(clusive) or ex(clusive)."""
+    """The ends of live ranges, lower and upper: a buffer is live there (in) or not (ex)."""
 
     half_open = "in-ex"
     open = "ex-ex"

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sublet.base.forks import fork_lock
 from sublet.base.ranges import merge
 from sublet.ops.suspension import SUSPEND
+from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
 from sublet.runtime.memory import aligned_bytes
 
@@ -107,8 +108,8 @@ class ArenaStack(SharedScratch):
     def new_region(self, saved: int, scratch: int) -> StackRegion:
         """Return a region above all calls in flight; the stack is enlarged if needed. The caller holds `guard`."""
         begin = max((each.saved_end for each in list(self.claimed.values())), default=0)
-        saved_end = self._aligned(begin + saved)
-        end = self._aligned(saved_end + scratch)
+        saved_end = round_up(begin + saved, self.alignment)
+        end = round_up(saved_end + scratch, self.alignment)
         if end > self.raw.size:
             self.raw = aligned_bytes(end, self.alignment)  # the calls in flight keep the bytes of before
         return StackRegion(self.raw, begin, saved_end, end)
@@ -118,9 +119,6 @@ class ArenaStack(SharedScratch):
         with self.guard:
             if not nbytes <= self.raw.size <= 2 * nbytes:
                 self.raw = aligned_bytes(nbytes, self.alignment)
-
-    def _aligned(self, offset: int) -> int:
-        return -(-offset // self.alignment) * self.alignment
 
     def claim(self, owner: Any, region: StackRegion) -> bool:
         """True if the region conflicts with no call in flight; the region is then claimed. The caller holds `guard`."""

@@ -218,7 +218,8 @@ class TrainStep:
             tuple(members.values()),
             self._accumulation_phase,
         )
-        gradients = [(each, each.grad) for each in self._network_with_loss.parameters()]
+        parameters = self._network_with_loss.parameters() if self._accumulation_phase == "first" else ()
+        gradients = [(each, each.grad) for each in parameters]
         try:
             if key not in self._steps:
                 self._steps[key] = self._plan_step(arguments, cohorts, members)
@@ -229,7 +230,7 @@ class TrainStep:
             self._prepare_state(bound.step)
             require_disjoint(bound.step, arguments.tensors)
             bound.bind_weights()
-        except BaseException:  # an accumulation has new gradients without contents
+        except BaseException:  # the first call of an accumulation has new gradients without contents
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             raise
