@@ -10,7 +10,7 @@ from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.tuning import Tuner
 
-WORKSPACE_BYTES = 2 << 30
+MAX_MEASURED_BYTES = 2 << 30
 """Maximum bytes of operands for timing one node. Larger nodes are not measured."""
 
 
@@ -18,7 +18,7 @@ def measure_node_seconds(
     model: Model,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     constants: Mapping[Value, Array] | None = None,
-    workspace: int = WORKSPACE_BYTES,
+    workspace: int = MAX_MEASURED_BYTES,
 ) -> tuple[dict[str, float], str]:
     """Return the seconds of the root-level nodes by name, and a remark on how many were measured.
 

@@ -13,7 +13,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.scratch import with_scratch
-from sublet.nn.graph import Graph
+from sublet.nn.graph import Graph as WrittenGraph
 from sublet.planning.budget.result import BudgetResult, SearchOutcome, parse_budget
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation, as_source
 from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
@@ -25,7 +25,7 @@ class _RollBack(Exception):
     """Raised to undo a trial writing."""
 
 
-def build_and_roll_back(graph: Graph, write: Callable[[], None], build: Callable[[Graph], Model]) -> Model:
+def build_and_roll_back(graph: WrittenGraph, write: Callable[[], None], build: Callable[[WrittenGraph], Model]) -> Model:
     """Let `write` write to a graph, return the result of `build` for the written graph, and undo the writing."""
     models: list[Model] = []
     try:

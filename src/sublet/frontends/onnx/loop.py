@@ -102,7 +102,7 @@ def convert_loop(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
     carries, final = find_invariants(frame.program, guess, body.convert_under)
     prefix, condition = _continuation_condition(frame.program, name, limit, carries[0], final)
     names = [*node.output, *[""] * (carried + rows - len(node.output))]
-    stacking = RowStacking((0,) * rows, (False,) * rows, _trip_count(limit, carries[0]))
+    stacking = RowStacking((0,) * rows, (False,) * rows, _loop_trip_count(limit, carries[0]))
     loop = SettledLoop(node, name, carries, final, stacking, tuple(prefix.nodes), condition.value)
     add_while(frame, loop, ["", *names[:carried]], names[carried:])
 
@@ -127,7 +127,7 @@ def _starts_true(goon: CarryGuess) -> bool:
     return goon.init.value.literal == (True,)
 
 
-def _trip_count(limit: KnownValue | None, goon: CarryGuess) -> int | None:
+def _loop_trip_count(limit: KnownValue | None, goon: CarryGuess) -> int | None:
     """Return the trip count, None if unknown before the run."""
     if not goon.constant:
         return None

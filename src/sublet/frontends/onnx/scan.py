@@ -80,7 +80,7 @@ def convert_scan(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
     carries, final = find_invariants(
         frame.program, [CarryGuess.strongest(known) for known in inputs[:states]], body.convert_under
     )
-    trip, limit = _trip_count(frame, node, name, sequences, axes)
+    trip, limit = _scan_trip_count(frame, node, name, sequences, axes)
     prefix = GraphConversion(frame.program, Scope(), {})
     condition = prefix.emit("onnx.Less", f"{name}.below", (final.counter, limit), BOOL_SCALAR)
     ranks = [None if (rank := _rank_of(row.type)) is None else rank + 1 for row in final.rows]
@@ -134,7 +134,7 @@ def _slice_type(sequence: Type, axis: int) -> Type:
     return TensorType(sequence.elem, sequence.dims[:axis] + sequence.dims[axis + 1 :])
 
 
-def _trip_count(
+def _scan_trip_count(
     frame: GraphConversion, node: onnx.NodeProto, name: str, sequences: Sequence[KnownValue], axes: Sequence[int]
 ) -> tuple[int | None, KnownValue]:
     """Return the trip count, None if data-dependent, and the scalar value of the trip count.
