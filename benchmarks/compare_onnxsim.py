@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models.wheels import bound, real_models
-from sublet.base.bytesize import human
-from sublet.frontends.onnx.model import from_proto
+from sublet.base.formatting import human
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.planning.pipeline import plan_memory
 
 

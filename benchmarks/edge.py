@@ -18,11 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sublet.analysis.options import Options
-from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.plan_offsets import offsets_of_plan
-from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.select_offsets import select_offsets
-from sublet.frontends.tflite.tflm import PACKAGE, Trial, run_trials, version
+from sublet.integrations.tflite.plan_offsets import offsets_of_plan, select_offsets
+from sublet.integrations.tflite.program import decode
+from sublet.integrations.tflite.reader import ALIGNMENT, from_program
+from sublet.integrations.tflite.tflm import PACKAGE, Trial, run_trials, version
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.tflite.generated import residual, straight, streaming
 from tests.frontends.tflite.written import branch, chain, counting, loop

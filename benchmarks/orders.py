@@ -28,7 +28,7 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.passes.ordering.order_search import MAX_VISITED_SETS, candidate_orders, search_order
 from sublet.passes.reordering import with_lower_peak
-from sublet.passes.sink_invariant import with_late_invariants
+from sublet.passes.sinking import with_late_invariants
 from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sublet
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 
 FLAGS = 8
 DEEPEST = 4

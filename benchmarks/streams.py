@@ -22,9 +22,9 @@ from rich.table import Table
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.base.bytesize import human
+from sublet.api.model_files import read_model
+from sublet.base.formatting import human
 from sublet.cli.array_io import random_arrays
-from sublet.frontends.model_formats import read_model
 from sublet.runtime.differential import equal_bits
 
 GOOGLENET = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_inception_v1.onnx"

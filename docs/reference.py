@@ -17,12 +17,12 @@ import sublet
 PUBLIC = (
     "sublet",
     "sublet.base.errors",
-    "sublet.foreign",
+    "sublet.checker.external",
     "sublet.packing",
     "sublet.plan",
     "sublet.runtime.kernel",
-    "sublet.nn.schedules",
-    "sublet.api.torch",
+    "sublet.training.schedules",
+    "sublet.integrations.torch.api",
 )
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 from onnx.backend.test import BackendTest
 
-from sublet.api.onnx_backend import SubletBackend, SubletRep
 from sublet.base.errors import SubletError
 from sublet.base.tensor import Unplannable
+from sublet.integrations.onnx.onnx_backend import SubletBackend, SubletRep
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ops.op import lookup
 from sublet.runtime.poison import run_poisoned

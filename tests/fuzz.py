@@ -29,12 +29,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.buffer_segments import build_segmented_problem
-from sublet.analysis.interference import build_packing_problem
+from sublet.analysis.interference import build_packing_problem, build_segmented_problem
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
-from sublet.foreign import ForeignOutcome
-from sublet.frontends.onnx.foldable_operators import FOLDABLE
+from sublet.checker.external import ForeignOutcome
+from sublet.integrations.onnx.reader.foldable_operators import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack

@@ -29,11 +29,11 @@ from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
 from sublet.ops.verify import verify
 from sublet.packing import MemoryRegion
-from sublet.passes.cse import without_common_subexpressions
+from sublet.passes.redundant_nodes import without_common_subexpressions
 from sublet.passes.rewriting import count_readers
-from sublet.passes.splitting.momentum_accumulation import accumulable_terms
 from sublet.passes.splitting.split_nodes import added_lookup_gradient, split_nodes
 from sublet.passes.splitting.split_rules import BATCH, EARLY, MOMENTUM, ONTO, RESULT, split_rule_for
+from sublet.passes.splitting.weight_updates import accumulable_terms
 from sublet.planning.budget.result import SearchOutcome
 from sublet.planning.budget.search import BudgetSearch
 from tests.passes.checkpointed import check_seed

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.layouts import ALIGNMENTS
 from tests.nn.facts import generated
 from tests.nn.gradient_programs import check_program

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sublet
 from sublet.base.safetensors import Tensors, write_tensors
-from sublet.foreign.files import judge_plan_file, packing_problem, read_plan_file
+from sublet.checker.external.files import judge_plan_file, packing_problem, read_plan_file
 from sublet.ir.text import parse
 from sublet.plan.file import from_json, to_json
 from tests.frontends.damage import NAME, Format, arguments, tell

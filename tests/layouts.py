@@ -17,7 +17,7 @@ import numpy as np
 
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.scratch import with_scratch
+from sublet.ir.recipe import with_scratch
 from sublet.ops import lookup
 from sublet.plan import ARENA, MemoryPlan
 from sublet.runtime.kernel import Array, Backend

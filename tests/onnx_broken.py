@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx
 from onnx import AttributeProto as Attribute
 
-from sublet.frontends.onnx.model_file import all_nodes
+from sublet.integrations.onnx.reader.model_file import all_nodes
 
 NUMBERS = (-1, 0, 1, 2, 5, 99, -99, 1 << 31, 1 << 40, -(1 << 63), (1 << 63) - 1)
 TYPES = (*range(28), 99)

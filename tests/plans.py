@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from sublet.base.tensor import Unplannable
 from sublet.checker.liveness import must_live
+from sublet.checker.moves import redirect_updates
 from sublet.checker.state_space import PlacementIndex, StateSpace, TooManyStatesError
-from sublet.checker.storage_swap import redirect_updates
 from sublet.checker.timeline import build_timeline
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Region, Storage, UnplannedValue, bound_storage_name

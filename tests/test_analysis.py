@@ -13,8 +13,8 @@ from sublet.analysis.control_flow_builder import build_control_flow
 from sublet.analysis.interference import build_packing_problem
 from sublet.analysis.liveness import compute_live_ranges
 from sublet.analysis.loop_versions import PLAN_TOO_LONG
-from sublet.analysis.loop_views import LoopView
 from sublet.analysis.options import Options
+from sublet.analysis.program_facts import LoopView
 from sublet.analysis.sharing import share_buffers
 from sublet.analysis.value_versions import NotRenamable, RenamingRefused, ValueVersions, never_reuse
 from sublet.base.errors import ProblemError

@@ -6,12 +6,14 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import sublet
+from sublet.integrations.registry import integrations, resolve
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sublet"
@@ -19,24 +21,25 @@ SOURCE = ROOT / "src" / "sublet"
 # A module may import from its own floor and the floors above it in this list: one floor a room. A room in a room has
 # a floor of its own.
 FLOORS = (
-    "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
+    "base", "integrations.registry", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
     "passes.recompute", "passes.ordering", "passes.patching", "plan", "plan.export", "checker", "runtime",
-    "runtime.backends", "packing", "analysis", "planning", "planning.advice",
-    "planning.budget", "viz", "frontends.onnx.rules", "frontends.onnx", "frontends.paddle.format",
-    "frontends.paddle.operators.rules", "frontends.paddle.operators",
-    "frontends.paddle.checking", "frontends.paddle.convert", "frontends.paddle.running", "frontends.paddle.lives",
-    "frontends.paddle.peaks", "frontends.paddle.arena", "frontends.paddle.policies.ours",
-    "frontends.paddle.policies", "frontends.paddle.transpile",
-    "frontends.tflite", "frontends.executorch", "frontends.torch", "frontends", "foreign",
-    "nn", "nn.modules", "api", "api.torch", "dynamic", "cli", "__main__",
+    "runtime.backends", "packing", "analysis", "planning", "planning.advice", "planning.budget", "checker.external",
+    "viz", "nn", "nn.modules", "training", "api", "dynamic", "cli", "integrations.onnx.dialect",
+    "integrations.onnx.reader.rules", "integrations.onnx.reader", "integrations.onnx.kernels", "integrations.onnx",
+    "integrations.paddle.format", "integrations.paddle.operators.rules", "integrations.paddle.operators",
+    "integrations.paddle.checking", "integrations.paddle.convert", "integrations.paddle.running",
+    "integrations.paddle.lives", "integrations.paddle.peaks", "integrations.paddle.arena",
+    "integrations.paddle.policies.ours", "integrations.paddle.policies", "integrations.paddle", "integrations.tflite",
+    "integrations.executorch", "integrations.torch.operator_call", "integrations.torch.dialect",
+    "integrations.torch.kernels", "integrations.torch.reader", "integrations.torch.compile",
+    "integrations.torch.train", "integrations.torch", "integrations", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.
 DOORS = {
     "ir.text": "ir.text",
     "passes.autodiff": "passes.autodiff",
-    "runtime.backends.onnxruntime": "runtime.backends.onnxruntime.backend",
-    "runtime.backends.torch": "runtime.backends.torch.backend",
+    "integrations.torch.kernels": "integrations.torch.kernels.backend",
 }
 
 CHECKER_MAY_REACH = (
@@ -48,6 +51,7 @@ CHECKER_MAY_REACH = (
     "plan.schedule",
     "plan.records",
     "plan",
+    "integrations.registry",
     "base.errors",
     "base.tensor",
 )
@@ -93,9 +97,9 @@ def edges(module: str) -> frozenset[str]:
 
 
 def floor(module: str) -> int:
-    """The package itself is the last but the command line: it offers what the rooms have."""
+    """The package itself is the last: it offers what the rooms have."""
     rooms = [room for room in FLOORS if f"{module}.".startswith(f"{room}.")]
-    return FLOORS.index(max(rooms, key=len)) if module else FLOORS.index("dynamic")
+    return FLOORS.index(max(rooms, key=len)) if module else FLOORS.index("integrations")
 
 
 def test_few_rooms() -> None:
@@ -117,18 +121,59 @@ def test_a_room_is_entered_by_its_door(room: str) -> None:
     assert entered == {DOORS[room]}
 
 
-def test_backends_do_not_know_each_other() -> None:
-    """But for the one place where they are listed, and what ONNX's have in common."""
-    room = "runtime.backends."
-    for module in modules():
-        if module.startswith(room) and module != f"{room}registry":
-            near = [target.removeprefix(room) for target in edges(module) if target.startswith(room)]
-            name = module.removeprefix(room).partition(".")[0]
-            assert {target.partition(".")[0] for target in near} <= {name, "onnx_nodes"}
+def vendor(module: str) -> str:
+    """Return the vendor of a module in a wing; "" for the core and for the registry."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "integrations" and len(parts) > 1 and parts[1] != "registry" else ""
+
+
+def named_in_texts(module: str) -> set[str]:
+    """Return the modules that texts of a module name, as "sublet.ir.graph:Graph": `import_module` imports by text."""
+    texts = {
+        node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    named = {text.removeprefix("sublet.").partition(":")[0] for text in texts if text.startswith("sublet.")}
+    return {name for name in named if name in modules()}
+
+
+def test_the_core_imports_no_integration() -> None:
+    """The list of public names, `sublet/__init__.py`, is no code of the core."""
+    wings = [
+        (module, target)
+        for module in modules()
+        for target in edges(module) | named_in_texts(module)
+        if module and not vendor(module) and vendor(target)
+    ]
+    assert not wings
+
+
+def test_integrations_do_not_know_each_other() -> None:
+    between = [
+        (module, target)
+        for module in modules()
+        for target in edges(module) | named_in_texts(module)
+        if vendor(module) and vendor(target) and vendor(module) != vendor(target)
+    ]
+    assert not between
+
+
+def test_every_wing_has_an_entry_point_and_its_record_names_what_exists() -> None:
+    assert {each.name for each in integrations()} == {vendor(module) for module in modules()} - {""}
+    for each in integrations():
+        for name, value in vars(each).items():
+            texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
+            for text in texts:
+                if isinstance(text, str) and ":" in text:
+                    assert callable(resolve(text)), f"{each.name}.{name}"
 
 
 def of_room(room: str) -> list[str]:
-    found = [module for module in modules() if module.partition(".")[0] == room]
+    """Return the modules of a room, without rooms in the room that have a floor of their own above."""
+    found = [
+        module
+        for module in modules()
+        if module.partition(".")[0] == room and module.partition(".external")[0] == module
+    ]
     assert found
     return found
 
@@ -232,7 +277,7 @@ def test_documents_name_real_paths(document: str) -> None:
     paths |= {
         f"src/sublet/{path}"
         for path in re.findall(
-            r"`((?:base|ir|ops|passes|plan|analysis|packing|checker|planning|viz|runtime|frontends|foreign|nn|api|dynamic|cli)"
+            r"`((?:base|ir|ops|passes|plan|analysis|packing|checker|planning|viz|runtime|integrations|nn|training|api|dynamic|cli)"
             r"/[\w./]*)`",
             text,
         )

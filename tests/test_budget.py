@@ -11,7 +11,7 @@ from sublet.analysis.options import Options
 from sublet.ir.text import parse
 from sublet.plan.verdict import BudgetOutcome, buffers_at_peak, verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.verdict import render_verdict
+from sublet.viz.summary import render_verdict
 
 TEXT = """
 graph @net(%x: f32[64]) {

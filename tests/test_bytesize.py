@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.base.bytesize import human, parse_bytes
 from sublet.base.errors import SubletError
+from sublet.base.formatting import human, parse_bytes
 
 
 @pytest.mark.parametrize(

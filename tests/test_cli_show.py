@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.base.bytesize import human
+from sublet.base.formatting import human
 from sublet.ir.text import parse
 from sublet.plan.file import save
 from sublet.planning.pipeline import plan_memory

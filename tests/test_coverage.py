@@ -25,9 +25,8 @@ from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import render_page
 from sublet.viz.png import _build_figure, write_png
 from sublet.viz.report import plan_json
-from sublet.viz.summary import render_summary
+from sublet.viz.summary import render_summary, render_verdict
 from sublet.viz.terminal import memory_map
-from sublet.viz.verdict import render_verdict
 from sublet.viz.view_model import picture_of_plan
 from tests.commands import Cli
 

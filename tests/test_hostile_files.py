@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from sublet.base.errors import PlanError, TextError
-from sublet.base.json_text import MOST_VALUES, count_values, parse_json
+from sublet.base.files import MOST_VALUES, count_values, parse_json
 from sublet.ir.text import parse
 from tests.frontends.damage import judge_many
 from tests.hostile_files import FORMATS

@@ -16,10 +16,10 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
 from sublet.planning import joint_cpsat as module
-from sublet.planning import order_bound as told
+from sublet.planning import order_advice as told
 from sublet.planning import pipeline
 from sublet.planning.joint_cpsat import solve_jointly
-from sublet.planning.order_bound import bound_all_orders
+from sublet.planning.order_advice import bound_all_orders
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 from sublet.runtime.differential import compare
 from tests import dialect

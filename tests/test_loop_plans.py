@@ -13,7 +13,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.checker import check, check_bytes
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import OPEN, MemoryPlan, RolledLoop, VersionTransition

@@ -14,8 +14,7 @@ from sublet.base.errors import CapacityError, ProblemError, SubletError
 from sublet.cli.app import main
 from sublet.cli.options import parse_regions
 from sublet.packing import Lifetimes, MemoryRegion, Problem, check_packing, read_csv, read_problem
-from sublet.packing.canonical_order import select_buffers
-from sublet.packing.problem import Packing
+from sublet.packing.problem import Packing, select_buffers
 from sublet.plan.file import load, save
 from sublet.viz.view_model import picture_of_plan
 

@@ -8,7 +8,7 @@ from benchmarks.models.architectures import ARCHITECTURES, SMALL
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, light_models, wheel_models
 from sublet.analysis.options import Options
 from sublet.checker import check
-from sublet.frontends.onnx.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto, load
 from sublet.ir.graph import CaseOf, Graph
 from sublet.plan import MemoryPlan, fragmentation
 from sublet.planning.pipeline import plan_memory

@@ -97,7 +97,7 @@ def test_the_commands_agree(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_dequantised_weights_run_on_demand() -> None:
-    model = sublet.Model(sublet.frontends.onnx.model.from_proto(quantized()).graph)
+    model = sublet.Model(sublet.integrations.onnx.reader.model.from_proto(quantized()).graph)
     names = [node.name for node in model.graph.nodes]
     early = sublet.plan_memory(model, schedule=sublet.plan.schedule.serial_schedule(model.graph))
     plan = sublet.plan_memory(model)

@@ -11,8 +11,7 @@ import pytest
 import sublet
 from sublet.analysis.options import Options
 from sublet.packing import MemoryRegion
-from sublet.plan.intervals import planned_buffers
-from sublet.plan.peak_contributors import peak_contributors
+from sublet.plan.statistics import peak_contributors, planned_buffers
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.report import plan_json
 from tests.commands import Cli

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sublet.base.live_segments import LiveSegment, single_segment, split_into_segments
-from sublet.base.ranges import holds, merge
+from sublet.base.ranges import LiveSegment, holds, merge, single_segment, split_into_segments
 
 POINTS = 12
 

@@ -27,9 +27,9 @@ from onnx import TensorProto, helper
 
 from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleBlock, PaddleProgram, new_op, new_var
-from sublet.frontends.tflite.flatbuffer_encoder import (
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleBlock, PaddleProgram, new_op, new_var
+from sublet.integrations.tflite.offline_plan import (
     ItemVector,
     NumberField,
     TableRecord,
@@ -37,8 +37,7 @@ from sublet.frontends.tflite.flatbuffer_encoder import (
     Vector,
     encode_flatbuffer,
 )
-from sublet.frontends.tflite.program import IDENTIFIER
-from sublet.frontends.tflite.schema_codes import OPERATORS
+from sublet.integrations.tflite.program import IDENTIFIER, OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (

@@ -32,7 +32,7 @@ from torch._dynamo.exc import TorchRuntimeError
 import sublet
 from benchmarks.executorch.networks import close, listed, networks
 from benchmarks.executorch.random_graphs import random_network
-from sublet.foreign.executorch import judge_pte
+from sublet.integrations.executorch.plan_reader import judge_pte
 
 THEIRS = {"greedy": greedy, "no overlap": partial(greedy, allow_overlapping_allocations=False), "naive": naive}
 

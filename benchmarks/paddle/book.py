@@ -20,14 +20,14 @@ import numpy as np
 
 from benchmarks.paddle.measured import Row
 from benchmarks.paddle.policies import AS_WRITTEN
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import PredictedMemory, predict_memory
-from sublet.frontends.paddle.policies.ours import apply_own_policy
-from sublet.frontends.paddle.running.verify import Training, verify
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import PredictedMemory, predict_memory
+from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.running.verify import Training, verify
 
 BESIDE = Path(__file__).parent
 BOOK = BESIDE.parents[1] / "tests" / "frontends" / "paddle" / "programs" / "book_mt_1.8.5.pb"

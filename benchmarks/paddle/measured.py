@@ -12,9 +12,14 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.policies import ARENA, AS_WRITTEN, POLICIES, Case
 from sublet.base.errors import SubletError
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
-from sublet.frontends.paddle.running.verify import TrainingOutcome, compare_outcomes, find_paddle_python, run_in_paddle
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
+from sublet.integrations.paddle.running.verify import (
+    TrainingOutcome,
+    compare_outcomes,
+    find_paddle_python,
+    run_in_paddle,
+)
 
 SCRATCH = Path(__file__).with_name("scratch.py")
 IN_ORDER = {"FLAGS_new_executor_sequential_run": "1"}

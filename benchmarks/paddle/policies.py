@@ -12,17 +12,16 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sublet.frontends.paddle.arena import ArenaForm, to_arena_form
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import BytesFromSizes, BytesInArena, BytesOfRenamed
-from sublet.frontends.paddle.policies.levels import share_names_by_level
-from sublet.frontends.paddle.policies.ours import PASSES, apply_own_policy
-from sublet.frontends.paddle.policies.seed import share_names_by_pool
-from sublet.frontends.paddle.running.verify import Training, find_paddle_python
-from sublet.frontends.paddle.transpile import PASSES_NOT_IN_ARENA
+from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import BytesFromSizes, BytesInArena, BytesOfRenamed
+from sublet.integrations.paddle.policies.levels import share_names_by_level, share_names_by_pool
+from sublet.integrations.paddle.policies.ours import PASSES, apply_own_policy
+from sublet.integrations.paddle.running.verify import Training, find_paddle_python
+from sublet.integrations.paddle.transpile import PASSES_NOT_IN_ARENA
 
 WRITER = Path(__file__).with_name("programs.py")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {

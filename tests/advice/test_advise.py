@@ -15,12 +15,11 @@ import pytest
 import sublet
 from sublet import Options
 from sublet.base.errors import ProblemError
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.model import Model
 from sublet.packing import MemoryRegion
 from sublet.plan.advice import Advised
-from sublet.planning.advice.candidates import AdviceCandidate, list_candidates
-from sublet.planning.advice.evaluate import evaluate_candidates
+from sublet.planning.advice.candidates import AdviceCandidate, evaluate_candidates, list_candidates
 from tests.commands import Cli
 from tests.runtime.networks import inception
 

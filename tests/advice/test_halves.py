@@ -12,10 +12,10 @@ import pytest
 
 import sublet
 from benchmarks.models.builder import Builder
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.region_split import RegionSplit, propose_splits, split_region
+from sublet.integrations.onnx.slice_propagation import AxisSlice
 from sublet.ir.model import Constant, Model
-from sublet.planning.advice.region_split import RegionSplit, propose_splits, split_region
-from sublet.planning.advice.slice_propagation import AxisSlice
 
 pytest.importorskip("onnxruntime")
 

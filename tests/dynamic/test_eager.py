@@ -13,7 +13,7 @@ import pytest
 import sublet
 from sublet import layers, nn
 from sublet.base.errors import GradientError, KernelError, SpecError
-from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import NUMPY
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of

@@ -18,11 +18,11 @@ from benchmarks.models.convolutional import MOBILENET_STAGES, mobilenet_v2
 from sublet.analysis.options import Options
 from sublet.api.exporting import export_plan
 from sublet.base.errors import PlanError
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.packing import MemoryRegion
 from sublet.plan import MemoryPlan, Placement, UnplannedValue
 from sublet.plan.export import ExportContext
-from sublet.plan.export.names import MOST_LETTERS, identifiers
+from sublet.plan.export.context import MOST_LETTERS, identifiers
 from sublet.plan.records import Stride
 from sublet.plan.statistics import multiview_values
 from tests.commands import Cli

@@ -14,9 +14,9 @@ from sublet.analysis.options import Options
 from sublet.api.exporting import export_plan
 from sublet.api.sources import read_source
 from sublet.base.errors import PlanError, SubletError
-from sublet.foreign import ForeignOutcome
-from sublet.foreign.files import judge_embedded_plan
-from sublet.foreign.onnx_metadata import plan_from_onnx
+from sublet.checker.external import ForeignOutcome
+from sublet.checker.external.files import judge_embedded_plan
+from sublet.integrations.onnx.plan_reader import plan_from_onnx
 from sublet.plan.export import ExportContext
 from sublet.planning.pipeline import plan_memory
 from tests.onnx_check import options_of

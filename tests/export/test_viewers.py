@@ -17,13 +17,13 @@ import sublet
 from sublet.analysis.options import Options
 from sublet.api.exporting import export_plan
 from sublet.base.errors import PlanError
-from sublet.foreign import ForeignOutcome
-from sublet.foreign.files import judge_plan_file
+from sublet.checker.external import ForeignOutcome
+from sublet.checker.external.files import judge_plan_file
 from sublet.packing import MemoryRegion, pack
 from sublet.packing.files import read_problem
 from sublet.plan import MemoryPlan
-from sublet.plan.export.perfetto import RUNS
-from sublet.plan.intervals import planned_buffers
+from sublet.plan.export.viewers import RUNS
+from sublet.plan.statistics import planned_buffers
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 

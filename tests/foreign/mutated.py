@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sublet.analysis.alias_planner import AliasPlanner
 from sublet.analysis.interference import build_packing_problem
 from sublet.analysis.options import Options
-from sublet.foreign import (
+from sublet.checker.external import (
     ForeignOutcome,
     ForeignPlan,
     ForeignVerdict,

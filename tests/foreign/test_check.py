@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from sublet.foreign.json_form import plan_from_json
-from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets
+from sublet.checker.external.external_plan import plan_from_json
+from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets
 from sublet.packing import Packing, pack, write_csv
 from sublet.packing.files import read_problem
 from tests.commands import Cli

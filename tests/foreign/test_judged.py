@@ -11,9 +11,16 @@ import pytest
 
 from sublet.base.errors import PlanError
 from sublet.checker import judge
-from sublet.foreign import Evidence, ForeignOutcome, ForeignPlan, PlacedTensor, judge_by_lifetimes, judge_by_replay
-from sublet.foreign.json_form import plan_from_json
-from sublet.foreign.verdict import peak_bytes_in_use
+from sublet.checker.external import (
+    Evidence,
+    ForeignOutcome,
+    ForeignPlan,
+    PlacedTensor,
+    judge_by_lifetimes,
+    judge_by_replay,
+)
+from sublet.checker.external.external_plan import plan_from_json
+from sublet.checker.external.verdict import peak_bytes_in_use
 from sublet.ir.model import Model
 from sublet.ir.text import parse
 from tests.foreign.mutated import of_lifetimes, of_programs, placed_program

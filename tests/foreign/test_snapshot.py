@@ -15,11 +15,11 @@ import pytest
 import torch.cuda._memory_viz as viz
 
 from sublet.base.errors import ModelError
-from sublet.foreign.files import packing_problem
-from sublet.foreign.safe_pickle import ACTIONS, safe_unpickle
-from sublet.foreign.snapshot import parse_snapshot, read_snapshot
+from sublet.checker.external.files import packing_problem
+from sublet.integrations.torch.safe_pickle import ACTIONS, safe_unpickle
+from sublet.integrations.torch.snapshot import parse_snapshot, read_snapshot
 from sublet.packing import pack
-from sublet.plan.export.snapshot import snapshot
+from sublet.plan.export.viewers import snapshot
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
 from tests.generate import program

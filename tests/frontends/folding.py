@@ -11,11 +11,10 @@ import onnxruntime as ort
 from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
-from sublet.frontends.onnx.foldable_operators import NEWEST_FOLDABLE_OPSET, OLDEST_FOLDABLE_OPSET
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.type_inference import schema_of
+from sublet.base.tensor import NUMPY, DType
+from sublet.integrations.onnx.reader.foldable_operators import NEWEST_FOLDABLE_OPSET, OLDEST_FOLDABLE_OPSET
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.type_inference import schema_of
 from tests.frontends.fold_cases import MAKE, Array, Case, Draw
 
 

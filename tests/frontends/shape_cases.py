@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 
 Array = np.ndarray[Any, Any]
 NEWEST = 26

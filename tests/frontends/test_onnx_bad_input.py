@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sublet.base.errors import ModelError
-from sublet.frontends.onnx.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto, load
 from tests.frontends.models import parsed
 
 GOOD = "g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }"

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.types import TensorType, read_type, spec_of
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.types import TensorType, read_type, spec_of
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text

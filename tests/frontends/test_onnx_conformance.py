@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sublet.api.onnx_backend import run_model
+from sublet.integrations.onnx.onnx_backend import run_model
 from tests.conformance import EXPECTED, Report, names, run_case, same
 
 SPECIAL = re.compile("if|loop|scan|sequence|optional|string|bfloat16|float8|int4|int2|linear_att|affine_grid|range_")

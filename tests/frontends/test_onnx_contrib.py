@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 
 import sublet
 from sublet.base.errors import RunError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.cli.app import app
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.runtime_optimizer import load_optimized_proto
 from sublet.ir.graph import Value
 from sublet.plan.verdict import BudgetOutcome, verdict
 from sublet.planning.pipeline import plan_memory

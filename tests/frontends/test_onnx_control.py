@@ -10,7 +10,7 @@ import pytest
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec, Unplannable
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf, While
 from sublet.ir.model import Model
 from sublet.ops.verify import findings

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec, Unplannable
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from tests.frontends.models import parsed
 
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from sublet.frontends.onnx.foldable_operators import FOLDABLE
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.foldable_operators import FOLDABLE
+from sublet.integrations.onnx.reader.model import from_proto
 from tests.frontends.fold_cases import MAKE
 from tests.frontends.folding import compare
 from tests.frontends.models import parsed

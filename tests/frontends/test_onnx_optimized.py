@@ -11,8 +11,8 @@ from benchmarks.models.architectures import SMALL
 from sublet.api.compiling import compile
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.runtime_optimizer import (
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.runtime_optimizer import (
     CACHE_NAME,
     MODEL,
     REFUSAL,

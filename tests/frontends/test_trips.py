@@ -12,10 +12,10 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.api.model_files import bound_trip_counts, read_model
 from sublet.base.errors import ModelError, RunError
 from sublet.base.tensor import TensorSpec, Unplannable
-from sublet.frontends.model_formats import bound_trip_counts, read_model
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.plan import bound_storage_name
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.models import parsed

@@ -18,14 +18,13 @@ from rich.console import Console
 
 import sublet
 from sublet.base.errors import ModelError, RunError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.runtime_optimizer import load_optimized_proto
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.runtime_optimizer import load_optimized_proto
 from sublet.ir.model import Model
 from sublet.plan.verdict import verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.verdict import render_verdict
+from sublet.viz.summary import render_verdict
 from tests.frontends import shape_cases
 
 Array = np.ndarray[Any, Any]

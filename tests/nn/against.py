@@ -10,12 +10,12 @@ import pytest
 
 from sublet.base.errors import SpecError
 from sublet.base.optional_imports import require
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.passes.autodiff import backward, is_differentiable
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.examples import Array, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import Command

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
+from sublet.base.tensor import NUMPY, DType
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of

@@ -17,7 +17,7 @@ import torch
 import sublet
 from sublet.base.errors import SubletError
 from sublet.nn.tensor import Tensor
-from sublet.nn.training import less_memory
+from sublet.training.step import less_memory
 from tests.layouts import ALIGNMENTS
 from tests.nn import uses
 from tests.nn.examples import FORM, spec_of_text

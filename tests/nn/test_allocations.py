@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sublet.base.errors import SpecError
+from sublet.integrations.torch.kernels.backend import KERNELS, TorchBackend
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
-from sublet.runtime.backends.torch.backend import KERNELS, TorchBackend
 from tests.nn.examples import EXAMPLES, Case, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops.nn import COMMANDS
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of

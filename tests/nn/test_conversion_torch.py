@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
+from sublet.base.tensor import NUMPY, DType
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
 from sublet.ops.op import Share
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed

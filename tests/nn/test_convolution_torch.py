@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops.nn import COMMANDS
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_allocations import allocated

@@ -17,13 +17,13 @@ from sublet import parse
 from sublet.base.errors import GraphError, SpecError, SubletError, TextError
 from sublet.base.optional_imports import is_installed, require
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Required
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, is_differentiable
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees
 from tests.nn.examples import EXAMPLES, FORM, Case, Example, case_of, spec_of_text, told
 from tests.nn.test_registry import BACKENDS, agree_and_survive, close, computed, differentiated

@@ -17,11 +17,11 @@ import sublet
 from sublet import nn
 from sublet.base.errors import RunError
 from sublet.base.optional_imports import is_installed
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Array, Backend, Call, Operand
 from tests.layouts import ALIGNMENTS
 from tests.nn.examples import EXAMPLES, Case, case_of

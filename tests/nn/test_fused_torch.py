@@ -9,10 +9,10 @@ import sublet
 from sublet import parse
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.torch.kernels.fused import BLOCK_ELEMENTS, block_slices
 from sublet.ops.nn import command
 from sublet.ops.nn.fused import STEPS, chain_steps
 from sublet.passes.autodiff import gradients
-from sublet.runtime.backends.torch.fused import BLOCK_ELEMENTS, block_slices
 from tests.nn.examples import EXAMPLES
 
 torch = pytest.importorskip("torch")

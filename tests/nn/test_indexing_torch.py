@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.op import Share
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of

@@ -13,12 +13,12 @@ import sublet
 from sublet import nn
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.layout import slice_attrs, slice_axis
 from sublet.ops.op import Share
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, shown
 
 torch = pytest.importorskip("torch")

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
+from sublet.integrations.torch.kernels import optimizer as kernels
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch import optimizer as kernels
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import refused
 
 torch = pytest.importorskip("torch")

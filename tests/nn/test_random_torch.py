@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.integrations.torch.kernels.backend import TorchBackend
+from sublet.integrations.torch.kernels.random import CHUNK
 from sublet.ops.nn import COMMANDS
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
-from sublet.runtime.backends.torch.random import CHUNK
 from sublet.runtime.kernel import Backend
 from tests.nn.against import refused
 from tests.nn.examples import Array, Example, case_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops.nn import COMMANDS
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Array, Example, case_of
 from tests.nn.test_registry import computed, differentiated

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.base.numpy_types import NUMPY
 from sublet.base.optional_imports import is_installed
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
@@ -21,7 +21,6 @@ from sublet.ops.op import Share
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, is_differentiable
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.backends.torch.backend import TorchBackend
 from sublet.runtime.kernel import Backend
 from tests.nn.examples import EXAMPLES, Array, Case, case_of, told
 

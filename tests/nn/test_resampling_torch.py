@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.resampling import nearest_sources
-from sublet.runtime.backends.torch.backend import TorchBackend
+from sublet.ops.nn.pooling import nearest_sources
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed

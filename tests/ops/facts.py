@@ -18,12 +18,12 @@ from onnx.backend.test.loader import load_model_tests
 
 from sublet.base.errors import SubletError
 from sublet.base.tensor import TensorSpec
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.kernels.nodes import captured_names
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
-from sublet.runtime.backends.onnx_nodes import captured_names
-from sublet.runtime.backends.registry import BACKENDS
+from sublet.runtime.backends.registry import backend_factories
 from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array
 from tests.layouts import alike, layouts, legal, planned, prepared, run
@@ -101,7 +101,7 @@ def same(source: Value, result: Value) -> Node:
 def check_case(case: Case, backend: str, alignments: Sequence[int], seen: Counter[str]) -> None:
     """Run the node at all layouts. Raises AssertionError where one gives other results than with nothing shared."""
     model = case.model
-    made = BACKENDS[backend](model)
+    made = backend_factories()[backend](model)
     weights = {value: bits(value, model.weights[value.name].array()) for value in model.graph.weights}
     for graph, like in alike(model.graph, same):
         try:

@@ -10,9 +10,9 @@ import pytest
 from onnx import defs, helper
 
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.dialect import onnx_op
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import Node, Value
-from sublet.ops.onnx import onnx_op
 
 ort = pytest.importorskip("onnxruntime")
 

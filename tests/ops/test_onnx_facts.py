@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from sublet import Options, compile, parse, run_poisoned
-from sublet.ops.onnx_inplace import INPLACE
+from sublet.integrations.onnx.dialect import INPLACE
 from tests.layouts import ALIGNMENTS
 from tests.ops.facts import case_of, check_case
 from tests.ops.test_onnx_inplace import cases, model_of

@@ -10,9 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sublet.frontends.onnx.model import from_proto
-from sublet.ops.onnx import onnx_op
-from sublet.ops.onnx_inplace import BINARY, EXTREMES, INPLACE, NORMALIZATIONS, UNARY, VARIADIC
+from sublet.integrations.onnx.dialect import BINARY, EXTREMES, INPLACE, NORMALIZATIONS, UNARY, VARIADIC, onnx_op
+from sublet.integrations.onnx.reader.model import from_proto
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

@@ -22,8 +22,7 @@ from sublet.packing import (
     read_json,
     read_problem,
 )
-from sublet.packing.allocation_graph import AllocationGraph, Chain
-from sublet.packing.reuse_order import LifetimeReuseOrder
+from sublet.packing.allocation_graph import AllocationGraph, Chain, LifetimeReuseOrder
 from sublet.packing.strategies import STRATEGIES
 
 HERE = Path(__file__).parent / "problems"

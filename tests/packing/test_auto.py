@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sublet.packing import STRATEGIES, Buffer, Problem, check_packing, pack, read_problem
-from sublet.packing.core_bridge import core_of
+from sublet.packing.normalize import core_of
 
 PROBLEMS = Path(__file__).parent / "problems"
 MANY = Problem(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.packing import Buffer, Precedence, Problem, lower_bound
-from sublet.packing.antichain import heaviest_antichain
+from sublet.packing.bounds import heaviest_antichain
 from tests.packing.random_problems import conflict_pairs, precedences, problems
 
 

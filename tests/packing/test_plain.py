@@ -19,8 +19,8 @@ from sublet.packing import (
     lower_bound,
     pack,
 )
-from sublet.packing.canonical_order import select_buffers
 from sublet.packing.normalize import MOST_BUFFERS, normalize
+from sublet.packing.problem import select_buffers
 from sublet.packing.strategies import WITHOUT_PINS, can_pack
 from tests.packing.random_problems import conflict_pairs, problems
 

@@ -22,7 +22,7 @@ from sublet.packing import (
     place_in_regions,
     read_problem,
 )
-from sublet.packing.canonical_order import select_buffers
+from sublet.packing.problem import select_buffers
 from tests.packing.random_problems import problems
 from tests.packing.test_plain import smallest_by_trying
 

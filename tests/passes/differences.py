@@ -10,8 +10,7 @@ import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify

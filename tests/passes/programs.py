@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 import sublet
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of

@@ -7,7 +7,7 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import NUMPY
 from sublet.passes.algebraic_simplification import LOSSLESS_CASTS
 from sublet.passes.algebraic_simplification import without_identities as run
 from sublet.passes.pass_pipeline import simplify

@@ -6,7 +6,7 @@ import numpy as np
 
 import sublet
 from sublet import parse
-from sublet.passes.cse import without_common_subexpressions as run
+from sublet.passes.redundant_nodes import without_common_subexpressions as run
 from tests.passes.text import becomes, stays
 
 SQUARE = """

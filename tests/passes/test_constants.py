@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sublet
 from sublet import parse
-from sublet.passes.sink_constants import with_late_constants as run
+from sublet.passes.sinking import with_late_constants as run
 from sublet.plan.schedule import serial_schedule
 from tests.passes.text import becomes, stays
 

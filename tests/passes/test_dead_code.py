@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.passes.dead_code import without_dead_code as run
+from sublet.passes.redundant_nodes import without_dead_code as run
 from tests.passes.text import becomes, stays
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.ir.text import parse
-from sublet.passes.sink_invariant import input_independent_nodes, with_late_invariants
+from sublet.passes.sinking import input_independent_nodes, with_late_invariants
 from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
 from tests.passes.programs import program

@@ -18,11 +18,16 @@ from sublet.ir.text import parse, to_text
 from sublet.ops.verify import verify
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.pass_pipeline import simplify
-from sublet.passes.recompute.offload import offload_candidates, offloaded_values, with_offloads
 from sublet.passes.recompute.remat_problem import Clones, RematProblem, remat_problem_of
 from sublet.passes.recompute.remat_search import RematSearch, compiled_problem
 from sublet.passes.recompute.remat_timeline import remat_timeline
-from sublet.passes.recompute.rematerialize import effective_pairs, with_rematerialization
+from sublet.passes.recompute.rematerialize import (
+    effective_pairs,
+    offload_candidates,
+    offloaded_values,
+    with_offloads,
+    with_rematerialization,
+)
 from sublet.passes.recompute.time_bound import least_extra_seconds
 from tests.fuzz_budget import drawn
 

@@ -15,9 +15,8 @@ from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.gradient_rules import operand
+from sublet.ops.nn.rules import operand
 from sublet.ops.verify import verify
-from sublet.passes.splitting.momentum_accumulation import accumulable_terms
 from sublet.passes.splitting.split_nodes import split_nodes
 from sublet.passes.splitting.split_rules import (
     BATCH,
@@ -29,6 +28,7 @@ from sublet.passes.splitting.split_rules import (
     RESULT,
     split_rule_for,
 )
+from sublet.passes.splitting.weight_updates import accumulable_terms
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz_budget import check_pieces, runs_alike
 from tests.nn.examples import EXAMPLES, case_of

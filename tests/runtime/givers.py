@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from sublet.base.dlpack import SharedArray
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
+from sublet.base.tensor import NUMPY, DType
 
 TORCH = {
     DType.BOOL: torch.bool,

@@ -30,9 +30,9 @@ from sublet.dynamic import control_flow_commands, eager_executor
 from sublet.dynamic.call_trie import TrieNode
 from sublet.dynamic.jit_function import CALLS_PER_PLAN
 from sublet.dynamic.tensor_storage import KEPT_BYTES, MAX_VIEWS_PER_BLOCK
+from sublet.integrations.torch import operator_call
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten import operator_call
-from sublet.runtime import lazy_binding, tuning
+from sublet.runtime import call_merging, tuning
 from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.kernel import UnplannedCell
 
@@ -40,12 +40,17 @@ FEW, MANY = range(1, 51), range(51, 1051)
 SOURCE = Path(sublet.__file__).parent
 
 BY_NAME = {
-    "frontends/paddle/operators/facts.py": ("_facts_file", "_other_facts", "_plain_facts"),
-    "frontends/tflite/inplace.py": ("_measured_kinds", "kernel_facts"),
-    "ops/aten/collectives.py": ("collective_op",),
-    "ops/aten/dialect.py": ("_facts_file", "aten_op", "facts_by_name", "version_mismatch"),
-    "ops/aten/fused_ops.py": ("fused_op",),
-    "ops/aten/registry.py": ("_enumerations", "operators"),
+    "integrations/paddle/operators/facts.py": ("_facts_file", "_other_facts", "_plain_facts"),
+    "integrations/tflite/dialect.py": ("_measured_kinds", "kernel_facts"),
+    "integrations/torch/dialect.py": (
+        "_facts_file",
+        "aten_op",
+        "collective_op",
+        "facts_by_name",
+        "fused_op",
+        "version_mismatch",
+    ),
+    "integrations/torch/operator_call.py": ("_enumerations", "operators"),
     "plan/file.py": ("_fields_of",),
     "runtime/poison.py": ("_possible_aliases", "live_before"),
     "runtime/workspace.py": ("_libc",),
@@ -53,13 +58,12 @@ BY_NAME = {
 """Functions cached without a limit: by names of operators, without arguments, or for one run."""
 
 CONTAINERS = {
-    "api/torch/compile_report.py": ("_records",),  # a record for each plan that is kept
+    "integrations/torch/compile/compile_report.py": ("_records",),  # a record for each plan that is kept
     "base/dlpack.py": ("_lent",),  # while somebody holds the bytes
-    "base/forks.py": ("_LOCKS", "_RENEWED"),  # weak
+    "base/interrupts.py": ("_LOCKS", "_RENEWED"),  # weak
     "nn/source_location.py": ("_IS_USER_FILE",),  # by file of the user's
-    "ops/custom.py": ("_ops",),  # by name of an operator
     "ops/op.py": ("_dialects",),
-    "runtime/backends/custom_commands.py": ("_commands",),
+    "runtime/backends/custom_commands.py": ("_commands", "_ops"),  # by name of an operator
     "runtime/run_locks.py": ("_ALL_LOCKS",),  # weak
 }
 """Containers of modules that are filled while the process runs, and what bounds each."""
@@ -174,7 +178,7 @@ def test_a_remembered_function_keeps_few_calls_and_plans() -> None:
 
 @pytest.mark.skipif(not is_installed("onnxruntime"), reason="ONNX Runtime is not installed")
 def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sublet.runtime.backends.onnxruntime import backend
+    from sublet.integrations.onnx.kernels import backend
 
     monkeypatch.setattr(backend, "Session", Stub)
     monkeypatch.setattr(backend, "through_arrays", lambda session, read, written: session.close)
@@ -195,7 +199,7 @@ def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not is_installed("onnxruntime"), reason="ONNX Runtime is not installed")
 def test_the_onnxruntime_backend_keeps_few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sublet.runtime.backends.onnxruntime import backend
+    from sublet.integrations.onnx.kernels import backend
 
     monkeypatch.setattr(backend, "MOST_KINDS", 64)
     monkeypatch.setattr(backend, "kernels_of", lambda listing: ("Relu",))
@@ -214,7 +218,7 @@ def test_the_onnxruntime_backend_keeps_few_kinds(monkeypatch: pytest.MonkeyPatch
 def test_a_prepared_onnx_model_keeps_few_executables(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx import TensorProto, helper
 
-    from sublet.api import onnx_backend
+    from sublet.integrations.onnx import onnx_backend
 
     monkeypatch.setattr(onnx_backend, "compile", Stub)
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n",)) for name in "xy"]
@@ -228,9 +232,9 @@ def test_a_prepared_onnx_model_keeps_few_executables(monkeypatch: pytest.MonkeyP
 def test_a_training_step_of_a_module_keeps_few_plans() -> None:
     import torch
 
-    from sublet.api.torch.optimizers import cohorts_of
-    from sublet.api.torch.step_tracing import StepArguments
-    from sublet.api.torch.training import MAX_PLANNED_STEPS
+    from sublet.integrations.torch.train.optimizers import cohorts_of
+    from sublet.integrations.torch.train.step import MAX_PLANNED_STEPS
+    from sublet.integrations.torch.train.step_tracing import StepArguments
 
     module = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
@@ -248,9 +252,9 @@ def test_a_training_step_of_a_module_keeps_few_plans() -> None:
 @pytest.mark.skipif(not is_installed("torch"), reason="PyTorch is not installed")
 def test_a_graph_of_torch_compile_keeps_few_plans_and_reports() -> None:
 
-    from sublet.api.torch import compile_report
+    from sublet.integrations.torch.compile import compile_report
 
-    backend = import_module("sublet.api.torch.backend")
+    backend = import_module("sublet.integrations.torch.compile.backend")
 
     pair = backend.CompiledRegion(backend.DEFAULT_OPTIONS, None)
     pair._make_plan = lambda args: (Stub(), compile_report.Compiled("forward", args[0]))  # type: ignore[assignment, method-assign]
@@ -301,7 +305,7 @@ def test_what_autotune_measured_is_kept_in_few_folders(tmp_path: Path, monkeypat
 def test_actions_bound_by_round_are_few() -> None:
     memory: Any = SimpleNamespace(pointed={}, current_iterations={"loop": 0})
     strides: Any = {"v": (SimpleNamespace(loop="loop"),)}
-    action = lazy_binding.LazyBinding(memory, (), {}, (), strides, Stub)  # type: ignore[arg-type]
+    action = call_merging.LazyBinding(memory, (), {}, (), strides, Stub)  # type: ignore[arg-type]
     action.bind_now = lambda rounds=None: partial(Stub.close, Stub())  # type: ignore[assignment, method-assign]
 
     def use(n: int) -> None:
@@ -310,7 +314,7 @@ def test_actions_bound_by_round_are_few() -> None:
 
     few, many = held(use)
     assert few == len(FEW)
-    assert many == len(action._bound) == lazy_binding.MAX_BOUND_ACTIONS
+    assert many == len(action._bound) == call_merging.MAX_BOUND_ACTIONS
 
 
 @once

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.backend.test import BackendTest
 
-import sublet.api.onnx_backend as backend
+import sublet.integrations.onnx.onnx_backend as backend
 from sublet.analysis.options import Options
-from sublet.api.onnx_backend import MAX_EXECUTABLES
 from sublet.base.errors import ModelError, RunError, SubletError
+from sublet.integrations.onnx.onnx_backend import MAX_EXECUTABLES
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

@@ -14,8 +14,8 @@ pytest.importorskip("onnxruntime")
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from sublet.api.onnx_backend import run_model
 from sublet.base.errors import KernelError, ModelError, RunError
+from sublet.integrations.onnx.onnx_backend import run_model
 
 RNG = np.random.default_rng(7)
 

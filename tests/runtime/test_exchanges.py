@@ -13,7 +13,7 @@ from sublet.analysis.options import Options
 from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
 from sublet.runtime.executable import Executable
-from sublet.runtime.failed_state import PointRange, state_after_failure
+from sublet.runtime.state import PointRange, state_after_failure
 from tests.exchanges import exchanging
 from tests.runtime.networks import PythonBackend
 from tests.runtime.test_generated import Mixing

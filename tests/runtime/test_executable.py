@@ -16,8 +16,8 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.api.model_files import read_model
 from sublet.base.errors import RunError
-from sublet.frontends.model_formats import read_model
 from sublet.ir.graph import Node
 from sublet.ir.text import parse
 from sublet.packing import MemoryRegion

@@ -15,8 +15,8 @@ from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.runtime.calls import CallSequence
 from sublet.runtime.executable import Executable
-from sublet.runtime.failed_state import StateAfterFailure, state_after_failure
 from sublet.runtime.kernel import Array, Call, Operand
+from sublet.runtime.state import StateAfterFailure, state_after_failure
 from tests.runtime.networks import PythonBackend, PythonKernel
 from tests.test_updates import STEP, updating
 

@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 import sublet
 from sublet.base.errors import KernelError, ModelError, RunError
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.runtime.kernel import Array, Call, Operand
 from tests.onnx_broken import broken
 from tests.onnx_several import onnx_program

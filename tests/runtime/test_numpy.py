@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from sublet import compile, parse, run_poisoned
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Graph
 from sublet.runtime.differential import equal_bits
 

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.onnx.kernels.backend import OnnxRuntime
 from sublet.ir.graph import Node, Value
-from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from tests.runtime.omitted_outputs import examples
 
 schemas = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")

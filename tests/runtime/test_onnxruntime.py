@@ -13,9 +13,8 @@ from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import RealModel, light_models
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
-from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.integrations.onnx.kernels.backend import OnnxRuntime
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 

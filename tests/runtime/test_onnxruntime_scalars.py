@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from sublet.api.compiling import compile
-from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
-from sublet.runtime.backends.onnxruntime.scalars import FUNCTIONS
+from sublet.integrations.onnx.kernels.backend import FUNCTIONS, OnnxRuntime
 from tests.frontends.models import parsed
 from tests.runtime.test_onnxruntime import of_its_own, one_node, same_bits
 

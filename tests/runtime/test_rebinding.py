@@ -12,8 +12,7 @@ import pytest
 import sublet
 from sublet import Executable, Graph, Options, compile, nn
 from sublet.base.errors import RunError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import While
 from tests.exchanges import exchanging
 from tests.generate import program

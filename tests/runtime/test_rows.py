@@ -13,14 +13,14 @@ import pytest
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import PlanError, RunError
-from sublet.frontends.onnx.model import from_proto
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.plan import MemoryPlan, Stride
 from sublet.plan.file import load, save
 from sublet.planning.pipeline import plan_memory
+from sublet.runtime.call_merging import MAX_BOUND_ACTIONS
 from sublet.runtime.differential import compare, equal_bits
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
-from sublet.runtime.lazy_binding import MAX_BOUND_ACTIONS
 from tests.frontends.models import parsed
 from tests.runtime.loop_models import feeds_for
 

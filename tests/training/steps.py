@@ -15,12 +15,10 @@ import numpy as np
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.errors import RunError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
-from sublet.nn.training import less_memory
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.verify import verify
@@ -33,6 +31,7 @@ from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel_choice import choose_kernels
+from sublet.training.step import less_memory
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
 from tests.plans import told_anew

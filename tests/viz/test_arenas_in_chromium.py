@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.base.bytesize import human
+from sublet.base.formatting import human
 from sublet.ir.text import parse
 from sublet.plan import NodeDescription
 from sublet.plan.advice import Advice, Advised

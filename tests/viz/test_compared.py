@@ -10,17 +10,16 @@ import pytest
 from rich.console import Console
 
 from sublet.analysis.options import Options
-from sublet.base.bytesize import human
 from sublet.base.errors import ProblemError
+from sublet.base.formatting import human
 from sublet.ir.text import parse
 from sublet.packing import MemoryRegion, Packing, Problem
 from sublet.plan import RUN, NodeDescription, PlanPoint
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.comparison import compare_pictures
-from sublet.viz.node_groups import group_nodes, scopes_of
 from sublet.viz.png import write_png
 from sublet.viz.terminal import memory_map
-from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
+from sublet.viz.view_model import Picture, group_nodes, picture_of_packing, picture_of_plan, scopes_of
 from tests.test_plan_regions import NET
 from tests.viz.loops import delay_plan
 

@@ -16,8 +16,7 @@ import pytest
 
 from sublet.base.errors import SubletError
 from sublet.plan import RUN, PlanPoint
-from sublet.viz.columns import Columns
-from sublet.viz.page import render_page, write_html
+from sublet.viz.page import Columns, render_page, write_html
 from sublet.viz.view_model import picture_of_plan
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan

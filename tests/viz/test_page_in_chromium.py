@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sublet import SGD, Graph, nn, train_step
-from sublet.base.bytesize import human
+from sublet.base.formatting import human
 from sublet.ir.recipe import Recipe
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, MemoryPlan, Placement, Region, UnplannedValue

@@ -11,8 +11,8 @@ import pytest
 
 from sublet.base.errors import SubletError
 from sublet.plan import Placement
-from sublet.viz.colours import rgb, value_colour
 from sublet.viz.png import MAX_SVG_RECTANGLES, write_png
+from sublet.viz.terminal import rgb, value_colour
 from sublet.viz.view_model import picture_of_plan
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, plan_of, small_plan

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sublet.plan import RUN, PlanPoint
-from sublet.viz.grid import FREE, fill_grid
-from sublet.viz.terminal import memory_map
+from sublet.viz.terminal import FREE, fill_grid, memory_map
 from sublet.viz.view_model import Picture, picture_of_plan
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 

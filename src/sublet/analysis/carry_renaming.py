@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
-from sublet.analysis.buffer_assignment import BufferAssignment
 from sublet.analysis.byte_provenance import compute_provenance
 from sublet.analysis.coalescing import have_disjoint_live_ranges
-from sublet.analysis.concurrency import Concurrency
 from sublet.analysis.control_flow import ControlFlowGraph
 from sublet.analysis.control_flow_builder import build_control_flow
-from sublet.analysis.sharing import allowed_overwrites
+from sublet.analysis.sharing import BufferAssignment, allowed_overwrites
+from sublet.analysis.streams import Concurrency
 from sublet.analysis.value_versions import MustRenameToo, RenamingRefused, ReusePredicate
 from sublet.ir.dataflow import assignments, slices_and_rows
 from sublet.ir.graph import Graph, Value, While

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.analysis.liveness import LiveRange
-from sublet.analysis.loop_views import LoopView
+from sublet.analysis.program_facts import LoopView
 from sublet.base.ranges import merge
 from sublet.ir.graph import Value
 

@@ -5,7 +5,7 @@ ranges may touch at a point where an op or a control-flow move permits the overw
 
 A rectangular buffer is needed whole while any member is live. A merge of rectangular buffers must not raise the live
 bytes above the previous maximum within the lifetime of the merged buffer; otherwise a small view would keep a large
-base live. For segmented buffers (`analysis/buffer_segments.py`) every legal merge is profitable.
+base live. For segmented buffers (`analysis/interference.py`) every legal merge is profitable.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sublet.analysis.coalesced_buffer import (
     replace_by_merged,
     union_without_members,
 )
-from sublet.analysis.concurrency import Concurrency
 from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.loop_versions import ExitEdges
-from sublet.analysis.loop_views import LoopView
+from sublet.analysis.program_facts import LoopView
+from sublet.analysis.streams import Concurrency
 from sublet.ir.graph import Value
 
 AllowedOverwrites = frozenset[tuple[int, Value, Value]]

@@ -26,8 +26,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sublet.analysis.loop_versions import ExitEdges
-from sublet.analysis.loop_views import LoopView
-from sublet.analysis.program_facts import ProgramFacts, SharingFacts
+from sublet.analysis.program_facts import LoopView, ProgramFacts, SharingFacts
 from sublet.analysis.value_versions import PossibleVersions, VersionOrigin
 from sublet.ir.graph import Node, Value
 from sublet.plan import Context, Edge, RolledLoop

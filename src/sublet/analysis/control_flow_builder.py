@@ -8,8 +8,7 @@ from operator import is_not
 
 from sublet.analysis.control_flow import Choices, ControlFlowGraph, FlowPoint, Moves, Unrolling
 from sublet.analysis.loop_versions import BodyVersions, ExitEdges
-from sublet.analysis.loop_views import LoopView
-from sublet.analysis.program_facts import ProgramFacts
+from sublet.analysis.program_facts import LoopView, ProgramFacts
 from sublet.analysis.value_versions import (
     MustRenameToo,
     NotRenamable,

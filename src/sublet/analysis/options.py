@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sublet.base.errors import ProblemError
+from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import GIVEN, LEAST, LESS
 from sublet.packing import MemoryRegion as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
+from sublet.plan.schedule import Schedule
 
 StorageChoice = Literal["arena", "bound"]
 MIN_VIEW_BYTES = 256 << 10
@@ -80,3 +83,25 @@ class Options:
         if self.in_place_from is not None:
             return self.in_place_from
         return 0 if self.forbid_copies else MIN_VIEW_BYTES
+
+
+# The request for one plan, received by every stage of planning: a graph in one order, with options and limits.
+
+Progress = Callable[[str, int], None]
+"""A function called with each packing strategy tried, and the bytes of its packing."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A graph to plan in one order.
+
+    smallest_arena  the arena of the best plan in another order, in bytes: a larger arena need not be improved
+    fixed_offsets   offsets of values, in bytes; the planner uses the offsets only if they lower the arena
+    """
+
+    graph: Graph
+    schedule: Schedule
+    options: Options
+    progress: Progress | None = None
+    smallest_arena: int | None = None
+    fixed_offsets: Mapping[Value, int] = field(default_factory=dict)

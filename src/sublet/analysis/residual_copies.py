@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.buffer_assignment import BufferAssignment
-from sublet.analysis.loop_views import why_not_view
 from sublet.analysis.options import Options
+from sublet.analysis.program_facts import why_not_view
+from sublet.analysis.sharing import BufferAssignment
 from sublet.base.errors import PlanError
 from sublet.ir.dataflow import assignments, slices_and_rows
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import UPDATE, CopiedMove, Edge
-from sublet.plan.storage_swap import next_storages
+from sublet.plan.schedule import next_storages
 
 MAX_LISTED_MOVES = 20
 """Moves listed in an error message."""

@@ -4,7 +4,7 @@ Every value starts in a separate buffer. Buffers are merged in the following ord
 a merge legal and profitable:
 
     pointer     a version of a renamed value with the source bound to the version; always, whatever the cost
-    slice, row  a slice or row as a strided view of the whole in every iteration, see `analysis.loop_views`
+    slice, row  a slice or row as a strided view of the whole in every iteration, see `analysis.program_facts`
     view        a view with the base
     part        a concatenation operand, written in place in the result
     carry       the source of an update, written straight into the updated input or weight
@@ -17,22 +17,68 @@ a merge legal and profitable:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from sublet.analysis.byte_provenance import compute_provenance
 from sublet.analysis.coalesced_buffer import CoalescedBuffer, Member, add_live_bytes
 from sublet.analysis.coalescing import AllowedOverwrites, Coalescer, NodeCopy
-from sublet.analysis.concurrency import Concurrency
 from sublet.analysis.control_flow import ControlFlowGraph, FlowPoint
 from sublet.analysis.liveness import LiveRange, LiveRanges
-from sublet.analysis.loop_views import LoopView, why_not_view
 from sublet.analysis.options import MIN_VIEW_BYTES
-from sublet.analysis.program_facts import SharingFacts
+from sublet.analysis.program_facts import LoopView, SharingFacts, why_not_view
+from sublet.analysis.streams import Concurrency
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
 from sublet.plan import Edge
+
+# The buffer assignment of a program: control flow with live ranges and shared buffers.
+
+
+@dataclass(frozen=True)
+class BufferAssignment:
+    """Control flow of a program with live ranges and shared buffers.
+
+    residual_copies     the moves still copying bytes: (point, source, destination)
+    renaming_obstacles  the values excluded from renaming, each with the reason, "" where the reason is unknown
+    """
+
+    flow: ControlFlowGraph
+    ranges: LiveRanges[Value]
+    buffers: tuple[SharedBuffer, ...]
+    residual_copies: tuple[tuple[FlowPoint, Value, Value], ...]
+    renaming_obstacles: Mapping[Value, str] = field(default_factory=dict)
+
+    @property
+    def arena_buffers(self) -> tuple[SharedBuffer, ...]:
+        """The buffers with bytes in an arena."""
+        return tuple(buffer for buffer in self.buffers if buffer.needs_arena)
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """The bytes copied by moves, slices and rows; body versions of the same move count once."""
+        bases = self.flow.unrolling.versions
+        once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.residual_copies}
+        return sum(once.values()) + sum(self.copied_loop_views.values())
+
+    @cached_property
+    def placed_loop_views(self) -> frozenset[tuple[Value, Value]]:
+        """The slices and rows placed as views of their wholes: (slice or row, whole)."""
+        return frozenset(
+            (buffer.loop_view.value, buffer.loop_view.whole) for buffer in self.buffers if buffer.loop_view
+        )
+
+    @cached_property
+    def copied_loop_views(self) -> Mapping[tuple[str, Value, Value], int]:
+        """The bytes of every slice and row still copied, by (kind, slice or row, whole)."""
+        base = self.flow.unrolling.versions
+        return {
+            (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
+            for window in self.flow.unrolling.loop_views
+            if (window.value, window.whole) not in self.placed_loop_views
+        }
 
 
 @dataclass(frozen=True)

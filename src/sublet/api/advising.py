@@ -11,15 +11,13 @@ from sublet.analysis.options import Options
 from sublet.api.sources import read_source
 from sublet.base.errors import ProblemError
 from sublet.base.optional_imports import is_installed
-from sublet.frontends.model_formats import is_onnx
-from sublet.frontends.onnx.runtime_optimizer import ALL, LEVELS
-from sublet.frontends.trip_counts import Trips
+from sublet.integrations.registry import integration_of_file, integration_of_object
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
+from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.advice import Advised
-from sublet.planning.advice.candidates import list_candidates
-from sublet.planning.advice.evaluate import MAX_SECONDS, OnCandidate, evaluate_candidates
+from sublet.planning.advice.candidates import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
 from sublet.planning.pipeline import plan_memory
 
 
@@ -70,10 +68,18 @@ def advise_on(
     """
     if options.regions:
         raise ProblemError("advice needs a single arena: leave out the memory regions")
-    file = is_onnx(Path(model)) if isinstance(model, str | Path) else hasattr(model, "opset_import")
-    levels = tuple(LEVELS) if file and is_installed(ALL) and not source.recipe.assumed else ()
+    levels = optimize_levels(model) if not source.recipe.assumed else ()
     reread = partial(_reread, model, source) if levels else None
     return evaluate_candidates(plan, list_candidates(source, options, plan, reread, levels), seconds, trying)
+
+
+def optimize_levels(model: Any) -> tuple[str, ...]:
+    """Return the levels of the vendor's installed optimiser for a path or a model in memory, the strongest last."""
+    is_path = isinstance(model, str | Path)
+    integration = integration_of_file(Path(model)) if is_path else integration_of_object(model)
+    if integration is None or not integration.optimize_levels or not is_installed(integration.optimizer_package):
+        return ()
+    return integration.optimize_levels
 
 
 def _reread(model: Any, source: Model, level: str) -> Model:

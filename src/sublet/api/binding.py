@@ -13,24 +13,22 @@ import numpy as np
 
 from sublet.api.sources import first_backend_name, read_source, resolve_optimize
 from sublet.base.errors import PlanError, RunError
-from sublet.base.escape import known_names, printable
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.formatting import known_names, printable
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.checker import require_valid
-from sublet.frontends.trip_counts import Trips
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS
-from sublet.ir.scratch import with_scratch
+from sublet.ir.recipe import AS_IS, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
+from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
-from sublet.runtime.caller_arrays import aligned_or_copy, content_for
+from sublet.runtime.caller_memory import aligned_or_copy, content_for
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernel_choice import Kernels, choose_kernels, scratch_of
-from sublet.runtime.node_copies import byte_copies
+from sublet.runtime.moves import byte_copies
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import bytes_in_use, growth_since

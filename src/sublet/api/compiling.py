@@ -6,27 +6,47 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, Progress
 from sublet.api.binding import ModelWithKernels, model_to_run, model_with_kernels
-from sublet.api.measuring import measure_node_seconds
 from sublet.api.sources import Optimize, resolve_changed
 from sublet.base.errors import CapacityError
-from sublet.frontends.trip_counts import Trips
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.packing import slow_region
+from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import SearchOutcome, parse_budget
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.plan_request import Progress
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.tuning import WORKSPACE_BYTES
+from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
+
+# Measured seconds of the nodes of a model on this machine, cached on disk: costs for the search within a budget.
+
+MAX_MEASURED_BYTES = 2 << 30
+"""Maximum bytes of operands for timing one node. Larger nodes are not measured."""
+
+
+def measure_node_seconds(
+    model: Model,
+    backend: str | Backend | Sequence[str | Backend] = AUTO,
+    constants: Mapping[Value, Array] | None = None,
+    workspace: int = MAX_MEASURED_BYTES,
+) -> tuple[dict[str, float], str]:
+    """Return the seconds of the root-level nodes by name, and a remark on how many were measured.
+
+    Each node runs with the first backend with a kernel for the node, on operands made up by the tuner, with at most
+    `workspace` bytes. Nodes measured before come from the cache.
+    """
+    backends = backends_of(backend_names(backend), model)
+    seconds = Tuner(backends, model.opsets, workspace).seconds(model.graph, constants or {})
+    total = len(model.graph.nodes)
+    return seconds, f"from {len(seconds)} of {total} nodes measured on this machine, the rest by operations and bytes"
 
 
 def compile(

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from types import MappingProxyType
 
 from sublet.base.errors import PlanError
-from sublet.foreign.onnx_export import embed_plan
+from sublet.integrations.registry import integrations, resolve_entry
 from sublet.plan import MemoryPlan
 from sublet.plan.export import FORMS, ExportContext, Exporter
 
 ENTRY_POINTS = "sublet.exporters"
 
-EXPORTERS: Mapping[str, Exporter] = MappingProxyType({**FORMS, "onnx": embed_plan})
+
+def export_forms() -> tuple[str, ...]:
+    """Return the names of all export forms but those of plug-ins."""
+    return (*FORMS, *(form for each in integrations() for form in each.exporters))
 
 
 def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) -> Mapping[str, str | bytes]:
@@ -25,11 +27,11 @@ def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) 
 
     Raises PlanError for an unknown form.
     """
-    exporter = EXPORTERS.get(form)
+    exporter: Exporter | None = FORMS.get(form) or resolve_entry("exporters", form)
     if exporter is None:
         for point in entry_points(group=ENTRY_POINTS, name=form):
             exporter = point.load()
     if exporter is None:
         foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
-        raise PlanError(f"unknown export form {form!r}; known: {', '.join(sorted({*EXPORTERS, *foreign}))}")
+        raise PlanError(f"unknown export form {form!r}; known: {', '.join(sorted({*export_forms(), *foreign}))}")
     return exporter(plan, told or ExportContext())

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 
 from sublet.api.binding import model_with_kernels
 from sublet.base.errors import PlanError
-from sublet.base.numpy_types import NUMPY
 from sublet.base.ranges import holds
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
-from sublet.ir.scratch import without_scratch
+from sublet.ir.recipe import without_scratch
 from sublet.passes.splitting.smaller_batch import with_fewer_rows
 from sublet.plan import ARENA, MemoryPlan, Placement, Storage, bound_storage_name
 from sublet.plan.file import fingerprint
-from sublet.plan.intervals import find_peak, planned_buffers
+from sublet.plan.statistics import find_peak, planned_buffers
 from sublet.planning.assemble_plan import byte_totals
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.executable import Executable

@@ -8,20 +8,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from sublet.api.model_files import read_model
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
-from sublet.frontends.model_formats import bound_trip_counts, read_model
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.runtime_optimizer import ALL, load_optimized_proto, rewriting_environment
-from sublet.frontends.trip_counts import Trips
+from sublet.integrations.registry import integration_of_object, integrations, resolve
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe
-from sublet.ir.scratch import with_scratch
+from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.recompute.rematerialize import Rematerializations, with_rematerialization
-from sublet.passes.sink_invariant import with_late_invariants
+from sublet.passes.sinking import with_late_invariants
 from sublet.passes.splitting.split_nodes import Splits, with_splits
+from sublet.passes.trip_counts import Trips, bound_trip_counts
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import is_serial, serial_schedule
@@ -43,7 +41,7 @@ def simplify_model(model: Model) -> Model:
 PASSES: Mapping[str, Callable[[Model], Model]] = {
     "": lambda model: model,
     SIMPLIFIED: simplify_model,
-    "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
+    "less_memory": lambda model: import_module("sublet.training.step").less_memory(model),
 }
 """The passes a recipe may name. "less_memory" needs the planner, imported only on use."""
 
@@ -74,8 +72,16 @@ def resolve_optimize(optimize: str, first: str, plan: MemoryPlan | None = None) 
     if plan is not None:
         return plan.recipe.optimize
     if optimize == AUTO:
-        return ALL if first == ALL and is_installed(ALL) else AS_IS
+        return first if first in _optimizing_backends() and is_installed(first) else AS_IS
     return optimize
+
+
+def _optimizing_backends() -> Mapping[str, str]:
+    """Return the function for the versions of each optimiser, by the package with the optimiser.
+
+    The package's name is also its strongest level and its backend.
+    """
+    return {each.optimizer_package: each.optimizer_versions for each in integrations() if each.optimizer_package}
 
 
 def resolve_changed(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:
@@ -174,9 +180,10 @@ def why_graph_differs(reproduced: Recipe, planned: Recipe) -> str:
     if reproduced.optimize == AS_IS:
         return "ONNX Runtime's optimiser rewrote the model for the plan, but refuses the model here. "
     if reproduced.by != planned.by:
-        return (
-            f"the plan is for a graph rewritten by {planned.by}; here {rewriting_environment()} makes another graph. "
+        here = next(
+            resolve(function)() for package, function in _optimizing_backends().items() if package in planned.by
         )
+        return f"the plan is for a graph rewritten by {planned.by}; here {here} makes another graph. "
     return f"the graph {planned.description} differs. "
 
 
@@ -200,7 +207,8 @@ def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, as
         return Model(model)
     if isinstance(model, str | Path):
         return read_model(model, dims, optimize=optimize, assume=assume)
-    if hasattr(model, "graph") and hasattr(model, "opset_import"):
-        plain = optimize == AS_IS
-        return from_proto(model, dims, assume=assume) if plain else load_optimized_proto(model, dims, level=optimize)
+    integration = integration_of_object(model)
+    if integration is not None:
+        read: Model = resolve(integration.read_object)(model, dims, optimize, assume)
+        return read
     raise RunError(f"{type(model).__name__} is not a model: pass a path, an ONNX ModelProto, a Model or a Graph")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from sublet.base.bytesize import human
-from sublet.base.escape import printable
+from sublet.base.formatting import human, printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import TensorSpec
 from sublet.plan import Placement

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sublet.base.arrays import array_of
 from sublet.base.errors import ModelError
-from sublet.base.escape import known_names, printable
+from sublet.base.formatting import known_names, printable
 from sublet.base.safetensors import Tensors, write_tensors
 from sublet.runtime.kernel import Array
 

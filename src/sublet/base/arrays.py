@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from sublet.base.dlpack import array_from_dlpack
 from sublet.base.errors import RunError
-from sublet.base.numpy_types import NUMPY
 from sublet.base.optional_imports import imported_module, require
-from sublet.base.tensor import DType
+from sublet.base.tensor import NUMPY, DType
 
 Array = NDArray[Any]
 

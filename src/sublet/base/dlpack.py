@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
+from sublet.base.tensor import NUMPY, DType
 
 Array = NDArray[Any]
 

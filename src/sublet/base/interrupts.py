@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from sublet.base.optional_imports import imported_module
 
 
 @contextmanager
@@ -53,3 +58,53 @@ def record_first_interrupt() -> Iterator[list[Any]]:
         yield received
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+# Repair of locks and threads in a child process of `os.fork`.
+
+
+class Renewable(Protocol):
+    """An object owning locks or threads."""
+
+    def renew_in_child(self) -> None:
+        """Make the object usable in the child of a fork, or raise an error with the reason."""
+
+
+_LOCKS: WeakSet[Any] = WeakSet()
+_RENEWED: WeakSet[Renewable] = WeakSet()
+
+
+def fork_lock() -> Lock:
+    """Return a lock released in the child of a fork, even if a thread of the parent held the lock."""
+    lock = Lock()
+    _LOCKS.add(lock)
+    return lock
+
+
+def renew_in_children(renewable: Renewable) -> None:
+    """Call `renew_in_child` of the object in every child of a fork, as long as the object exists."""
+    _RENEWED.add(renewable)
+
+
+def free_lock_in_child(lock: Any) -> bool:
+    """Release a re-entrant lock held by a thread of the parent; True if a thread of the parent held the lock."""
+    if lock.acquire(blocking=False):
+        lock.release()
+        return False
+    lock._at_fork_reinit()
+    return True
+
+
+def _renew() -> None:
+    for lock in list(_LOCKS):
+        lock._at_fork_reinit()
+    renewables = list(_RENEWED)
+    for renewable in renewables:
+        renewable.renew_in_child()
+    torch = imported_module("torch") if renewables else None
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # OpenMP waits for ever for threads that a fork left behind
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

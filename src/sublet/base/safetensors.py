@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
-from sublet.base.escape import printable
-from sublet.base.files import write_parts
-from sublet.base.json_text import parse_json
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType
+from sublet.base.files import parse_json, write_parts
+from sublet.base.formatting import printable
+from sublet.base.tensor import NUMPY, DType
 
 Array = NDArray[Any]
 

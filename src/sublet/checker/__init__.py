@@ -26,10 +26,10 @@ from sublet.checker.bound import BoundStatus
 from sublet.checker.claims import LABELS, PROVEN, check_claims
 from sublet.checker.contents import byte_sources_of, compute_contents
 from sublet.checker.layout import build_layout
+from sublet.checker.moves import check_storage_swaps, redirect_updates
 from sublet.checker.races import check_races
 from sublet.checker.replay import replay
-from sublet.checker.schedule_order import check_form, check_order
-from sublet.checker.storage_swap import check_storage_swaps, redirect_updates
+from sublet.checker.timeline import check_form, check_order
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule

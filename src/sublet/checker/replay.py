@@ -32,16 +32,14 @@ from functools import partial, reduce
 from itertools import chain
 
 from sublet.base.errors import Finding
-from sublet.checker.accesses import StepAccesses
-from sublet.checker.actions import Action, ActionBuilder
+from sublet.checker.actions import Action, ActionBuilder, check_overlaps
 from sublet.checker.contents import ByteSource, own_content
 from sublet.checker.entry_bindings import mismatched_entries
 from sublet.checker.findings import misread_finding
 from sublet.checker.layout import PlanLayout
-from sublet.checker.loop_fixpoint import LoopFixpoint
 from sublet.checker.memory import AbstractMemory, Content
-from sublet.checker.overlaps import check_overlaps
-from sublet.checker.state import AbstractState, Pointer
+from sublet.checker.races import StepAccesses
+from sublet.checker.state import AbstractState, LoopFixpoint, Pointer
 from sublet.checker.version_transitions import (
     Decisions,
     TakenTransitions,

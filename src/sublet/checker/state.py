@@ -13,13 +13,15 @@ take the name of the pointer, and the state forgets all further bytes of these t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import takewhile
 
+from sublet.base.errors import Finding
 from sublet.checker.contents import concat_contents, slice_content
 from sublet.checker.memory import AbstractMemory, Content, MemorySegment, TokenRange, meet_memories
-from sublet.plan import Region
+from sublet.ir.graph import While
+from sublet.plan import Context, Region
 
 ExitConstraints = Mapping[str, frozenset[int]]
 """A path condition: for each loop or branch the possible exits of a run."""
@@ -375,3 +377,24 @@ def _foreign_segments(
             for other in there.mismatches("", begin, (within,)):
                 yield MemorySegment(other.begin, other.end, piece.token, at - piece.start, writer)
         at += piece.length
+
+
+# The fixpoint state of a loop in the replay.
+
+
+@dataclass
+class LoopFixpoint:
+    """The fixpoint state of a loop: by body version the entry state, the exit state, and the findings.
+
+    node      the loop
+    within    the body versions of the enclosing loops
+    entries   the entry state of each version
+    exits     the state after the exit edge of each version
+    findings  the findings of the last run of each version, with the fixpoint states of nested loops in their places
+    """
+
+    node: While
+    within: Context = ()
+    entries: dict[int, AbstractState] = field(default_factory=dict)
+    exits: dict[int, AbstractState] = field(default_factory=dict)
+    findings: dict[int, list[Finding | LoopFixpoint]] = field(default_factory=dict)

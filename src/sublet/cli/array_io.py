@@ -20,10 +20,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sublet.base.errors import RunError
-from sublet.base.escape import known_names, printable
 from sublet.base.files import write
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.formatting import known_names, printable
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.dtypes import is_packed
 

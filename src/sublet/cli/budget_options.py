@@ -8,17 +8,30 @@ from typing import Any
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.measuring import measure_node_seconds
-from sublet.base.bytesize import human
+from sublet.api.compiling import measure_node_seconds
 from sublet.base.errors import CapacityError, PlanError
+from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json
 from sublet.ir.model import Model
 from sublet.planning.budget.cost_model import MODELLED_COSTS
+from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import BudgetResult, SearchOutcome
 from sublet.planning.budget.search import BudgetSearch
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
-from sublet.viz.tables import plain_table
+from sublet.viz.summary import plain_table
+
+# The option `--patches`: the front of a network is computed patch by patch.
+
+
+def apply_patches_option(source: Model, options: Options, text: str | None) -> Model:
+    """Return the model with the front computed in patches, and print the choice; unchanged if `text` is None."""
+    if text is None:
+        return source
+    choice = choose_patches(source, options, text)
+    error_console.print(Text(choice.words), soft_wrap=True)
+    return choice.model
+
 
 FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """The budgets of the curve, in percent of the plain arena."""

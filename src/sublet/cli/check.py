@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.text import Text
 
 from sublet.api.sources import model_of_plan, read_source
-from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import PlanError
+from sublet.base.formatting import abbreviated_list, human, parse_bytes, percent, printable
 from sublet.checker import judge
-from sublet.cli import options
-from sublet.cli.console import print_json, refuse_overwriting, reports_errors
-from sublet.cli.foreign_report import EXIT_STATUS, judgement_json, judgement_picture, print_judgement
-from sublet.cli.options import parse_dims, parse_max_trips
-from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
-from sublet.cli.snapshot_report import replay_snapshot
-from sublet.foreign import ForeignVerdict, judge_by_replay
-from sublet.foreign.files import (
+from sublet.checker.external import Evidence, ForeignOutcome, ForeignVerdict, judge_by_replay
+from sublet.checker.external.files import (
     is_foreign_json,
     is_judged_without_model,
     is_snapshot,
@@ -26,11 +23,141 @@ from sublet.foreign.files import (
     judge_plan_file,
     read_plan_file,
 )
+from sublet.cli import options
+from sublet.cli.console import (
+    BAD_INPUT,
+    DOES_NOT_FIT,
+    FITS,
+    UNKNOWN,
+    answer_console,
+    print_json,
+    refuse_overwriting,
+    reports_errors,
+)
+from sublet.cli.options import parse_dims, parse_max_trips
+from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
+from sublet.integrations.registry import command
 from sublet.packing import Lifetimes
-from sublet.plan.coverage import planned_values
+from sublet.packing.problem import Buffer, Packing, Problem
+from sublet.plan import fragmentation
 from sublet.plan.file import load
+from sublet.plan.statistics import planned_values
 from sublet.planning.reprove_bound import reprove_bound
-from sublet.viz.view_model import picture_of_plan
+from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
+
+# The report of `sublet check` on a plan by another tool; the report claims no more than was judged.
+
+EXIT_STATUS = {ForeignOutcome.RIGHT: FITS, ForeignOutcome.WRONG: DOES_NOT_FIT, ForeignOutcome.PARTLY: UNKNOWN}
+assert BAD_INPUT not in EXIT_STATUS.values()
+CONDITIONS = {
+    Evidence.REPLAY: "in the order of the model",
+    Evidence.LIFETIMES: "if these are the lifetimes of the program",
+    Evidence.INSTRUCTIONS: "if its operators return what their last arguments name",
+}
+PICTURE_CLAIMS = {
+    Evidence.REPLAY: "",
+    Evidence.LIFETIMES: "{}, right by the lifetimes it declares",
+    Evidence.INSTRUCTIONS: "{}, right by the instructions of the program",
+}
+MAX_LISTED = 20
+"""Maximum of listed violations and reasons; JSON lists all."""
+
+
+def print_judgement(verdict: ForeignVerdict) -> None:
+    """Print the violations, the verdict, the tensors not judged with reasons, and the distance to the lower bound."""
+    console = answer_console()
+    for finding in verdict.findings[:MAX_LISTED]:
+        console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
+    if len(verdict.findings) > MAX_LISTED:
+        console.print(f"and {len(verdict.findings) - MAX_LISTED} more (--json lists all)")
+    console.print(
+        Text(
+            _verdict_line(verdict),
+            {ForeignOutcome.RIGHT: "green", ForeignOutcome.WRONG: "red"}.get(verdict.outcome, "yellow"),
+        )
+    )
+    reasons: dict[str, list[str]] = {}
+    for name, why in verdict.not_judged.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in list(reasons.items())[:MAX_LISTED]:
+        console.print(Text(printable(f"not judged: {abbreviated_list(names, 3)}: {why}"), "yellow"))
+    if not verdict.findings:
+        for region in verdict.regions:
+            console.print(Text(printable(f"{region.name}: {_describe_bound(region.nbytes, region.lower_bound_bytes)}")))
+
+
+def _verdict_line(verdict: ForeignVerdict) -> str:
+    """Return the verdict in one line: number of tensors, tool, and method of the judgement."""
+    tensors = f"{len(verdict.judged)} tensor{'s' if len(verdict.judged) != 1 else ''} of {printable(verdict.tool)}"
+    against = f"judged by {verdict.evidence}"
+    if verdict.findings:
+        count = len(verdict.findings)
+        return f"wrong: {count} violation{'s' if count > 1 else ''} in {tensors}, {against}"
+    if verdict.outcome is ForeignOutcome.PARTLY:
+        return f"partly judged: right in {tensors}, {against}; {len(verdict.not_judged)} more are not judged"
+    return f"right: {tensors}, {against}, {CONDITIONS[verdict.evidence]}"
+
+
+def _describe_bound(nbytes: int, least: int) -> str:
+    """Return the size of a region and the gap to the lower bound, as text."""
+    size = f"{nbytes:,} bytes ({human(nbytes)})"
+    if nbytes == least:
+        return f"{size}; no plan of these tensors that shares the same bytes takes less"
+    gap = percent(fragmentation(nbytes, least))
+    return f"{size}; a plan of these tensors that shares the same bytes takes at least {least:,} bytes, gap {gap}"
+
+
+def judgement_json(verdict: ForeignVerdict) -> dict[str, Any]:
+    """Return a judgement as a JSON object; sizes are bytes."""
+    return {
+        "outcome": str(verdict.outcome),
+        "right": verdict.outcome is ForeignOutcome.RIGHT,
+        "exit_status": EXIT_STATUS[verdict.outcome],
+        "tool": verdict.tool,
+        "judged_by": str(verdict.evidence),
+        "violations": [
+            {"rule": finding.rule, "where": finding.where, "what": finding.what, "fix": finding.fix}
+            for finding in verdict.findings
+        ],
+        "judged": list(verdict.judged),
+        "not_judged": dict(verdict.not_judged),
+        "regions": [
+            {
+                "name": region.name,
+                "bytes": region.nbytes,
+                "lower_bound_bytes": None if verdict.findings else region.lower_bound_bytes,
+            }
+            for region in verdict.regions
+        ],
+    }
+
+
+def judgement_picture(verdict: ForeignVerdict) -> Picture:
+    """Return the memory map; the heading states the scope of the proof."""
+    claimed = {
+        ForeignOutcome.RIGHT: PICTURE_CLAIMS[verdict.evidence].format(verdict.tool),
+        ForeignOutcome.WRONG: f"the plan of {verdict.tool} is wrong: {len(verdict.findings)} violations",
+        ForeignOutcome.PARTLY: f"{verdict.tool}: {len(verdict.not_judged)} tensors are not judged",
+    }[verdict.outcome]
+    if verdict.plan is not None:
+        return picture_of_plan(verdict.plan, claimed)
+    problem, packing = _stack_regions(verdict)
+    return replace(picture_of_packing(problem, packing, verdict.lower_bound_bytes), claimed=claimed)
+
+
+def _stack_regions(verdict: ForeignVerdict) -> tuple[Problem, Packing]:
+    """Return all regions as a single packing, stacked upwards."""
+    if len(verdict.drawn) == 1:
+        return verdict.drawn[0]
+    buffers: list[Buffer] = []
+    offsets: list[int] = []
+    base = 0
+    for problem, packing in verdict.drawn:
+        buffers += problem.buffers
+        offsets += [base + offset for offset in packing.offsets]
+        base += packing.arena_bytes
+    return Problem(tuple(buffers), name=verdict.tool), Packing(tuple(offsets), base, verdict.tool)
+
 
 PLAN_HELP = (
     "A plan written by `sublet plan --out`, or another tool's plan as JSON (docs/foreign.md). By default, the plan "
@@ -81,7 +208,7 @@ def check(
     if search:
         raise PlanError("--search is for plans of Sublet's: another tool's claims no lower bound")
     if plan_path is None and is_snapshot(model):
-        replay_snapshot(model, timeout, html, png, in_json=as_json_)
+        command(f"check {model.suffix.lower()}")(model, timeout, html, png, in_json=as_json_)
         return
     limit = None if capacity is None else parse_bytes(capacity)
     if plan_path is None and is_judged_without_model(model):

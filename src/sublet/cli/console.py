@@ -7,6 +7,7 @@ for an error `{"error": ..., "kind": ..., "exit_status": ...}`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,16 +20,40 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from sublet.base.bytesize import human
+from sublet.analysis.options import Progress
 from sublet.base.errors import CapacityError, PlanError, SubletError
-from sublet.base.escape import printable
-from sublet.cli.streams import READER_LEFT, discard_answers
+from sublet.base.formatting import human, printable
 from sublet.ir.model import Model as Source
 from sublet.plan.advice import Advice
 from sublet.plan.verdict import BudgetOutcome, Verdict
-from sublet.planning.advice.candidates import AdviceCandidate
-from sublet.planning.advice.evaluate import OnCandidate
-from sublet.planning.plan_request import Progress
+from sublet.planning.advice.candidates import AdviceCandidate, OnCandidate
+
+# Repair of the standard streams if the caller closed a stream, or the reader of the output leaves early.
+
+READER_LEFT = 141
+"""Exit status if the reader closed the pipe: the status in a shell of a process ended by SIGPIPE (128 + 13)."""
+
+
+def open_missing_streams() -> None:
+    """Open the null device for each standard stream closed by the caller (`>&-`).
+
+    An output to a closed stream is discarded, as with `>/dev/null`, and the exit status stays that of the command.
+    Without the null device, the next file opened by the process would get the descriptor, and would receive the output.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: the missing one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the end
+
+
+def discard_answers() -> None:
+    """Send the rest of the output to the null device: the interpreter fails at exit if a stream cannot be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+
 
 P = ParamSpec("P")
 NEWLINE = "\n"

@@ -9,28 +9,42 @@ import typer
 
 from sublet.analysis.options import Options
 from sublet.api.binding import model_to_run
-from sublet.api.exporting import EXPORTERS, export_plan
+from sublet.api.exporting import export_forms, export_plan
 from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError
 from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options
 from sublet.cli.console import answer_console, packing_progress, refuse_overwriting, reports_errors
-from sublet.cli.export_tflm import TFLM, export_tflm
 from sublet.cli.options import choose_alignment, parse_dims, parse_max_trips
+from sublet.integrations.registry import integrations, resolve_entry
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.export import ExportContext
 from sublet.plan.file import load
 from sublet.planning.pipeline import plan_memory
 
+FILE_FORM = "export "
+"""The beginning of the commands of integrations that write a plan into one file."""
+
+
+def _file_forms() -> list[str]:
+    """Return the names of the forms written by commands of integrations."""
+    words = (words for each in integrations() for words in each.commands)
+    return [each.removeprefix(FILE_FORM) for each in words if each.startswith(FILE_FORM)]
+
 
 @reports_errors
 def export(
     model: options.Model,
-    to: Annotated[str, typer.Option(help=f"The form: {', '.join((*EXPORTERS, TFLM))}, or a form of a plug-in.")],
+    to: Annotated[
+        str, typer.Option(help=f"The form: {', '.join((*export_forms(), *_file_forms()))}, or a form of a plug-in.")
+    ],
     out: Annotated[
-        Path, typer.Option("--out", help=f"The folder to write to, created if missing; for {TFLM} the file.")
+        Path,
+        typer.Option(
+            "--out", help=f"The folder to write to, created if missing; for {', '.join(_file_forms())} the file."
+        ),
     ],
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan written by `sublet plan --out`, checked first.")
@@ -63,10 +77,11 @@ def export(
         with packing_progress() as progress:
             memory_plan = plan_memory(source, Options(alignment=choose_alignment(model, align)), progress=progress)
         graph = source.graph
-    if to == TFLM:
+    write_file = resolve_entry("commands", f"{FILE_FORM}{to}")
+    if write_file is not None:
         if section or name:
-            raise PlanError(f"{'--section' if section else '--name'} is not for {TFLM}: --out names its one file")
-        export_tflm(model, memory_plan, out, plan)
+            raise PlanError(f"{'--section' if section else '--name'} is not for {to}: --out names its one file")
+        write_file(model, memory_plan, out, plan)
         return
     files = export_plan(
         memory_plan,

@@ -10,11 +10,11 @@ from typing import Annotated, get_args
 
 import typer
 
+from sublet.api.model_files import has_option
 from sublet.api.sources import Optimize
-from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ModelError, PlanError, ProblemError
-from sublet.frontends.model_formats import is_paddle, is_tflite
-from sublet.frontends.tflite.model import ALIGNMENT as TFLM_ALIGNMENT
+from sublet.base.formatting import parse_bytes
+from sublet.integrations.registry import integration_of_file
 from sublet.packing import STRATEGIES, MemoryRegion
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
@@ -137,7 +137,10 @@ ALIGNMENT = 64
 
 def choose_alignment(model: Path, alignment: int | None) -> int:
     """Return the alignment of offsets in bytes: `alignment`, or by default 16 for a .tflite model and 64 for others."""
-    return alignment if alignment is not None else TFLM_ALIGNMENT if is_tflite(model) else ALIGNMENT
+    if alignment is not None:
+        return alignment
+    integration = integration_of_file(model)
+    return integration.alignment if integration is not None and integration.alignment else ALIGNMENT
 
 
 def parse_dims(texts: list[str] | None) -> dict[str, int]:
@@ -154,7 +157,7 @@ def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -
     texts_by_name = _parse_repeated(
         shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640"
     )
-    if texts_by_name and not is_paddle(model):
+    if texts_by_name and not has_option(model, "shape"):
         raise ModelError(f"--shape is for Paddle programs, whose open extents have no names: use --dim for {model}")
     bindings = {
         f"{name}.{axis}": int(text)

@@ -9,16 +9,15 @@ from time import perf_counter
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.advising import advise_on
+from sublet.api.advising import advise_on, optimize_levels
 from sublet.api.binding import model_to_run
-from sublet.base.bytesize import human
-from sublet.base.optional_imports import is_installed
+from sublet.base.formatting import human, printable
 from sublet.cli import options
-from sublet.cli.advice_table import advice_table
-from sublet.cli.budget_options import fit_by_recomputation, show_frontier
+from sublet.cli.budget_options import apply_patches_option, fit_by_recomputation, show_frontier
 from sublet.cli.console import (
     advice_progress,
     answer_console,
@@ -40,22 +39,63 @@ from sublet.cli.options import (
     parse_max_trips,
     parse_regions,
 )
-from sublet.cli.patch_option import apply_patches_option
 from sublet.cli.plan_output import print_plan, write_pictures
-from sublet.cli.ranks_table import show_ranks
-from sublet.frontends.model_formats import is_onnx
-from sublet.frontends.onnx.runtime_optimizer import ALL
+from sublet.integrations.registry import command
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.passes.rewriting import is_pure
 from sublet.plan import MemoryPlan
+from sublet.plan.advice import Advice, Advised
 from sublet.plan.file import save
 from sublet.plan.verdict import Verdict
-from sublet.planning.advice.evaluate import MAX_SECONDS
+from sublet.planning.advice.candidates import MAX_SECONDS
 from sublet.planning.order_advice import OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.report import plan_json
+from sublet.viz.summary import plain_table
 from sublet.viz.view_model import Picture, picture_of_plan
+
+# Advice as text and tables for a terminal.
+
+KIND_LABELS = {"option": "your choice", "model": "same network", "what-if": "what if"}
+
+
+def advice_table(advised: Advised) -> RenderableType:
+    """Return the changes with a smaller arena, largest saving first; then the changes tried without success."""
+    parts: list[RenderableType] = [Text("What would lower the arena, each figure from a plan:", "bold")]
+    if advised.helpful:
+        table = plain_table()
+        for name in ("saves", "arena"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("kind", no_wrap=True)
+        table.add_column("change", overflow="fold")
+        for each in advised.helpful:
+            row = human(each.saved_bytes), human(each.arena_bytes), KIND_LABELS[each.kind]
+            table.add_row(*row, Text(printable(f"{each.what}: {each.how}{_describe_outside(each)}")))
+        parts.append(table)
+    else:
+        parts.append(Text("no tried change"))
+    vain = [
+        f"{each.how if each.kind == 'option' else each.what} ({_describe_arena(each)})" for each in advised.unhelpful
+    ]
+    if vain:
+        parts.append(Text(printable(f"No help: {', '.join(vain)}."), "dim"))
+    parts += [Text(printable(f"No plan: {failed}"), "dim") for failed in advised.failed]
+    if advised.stopped:
+        parts.append(Text(f"Not everything was tried: {advised.stopped}.", "yellow"))
+    return Group(*parts)
+
+
+def _describe_outside(each: Advice) -> str:
+    if each.outside_bytes == 0:
+        return ""
+    more = "more" if each.outside_bytes > 0 else "less"
+    return f" ({human(abs(each.outside_bytes))} {more} outside the arena)"
+
+
+def _describe_arena(each: Advice) -> str:
+    more = f", with {each.unplanned} more values that could not be planned" if each.unplanned > 0 else ""
+    return f"{human(each.arena_bytes)}{more}"
 
 
 class StorageOption(StrEnum):
@@ -135,7 +175,9 @@ def plan(
     budget is enough.
     """
     if ranks is not None:
-        show_ranks(model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png))
+        command("plan --ranks")(
+            model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png)
+        )
     refuse_overwriting(model, out, html, png)
     question, started, shapes = BudgetQuestion(budget, max_dim), perf_counter(), parse_assumed_shapes(assume)
     dims, trips = parse_extents(model, shape, parse_dims(dim)), parse_max_trips(max_trips)
@@ -175,14 +217,9 @@ def plan(
             source,
             picture,
             decision,
-            rewritten=optimize == AS_IS and _is_rewritten_by_run(model),
+            rewriter=optimize_levels(model)[-1:] if optimize == AS_IS else (),
         )
     exit_with_verdict(decision)
-
-
-def _is_rewritten_by_run(model: Path) -> bool:
-    """True if `sublet run` would let ONNX Runtime rewrite the model first."""
-    return is_onnx(model) and is_installed(ALL)
 
 
 def _print_plan(
@@ -192,11 +229,11 @@ def _print_plan(
     picture: Picture,
     decision: Verdict | None,
     *,
-    rewritten: bool,
+    rewriter: tuple[str, ...],
 ) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
     print_plan(memory_plan, picture, decision=decision)
-    _print_remarks(memory_plan, order_advice, source, rewritten=rewritten)
+    _print_remarks(memory_plan, order_advice, source, rewriter=rewriter)
     can_recompute = not memory_plan.recipe.again and any(is_pure(node) for node in source.graph.walk())
     if decision is not None and decision.fits is False and can_recompute:
         answer_console().print(
@@ -206,7 +243,9 @@ def _print_plan(
         answer_console().print(Text(), advice_table(picture.advice))
 
 
-def _print_remarks(memory_plan: MemoryPlan, order_advice: OrderAdvice, source: Source, rewritten: bool) -> None:
+def _print_remarks(
+    memory_plan: MemoryPlan, order_advice: OrderAdvice, source: Source, rewriter: tuple[str, ...]
+) -> None:
     """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
     answer_console().print()
     if source.remark:
@@ -217,7 +256,7 @@ def _print_remarks(memory_plan: MemoryPlan, order_advice: OrderAdvice, source: S
         answer_console().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answer_console().print(Text(order_advice.words, "dim"))
-    if rewritten:
+    for level in rewriter:
         answer_console().print(
-            Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim")
+            Text(f"`sublet run` has {level} rewrite the model first: --optimize auto plans that.", "dim")
         )

@@ -7,19 +7,16 @@ from pathlib import Path
 from rich.markup import escape
 from rich.text import Text
 
-from sublet.base.bytesize import human
-from sublet.base.escape import printable
+from sublet.base.formatting import human, printable
 from sublet.checker import CheckResult
 from sublet.cli.console import answer_console, picture_width
 from sublet.plan import MemoryPlan
-from sublet.plan.coverage import checked_summary
+from sublet.plan.statistics import checked_summary
 from sublet.plan.verdict import Verdict
 from sublet.viz.page import write_html
 from sublet.viz.png import write_png
-from sublet.viz.summary import render_summary
-from sublet.viz.tables import plain_table
+from sublet.viz.summary import plain_table, render_summary, render_verdict
 from sublet.viz.terminal import memory_map
-from sublet.viz.verdict import render_verdict
 from sublet.viz.view_model import Picture
 
 

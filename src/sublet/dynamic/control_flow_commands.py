@@ -19,12 +19,12 @@ from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import to_text
 from sublet.nn.source_location import at_line
-from sublet.nn.training import finish_step
 from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
+from sublet.training.step import finish_step
 
 PROGRAM_ATTR = "written"
 """The attribute with the written program of a command."""

@@ -20,7 +20,7 @@ from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 
 
 class BlockGraph(TensorOwner, Protocol):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from sublet.base.errors import KernelError, SpecError, SubletError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
-from sublet.dynamic import live_results
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.dynamic.control_flow_commands import PROGRAM_ATTR, ControlFlowCommand, WrittenControlFlow
 from sublet.dynamic.gradient_record import RecordedApplication, SingleResult, Symbol
 from sublet.dynamic.specialized_commands import SpecializedCommand, specialize_command
@@ -21,9 +20,56 @@ from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPE_OF_NUMPY, as_array
 from sublet.nn.source_location import CodePosition, at_line, user_position
 from sublet.nn.tensor import Tensor, describe
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops import lookup
+from sublet.ops.nn import random
+from sublet.ops.nn.command import PREFIX
+from sublet.ops.nn.rules import FLOATS
 from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array, Backend
+
+# Reuse of live results: the same command on the same tensors returns the earlier results without computing.
+
+RANDOM_COMMANDS = frozenset(PREFIX + record.name for record in random.COMMANDS)
+
+PURGE_FROM = 64
+"""Results of one tensor from which dead results are removed, and again at each doubling of the number of results."""
+
+
+def is_reusable(command: Any, operands: Sequence[Any]) -> bool:
+    """True if results of a command on these operands are kept for reuse."""
+    if command.direct is not None or not operands or not all(type(one) is EagerTensor for one in operands):
+        return False
+    op = command.node.op
+    return op not in RANDOM_COMMANDS and bool(command.node.subgraphs or lookup(op).pure)
+
+
+def find_live_results(command: Any, operands: Sequence[EagerTensor], recording: bool) -> tuple[EagerTensor, ...] | None:
+    """Return the earlier results of a command on the operands, if all results are still alive; None otherwise."""
+    first, *others = operands
+    entry = first.results and first.results.get((command, recording, *map(id, others)))
+    if not entry:
+        return None
+    given, results = entry
+    tensors = tuple(one() for one in results)
+    if any(one is None for one in tensors) or any(one() is not other for one, other in zip(given, others, strict=True)):
+        return None
+    return tensors
+
+
+def remember_results(
+    command: Any, operands: Sequence[EagerTensor], recording: bool, tensors: Sequence[EagerTensor]
+) -> None:
+    """Store weak references to the results of a command."""
+    first, *others = operands
+    results = first.results
+    if results is None:
+        results = first.results = {}
+    results[(command, recording, *map(id, others))] = tuple(map(ref, others)), tuple(map(ref, tensors))
+    count = len(results)
+    if count >= PURGE_FROM and not count & (count - 1):
+        dead = [key for key, (_, cached) in results.items() if any(one() is None for one in cached)]
+        for key in dead:
+            del results[key]
 
 
 class Omitted:
@@ -81,12 +127,12 @@ class EagerExecutor:
                 return (result,)
         command, operands = self.find(op, inputs, attrs)
         recording = command.recorded and self.recording
-        if self._owner.calling is not None or not live_results.is_reusable(command, operands):
+        if self._owner.calling is not None or not is_reusable(command, operands):
             return self._apply(command, operands, recording)
-        results = live_results.find_live_results(command, operands, recording)
+        results = find_live_results(command, operands, recording)
         if results is None:
             results = self._apply(command, operands, recording)
-            live_results.remember_results(command, operands, recording, results)
+            remember_results(command, operands, recording, results)
         return results
 
     def _apply(self, command: Any, operands: Sequence[Any], recording: bool) -> tuple[EagerTensor, ...]:

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any, TypeVar, cast
 
 from sublet.base.errors import RunError
-from sublet.base.forks import free_lock_in_child
+from sublet.base.interrupts import free_lock_in_child
 from sublet.nn.source_location import at_line
 
 M = TypeVar("M", bound=Callable[..., Any])

@@ -10,32 +10,31 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import GradientError, RunError, SpecError
-from sublet.base.forks import renew_in_children
+from sublet.base.interrupts import renew_in_children
 from sublet.base.tensor import DType
+from sublet.dynamic import specialized_commands
 from sublet.dynamic.deferred_block import DeferredBlock
 from sublet.dynamic.eager_executor import EagerExecutor
 from sublet.dynamic.exclusive_access import ExclusiveAccess, exclusive_context, exclusive_method
 from sublet.dynamic.jit_call import JitCall
 from sublet.dynamic.jit_function import JitFunction, PlanCache
-from sublet.dynamic.parameter_registry import ParameterRegistry
+from sublet.dynamic.parameter_registry import DynamicWeights, ParameterRegistry
 from sublet.dynamic.record_gradients import RecordedValue, gradients
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, require_own_tensors
 from sublet.dynamic.tensor_storage import TensorStorage
-from sublet.dynamic.weights import DynamicWeights
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
 from sublet.nn.control_flow_base import ControlFlowWriter
 from sublet.nn.graph import KEY_STEP_PER_RUN
-from sublet.nn.optimizers import Optimizer
 from sublet.nn.scope_names import NamedModule
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shape_inference import FLOATS
-from sublet.runtime.backends import small_tensors
+from sublet.ops.nn.rules import FLOATS
 from sublet.runtime.backends.custom_commands import CustomCommands
 from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Backend
+from sublet.training.optimizers import Optimizer
 
 COMMAND_BACKENDS = ("torch", "reference")
 """Backends with kernels for commands of `sublet.nn`."""
@@ -66,7 +65,11 @@ class DynamicGraph(ControlFlowWriter):
         self.exclusive_access = ExclusiveAccess()
         names = [name for name in backend_names(backend) if backend != AUTO or name in COMMAND_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
-        quick = [small_tensors.SmallTensors()] if backend == AUTO and small_tensors.has_context_errors() else []
+        quick = (
+            [specialized_commands.SmallTensors()]
+            if backend == AUTO and specialized_commands.has_context_errors()
+            else []
+        )
         self._eager = EagerExecutor(self, [CustomCommands(), *self.backends], quick)
         self._declared = ParameterRegistry(self, self._eager)
         self._plans = PlanCache(plans)

@@ -8,6 +8,8 @@ by command.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from weakref import ref
@@ -16,7 +18,7 @@ import numpy as np
 
 from sublet.base.errors import RunError
 from sublet.base.interrupts import defer_interrupts
-from sublet.dynamic import step_matching
+from sublet.dynamic import call_trie
 from sublet.dynamic.call_trie import (
     APPLY,
     DETACH,
@@ -39,9 +41,33 @@ from sublet.dynamic.planned_call import PlannedRun
 from sublet.dynamic.record_gradients import RecordedValue, gradients
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, TensorOwner
 from sublet.dynamic.tensor_storage import TensorStorage
-from sublet.dynamic.unrolling_warning import IterationCounter
-from sublet.nn.source_location import at_line, user_position
+from sublet.nn.source_location import CodePosition, at_line, format_position, user_position
 from sublet.nn.tensor import Tensor
+
+# A warning for Python loops in jit functions: every iteration is recorded as separate steps.
+
+MAX_SILENT_ITERATIONS = 1000
+"""Steps recorded for one line of a call without a warning; the warning comes once, at the next step."""
+
+
+class IterationCounter:
+    """The number of steps recorded in a call for each line of the user's program."""
+
+    def __init__(self) -> None:
+        self._times: Counter[CodePosition] = Counter()
+
+    def note(self, line: CodePosition | None) -> CodePosition | None:
+        """Count a step at a line, and return the line; warn once beyond MAX_SILENT_ITERATIONS."""
+        if line is not None:
+            self._times[line] += 1
+            if self._times[line] == MAX_SILENT_ITERATIONS + 1:
+                warnings.warn(
+                    f"{format_position(line)}: a Python loop of more than {MAX_SILENT_ITERATIONS:,} iterations is "
+                    "recorded step by step: d.while_ records a loop as one command",
+                    stacklevel=2,
+                )
+        return line
+
 
 OMITTED_OPERAND = OmittedOperand()
 
@@ -112,13 +138,13 @@ class JitCall:
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """Apply a command: deferred if a recorded call continues in the same way, else computed and recorded."""
         if self.moment is not None:
-            child = step_matching.match_latest(self, op, inputs, attrs)
+            child = call_trie.match_latest(self, op, inputs, attrs)
             if child is not None:
                 return self._replay_latest(child, inputs)
-            child = step_matching.match_command(self, op, inputs, attrs)
+            child = call_trie.match_command(self, op, inputs, attrs)
             if child is None:
                 inputs = self._arrays_to_tensors(inputs)
-                child = step_matching.match_command(self, op, inputs, attrs)
+                child = call_trie.match_command(self, op, inputs, attrs)
             if child is not None:
                 return self._replay_step(child, inputs)
             self._end_replay(self.moment, APPLY, inputs, op, attrs)
@@ -144,7 +170,7 @@ class JitCall:
         """Return the gradients of `of` with respect to `wrt`, deferred in a replay."""
         inputs = [of, *wrt, seed]
         if self.moment is not None:
-            child = step_matching.match_other_step(self, GRADIENTS, inputs)
+            child = call_trie.match_other_step(self, GRADIENTS, inputs)
             if child is not None:
                 return list(self._replay_step(child, inputs))
             self._end_replay(self.moment, GRADIENTS, inputs)
@@ -174,7 +200,7 @@ class JitCall:
                 )
             self.contents_before[target] = (target._storage, target.symbol)
         if self.moment is not None:
-            child = step_matching.match_other_step(self, UPDATE, [source], target)
+            child = call_trie.match_other_step(self, UPDATE, [source], target)
             if child is not None:
                 self._advance_to(child, [source])
                 step = child.step
@@ -192,7 +218,7 @@ class JitCall:
     def detach(self, tensor: EagerTensor) -> EagerTensor:
         """Return the tensor without gradients, deferred in a replay."""
         if self.moment is not None:
-            child = step_matching.match_other_step(self, DETACH, [tensor])
+            child = call_trie.match_other_step(self, DETACH, [tensor])
             if child is not None:
                 return self._replay_step(child, [tensor])[0]
             self._end_replay(self.moment, DETACH, [tensor])

@@ -11,15 +11,17 @@ import numpy as np
 
 from sublet.base.arrays import array_of, has_memory
 from sublet.base.errors import SpecError
+from sublet.base.formatting import printable
+from sublet.base.interrupts import defer_interrupts
 from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.eager_executor import EagerExecutor
 from sublet.dynamic.gradient_record import Symbol
-from sublet.dynamic.tensor import Parameter, TensorOwner
+from sublet.dynamic.tensor import EagerTensor, Parameter, TensorOwner
 from sublet.dynamic.tensor_storage import TensorKind, TensorStorage, element_type
 from sublet.nn.graph import as_array, spec_for
-from sublet.nn.initial_values import RandomContent
-from sublet.nn.scope_names import NamedModule, first_free_name, name_in_parent
+from sublet.nn.scope_names import NamedModule, RandomContent, first_free_name, name_in_parent
 from sublet.nn.source_location import at_line
+from sublet.runtime.kernel import Array
 
 
 class ParameterRegistry:
@@ -147,3 +149,63 @@ class ParameterRegistry:
         if array.shape not in ((), spec.shape):
             raise SpecError(at_line(f"the initial content of {full!r} has shape {list(array.shape)}; expected {spec}"))
         return np.broadcast_to(array, spec.shape)
+
+
+# The weights of a dynamic graph by name.
+
+
+class DynamicWeights(Mapping[str, EagerTensor]):
+    """All parameters and states created so far, by name.
+
+    `weights[name]` is the parameter itself; `weights[name] = array` sets a copy of another content.
+    """
+
+    def __init__(self, owner: TensorOwner, declared: ParameterRegistry) -> None:
+        self._owner, self._declared = owner, declared
+
+    def __repr__(self) -> str:
+        all_ = self._declared.all.values()
+        return f"<Weights: {len(all_)}, {sum(one._kind.spec.nbytes for one in all_):,} bytes>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared.all)
+
+    def __len__(self) -> int:
+        return len(self._declared.all)
+
+    def __getitem__(self, name: str) -> EagerTensor:
+        return self._declared.all[name]
+
+    def __setitem__(self, name: str, content: Any) -> None:
+        self.take({name: content})
+
+    def take(self, contents: Mapping[str, Any]) -> None:
+        """Set several contents; all contents are checked before the first is set.
+
+        Raises SpecError for an unknown name, for a wrong type or shape, and in a jit function.
+        """
+        if self._owner.calling is not None:
+            raise SpecError(
+                at_line("weights cannot be set inside a jit function: set them outside, or call d.update inside")
+            )
+        unknown = [name for name in contents if name not in self._declared.all]
+        if unknown:
+            raise SpecError(at_line(f"there is no weight {printable(unknown[0])!r} yet"))
+        tensors = {name: self._declared.all[name] for name in contents}
+        storages = {
+            name: self._declared.store_content(name, one._kind, contents[name]) for name, one in tensors.items()
+        }
+        with defer_interrupts():
+            for name, storage in storages.items():
+                tensors[name].take(storage)
+
+    def set_initial_contents(self, contents: Mapping[str, Any]) -> None:
+        """Set initial contents by name for parameters created later."""
+        self._declared.given = contents
+
+    @contextmanager
+    def reading(self) -> Iterator[dict[str, Array]]:
+        """Yield all weights as arrays over their memory. Raises SpecError in a jit function."""
+        if self._owner.calling is not None:
+            raise SpecError(at_line("weights cannot be saved inside a jit function: save them outside"))
+        yield {name: one._storage.array for name, one in self._declared.all.items() if one._storage is not None}

@@ -8,9 +8,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.ops.nn.rules import FLOATS
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes

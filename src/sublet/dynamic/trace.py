@@ -11,7 +11,6 @@ from sublet.dynamic.tensor import Parameter
 from sublet.ir.dataflow import producing_nodes, rename_values_in_node, required_values, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
-from sublet.nn.training import finish_step
 from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
 from sublet.ops.nn.command import spec_of
 from sublet.ops.verify import verify
@@ -19,6 +18,7 @@ from sublet.passes.autodiff import backward, with_zeros
 from sublet.passes.pass_pipeline import run_passes, simplify
 from sublet.passes.reordering import with_lower_peak
 from sublet.runtime.suspension import SUSPEND as CUT_OP
+from sublet.training.step import finish_step
 
 
 @dataclass(frozen=True)

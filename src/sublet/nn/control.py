@@ -15,7 +15,7 @@ from sublet.nn.source_location import at_line, user_line
 from sublet.nn.tensor import Tensor, describe
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 
 
 class Loop:

@@ -14,20 +14,18 @@ import numpy as np
 
 from sublet.base.arrays import array_of, has_memory
 from sublet.base.errors import RunError, SpecError, SubletError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
 from sublet.nn.control_flow_base import ControlFlowWriter
-from sublet.nn.initial_values import Array, ArrayContent, RandomContent
 from sublet.nn.level_stack import LevelStack
-from sublet.nn.scope_names import NamedModule, ScopeNames
+from sublet.nn.scope_names import Array, ArrayContent, NamedModule, RandomContent, ScopeNames
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
 from sublet.ops.nn.command import spec_of
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 from sublet.ops.verify import verify
 
 DTYPE_OF_NUMPY = {array: dtype for dtype, array in NUMPY.items()}

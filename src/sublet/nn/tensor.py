@@ -15,7 +15,7 @@ from sublet.nn.source_location import at_line
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 
 Operand = Any
 """A Tensor, a number, an array, or None for an omitted input."""

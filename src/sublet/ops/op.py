@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple, Protocol
 
 from sublet.base.errors import SubletError
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.registry import integrations, resolve_entry
 from sublet.ir.graph import Attr, Node, Value
 
 
@@ -77,6 +79,26 @@ def no_shares(node: Node) -> tuple[Share, ...]:
     return ()
 
 
+def can_overwrite(source: Value | None, result: Value | None) -> bool:
+    """True if both values are plannable, have equal shapes, and elements of equal size, of at least a byte."""
+    if source is None or result is None:
+        return False
+    a, b = source.spec, result.spec
+    if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec):
+        return False
+    return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
+
+
+def overwrite_any_of(positions: Sequence[int]) -> Shares:
+    """Return the fact: output 0 may overwrite any fitting input at `positions`."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = node.outputs[0] if node.outputs else None
+        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and can_overwrite(node.inputs[i], result))
+
+    return shares
+
+
 @dataclass(frozen=True)
 class Op:
     """The facts of an op.
@@ -113,16 +135,78 @@ def register(prefix: str, dialect: Callable[[str], Op]) -> None:
 
 
 def is_registered(prefix: str) -> bool:
-    """True if a dialect is registered for `prefix.*`."""
-    return prefix in _dialects
+    """Return True if a dialect is registered for `prefix.*`, here or by an integration."""
+    return prefix in _dialects or any(prefix in each.dialects for each in integrations())
 
 
 def lookup(name: str) -> Op:
     """Return the record of the op `name` ("dialect.Name"). Raises SubletError if no dialect has the op."""
     prefix = name.partition(".")[0]
-    try:
-        dialect = _dialects[prefix]
-    except KeyError:
-        prefixes = ", ".join(sorted(_dialects)) or "none"
-        raise SubletError(f"op {name!r} has an unknown dialect (known: {prefixes})") from None
+    dialect = _dialects.get(prefix) or resolve_entry("dialects", prefix)
+    if dialect is None:
+        known = {*_dialects, *(each for integration in integrations() for each in integration.dialects)}
+        raise SubletError(f"op {name!r} has an unknown dialect (known: {', '.join(sorted(known))})")
+    if prefix not in _dialects:
+        register(prefix, dialect)
     return dialect(name)
+
+
+# Contiguous slices: the blocks of a row-major tensor with a contiguous range of bytes.
+
+
+def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> int | None:
+    """Return the byte offset of the block of `shape` at `begin` in `whole`.
+
+    None if the block is empty, not contiguous or not inside `whole`.
+    """
+    if len(shape) != len(whole.shape) or 0 in shape:
+        return None
+    if any(start < 0 or start + n > extent for start, n, extent in zip(begin, shape, whole.shape, strict=True)):
+        return None
+    smaller = [k for k, (n, extent) in enumerate(zip(shape, whole.shape, strict=True)) if n != extent]
+    if smaller and prod(shape[: smaller[-1]]) != 1:
+        return None
+    strides = [prod(whole.shape[axis + 1 :]) for axis in range(len(shape))]
+    first = sum(start * stride for start, stride in zip(begin, strides, strict=True))
+    return byte_offset(whole.dtype, first, prod(shape))
+
+
+def block_share(
+    output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int], operand: int = 0
+) -> tuple[Share, ...]:
+    """Return the share of output number `output`, the block of `shape` at `begin` in an input.
+
+    `operand` is the number of the input and `source` the spec. Empty if the block is not contiguous.
+    """
+    offset = block_offset(source, shape, begin)
+    return () if offset is None else (Share(output, operand, offset),)
+
+
+def byte_offset(dtype: DType, first: int, size: int) -> int | None:
+    """Return the byte offset of element `first`; None if the first byte or the length is not whole bytes."""
+    if first * dtype.bits % 8 or size * dtype.bits % 8:
+        return None
+    return first * dtype.bits // 8
+
+
+def concat_shares(result: TensorSpec, specs: Sequence[TensorSpec], axis: int) -> tuple[Share, ...]:
+    """Return the shares of inputs lying one after another in `result`, the concatenation along `axis`.
+
+    Empty if a dimension before the axis is larger than 1.
+    """
+    if prod(result.shape[:axis]) != 1:
+        return ()
+    shares: list[Share] = []
+    begin = 0
+    for i, spec in enumerate(specs):
+        offset = byte_offset(spec.dtype, begin, spec.size)
+        if spec.nbytes and spec.dtype is result.dtype and offset is not None:
+            shares.append(Share(0, i, offset))
+        begin += spec.size
+    return tuple(shares)
+
+
+def keeps_element_order(shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """True if a transposition by `axes` keeps the order of elements: only dimensions of extent 1 move."""
+    moved = [axis for axis in axes if shape[axis] != 1]
+    return moved == sorted(moved)

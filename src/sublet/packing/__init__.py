@@ -23,13 +23,11 @@ from __future__ import annotations
 
 from sublet.packing.bounds import LowerBound, lower_bound
 from sublet.packing.csv_format import Lifetimes, read_csv, write_csv
-from sublet.packing.dedicated_region import place_in_dedicated_region
-from sublet.packing.files import read_problem
-from sublet.packing.json_format import read_json
+from sublet.packing.files import read_json, read_problem
 from sublet.packing.portfolio import PackingReport, pack
 from sublet.packing.problem import Buffer, Companion, Packing, Precedence, Problem
-from sublet.packing.region_cost import MemoryRegion, slow_region
-from sublet.packing.regions import RegionPacking, check_regions, place_in_regions
+from sublet.packing.region_assignment import MemoryRegion, slow_region
+from sublet.packing.regions import RegionPacking, check_regions, place_in_dedicated_region, place_in_regions
 from sublet.packing.strategies import STRATEGIES, Strategy, strategy_named, strategy_names
 from sublet.packing.validate import check_packing
 

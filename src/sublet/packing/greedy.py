@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sublet.base.errors import ProblemError
 from sublet.packing._core import Hole
 from sublet.packing.conflicts import clusters_of, conflicts_of
-from sublet.packing.core_bridge import core_of
+from sublet.packing.normalize import core_of
 from sublet.packing.problem import Packing, Problem, round_up
 
 Weights = NDArray[Any]

@@ -12,17 +12,22 @@ carries a lower bound on the cost of every packing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.base.errors import CapacityError, Finding, PackingError, ProblemError
 from sublet.packing.bounds import lower_bound
-from sublet.packing.canonical_order import order_by_id, select_buffers
 from sublet.packing.normalize import normalize, overlaps_as_precedence
 from sublet.packing.portfolio import AUTO, PackingReport, pack
-from sublet.packing.problem import Buffer, Packing, Problem
-from sublet.packing.region_assignment import RegionChooser
-from sublet.packing.region_cost import MemoryRegion, cost_lower_bound, traffic_of, units_of
+from sublet.packing.problem import Buffer, Packing, Problem, order_by_id, select_buffers
+from sublet.packing.region_assignment import (
+    MemoryRegion,
+    RegionChooser,
+    cost_lower_bound,
+    slow_region,
+    traffic_of,
+    units_of,
+)
 from sublet.packing.search import SEARCH, can_search
 from sublet.packing.validate import find_violations
 
@@ -267,3 +272,53 @@ class _Placer:
             f"no packing found: at best {missing} bytes are missing in region {name}; "
             f"{alive} bytes are live at the same time, all regions have {capacity}"
         )
+
+
+# Placement of buffers into a dedicated region: buffers used by transfers only, or saved across a suspension point.
+
+
+def place_in_dedicated_region(
+    problem: Problem,
+    regions: Sequence[MemoryRegion],
+    away: Collection[int],
+    strategy: str = AUTO,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    own: MemoryRegion | None = None,
+) -> RegionPacking:
+    """Place the buffers at the positions `away` in a dedicated region, all other buffers in the other regions.
+
+    The dedicated region is `own`, or else the region with a rate; without either, all buffers are placed as by
+    `place_in_regions`. Raises as `place_in_regions` does, and ProblemError for several regions with a rate, or
+    for no other region.
+    """
+    slow = own or slow_region(regions)
+    if slow is None:
+        return place_in_regions(problem, regions, strategy, timeout, progress)
+    number = {region.name: k for k, region in enumerate(regions)}
+    shares: dict[int, RegionShare] = {}
+    region_of, offsets = [0] * len(problem.buffers), [0] * len(problem.buffers)
+    parts = []
+    for inside in ((slow,), tuple(region for region in regions if region is not slow)):
+        members = [i for i in range(len(problem.buffers)) if (i in away) is (inside == (slow,))]
+        try:
+            part = place_in_regions(select_buffers(problem, members), inside, strategy, timeout, progress)
+        except CapacityError as error:
+            raise CapacityError(f"{error}; {slow.name} holds only offloaded values") from None
+        parts.append(part)
+        for share in part.shares:
+            shares[number[share.region.name]] = replace(share, members=tuple(members[rank] for rank in share.members))
+        for rank, position in enumerate(members):
+            region_of[position] = number[inside[part.region_of[rank]].name]
+            offsets[position] = part.offsets[rank]
+    whole = RegionPacking(
+        tuple(shares[k] for k in range(len(regions))),
+        tuple(region_of),
+        tuple(offsets),
+        sum(part.cost for part in parts),
+        sum(part.least_cost for part in parts),
+        sum(part.seconds for part in parts),
+        next((part.stopped for part in parts if part.stopped), ""),
+    )
+    check_regions(problem, whole)
+    return whole

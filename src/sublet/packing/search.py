@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublet.packing.bounds import LowerBound
-from sublet.packing.core_bridge import core_of
 from sublet.packing.greedy import packing_of
+from sublet.packing.normalize import core_of
 from sublet.packing.problem import Packing, Problem
 
 EFFORT = 100_000_000

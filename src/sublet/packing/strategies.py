@@ -8,14 +8,21 @@ are loaded only when requested by name or listed, and never run by `auto`. `pack
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
 from importlib.metadata import entry_points
+from math import lcm
+
+import numpy as np
 
 from sublet.base.errors import ProblemError
-from sublet.packing.allocation_order import allocation_graph
+from sublet.packing.allocation_graph import AllocationGraph, Chain, reuse_order_of
 from sublet.packing.bounds import lower_bound
+from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.greedy import (
     best_fit_by_area,
     best_fit_by_interference,
@@ -26,10 +33,250 @@ from sublet.packing.greedy import (
     no_reuse,
     sweep,
 )
-from sublet.packing.interference_order import allocation_graph_by_interference
 from sublet.packing.normalize import normalize
 from sublet.packing.problem import Packing, Problem
 from sublet.packing.search import MOST_OVERLAPS, SEARCH, can_search, search
+
+# A time limit polled by inner loops, for abandoning slow strategies midway.
+
+_DEADLINE: ContextVar[float | None] = ContextVar("sublet_packing_deadline", default=None)
+
+
+class OutOfTime(Exception):
+    """Raised after the time limit; `pack` catches the exception and keeps the best packing found."""
+
+
+@contextmanager
+def time_limit(deadline: float | None) -> Iterator[None]:
+    """Make `stop_when_late` raise inside the block once `time.monotonic()` passes `deadline`."""
+    token = _DEADLINE.set(deadline)
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def is_late() -> bool:
+    """True if a limit is set and has passed."""
+    deadline = _DEADLINE.get()
+    return deadline is not None and time.monotonic() > deadline
+
+
+def stop_when_late() -> None:
+    """Raise OutOfTime when a limit is set and has passed."""
+    if is_late():
+        raise OutOfTime
+
+
+# The allocation graph filled by interference: buffers with the most conflicts first.
+
+Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
+"""A chain behind what it is ordered by."""
+
+
+class ChainCandidates:
+    """Candidate chains of each cluster: alone, and with larger single buffers (no companions) before and after.
+
+    Buffers only ever leave the set of waiting buffers. The largest neighbour found for a buffer therefore stays the
+    largest until the neighbour itself is inserted, and the cached chains stay valid until then.
+    """
+
+    def __init__(self, unplaced: Unplaced) -> None:
+        self._unplaced = unplaced
+        self._index_of = {
+            chain.buffers[0]: index
+            for index, (chain, cluster) in enumerate(zip(unplaced.chains, unplaced.clusters, strict=True))
+            if chain.buffers and len(cluster.members) == 1
+        }
+        self._degrees: list[int] = unplaced.degrees.tolist()
+        order = sorted(self._index_of, key=lambda buffer: (-unplaced.sizes[buffer], -self._degrees[buffer], buffer))
+        self._by_size = np.array(order, dtype=np.int64)
+        self._larger_than: dict[int, int] = {}  # size -> how many buffers are larger
+        for rank, buffer in enumerate(order):
+            self._larger_than.setdefault(unplaced.sizes[buffer], rank)
+        self._cache: dict[int, tuple[list[int], list[Candidate]]] = {}
+
+    def candidates_around(self, index: int) -> list[Candidate]:
+        """Return the chain of cluster `index` alone and, extended by a larger buffer before it, after it, and both."""
+        neighbours, candidates = self._cache.get(index, ([], []))
+        if not candidates or any(neighbour not in self._unplaced.waiting for neighbour in neighbours):
+            before, after = self._largest_neighbours(index)
+            neighbours, candidates = [*before, *after], self._candidate_chains(before, index, after)
+            self._cache[index] = neighbours, candidates
+        return candidates
+
+    def _largest_neighbours(self, index: int) -> tuple[list[int], list[int]]:
+        """Return the clusters of the largest waiting buffers able to precede and to follow cluster `index`, if any."""
+        chain = self._unplaced.chains[index]
+        buffer = chain.buffers[0]
+        if buffer not in self._index_of:
+            return [], []
+        larger = self._by_size[: self._larger_than[chain.size]]
+        larger = larger[self._unplaced.is_waiting[larger]]
+        before = larger[self._unplaced.reuse_order.hops_to(larger, buffer) > 0]
+        after = larger[self._unplaced.reuse_order.hops_from(buffer, larger) > 0]
+        return [self._index_of[b] for b in before[:1].tolist()], [self._index_of[b] for b in after[:1].tolist()]
+
+    def _candidate_chains(self, before: list[int], index: int, after: list[int]) -> list[Candidate]:
+        chains = self._unplaced.chains
+        alone = chains[index]
+        longer = [[first, index] for first in before] + [[index, last] for last in after]
+        longer += [[first, index, last] for first in before for last in after]
+        return [
+            self._rank_chain(alone),
+            *(self._rank_chain(_concatenate_chains([chains[i] for i in several])) for several in longer),
+        ]
+
+    def _rank_chain(self, chain: Chain) -> Candidate:
+        conflicts = sum(self._degrees[buffer] for buffer in chain.buffers)
+        return (-chain.size, -conflicts, -len(chain.buffers), chain.buffers), chain
+
+
+def _concatenate_chains(chains: list[Chain]) -> Chain:
+    return Chain(
+        tuple(chain.buffers[0] for chain in chains),
+        max(chain.size for chain in chains),
+        lcm(*(chain.alignment for chain in chains)),
+    )
+
+
+def most_conflicts_first(unplaced: Unplaced) -> NextCandidates:
+    """Return a candidate order: chains around the waiting buffers with the most conflicts, placed buffers counted."""
+    candidates = ChainCandidates(unplaced)
+    degrees = unplaced.degrees.tolist()
+    degree = [sum(degrees[position] for position in cluster.members) for cluster in unplaced.clusters]
+
+    def turn() -> Iterator[Chain]:
+        most = max(degree[index] for index in unplaced.waiting)
+        chains: list[Candidate] = []
+        for index in unplaced.waiting:
+            if degree[index] == most:
+                chains += candidates.candidates_around(index)
+        return (chain for _, chain in sorted(chains))
+
+    return turn
+
+
+def allocation_graph_by_interference(problem: Problem) -> Packing:
+    """Pack with an allocation graph filled in order of interference."""
+    return fill_graph(problem, most_conflicts_first, "allocation_graph_by_interference")
+
+
+# Filling of an allocation graph: the order of insertion, and the strategy of libnnc.
+
+
+class Unplaced:
+    """The buffers still to insert, with the conflicts of each.
+
+    `chains[k]` is the chain inserted for cluster k: one buffer, or its companions in sequence.
+    `conflicts_left` counts, for each buffer, the conflicting buffers not placed yet.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        conflicts = conflicts_of(problem)
+        clusters = clusters_of(problem, conflicts)
+        self.reuse_order, orders = reuse_order_of(problem, clusters)
+        self.clusters = clusters
+        self.chains = [
+            Chain(order, cluster.size, cluster.alignment) for order, cluster in zip(orders, clusters, strict=True)
+        ]
+        self.sizes = [buffer.size for buffer in problem.buffers]
+        for chain, cluster in zip(self.chains, clusters, strict=True):
+            if len(chain.buffers) == 1:
+                self.sizes[chain.buffers[0]] = cluster.size  # the buffer may represent all its companions
+        self.degrees = conflicts.degrees()
+        self.conflicts_left = self.degrees.copy()
+        self.waiting = {index: None for index, chain in enumerate(self.chains) if chain.buffers}
+        self.is_waiting = np.zeros(len(self.sizes), dtype=np.bool_)  # indexed by the first buffer of a chain
+        self.is_waiting[[chain.buffers[0] for chain in self.chains if chain.buffers]] = True
+        self._conflicts = conflicts
+        self._cluster_of = {chain.buffers[0]: index for index, chain in enumerate(self.chains) if chain.buffers}
+
+    def remove(self, chain: Chain) -> None:
+        """Remove the clusters of an inserted chain from the waiting clusters."""
+        for buffer in chain.buffers:
+            index = self._cluster_of.get(buffer)
+            if index is not None:
+                del self.waiting[index]
+                self.is_waiting[buffer] = False
+                for position in self.clusters[index].members:
+                    self.conflicts_left -= self._conflicts.row(position)
+
+    def related_to(self, chain: Chain) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return a mask: True at every buffer before or after some buffer of the chain."""
+        everyone = np.arange(len(self.sizes))
+        related = np.zeros(len(self.sizes), dtype=np.bool_)
+        for buffer in chain.buffers:
+            related |= self.reuse_order.hops_to(everyone, buffer) > 0
+            related |= self.reuse_order.hops_from(buffer, everyone) > 0
+        return related
+
+
+NextCandidates = Callable[[], Iterator[Chain]]
+CandidateOrder = Callable[[Unplaced], NextCandidates]
+
+
+def fill_graph(problem: Problem, selection: CandidateOrder, strategy: str) -> Packing:
+    """Insert all clusters into an allocation graph; `selection` orders the candidates of each turn, best first."""
+    unplaced = Unplaced(problem)
+    next_turn = selection(unplaced)
+    graph = AllocationGraph(unplaced.sizes, unplaced.reuse_order)
+    # Edges only ever get narrower: a chain without a fitting edge need not search again before a new group opens.
+    hopeless: set[tuple[int, ...]] = set()
+    while unplaced.waiting:
+        stop_when_late()
+        chosen, edge = None, None
+        for chain in next_turn():
+            chosen = chosen or chain
+            if chain.buffers in hopeless:
+                continue
+            edge = graph.find_edge(chain)
+            if edge is not None:
+                chosen = chain
+                break
+            hopeless.add(chain.buffers)
+        assert chosen is not None, "every turn offers at least one candidate"
+        graph.insert(chosen, edge)
+        unplaced.remove(chosen)
+        if edge is None and hopeless:
+            related = unplaced.related_to(chosen)
+            hopeless = {buffers for buffers in hopeless if not related[list(buffers)].any()}
+    return _packing_of_graph(problem, unplaced, graph, strategy)
+
+
+def _packing_of_graph(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strategy: str) -> Packing:
+    """Return the packing: all groups in one arena; buffers without bytes are at offset 0."""
+    begins = graph.group_begins()
+    offsets = [0] * len(problem.buffers)
+    for cluster, chain in zip(unplaced.clusters, unplaced.chains, strict=True):
+        if chain.buffers:
+            group, offset = graph.placed_at[chain.buffers[0]]
+            for position in cluster.members:
+                offsets[position] = begins[group] + offset
+    ends = (offset + buffer.size for offset, buffer in zip(offsets, problem.buffers, strict=True))
+    return Packing(tuple(offsets), max(ends, default=0), strategy)
+
+
+def largest_first(unplaced: Unplaced) -> NextCandidates:
+    """Return a candidate order: all waiting chains of the largest size, most unplaced conflicts first."""
+    sizes = np.array([chain.size for chain in unplaced.chains], dtype=np.int64)
+    members = [cluster.members for cluster in unplaced.clusters]
+    positions = np.array([position for cluster in members for position in cluster], dtype=np.int64)
+    firsts = np.cumsum([0, *map(len, members)])[:-1]
+
+    def turn() -> Iterator[Chain]:
+        waiting = np.fromiter(unplaced.waiting, dtype=np.int64)
+        largest = waiting[sizes[waiting] == sizes[waiting].max()]
+        left = np.add.reduceat(unplaced.conflicts_left[positions], firsts)[largest]
+        return (unplaced.chains[index] for index in largest[np.lexsort((largest, -left))].tolist())
+
+    return turn
+
+
+def allocation_graph(problem: Problem) -> Packing:
+    """Pack with an allocation graph filled in order of size."""
+    return fill_graph(problem, largest_first, "allocation_graph")
+
 
 Strategy = Callable[[Problem], Packing]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sublet.base.tensor import DType
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import pick, spec_of
-from sublet.passes.literals import is_filled_with
+from sublet.passes.constant_folding import is_filled_with
 from sublet.passes.rewriting import Rewriter
 
 Definitions = Mapping[Value, Node]

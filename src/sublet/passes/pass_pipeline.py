@@ -15,14 +15,13 @@ from sublet.ir.graph import Graph
 from sublet.ops.verify import findings, verify
 from sublet.passes.algebraic_simplification import without_identities
 from sublet.passes.constant_folding import with_folded_constants
-from sublet.passes.cse import without_common_subexpressions
-from sublet.passes.dead_code import without_dead_code
 from sublet.passes.elementwise_fusion import with_chains
 from sublet.passes.pattern_fusion import with_fused_patterns
+from sublet.passes.redundant_nodes import without_common_subexpressions, without_dead_code
 from sublet.passes.reordering import with_lower_peak
 from sublet.passes.reslice_concat import with_resliced_operands
 from sublet.passes.rewriting import run_to_fixpoint
-from sublet.passes.sink_constants import with_late_constants
+from sublet.passes.sinking import with_late_constants
 
 MAX_REPEATS = 20
 """Maximum number of repetitions; a new order can expose an expression to the simplifying passes."""

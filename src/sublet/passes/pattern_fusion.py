@@ -19,11 +19,230 @@ range; otherwise the pass fuses only adjacent members. [NNC fuses the first two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from sublet.ir.graph import Graph, Node
-from sublet.passes.fusion_patterns import PATTERNS, FusionGroup, FusionLevel
+from sublet.base.tensor import TensorSpec
+from sublet.ir.dataflow import producing_nodes
+from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.passes.rewriting import Readers, rewrite_runs, run_to_fixpoint
+
+# The command groups replaced by pattern fusion. Each matcher starts from the last command of a group.
+
+
+@dataclass(frozen=True)
+class FusionGroup:
+    """A match: `members`, the commands to replace, and `fused`, the replacing commands.
+
+    `internal_only` is True if no node outside of the group reads a value between the members.
+    """
+
+    members: tuple[Node, ...]
+    fused: tuple[Node, ...]
+    internal_only: bool = True
+
+
+class FusionLevel:
+    """The nodes of one run, with positions, definitions and readers."""
+
+    def __init__(self, nodes: Sequence[Node], readers: Readers) -> None:
+        self.position_of = {node.name: i for i, node in enumerate(nodes)}
+        self._maker = producing_nodes(nodes)
+        self._readers = readers
+
+    def maker_position(self, value: Value) -> int:
+        """Return the position of the node defining a value; -1 for a value defined before the run."""
+        return self.position_of[self._maker[value].name] if value in self._maker else -1
+
+    def matching_maker(self, value: Value | None, *ops: str, shared: bool = False) -> Node | None:
+        """Return the node defining `value` as first output, if the op is in `ops`; else None.
+
+        Unless `shared`, the value must have a single reader.
+        """
+        node = self._maker.get(value) if value is not None else None
+        if node is None or value is None or node.op not in ops or node.scratch is not None or node.outputs[0] != value:
+            return None
+        return node if shared or self.has_single_reader(value) else None
+
+    def has_single_reader(self, value: Value) -> bool:
+        """True if exactly one node reads the value, and the reader is in the run."""
+        readers = self._readers.get(value, ())
+        return len(readers) == 1 and readers[0] in self.position_of
+
+
+Matcher = Callable[[Node, FusionLevel], FusionGroup | None]
+"""(last command, level) -> the matched group, or None."""
+
+
+def _fused_node(
+    like: Node, op: str, inputs: Sequence[Value | None], outputs: Sequence[Value | None], **attrs: Attr
+) -> Node:
+    """Return a command with the name and source of `like`."""
+    record = COMMANDS[op.removeprefix(PREFIX)]
+    return Node(like.name, op, tuple(inputs), tuple(outputs), record.complete_attributes(attrs), like.source)
+
+
+def _is_over_last_axis(node: Node) -> bool:
+    """True if the node normalises over the last axis."""
+    axis, rank = pick(node.attrs, "axis"), len(spec_of(node.defs[0]).shape)
+    return bool(axis in (-1, rank - 1))
+
+
+def _match_cross_entropy(node: Node, level: FusionLevel) -> FusionGroup | None:
+    """Match softmax followed by categorical cross-entropy."""
+    softmax = level.matching_maker(node.inputs[0], "nn.softmax", shared=True)
+    if softmax is None or not _is_over_last_axis(softmax) or node.inputs[0] == node.inputs[1]:
+        return None
+    outputs = (node.outputs[0], softmax.outputs[0])
+    made = _fused_node(node, "nn.softmax_cross_entropy", (softmax.inputs[0], node.inputs[1]), outputs)
+    return FusionGroup((softmax, node), (made,), internal_only=level.has_single_reader(softmax.defs[0]))
+
+
+def _match_binary_cross_entropy(node: Node, level: FusionLevel) -> FusionGroup | None:
+    """Match sigmoid followed by binary cross-entropy."""
+    sigmoid = level.matching_maker(node.inputs[0], "nn.sigmoid")
+    if sigmoid is None or node.inputs[0] == node.inputs[1]:
+        return None
+    made = _fused_node(node, "nn.sigmoid_binary_cross_entropy", (sigmoid.inputs[0], node.inputs[1]), node.outputs)
+    return FusionGroup((sigmoid, node), (made,))
+
+
+def _match_bias_add(node: Node, level: FusionLevel) -> FusionGroup | None:
+    """Match a bias added to a product or a convolution. Of two products, the later one absorbs the addition."""
+    for position in sorted((0, 1), key=lambda position: -level.maker_position(node.uses[position])):
+        bias = node.inputs[1 - position]
+        before = level.matching_maker(node.inputs[position], "nn.matmul", "nn.linear", "nn.conv")
+        if before is None or bias is None or bias == node.inputs[position]:
+            continue
+        if before.defs[0].spec != node.defs[0].spec:
+            continue
+        made = ADD_BIAS[before.op](before, bias, node, level)
+        if made is not None:
+            return FusionGroup((before, node), (made,))
+    return None
+
+
+def _add_bias_to_matmul(product: Node, bias: Value, node: Node, level: FusionLevel) -> Node | None:
+    """Return the product with the bias, as `nn.linear` or `nn.gemm`, or None."""
+    a, b = product.uses
+    flags = {key: pick(product.attrs, key) for key in ("transpose_a", "transpose_b")}
+    ranks = len(spec_of(a).shape), len(spec_of(b).shape)
+    columns = spec_of(node.defs[0]).shape[-1:]
+    if ranks[1] == 2 and flags == {"transpose_a": 0, "transpose_b": 1} and spec_of(bias).shape == columns:
+        return _fused_node(node, "nn.linear", (a, b, bias), node.outputs)
+    if ranks == (2, 2):
+        return _fused_node(node, "nn.gemm", (a, b, bias), node.outputs, **flags)
+    return None
+
+
+def _add_bias_to_linear(product: Node, bias: Value, node: Node, level: FusionLevel) -> Node | None:
+    """Return the linear command with the bias, or None."""
+    has_bias = len(product.inputs) > 2 and product.inputs[2] is not None
+    if has_bias or spec_of(bias).shape != spec_of(node.defs[0]).shape[-1:]:
+        return None
+    return _fused_node(node, "nn.linear", (*product.inputs[:2], bias), node.outputs)
+
+
+def _add_bias_to_conv(before: Node, bias: Value, node: Node, level: FusionLevel) -> Node | None:
+    """Return the convolution with the bias, or None.
+
+    The bias has one element a channel and may be reshaped to lie along the channel axis.
+    """
+    reshape = level.matching_maker(bias, "nn.reshape", shared=True)
+    source = reshape.uses[0] if reshape is not None else bias
+    rank, channels = len(spec_of(node.defs[0]).shape), spec_of(before.uses[1]).shape[0]
+    shape = (1,) * (rank - len(spec_of(bias).shape)) + spec_of(bias).shape
+    axis = rank - 1 if before.attrs["layout"] == "nhwc" else 1
+    along = tuple(channels if i == axis else 1 for i in range(rank))
+    has_bias = len(before.inputs) > 2 and before.inputs[2] is not None
+    if has_bias or shape != along or spec_of(source).shape != (channels,):
+        return None
+    return _fused_node(node, "nn.conv", (*before.inputs[:2], source), node.outputs, **before.attrs)
+
+
+AddBias = Callable[[Node, Value, Node, FusionLevel], Node | None]
+"""(command without a bias, bias, command adding the bias, level) -> the command with the bias, or None."""
+
+ADD_BIAS: Mapping[str, AddBias] = {
+    "nn.matmul": _add_bias_to_matmul,
+    "nn.linear": _add_bias_to_linear,
+    "nn.conv": _add_bias_to_conv,
+}
+
+
+def _match_attention(node: Node, level: FusionLevel) -> FusionGroup | None:
+    """Match attention backwards, from the product with v to the product of q and k."""
+    softmax = level.matching_maker(node.inputs[0], "nn.softmax")
+    if softmax is None or not _is_over_last_axis(softmax) or not _has_transposes(node, transpose_b=0):
+        return None
+    members = [node, softmax]
+    scores, mask = softmax.uses[0], None
+    added = level.matching_maker(scores, "nn.add")
+    if added is not None:
+        found = _scores_and_mask(added, level)
+        if found is None:
+            return None
+        scores, mask = found
+        members.append(added)
+    scale = 1.0
+    scaled = level.matching_maker(scores, "nn.mul", "nn.div")
+    if scaled is not None:
+        constant = scaled.uses[1]
+        if constant.literal is None or len(constant.literal) != 1 or not constant.literal[0]:
+            return None
+        number = float(constant.literal[0])
+        scale = number if scaled.op == "nn.mul" else 1 / number
+        scores = scaled.uses[0]
+        members.append(scaled)
+    product = level.matching_maker(scores, "nn.matmul")
+    if product is None or not _has_transposes(product, transpose_b=1):
+        return None
+    return _attention_group(node, [*members, product], (*product.uses, node.uses[1], mask), scale)
+
+
+def _has_transposes(product: Node, transpose_b: int) -> bool:
+    """True if the product transposes the second factor as given by `transpose_b`, and never the first."""
+    return product.attrs["transpose_a"] == 0 and product.attrs["transpose_b"] == transpose_b
+
+
+def _scores_and_mask(added: Node, level: FusionLevel) -> tuple[Value, Value] | None:
+    """Return the operands of the addition as (scores, mask), or None."""
+    for position in (0, 1):
+        scores, mask = added.uses[position], added.uses[1 - position]
+        if (
+            scores.spec == added.defs[0].spec
+            and level.matching_maker(scores, "nn.matmul", "nn.mul", "nn.div") is not None
+        ):
+            return scores, mask
+    return None
+
+
+def _attention_group(
+    node: Node, members: Sequence[Node], inputs: Sequence[Value | None], scale: float
+) -> FusionGroup | None:
+    """Return the group for an attention, or None if the shapes do not allow the fused command."""
+    q, k, v = (spec_of(value) for value in inputs[:3] if value is not None)
+    same = len(q.shape) == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
+    product = members[-1].defs[0]
+    if not same or any(member.defs[0].spec != product.spec for member in members[1:]):
+        return None
+    # The softmax is gone, so its name is free: the logarithms of the sums take the name.
+    sums = Value(members[1].defs[0].name, TensorSpec(q.dtype, q.shape[:3]))
+    given = inputs if inputs[3] is not None else inputs[:3]
+    made = _fused_node(node, "nn.attention", given, (node.outputs[0], sums), scale=scale, causal=0)
+    return FusionGroup(tuple(reversed(members)), (made,))
+
+
+PATTERNS: Mapping[str, Matcher] = {
+    "nn.categorical_cross_entropy": _match_cross_entropy,
+    "nn.binary_cross_entropy": _match_binary_cross_entropy,
+    "nn.add": _match_bias_add,
+    "nn.matmul": _match_attention,
+}
+"""The matcher by the op of the last command."""
+
 
 MAX_REPEATS = 10
 """Maximum number of repetitions: a fused command may be a member of a further group."""

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from sublet.base.errors import PlanError
-from sublet.base.escape import printable
-from sublet.base.files import read_text, write
-from sublet.base.json_text import parse_json
+from sublet.base.files import parse_json, read_text, write
+from sublet.base.formatting import printable
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan

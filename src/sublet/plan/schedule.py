@@ -7,8 +7,8 @@ awaited by its node, and ends before all steps waiting for its node. Iterations 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sublet.ir.graph import Graph
 
@@ -75,3 +75,21 @@ def happens_before(schedule: Schedule) -> list[int]:
         position[step.node] = i
         last_of_stream[step.stream] = i
     return before
+
+
+# Storage swaps: `update %w = %v, %v = %w` moves no byte if both weights have bound storage.
+
+Cycle = tuple[str, ...]
+"""Names of updated values. After a run each value gets the storage of the next value, the last that of the first."""
+
+
+def next_storages(cycles: Sequence[Cycle]) -> dict[str, str]:
+    """Return, for each value in the cycles, the value with the storage it gets after a run."""
+    return {name: other for cycle in cycles for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
+
+
+def graph_with_swapped_updates(graph: Graph, cycles: Sequence[Cycle]) -> Graph:
+    """Return the graph with each update redirected to the value with the next storage of the target."""
+    gets = next_storages(cycles)
+    sources = {gets.get(target.name, target.name): source for target, source in graph.updates}
+    return replace(graph, updates=tuple((value, sources[value.name]) for value in graph.updated_values))

@@ -2,9 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet.plan.records import UPDATE, Edge, MemoryPlan, Region
+import numpy as np
+
+from sublet.base.errors import PlanError
+from sublet.base.formatting import abbreviated_list, human, printable
+from sublet.base.ranges import LiveSegment, Ranges, highest, holds, levels, merge, single_segment, split_into_segments
+from sublet.ir.recipe import AS_IS
+from sublet.plan import POINTER, UnplannedValue
+from sublet.plan.records import UPDATE, Edge, MemoryPlan, Peak, Placement, Region
+from sublet.plan.schedule import is_serial
+
+# A plan as allocation intervals of buffers, for viewers of allocators and for packers.
+
+Segmenter = Callable[[Iterable[LiveSegment]], tuple[LiveSegment, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """A buffer of a plan: number, bytes in an arena, and live range.
+
+    members   the placements sharing the bytes on purpose
+    segments  the live segments, with addresses relative to `offset`
+    """
+
+    buffer: int
+    arena: str
+    offset: int
+    nbytes: int
+    live: Ranges
+    members: tuple[Placement, ...]
+    segments: tuple[LiveSegment, ...]
+
+    @property
+    def owner(self) -> Placement:
+        """The placement with own bytes, shared by the remaining members."""
+        return next((place for place in self.members if place.how == "own"), self.members[0])
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of all values in the buffer, in order."""
+        return tuple(dict.fromkeys(place.value for place in self.members))
+
+    def sizes_needed_at(self, point: int) -> tuple[int, ...]:
+        """Return the sizes in bytes of the segments live at a point."""
+        return tuple(strip.nbytes for strip in self.segments if holds(strip.live, point))
+
+
+def segmenter_of(plan: MemoryPlan) -> Segmenter:
+    """Return the function from members to segments of a buffer: live segments, or one block for several streams."""
+    return (
+        (lambda members: split_into_segments(members, plan.alignment)) if is_serial(plan.schedule) else single_segment
+    )
+
+
+def planned_buffers(plan: MemoryPlan) -> Iterator[PlannedBuffer]:
+    """Yield the buffers of a plan in order of their numbers, without empty placements and without slices and rows."""
+    return buffers_from(
+        (place for place in plan.in_arenas if place.buffer >= 0 and not place.strides), segmenter_of(plan)
+    )
+
+
+def buffers_from(placements: Iterable[Placement], shape: Segmenter) -> Iterator[PlannedBuffer]:
+    """Yield the buffers formed by placements, in order of their numbers, without buffers never live."""
+    members: dict[int, list[Placement]] = {}
+    for place in placements:
+        if place.region.nbytes:
+            members.setdefault(place.buffer, []).append(place)
+    for buffer, places in sorted(members.items()):
+        low, high = min(p.region.offset for p in places), max(p.region.end for p in places)
+        live = merge(piece for place in places for piece in place.live if piece[0] < piece[1])
+        if live:
+            needed = (LiveSegment(p.region.offset - low, p.region.end - low, merge(p.live)) for p in places)
+            yield PlannedBuffer(buffer, places[0].region.storage, low, high - low, live, tuple(places), shape(needed))
+
+
+def live_bytes_curve(blocks: Iterable[PlannedBuffer]) -> list[tuple[int, int]]:
+    """Return (point, bytes live from then on) at every change, ending at 0; shared bytes of a buffer count once."""
+    return levels((strip.live, strip.nbytes) for block in blocks for strip in block.segments)
+
+
+def find_peak(plan: MemoryPlan) -> Peak:
+    """Return the first point with the most live bytes, and the values live there."""
+    buffers = list(planned_buffers(plan))
+    point, nbytes = highest(live_bytes_curve(buffers))
+    members = {id(place) for block in buffers for place in block.members}
+    alive = (place.value for place in plan.placements if id(place) in members and holds(place.live, point))
+    return Peak(point, nbytes, tuple(dict.fromkeys(alive)))
+
+
+def require_counted(plan: MemoryPlan, form: str) -> None:
+    """Raise PlanError for a plan with uncounted values: an export in `form` would claim to be complete."""
+    if plan.not_counted:
+        names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
+        raise PlanError(
+            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no size in the plan, and "
+            f"{form} cannot mark them (`sublet plan` gives the reasons)"
+        )
 
 
 def multiview_values(plan: MemoryPlan) -> tuple[str, ...]:
@@ -52,3 +148,102 @@ def update_statistics(plan: MemoryPlan) -> UpdateStatistics:
     copied = sum(move.nbytes for move in plan.moves if move.edge.kind == UPDATE)
     exchanged = sum(map(len, plan.exchanged))
     return UpdateStatistics(len(plan.updated), sum(sizes[name] for name in plan.updated), copied, exchanged)
+
+
+# The part of a network covered by a plan: all proofs about the plan hold for the covered part only.
+
+NAMED = 3
+"""Values named in one line of text; more values are counted only."""
+
+
+def planned_values(plan: MemoryPlan) -> tuple[str, ...]:
+    """Return the values with bytes in an arena, and the renamed values bound to such values."""
+    pointers = (place for place in plan.placements if place.how == POINTER)
+    return tuple(dict.fromkeys(place.value for place in (*plan.in_arenas, *pointers)))
+
+
+def coverage(plan: MemoryPlan) -> str:
+    """Return a sentence with the number of planned values and the first values left out; "" for complete coverage."""
+    if not plan.not_counted:
+        return ""
+    planned = len(planned_values(plan))
+    whole = planned + len(plan.not_counted)
+    outside = f"{len(plan.not_counted)} outside, not counted: {first_names(plan.not_counted)}"
+    return f"{planned} of {whole} tensors planned; {outside}"
+
+
+def checked_summary(plan: MemoryPlan) -> str:
+    """Return a sentence with the values, the arena and the assumptions covered by a successful check."""
+    size = human(plan.arena_bytes)
+    words = coverage(plan) or f"{len(planned_values(plan))} tensors"
+    summary = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
+    return f"{summary}; assumed: {assumptions(plan)}" if plan.assumed_types else summary
+
+
+def first_names(outside: Iterable[UnplannedValue], most: int = NAMED) -> str:
+    """Return the first values by name and type, and the number of values left out."""
+    return abbreviated_list([printable(f"{value.value} {value.type}") for value in outside], most)
+
+
+def assumptions(plan: MemoryPlan) -> str:
+    """Return in words the types declared by the caller, the file or ONNX Runtime; "" for none.
+
+    Sublet did not compute these types.
+    """
+    texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
+    whose = "the file declares" if plan.recipe.optimize == AS_IS else "ONNX Runtime infers"
+    texts += [f"{name} is {spec}, as {whose}" for name, spec in plan.recipe.declared]
+    return printable(abbreviated_list(texts, NAMED))
+
+
+# Contributors to the peak: for each buffer live at the peak, the peak without the buffer, or with half of its bytes.
+
+MOST = 64
+"""Buffers analysed, the largest at the peak; smaller buffers are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeakContributor:
+    """A buffer live at the peak, with the peak of live bytes without the buffer, and with half of its bytes."""
+
+    nbytes: int
+    values: tuple[str, ...]
+    without_bytes: int
+    halved_bytes: int
+
+
+def peak_contributors(plan: MemoryPlan) -> tuple[PeakContributor, ...]:
+    """Return the contributors to the peak, in order of the peak without the buffer, smallest first."""
+    blocks = list(planned_buffers(plan))
+    levels = np.zeros(len(plan.points) + 1, dtype=np.int64)
+    for block in blocks:
+        for strip in block.segments:
+            for begin, end in strip.live:
+                levels[begin] += strip.nbytes
+                levels[end] -= strip.nbytes
+    levels = np.cumsum(levels)
+    point = plan.peak.point
+    at_peak = [(sum(block.sizes_needed_at(point)), block) for block in blocks if holds(block.live, point)]
+    largest = sorted(at_peak, key=lambda pair: -pair[0])[:MOST]
+    contributors = [
+        PeakContributor(
+            nbytes, _live_values(block, point), _peak_without(levels, block, 1), _peak_without(levels, block, 2)
+        )
+        for nbytes, block in largest
+    ]
+    return tuple(sorted(contributors, key=lambda one: (one.without_bytes, -one.nbytes)))
+
+
+def _live_values(block: PlannedBuffer, point: int) -> tuple[str, ...]:
+    """Return the values of a buffer that are live at a point."""
+    alive = (place.value for place in block.members if holds(place.live, point))
+    return tuple(dict.fromkeys(alive))
+
+
+def _peak_without(levels: np.typing.NDArray[np.int64], block: PlannedBuffer, part: int) -> int:
+    """Return the peak of live bytes if a buffer were smaller by a fraction 1/`part`."""
+    left = levels.copy()
+    for strip in block.segments:
+        for begin, end in strip.live:
+            left[begin:end] -= strip.nbytes // part
+    return int(left.max())

@@ -14,11 +14,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from sublet.base.errors import PlanError
-from sublet.base.escape import known_names, printable
+from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
-from sublet.plan.intervals import PlannedBuffer, planned_buffers
+from sublet.plan.statistics import PlannedBuffer, planned_buffers
 
 EVERY = ""
 """The key of `largest` for every value outside a plan."""

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.buffer_assignment import BufferAssignment
-from sublet.analysis.buffer_segments import SegmentedProblem
 from sublet.analysis.coalesced_buffer import Member
 from sublet.analysis.control_flow import ControlFlowGraph
+from sublet.analysis.interference import SegmentedProblem
 from sublet.analysis.liveness import LiveRange, to_point_ranges
 from sublet.analysis.residual_copies import possible_bindings
-from sublet.analysis.sharing import SharedBuffer
+from sublet.analysis.sharing import BufferAssignment, SharedBuffer
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.packing import LowerBound, PackingReport, RegionPacking, lower_bound
@@ -35,8 +34,8 @@ from sublet.plan import (
     UnplannedValue,
 )
 from sublet.plan.file import fingerprint
-from sublet.plan.intervals import find_peak
 from sublet.plan.schedule import Schedule
+from sublet.plan.statistics import find_peak
 
 
 @dataclass(frozen=True, slots=True)

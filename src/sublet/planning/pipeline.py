@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, PlanRequest, Progress
 from sublet.analysis.residual_copies import find_residual_copies, require_no_copies
 from sublet.analysis.streams import assign_streams
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
@@ -33,14 +33,13 @@ from sublet.packing.portfolio import AUTO
 from sublet.packing.search import SEARCH
 from sublet.passes.ordering.order_search import candidate_orders
 from sublet.passes.reordering import with_lower_peak
-from sublet.passes.sink_invariant import with_late_invariants
+from sublet.passes.sinking import with_late_invariants
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, is_serial, serial_schedule
 from sublet.planning.assemble_plan import assemble_plan
 from sublet.planning.checker_fallback import MAX_NAMED_ATTEMPTS, carries_to_copy
 from sublet.planning.joint_cpsat import solve_jointly
 from sublet.planning.place_buffers import place_buffers
-from sublet.planning.plan_request import PlanRequest, Progress
 
 
 def plan_memory(

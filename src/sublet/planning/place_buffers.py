@@ -13,22 +13,19 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.buffer_assignment import BufferAssignment
-from sublet.analysis.buffer_segments import SegmentedProblem, build_segmented_problem
 from sublet.analysis.control_flow import ControlFlowGraph
-from sublet.analysis.interference import build_packing_problem
-from sublet.analysis.options import Options
-from sublet.analysis.sharing import SharedBuffer
+from sublet.analysis.interference import SegmentedProblem, build_packing_problem, build_segmented_problem
+from sublet.analysis.options import Options, PlanRequest
+from sublet.analysis.sharing import BufferAssignment, SharedBuffer
 from sublet.base.errors import ProblemError
 from sublet.ir.graph import Value
 from sublet.ops.suspension import SUSPEND
 from sublet.packing import MemoryRegion, Problem, lower_bound, pack, place_in_dedicated_region
 from sublet.packing.portfolio import AUTO
 from sublet.packing.problem import MAX_SIZE
-from sublet.passes.recompute.offload import offloaded_values
+from sublet.passes.recompute.rematerialize import offloaded_values
 from sublet.plan import ARENA, KEPT
 from sublet.planning.assemble_plan import ArenaPlacement, placement_in_one_arena, placement_in_regions
-from sublet.planning.plan_request import PlanRequest
 
 AT_CUTS_APART = "apart"
 

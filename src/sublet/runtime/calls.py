@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import KernelError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import Spec, TensorSpec
+from sublet.base.tensor import NUMPY, Spec, TensorSpec
 from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Call, Operand, UnplannedCell
 

@@ -12,15 +12,13 @@ import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
 from sublet.base.errors import RunError
-from sublet.base.escape import known_names, printable
-from sublet.base.forks import renew_in_children
+from sublet.base.formatting import known_names, printable
+from sublet.base.interrupts import renew_in_children
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_storage_name
-from sublet.runtime.caller_arrays import inputs_by_name
-from sublet.runtime.caller_memory import CallerContents
+from sublet.runtime.caller_memory import CallerContents, inputs_by_name
 from sublet.runtime.dtypes import is_packed, unpacked_elements
-from sublet.runtime.failed_state import NO_POINTS, state_after_failure
 from sublet.runtime.kernel import Array, UnplannedCell
 from sublet.runtime.kernel_choice import Kernels, bind_node
 from sublet.runtime.loop import stacked_outputs
@@ -29,7 +27,7 @@ from sublet.runtime.point_accesses import accesses_of_points
 from sublet.runtime.program import BoundProgram, Watch, build_program, pass_through
 from sublet.runtime.program_cache import ProgramCache
 from sublet.runtime.results import Form, Views, as_numpy, output_form
-from sublet.runtime.state import ExecutableState
+from sublet.runtime.state import NO_POINTS, ExecutableState, state_after_failure
 from sublet.runtime.streams import Workers
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import (

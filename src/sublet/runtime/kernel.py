@@ -61,7 +61,7 @@ class AliasAware(Protocol):
     """A kernel aware of views and of concat operands in place.
 
     A node with views or parts that is more than a copy gets no other kernel. Nodes that only copy bytes run without
-    a kernel, see `runtime.node_copies`.
+    a kernel, see `runtime.moves`.
     """
 
     @property

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sublet.base.errors import KernelError, RunError, SubletError
-from sublet.base.escape import abbreviated_list
+from sublet.base.formatting import abbreviated_list
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.runtime.kernel import AliasAware, Array, Backend, Call, Kernel
 from sublet.runtime.memory import ValuePlaces
-from sublet.runtime.node_copies import bind_copies, byte_copies
+from sublet.runtime.moves import bind_copies, byte_copies
 from sublet.runtime.program import operands
 
 

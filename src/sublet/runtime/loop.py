@@ -9,10 +9,37 @@ from typing import Any
 from sublet.base.errors import RunError
 from sublet.ir.dataflow import max_trip_count
 from sublet.ir.graph import Graph, Value, While
+from sublet.plan import Context, Region
 from sublet.runtime.calls import no_op
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
-from sublet.runtime.memory import ValuePlaces
+from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 from sublet.runtime.moves import CopyCounter, close_rows
+
+# Regions bound to renamed carries, as far as known when a program is bound.
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRow:
+    """The region of a row in the iteration that assigns the row to a renamed carry."""
+
+    row: Value
+    context: Context
+
+
+Target = Region | Value | CurrentRow
+"""The binding of a renamed carry: a region, the current binding of another renamed carry, or the current row."""
+
+NOWHERE = Region("", 0, 0)
+"""The target of a value that is no renamed carry."""
+
+
+def resolve_target(target: Target, memory: ExecutableMemory) -> Region:
+    """Return the region of a target at the current point of the run."""
+    if isinstance(target, Region):
+        return target
+    if isinstance(target, Value):
+        return memory.pointed[target.name]
+    return memory.region(target.row, target.context)
 
 
 @dataclass

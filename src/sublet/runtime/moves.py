@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.forks import fork_lock
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
-from sublet.ir.graph import CaseOf, Value, While
+from sublet.base.interrupts import fork_lock
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ops.op import lookup, present_shares
 from sublet.plan import bound_storage_name
-from sublet.runtime.array_ops import address_of, arrays_overlap, axis_first, copy_elements, copy_of
 from sublet.runtime.calls import no_op, store
 from sublet.runtime.dtypes import is_packed
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
-from sublet.runtime.memory import ExecutableMemory
+from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces
+
+# Array operations shared by NumPy arrays and PyTorch tensors, also tensors on a device.
+
+
+def address_of(array: Array) -> int:
+    """Return the address of the first byte."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else _tensor_address(array)
+
+
+def _tensor_address(tensor: Any) -> int:
+    return int(tensor.data_ptr())
+
+
+def arrays_overlap(a: Array, b: Array) -> bool:
+    """True if two arrays share bytes; the elements of a tensor are taken as contiguous."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.may_share_memory(a, b))
+    return address_of(a) < address_of(b) + b.nbytes and address_of(b) < address_of(a) + a.nbytes
+
+
+def copy_of(array: Array) -> Any:
+    """Return a copy of the array in new memory."""
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def copy_elements(source: Array, to: Array) -> None:
+    """Copy elements from `source` to `to`; the two may overlap, which PyTorch alone does not allow."""
+    if not isinstance(to, np.ndarray) and arrays_overlap(source, to):
+        source = copy_of(source)
+    to[...] = source
+
+
+def axis_first(array: Array, axis: int) -> Array:
+    """Return a view of the array with `axis` moved to the front."""
+    if isinstance(array, np.ndarray):
+        return np.moveaxis(array, axis, 0)
+    moved: Array = array.movedim(axis, 0)
+    return moved
+
 
 Pair = tuple[Operand, Operand]
 
@@ -241,3 +280,67 @@ def _assignments_of(node: While | CaseOf) -> list[tuple[Value, Value]]:
         sources = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
         ends = tuple(value for outputs in sources for value in outputs), node.outputs * len(sources)
     return [(source, to) for source, to in zip(*ends, strict=True) if to is not None]
+
+
+# Execution of nodes that only copy bytes, from the facts of their ops; views and operands in place are free.
+
+Copy = tuple[Value, int, Value, int, int]
+"""Bytes [b, b + n) of the first value become bytes [d, d + n) of the second: (first, b, second, d, n)."""
+
+
+def byte_copies(node: Node) -> list[Copy] | None:
+    """Return the copies computing the node, if views or parts cover every byte of the outputs; else None."""
+    if not node.plannable:
+        return None
+    op = lookup(node.op)
+    views = present_shares(node, op.views(node))
+    copies: list[Copy] = [(base, offset, output, 0, output.nbytes) for output, base, offset in views]
+    if not copies:
+        parts = present_shares(node, op.parts(node))
+        copies = [(part, 0, output, offset, part.nbytes) for output, part, offset in parts]
+    if not copies and not op.pure:
+        return None  # the op has side effects
+    return copies if _covers_outputs([value for value in node.outputs if value is not None], copies) else None
+
+
+def _covers_outputs(outputs: Sequence[Value], copies: list[Copy]) -> bool:
+    """True if the copies write every byte of every output exactly once."""
+    for output in outputs:
+        end = 0
+        for _, _, _, begin, nbytes in sorted((c for c in copies if c[2] == output), key=lambda copy: copy[3]):
+            if begin != end:
+                return False
+            end += nbytes
+        if end != output.nbytes:
+            return False
+    return True
+
+
+def bind_copies(copies: Sequence[Copy], places: ValuePlaces) -> Call:
+    """Return a call for the copies not already in place."""
+    pairs: list[tuple[Raw, Raw]] = []
+    values: list[tuple[str, str]] = []
+    for source, begin, output, at, nbytes in copies:
+        read = places.bytes_of(source)[begin : begin + nbytes]
+        write = places.bytes_of(output)[at : at + nbytes]
+        if nbytes and address_of(read) != address_of(write):
+            pairs.append((read, write))
+            values.append((source.name, output.name))
+    return ByteCopies(tuple(pairs), tuple(values)) if pairs else no_op
+
+
+@dataclass(frozen=True)
+class ByteCopies:
+    """A call copying bytes. `pairs` are (source, target) arrays; `values` the (source, target) names."""
+
+    pairs: tuple[tuple[Raw, Raw], ...]
+    values: tuple[tuple[str, str], ...]
+
+    @property
+    def addresses(self) -> list[int]:
+        """The source and target addresses of each copy."""
+        return [raw.ctypes.data for pair in self.pairs for raw in pair]
+
+    def __call__(self) -> None:
+        for read, write in self.pairs:
+            copy_elements(read, write)

@@ -13,15 +13,21 @@ from sublet.base.errors import PlanError, RunError
 from sublet.ir.dataflow import slices_and_rows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Region, RolledLoop, Stride
-from sublet.plan.schedule import Schedule
-from sublet.plan.storage_swap import graph_with_swapped_updates
-from sublet.runtime.call_merging import ErrorContext, merge_calls, with_error_context
+from sublet.plan.schedule import Schedule, graph_with_swapped_updates
+from sublet.runtime.call_merging import ErrorContext, LazyBinding, merge_calls, with_error_context
 from sublet.runtime.calls import no_op
-from sublet.runtime.carry_targets import NOWHERE, CurrentRow, Target, resolve_target
-from sublet.runtime.failed_state import NO_POINTS, PointRange
 from sublet.runtime.kernel import Call, Operand
-from sublet.runtime.lazy_binding import LazyBinding
-from sublet.runtime.loop import BoundBodyVersion, BoundLoop, counter_writer, scalar_reader, store_then_carry
+from sublet.runtime.loop import (
+    NOWHERE,
+    BoundBodyVersion,
+    BoundLoop,
+    CurrentRow,
+    Target,
+    counter_writer,
+    resolve_target,
+    scalar_reader,
+    store_then_carry,
+)
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 from sublet.runtime.moves import (
     CopyCounter,
@@ -34,6 +40,7 @@ from sublet.runtime.moves import (
     parallel_move,
 )
 from sublet.runtime.rebinding import AddressHolders, BindNode
+from sublet.runtime.state import NO_POINTS, PointRange
 from sublet.runtime.streams import Task, Workers, streamed_calls
 from sublet.runtime.suspension import SUSPEND
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.arrays import array_of
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import Context, Region, bound_storage_name
 from sublet.runtime.call_merging import ErrorContext

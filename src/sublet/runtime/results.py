@@ -8,7 +8,7 @@ from typing import Any
 from sublet.base.arrays import torch_over
 from sublet.base.dlpack import SharedArray
 from sublet.base.errors import RunError
-from sublet.base.escape import known_names, printable
+from sublet.base.formatting import known_names, printable
 from sublet.runtime.kernel import Array
 
 Form = Callable[[Array], Any]

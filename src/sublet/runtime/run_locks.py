@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from sublet.base.errors import RunError
-from sublet.base.forks import fork_lock, free_lock_in_child
+from sublet.base.interrupts import fork_lock, free_lock_in_child
 from sublet.base.ranges import merge
 
 Ranges = Sequence[tuple[int, int]]

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from sublet.base.forks import fork_lock, renew_in_children
+from sublet.base.interrupts import fork_lock, renew_in_children
 from sublet.plan.schedule import ScheduleStep
 from sublet.runtime.calls import no_op
 from sublet.runtime.kernel import Call

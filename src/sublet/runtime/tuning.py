@@ -27,7 +27,7 @@ from sublet.ops.nn.command import PREFIX as NN
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Backend, Call, Mergeable
 from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.node_copies import byte_copies
+from sublet.runtime.moves import byte_copies
 
 CACHE, CHOICE = "tuned", "choice.json"
 FORMAT = "2"

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from sublet.base.errors import RunError
-from sublet.base.escape import known_names, printable
+from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import defer_interrupts
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_storage_name
-from sublet.runtime.caller_arrays import content_for
-from sublet.runtime.caller_memory import CallerContents
+from sublet.runtime.caller_memory import CallerContents, content_for
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import ExecutableMemory
 from sublet.runtime.state import ExecutableState

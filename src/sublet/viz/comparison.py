@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from sublet.base.errors import ProblemError
-from sublet.viz.arenas import DrawnArena, drawn_begins
-from sublet.viz.node_groups import NodeGroups
-from sublet.viz.view_model import ComparedPlan, Picture
+from sublet.viz.view_model import ComparedPlan, DrawnArena, NodeGroups, Picture, drawn_begins
 
 NEITHER_CHECKED = "neither checked against its model"
 

@@ -8,12 +8,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sublet.base.bytesize import human
 from sublet.base.errors import SubletError
 from sublet.base.files import write
+from sublet.base.formatting import human
 from sublet.base.optional_imports import require
 from sublet.plan import UNLIMITED
-from sublet.viz.colours import ARENA, BOUND, CURVE, OTHER_CURVE, PEAK, mix_colours, rgb, value_colour
+from sublet.viz.terminal import ARENA, BOUND, CURVE, OTHER_CURVE, PEAK, mix_colours, rgb, value_colour
 from sublet.viz.view_model import Picture, Rectangle, live_bytes_by_column, partly_used_buffers, point_label
 
 MAX_SVG_RECTANGLES = 5_000

@@ -9,10 +9,15 @@ from typing import Any
 from sublet.base.ranges import highest
 from sublet.ir.recipe import Recipe
 from sublet.plan import OPEN, POINTER, UNLIMITED, MemoryPlan
-from sublet.plan.coverage import planned_values
-from sublet.plan.intervals import live_bytes_curve, planned_buffers
-from sublet.plan.peak_contributors import peak_contributors
-from sublet.plan.statistics import bytes_by_edge, multiview_values, update_statistics
+from sublet.plan.statistics import (
+    bytes_by_edge,
+    live_bytes_curve,
+    multiview_values,
+    peak_contributors,
+    planned_buffers,
+    planned_values,
+    update_statistics,
+)
 from sublet.plan.verdict import EVERY, Verdict, buffers_at_peak, max_total_bytes
 from sublet.viz.loop_bands import describe_versions
 

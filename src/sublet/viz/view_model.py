@@ -6,22 +6,153 @@ placement gives one rectangle for each of its live ranges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sublet.base.bytesize import human, percent
 from sublet.base.errors import ProblemError
-from sublet.base.live_segments import single_segment
-from sublet.base.ranges import highest, holds
+from sublet.base.formatting import human, percent
+from sublet.base.ranges import highest, holds, single_segment
 from sublet.packing.problem import Packing, Problem
-from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
+from sublet.plan import (
+    ARENA,
+    POINTER,
+    RUN,
+    UNLIMITED,
+    MemoryPlan,
+    NodeDescription,
+    Peak,
+    Placement,
+    PlanPoint,
+    Region,
+    Storage,
+    fragmentation,
+)
 from sublet.plan.advice import Advised
-from sublet.plan.coverage import assumptions, coverage
-from sublet.plan.intervals import PlannedBuffer, Segmenter, buffers_from, live_bytes_curve, segmenter_of
-from sublet.viz.arenas import DrawnArena, drawn_begins
+from sublet.plan.statistics import (
+    PlannedBuffer,
+    Segmenter,
+    assumptions,
+    buffers_from,
+    coverage,
+    live_bytes_curve,
+    segmenter_of,
+)
 from sublet.viz.loop_bands import Band, iterations_at, loop_bands
-from sublet.viz.node_groups import NO_GROUPS, NodeGroups, group_nodes
+
+# The arenas of a picture: each arena has separate addresses, so several arenas are drawn as bands, stacked upwards.
+
+GAP_DIVISOR = 20
+"""The gap between two arenas is the height of all arenas divided by this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnArena:
+    """An arena with byte 0 drawn at the address `begin`.
+
+    nbytes     the size of the arena
+    bound      a lower bound for the size, over all placements of the buffers in the arena
+    capacity   the maximum size of the memory region, or UNLIMITED
+    """
+
+    name: str
+    begin: int
+    nbytes: int
+    bound: int
+    capacity: int = UNLIMITED
+
+    @property
+    def end(self) -> int:
+        """The highest address drawn."""
+        return self.begin + max(self.nbytes, self.bound)
+
+
+def drawn_begins(heights: Iterable[int]) -> list[int]:
+    """Return the drawn begin addresses of arenas with the given heights, with gaps between the arenas."""
+    sizes = list(heights)
+    gap = max(1, sum(sizes) // GAP_DIVISOR)
+    begin_addresses, begin = [], 0
+    for height in sizes:
+        begin_addresses.append(begin)
+        begin += height + gap
+    return begin_addresses
+
+
+# Groups of nodes in a picture: by op, and by scope, the part of the network containing the node.
+
+MAX_GROUPS = 16
+"""Maximum of distinguishable groups in a picture."""
+
+MIN_GROUPS = 3
+"""Minimum of groups: with fewer groups, a picture by scope is useless."""
+
+_SEPARATOR = re.compile(r"[/.]")
+_MODULE = re.compile(r"in ([^,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroups:
+    """Op, scope and source by point and by placement; "" if unknown."""
+
+    point_ops: tuple[str, ...] = ()
+    point_scopes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+NO_GROUPS = NodeGroups()
+
+
+def group_nodes(points: Sequence[PlanPoint], nodes: Sequence[NodeDescription], producers: Sequence[str]) -> NodeGroups:
+    """Return the groups of points by the nodes running there, and of placements by the producing nodes."""
+    by_name = {node.name: node for node in nodes}
+    scope_of = dict(zip(by_name, scopes_of(list(by_name.values())), strict=True))
+    running = [by_name.get(point.node) if point.kind == RUN else None for point in points]
+    producing = [by_name.get(name) for name in producers]
+    return NodeGroups(
+        tuple(_op_name(node) for node in running),
+        tuple(scope_of[node.name] if node else "" for node in running),
+        tuple(_op_name(node) for node in producing),
+        tuple(scope_of[node.name] if node else "" for node in producing),
+        tuple(node.source if node else "" for node in producing),
+    )
+
+
+def _op_name(node: NodeDescription | None) -> str:
+    """Return the op without its dialect: "FusedConv" for "onnx.com.microsoft.FusedConv"."""
+    return node.op.rpartition(".")[2] if node else ""
+
+
+def scopes_of(nodes: Sequence[NodeDescription]) -> tuple[str, ...]:
+    """Return the scope of each node; "" for a node without a scope, and for all nodes if there are too few scopes.
+
+    The scopes are cut to the number of parts with the most distinguishable groups.
+    """
+    paths = [_module_path(node) for node in nodes]
+    deepest = max(map(len, paths), default=0)
+    selected = [""] * len(nodes)
+    for depth in range(1, deepest + 1):
+        prefixes = ["/".join(path[:depth]) for path in paths]
+        count = _count_groups(prefixes)
+        if depth > 1 and count > MAX_GROUPS:
+            break
+        selected = prefixes
+    return tuple(selected) if _count_groups(selected) >= MIN_GROUPS else ("",) * len(nodes)
+
+
+def _module_path(node: NodeDescription) -> tuple[str, ...]:
+    """Return the path of the module noted by the front-end, or the name of the node without the last part."""
+    module = _MODULE.match(node.source)
+    parts = _SEPARATOR.split(module[1]) if module else _SEPARATOR.split(node.name)[:-1]
+    return tuple(part for part in parts if part)
+
+
+def _count_groups(scopes_: Iterable[str]) -> int:
+    """Return the number of distinct scopes."""
+    return len({scope for scope in scopes_ if scope})
+
 
 Curve = tuple[tuple[int, int], ...]
 """A step function as (point, live bytes from the point on)."""

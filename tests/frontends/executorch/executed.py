@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from sublet.frontends.executorch.instructions import ExecutorchMethod, JumpIfFalse, KernelCall, ValueMove
+from sublet.integrations.executorch.instructions import ExecutorchMethod, JumpIfFalse, KernelCall, ValueMove
 
 ROUNDS = 3
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import ModelError
-from sublet.foreign.executorch import judge_programs
-from sublet.frontends.executorch.instructions import ExecutorchMethod
-from sublet.frontends.executorch.program import ByteRange
-from sublet.frontends.executorch.pte import methods_of
-from sublet.frontends.executorch.replay import replay
+from sublet.integrations.executorch.instructions import ExecutorchMethod
+from sublet.integrations.executorch.plan_reader import judge_programs
+from sublet.integrations.executorch.program import ByteRange
+from sublet.integrations.executorch.pte import methods_of
+from sublet.integrations.executorch.replay import replay
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.executorch.executed import Executed
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sublet.foreign import Evidence, ForeignOutcome
-from sublet.foreign.executorch import judge_pte
-from sublet.frontends.executorch.instructions import ExecutorchMethod
-from sublet.frontends.executorch.pte import methods_of
-from sublet.frontends.executorch.replay import replay
+from sublet.checker.external import Evidence, ForeignOutcome
+from sublet.integrations.executorch.instructions import ExecutorchMethod
+from sublet.integrations.executorch.plan_reader import judge_pte
+from sublet.integrations.executorch.pte import methods_of
+from sublet.integrations.executorch.replay import replay
 from tests.frontends.damage import judge_many
 from tests.frontends.executorch.executed import Executed
 from tests.frontends.executorch.hostile import FILES, with_places

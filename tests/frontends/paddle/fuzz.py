@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sublet.frontends.paddle.arena import to_arena_form
-from sublet.frontends.paddle.checking import judge_equivalence
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.policies.ours import apply_own_policy
-from sublet.frontends.paddle.policies.ours.reorder import run_updates_early
+from sublet.integrations.paddle.arena import to_arena_form
+from sublet.integrations.paddle.checking import judge_equivalence
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.policies.ours.update_order import run_updates_early
 
 from .mutants import MUTATIONS, Mutation
 

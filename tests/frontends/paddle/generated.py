@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.program import (
+from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,
     PaddleOp,

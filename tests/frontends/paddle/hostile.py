@@ -6,10 +6,10 @@ python -m tests.frontends.paddle.hostile --flips 10000
 from __future__ import annotations
 
 from sublet.base.errors import SubletError
-from sublet.frontends.paddle.convert.model import model_from_program
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.convert.model import model_from_program
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.paddle.given import BESIDE

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.measured import IN_ORDER
 from benchmarks.paddle.policies import PROGRAMS, Case, arena_form, written
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.policies.ours import apply_own_policy
-from sublet.frontends.paddle.running.verify import TrainingComparison, compare_outcomes, run_in_paddle, verify
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.running.verify import TrainingComparison, compare_outcomes, run_in_paddle, verify
 
 STEPS, LONG = 50, 500
 TRANSLATION, *OTHERS = [name for name in PROGRAMS if "40" not in name]

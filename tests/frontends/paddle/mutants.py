@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from sublet.frontends.paddle.format.program import EMPTY_NAME, TENSOR, PaddleBlock, PaddleProgram
+from sublet.integrations.paddle.format.program import EMPTY_NAME, TENSOR, PaddleBlock, PaddleProgram
 
 Mutation = Callable[[random.Random, PaddleProgram], PaddleProgram | None]
 

@@ -8,13 +8,13 @@ import pytest
 
 from sublet.analysis.liveness import compute_live_ranges
 from sublet.base.errors import ModelError
-from sublet.frontends.paddle.arena import ArenaForm, to_arena_form
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
-from sublet.frontends.paddle.lives.control_flow import build_flow
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators import facts
-from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.lives.control_flow import build_flow
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators import facts
+from sublet.integrations.paddle.operators.shapes import infer_sizes
 from tests.frontends.paddle.given import program_files
 
 MT, COND = "mean_2.tmp_0", "mean_1.tmp_0"

@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleAttr, PaddleProgram, new_var
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
-from sublet.frontends.paddle.policies.levels import share_names_by_level
-from sublet.frontends.paddle.policies.renaming import Renaming
-from sublet.frontends.paddle.policies.seed import share_names_by_pool
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleAttr, PaddleProgram, new_var
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
+from sublet.integrations.paddle.policies.levels import Renaming, share_names_by_level, share_names_by_pool
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight
 

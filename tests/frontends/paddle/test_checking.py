@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.arena import to_arena_form
-from sublet.frontends.paddle.checking import judge_equivalence
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import (
+from sublet.integrations.paddle.arena import to_arena_form
+from sublet.integrations.paddle.checking import judge_equivalence
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import (
     EMPTY_NAME,
     TENSOR,
     PaddleAttr,
@@ -24,8 +24,8 @@ from sublet.frontends.paddle.format.program import (
     new_op,
     new_var,
 )
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.policies.ours import apply_own_policy
 
 from .given import BESIDE
 from .mutants import renamed, with_block

@@ -9,10 +9,10 @@ import pytest
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format import wire
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleProgram, new_op, new_var
+from sublet.integrations.paddle.format import wire
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleProgram, new_op, new_var
 from tests.frontends.damage import judge_many
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.hostile import PROGRAMS

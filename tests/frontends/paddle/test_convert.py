@@ -8,12 +8,12 @@ import re
 import pytest
 
 from sublet.analysis.options import Options
+from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
-from sublet.frontends.model_formats import read_model
-from sublet.frontends.paddle.convert.model import model_from_program
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import (
+from sublet.integrations.paddle.convert.model import model_from_program
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,
     PaddleOp,
@@ -22,8 +22,7 @@ from sublet.frontends.paddle.format.program import (
     new_op,
     new_var,
 )
-from sublet.frontends.paddle.operators.effects import facts_for_dims
-from sublet.frontends.paddle.operators.facts import FACTS, OpFacts, facts_of, facts_of_shapes
+from sublet.integrations.paddle.operators.facts import FACTS, OpFacts, facts_for_dims, facts_of, facts_of_shapes
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory

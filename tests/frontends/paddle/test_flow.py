@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from sublet.analysis.liveness import live_in_out
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleProgram
-from sublet.frontends.paddle.lives.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
-from sublet.frontends.paddle.lives.scopes import PaddleScopes
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleProgram
+from sublet.integrations.paddle.lives.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
+from sublet.integrations.paddle.lives.scopes import PaddleScopes
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from sublet.analysis.liveness import live_in_out
-from sublet.frontends.paddle.format.program import PaddleOp, PaddleProgram
-from sublet.frontends.paddle.lives.control_flow import build_flow
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.format.program import PaddleOp, PaddleProgram
+from sublet.integrations.paddle.lives.control_flow import build_flow
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from tests.frontends.paddle.generated import generated
 from tests.frontends.paddle.test_flow import live_by_paths
 

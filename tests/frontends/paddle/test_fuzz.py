@@ -10,9 +10,9 @@ import pytest
 
 from sublet.base.errors import MissingExtraError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
-from sublet.frontends.paddle.running.verify import find_paddle_python
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.integrations.paddle.running.verify import find_paddle_python
 
 from .fuzz import Tally, answered, batch, settle
 

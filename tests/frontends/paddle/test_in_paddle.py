@@ -23,17 +23,15 @@ import pytest
 from benchmarks.paddle import book
 from sublet.base.errors import MissingExtraError, RunError
 from sublet.base.optional_imports import is_installed
-from sublet.frontends.paddle.arena import ArenaForm, to_arena_form, with_lasting_arena
-from sublet.frontends.paddle.arena.views import ARENA
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.missing_types import with_missing_types
-from sublet.frontends.paddle.format.program import PaddleProgram, new_op
-from sublet.frontends.paddle.lives.control_flow import build_flow
-from sublet.frontends.paddle.operators.effects import nonempty_names
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.policies.ours import apply_own_policy
-from sublet.frontends.paddle.running.verify import (
+from sublet.integrations.paddle.arena import ARENA, ArenaForm, to_arena_form, with_lasting_arena
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleProgram, new_op
+from sublet.integrations.paddle.lives.control_flow import build_flow
+from sublet.integrations.paddle.operators.facts import nonempty_names
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.running.verify import (
     PYTHON,
     Training,
     TrainingComparison,
@@ -43,7 +41,7 @@ from sublet.frontends.paddle.running.verify import (
     run_in_paddle,
     verify,
 )
-from sublet.frontends.paddle.transpile import TranspileRequest, transpile
+from sublet.integrations.paddle.transpile import TranspileRequest, transpile, with_missing_types
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
 TWO_LINES = Path(__file__).with_name("two_lines.py")

@@ -9,12 +9,12 @@ import pytest
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleBlock, PaddleProgram, new_var
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import BytesFromSizes, PredictedMemory, predict_memory, predict_memory_of
-from sublet.frontends.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleBlock, PaddleProgram, new_var
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import BytesFromSizes, PredictedMemory, predict_memory, predict_memory_of
+from sublet.integrations.paddle.policies.ours import apply_own_policy
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import op, runs, straight, tensors
 

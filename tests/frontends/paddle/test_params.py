@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
-from sublet.frontends.model_formats import read_model
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.params import StoredParam, read_params
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.params import StoredParam, read_params
 from tests.frontends.paddle.given import BESIDE
 
 PROGRAM = decode_program((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.model_formats import read_model
-from sublet.frontends.paddle.convert.pir import model_from_block
-from sublet.frontends.paddle.format.pir import decode_pir
+from sublet.integrations.paddle.convert.pir import model_from_block
+from sublet.integrations.paddle.format.pir import decode_pir
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.paddle.given import BESIDE

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.frontends.model_formats import read_model
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
+from sublet.api.model_files import read_model
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
 from sublet.planning.pipeline import plan_memory
 
 FOLDER = os.environ.get("SUBLET_PADDLE_MODELS", "")

@@ -10,8 +10,8 @@ import pytest
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import (
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,
     PaddleOp,
@@ -20,7 +20,7 @@ from sublet.frontends.paddle.format.program import (
     new_op,
     new_var,
 )
-from sublet.frontends.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.operators.shapes import infer_sizes
 from tests.frontends.paddle.given import program_files
 
 OUTER = frozenset({"feed", "fetch"})

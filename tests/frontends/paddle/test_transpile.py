@@ -12,12 +12,12 @@ import pytest
 import sublet
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.arena.views import ARENA
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleProgram, new_var
-from sublet.frontends.paddle.lives.live_sets import live_lines
-from sublet.frontends.paddle.transpile import BASELINES, TranspileReport, TranspileRequest, names_to_keep, transpile
+from sublet.integrations.paddle.arena import ARENA
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleProgram, new_var
+from sublet.integrations.paddle.lives.control_flow import live_lines
+from sublet.integrations.paddle.transpile import BASELINES, TranspileReport, TranspileRequest, names_to_keep, transpile
 from tests.commands import Cli
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.written import straight

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.format.program import (
+from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,
     PaddleOp,

@@ -25,8 +25,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sublet.frontends.torch import kernel_extents, kernel_probes
-from sublet.ops.aten.dialect import PREFIX, facts_by_name
+from sublet.integrations.torch.dialect import PREFIX, facts_by_name
+from sublet.integrations.torch.reader import kernel_probes, operators
 from tests.frontends.pytorch.find_facts import operator
 from tests.frontends.pytorch.laid import LAYOUTS, SEED, laid
 
@@ -67,7 +67,7 @@ class Beside(TorchDispatchMode):
     def _compared(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         traced = _traced(function, args, kwargs)
         results = function(*args, **kwargs)
-        if traced is None or str(function) in kernel_extents.PROBED_OPERATORS:
+        if traced is None or str(function) in operators.PROBED_OPERATORS:
             return results
         name = str(function).removeprefix(PREFIX)
         if name in facts_by_name() and facts_by_name()[name].out:
@@ -149,7 +149,7 @@ class Mixed(TorchDispatchMode):
 
 
 def _is_known(function: Any) -> bool:
-    return str(function) in kernel_probes.PROBED_OPERATORS or str(function) in kernel_extents.PROBED_OPERATORS
+    return str(function) in kernel_probes.PROBED_OPERATORS or str(function) in operators.PROBED_OPERATORS
 
 
 def _in_two_types(given: Any) -> Iterator[Any]:

@@ -22,9 +22,9 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sublet
-from sublet.api.torch.arena_pool import ArenaPool
-from sublet.api.torch.backend import DEFAULT_OPTIONS, backend
-from sublet.api.torch.joint_graph import capture_program
+from sublet.integrations.torch.compile.arena_pool import ArenaPool
+from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, backend
+from sublet.integrations.torch.compile.joint_graph import capture_program
 from tests.frontends.pytorch import on_device
 from tests.frontends.pytorch.on_device import recorded
 
@@ -274,7 +274,7 @@ def main() -> None:
         "shared_scratch": "MIN_SAVED_BYTES",
     }
     for module, limit in limits.items():  # tensors of any size are computed again, memory is shared
-        setattr(sys.modules[f"sublet.api.torch.{module}"], limit, 1)
+        setattr(sys.modules[f"sublet.integrations.torch.api.{module}"], limit, 1)
     counts: dict[str, int] = {}
     try:
         for seed in range(asked.first, asked.first + asked.programs):

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import sublet
-from sublet.frontends.torch.exported_program import silence_tracing
+from sublet.integrations.torch.reader.exported_program import silence_tracing
 from tests.audit import MARK, require_known, watched
 from tests.frontends.damage import NAME, Format, arguments, judged, tell
 

@@ -18,10 +18,10 @@ from torch._functorch.compilers import nop
 from torch.utils import _pytree as pytree
 
 import sublet
-from sublet.api.torch.arena_pool import ArenaPool, BoundArena
-from sublet.api.torch.joint_graph import CapturedProgram, capture_program
 from sublet.base.errors import RunError, SubletError
-from sublet.frontends.torch.exported_program import TorchContent, error_summary
+from sublet.integrations.torch.compile.arena_pool import ArenaPool, BoundArena
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program
+from sublet.integrations.torch.reader.exported_program import TorchContent, error_summary
 
 Function = Callable[..., Any]
 

@@ -9,11 +9,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sublet.api.torch.backend import DEFAULT_OPTIONS, CompiledRegion, compile_region
-from sublet.api.torch.device_pool import DeviceArena, DevicePool
-from sublet.api.torch.joint_graph import CapturedProgram
-from sublet.api.torch.micro_batched_inference import MicroBatches
-from sublet.runtime.backends.torch.backend import CallRecorder
+from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, CompiledRegion, compile_region
+from sublet.integrations.torch.compile.device_pool import DeviceArena, DevicePool
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram
+from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches
+from sublet.integrations.torch.kernels.backend import CallRecorder
 from sublet.runtime.kernel import Call
 
 NO_NUMBER = 255

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sublet  # noqa: E402
-from sublet.frontends.torch import kernel_extents  # noqa: E402
+from sublet.integrations.torch.reader import operators  # noqa: E402
 from tests.frontends.pytorch.judged import EQUAL, REFUSED, judge  # noqa: E402
 from tests.frontends.pytorch.laid import laid  # noqa: E402
 
@@ -74,7 +74,7 @@ def test_results_are_laid_out_as_they_are_read(function: Any, shape: tuple[int, 
 
 
 def test_a_kernel_that_would_take_much_to_ask_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_extents, "MAX_PROBE_ELEMENTS", 10)
+    monkeypatch.setattr(operators, "MAX_PROBE_ELEMENTS", 10)
     found = judge(bags("sum", True), drawn(torch.float32, True))
     assert found.kind == REFUSED
     assert "too many elements" in found.why

@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.arena_pool import prepare_captured  # noqa: E402
-from sublet.api.torch.joint_graph import capture_program  # noqa: E402
+from sublet.integrations.torch.compile.arena_pool import prepare_captured  # noqa: E402
+from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
 from tests.frontends.pytorch import tensor_parallel  # noqa: E402
 from tests.frontends.pytorch.judged import EQUAL, judge  # noqa: E402
 

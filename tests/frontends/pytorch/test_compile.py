@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from sublet.api.torch.arena_pool import ArenaLease, ArenaPool, BoundArena  # noqa: E402
+from sublet.integrations.torch.compile.arena_pool import ArenaLease, ArenaPool, BoundArena  # noqa: E402
 from tests.frontends.pytorch.fuzz import judge  # noqa: E402
 
 F = nn.functional
@@ -132,7 +132,7 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
 
 def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two programs, in threads too: each call has what it keeps, and all that run in turn have the rest."""
-    monkeypatch.setattr("sublet.api.torch.shared_scratch.MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr("sublet.integrations.torch.compile.shared_scratch.MIN_SAVED_BYTES", 1)
     modules = [nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, n), nn.GELU()) for n in (300, 400)]
     runs = [compiled(module) for module in modules]
     x = torch.randn(30, 6)
@@ -163,7 +163,7 @@ def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyP
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_graphs_of_a_broken_up_model_lie_on_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scratch bytes of a graph lie in bytes saved by later graphs; a backward in another order changes nothing."""
-    monkeypatch.setattr("sublet.api.torch.shared_scratch.MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr("sublet.integrations.torch.compile.shared_scratch.MIN_SAVED_BYTES", 1)
     parts = [nn.Sequential(nn.Linear(64, n), nn.Tanh(), nn.Linear(n, 64), nn.GELU()) for n in (900, 64, 64, 64)]
     runs = [compiled(part) for part in parts]
     parameters = [p for part in parts for p in part.parameters()]
@@ -196,7 +196,7 @@ def test_graphs_of_a_broken_up_model_lie_on_a_stack(monkeypatch: pytest.MonkeyPa
 
 def test_what_has_a_budget_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept and what is shared are together no less than the arena that the budget was held against."""
-    monkeypatch.setattr("sublet.api.torch.shared_scratch.MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr("sublet.integrations.torch.compile.shared_scratch.MIN_SAVED_BYTES", 1)
     run = compiled(nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.GELU()), budget=1 << 20)
     results = [run(torch.randn(30, 6)) for _ in range(3)]
     plan = sublet.torch.report()[-1].plan
@@ -206,7 +206,7 @@ def test_what_has_a_budget_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_a_function_changes_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was computed again of the argument, which is another tensor by then."""
-    monkeypatch.setattr("sublet.api.torch.joint_partition.MIN_RECOMPUTED_BYTES", 1)
+    monkeypatch.setattr("sublet.integrations.torch.compile.joint_partition.MIN_RECOMPUTED_BYTES", 1)
     warnings.filterwarnings("ignore", message="The .grad attribute")  # Dynamo asks for it
 
     def change(x: Any) -> Any:
@@ -649,7 +649,7 @@ def test_weights_of_an_inference_that_move_or_are_gone_hold_no_memory(monkeypatc
 
 
 def test_bound_programs_of_an_inference_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublet.api.torch.arena_pool.MAX_BOUND_PROGRAMS", 3)
+    monkeypatch.setattr("sublet.integrations.torch.compile.arena_pool.MAX_BOUND_PROGRAMS", 3)
     pools, _ = _pools_made(monkeypatch)
     modules = [nn.Linear(8, 8) for _ in range(5)]
     run = [torch.compile(each, backend="sublet") for each in modules]

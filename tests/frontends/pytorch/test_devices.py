@@ -19,15 +19,14 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.caller_outputs import COPY_OUT  # noqa: E402
-from sublet.api.torch.device_pool import DeviceArena  # noqa: E402
-from sublet.api.torch.joint_graph import capture_program  # noqa: E402
-from sublet.frontends.torch.devices import device_of  # noqa: E402
+from sublet.integrations.torch.compile.caller_outputs import COPY_OUT  # noqa: E402
+from sublet.integrations.torch.compile.device_pool import DeviceArena  # noqa: E402
+from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
+from sublet.integrations.torch.dialect import DEVICE, ROW_BY_ROW, facts_by_name  # noqa: E402
+from sublet.integrations.torch.kernels.device import _AllocatingCall, _VerifiedCall  # noqa: E402
+from sublet.integrations.torch.reader.devices import device_of  # noqa: E402
 from sublet.ir.graph import Node  # noqa: E402
-from sublet.ops.aten import DEVICE  # noqa: E402
-from sublet.ops.aten.dialect import ROW_BY_ROW, facts_by_name  # noqa: E402
-from sublet.runtime.array_ops import copy_elements  # noqa: E402
-from sublet.runtime.backends.torch.device import _AllocatingCall, _VerifiedCall  # noqa: E402
+from sublet.runtime.moves import copy_elements  # noqa: E402
 from tests.frontends.pytorch.on_device import Tape, backend, recorded  # noqa: E402
 
 F = nn.functional

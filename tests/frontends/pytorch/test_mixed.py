@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import sublet  # noqa: E402
-from sublet.api.torch.joint_graph import CapturedProgram  # noqa: E402
 from sublet.base.errors import SubletError  # noqa: E402
-from sublet.frontends.torch import kernel_probes  # noqa: E402
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram  # noqa: E402
+from sublet.integrations.torch.reader import kernel_probes  # noqa: E402
 from tests.frontends.pytorch.laid import laid  # noqa: E402
 from tests.frontends.pytorch.mixed_grid import Case, difference  # noqa: E402
 
@@ -158,7 +158,7 @@ def test_a_mistake_while_partitioning_leaves_the_partition_to_pytorch(
     if failing == "min_cut":
         monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", fail)
     else:
-        monkeypatch.setattr(f"sublet.api.torch.joint_partition.{failing}", fail)
+        monkeypatch.setattr(f"sublet.integrations.torch.compile.joint_partition.{failing}", fail)
     budget = 0.5 if failing == "_mutated_arguments" else 1.0
     module, x = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4)), torch.randn(2, 4, requires_grad=True)
     expected = torch.autograd.grad(module(x).sum(), x)[0]

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.api.torch.backend import compile_region  # noqa: E402
-from sublet.frontends.torch.batch_axis import BatchAxis  # noqa: E402
-from sublet.frontends.torch.smaller_batch import with_smaller_batch  # noqa: E402
+from sublet.integrations.torch.compile.backend import compile_region  # noqa: E402
+from sublet.integrations.torch.reader.batch_axis import BatchAxis  # noqa: E402
+from sublet.integrations.torch.reader.smaller_batch import with_smaller_batch  # noqa: E402
 from tests.frontends.pytorch.in_turn import TAKEN_FROM, judged, strided  # noqa: E402
 from tests.frontends.pytorch.on_device import OnDevice  # noqa: E402
 
@@ -202,4 +202,4 @@ def test_a_graph_of_random_numbers_is_refused() -> None:
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "some"])
 def test_the_option_is_checked(samples: Any) -> None:
     with pytest.raises(SubletError, match="samples="):
-        sublet.api.torch.backend(None, [], {"samples": samples})
+        sublet.integrations.torch.compile.backend(None, [], {"samples": samples})

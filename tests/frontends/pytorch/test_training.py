@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.api.torch import step_setting
-from sublet.api.torch.optimizers import IMPLEMENTATIONS, RULES
-from sublet.api.torch.training import MAX_PLANNED_STEPS
 from sublet.base.errors import SubletError
+from sublet.integrations.torch.train import step_setting
+from sublet.integrations.torch.train.optimizers import IMPLEMENTATIONS, RULES
+from sublet.integrations.torch.train.step import MAX_PLANNED_STEPS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.api.torch.arena_pool import ArenaPool
-from sublet.api.torch.joint_graph import capture_program
-from sublet.ops.aten.dialect import ROW_BY_ROW
-from sublet.runtime.backends.torch.chunked import CHUNK_BYTES, CHUNK_RULES
-from sublet.runtime.backends.torch.out_variants import OUT_VARIANTS
+from sublet.integrations.torch.compile.arena_pool import ArenaPool
+from sublet.integrations.torch.compile.joint_graph import capture_program
+from sublet.integrations.torch.dialect import ROW_BY_ROW
+from sublet.integrations.torch.kernels.out_variants import CHUNK_BYTES, CHUNK_RULES, OUT_VARIANTS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import sublet.frontends.tflite
-from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets
-from sublet.frontends.tflite.tflm import CRASHED, Trial, run_trials, version
+import sublet.integrations.tflite
+from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets
+from sublet.integrations.tflite.tflm import CRASHED, Trial, run_trials, version
 from tests.frontends.tflite.kernels import Case, Piece, binary, mixing, others, pieces, unary
 from tests.frontends.tflite.kernels_elsewhere import elsewhere
 from tests.frontends.tflite.written import NUMBERS, G, O, T, tflite
 
-FACTS = Path(sublet.frontends.tflite.__file__).with_name("facts.json")
+FACTS = Path(sublet.integrations.tflite.__file__).with_name("facts.json")
 BATCH = 400
 FAR = 16
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
-from sublet.frontends.tflite.flatbuffer_encoder import NumberField, Text
+from sublet.integrations.tflite.offline_plan import NumberField, Text
 from tests.frontends.tflite.kernels import slice_options
 from tests.frontends.tflite.written import ADD, MUL, G, O, T, byte, integer, tflite
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from sublet.analysis.options import Options
 from sublet.base.errors import SubletError
-from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.offline_plan import encode_offsets, offline_plan
-from sublet.frontends.tflite.plan_offsets import offsets_of_plan
-from sublet.frontends.tflite.program import TFLiteProgram, decode
-from sublet.frontends.tflite.write_metadata import with_offline_plan
+from sublet.integrations.tflite.offline_plan import encode_offsets, offline_plan, with_offline_plan
+from sublet.integrations.tflite.plan_offsets import offsets_of_plan
+from sublet.integrations.tflite.program import TFLiteProgram, decode
+from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.tflite.generated import streaming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sublet.frontends.tflite.flatbuffer_encoder import NumberField
+from sublet.integrations.tflite.offline_plan import NumberField
 from tests.frontends.tflite.written import ADD, MUL, O, Options, T, byte, integer
 
 SHAPES = ((7,), (1, 16), (3, 5), (2, 3, 7), (1, 3, 8, 16), (2, 3, 4, 5))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sublet.frontends.tflite.flatbuffer_encoder import NumberField
+from sublet.integrations.tflite.offline_plan import NumberField
 from tests.frontends.tflite.kernels import WORD, Case, tensor
 from tests.frontends.tflite.written import O, Options, T, byte, integer
 

@@ -10,16 +10,13 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, PlanError
-from sublet.foreign import Evidence, ForeignOutcome, judge_by_replay
-from sublet.foreign.tflite_offline import plan_from_tflite
-from sublet.frontends.tflite import tflm
-from sublet.frontends.tflite.control_flow_copies import lost_tensors
-from sublet.frontends.tflite.model import ALIGNMENT, from_program
-from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets, offline_plan
-from sublet.frontends.tflite.plan_offsets import offsets_of_plan
-from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.select_offsets import OffsetSelection, select_offsets
-from sublet.frontends.tflite.write_metadata import with_offline_plan
+from sublet.checker.external import Evidence, ForeignOutcome, judge_by_replay
+from sublet.integrations.tflite import tflm
+from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets, offline_plan, with_offline_plan
+from sublet.integrations.tflite.plan_offsets import OffsetSelection, lost_tensors, offsets_of_plan, select_offsets
+from sublet.integrations.tflite.plan_reader import plan_from_tflite
+from sublet.integrations.tflite.program import decode
+from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.packing import MemoryRegion
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli

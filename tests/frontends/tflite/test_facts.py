@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.frontends.tflite import tflm
-from sublet.frontends.tflite.inplace import kernel_facts
-from sublet.frontends.tflite.model import from_program
-from sublet.frontends.tflite.program import decode
-from sublet.frontends.tflite.schema_codes import OPERATORS, PLACEHOLDER
+from sublet.integrations.tflite import tflm
+from sublet.integrations.tflite.dialect import kernel_facts
+from sublet.integrations.tflite.program import OPERATORS, PLACEHOLDER, decode
+from sublet.integrations.tflite.reader import from_program
 from sublet.ops import lookup
 from sublet.ops.op import Share
 from tests.frontends.tflite.find_facts import given, overwriting, passing, sharing, verdicts

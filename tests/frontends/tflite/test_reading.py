@@ -14,10 +14,17 @@ from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.flatbuffer import Wire
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.tflite.flatbuffer_encoder import ItemVector, KeptItem, TableRecord, encode_flatbuffer
-from sublet.frontends.tflite.model import from_program
-from sublet.frontends.tflite.offline_plan import METADATA, encode_offsets, offline_plan
-from sublet.frontends.tflite.program import decode
+from sublet.integrations.tflite.offline_plan import (
+    METADATA,
+    ItemVector,
+    KeptItem,
+    TableRecord,
+    encode_flatbuffer,
+    encode_offsets,
+    offline_plan,
+)
+from sublet.integrations.tflite.program import decode
+from sublet.integrations.tflite.reader import from_program
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli

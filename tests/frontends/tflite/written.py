@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.frontends.tflite.flatbuffer_encoder import (
+from sublet.integrations.tflite.offline_plan import (
     ItemVector,
     NumberField,
     TableRecord,
@@ -16,8 +16,7 @@ from sublet.frontends.tflite.flatbuffer_encoder import (
     Vector,
     encode_flatbuffer,
 )
-from sublet.frontends.tflite.program import IDENTIFIER
-from sublet.frontends.tflite.schema_codes import CUSTOM, OPERATORS
+from sublet.integrations.tflite.program import CUSTOM, IDENTIFIER, OPERATORS
 
 NUMBERS = {
     "f32": (0, np.float32),

@@ -5,19 +5,21 @@ again on the same graph, the module shares its parameters. User-defined modules 
 `Module`. Every call raises SpecError, beginning with the user's line, for inputs without the documented axes.
 """
 
-from sublet.nn.modules.attention import CrossAttention, SelfAttention
-from sublet.nn.modules.blocks import ConvNorm, Inception, ResidualBlock, TransformerBlock
-from sublet.nn.modules.containers import Parallel, Residual, Sequential
+from sublet.nn.modules.containers import (
+    ConvNorm,
+    Inception,
+    Parallel,
+    Residual,
+    ResidualBlock,
+    Sequential,
+    TransformerBlock,
+)
 from sublet.nn.modules.convolution import Conv, ConvTranspose
-from sublet.nn.modules.distributions import normal, uniform
-from sublet.nn.modules.dropout import Dropout
-from sublet.nn.modules.linear import Dense, Embedding
-from sublet.nn.modules.module import Module
-from sublet.nn.modules.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from sublet.nn.modules.linear import CrossAttention, Dense, Embedding, SelfAttention
+from sublet.nn.modules.module import Module, normal, pytorch_name, uniform
+from sublet.nn.modules.normalization import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm
 from sublet.nn.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
-from sublet.nn.modules.pytorch_names import pytorch_name
-from sublet.nn.modules.recurrent import GRUCell, LSTMCell, RNNCell
-from sublet.nn.modules.sequences import GRU, LSTM, RNN
+from sublet.nn.modules.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU",

@@ -7,9 +7,8 @@ from math import prod
 from typing import Any
 
 from sublet.base.errors import SpecError
-from sublet.nn.initial_values import Draw
-from sublet.nn.modules.distributions import uniform_by_fan_in
-from sublet.nn.modules.module import Module
+from sublet.nn.modules.module import Module, uniform_by_fan_in
+from sublet.nn.scope_names import Draw
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 

@@ -8,13 +8,11 @@ line, for a tensor without the documented axes, and for a name already in use.
 
 from __future__ import annotations
 
-from sublet.nn.modules.attention import SelfAttention
 from sublet.nn.modules.convolution import Conv
-from sublet.nn.modules.distributions import normal, uniform
-from sublet.nn.modules.dropout import Dropout
-from sublet.nn.modules.linear import Dense, Embedding
-from sublet.nn.modules.normalization import BatchNorm, LayerNorm
-from sublet.nn.modules.sequences import LSTM
+from sublet.nn.modules.linear import Dense, Embedding, SelfAttention
+from sublet.nn.modules.module import normal, uniform
+from sublet.nn.modules.normalization import BatchNorm, Dropout, LayerNorm
+from sublet.nn.modules.recurrent import LSTM
 from sublet.nn.tensor import Tensor
 
 __all__ = [

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from math import prod, sqrt
 from typing import Any
 
 from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
 from sublet.nn.graph_protocol import EagerGraph, graph_of
+from sublet.nn.scope_names import Draw
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor, describe
+
+# Initial distributions of parameters: functions of a generator and a shape.
+
+
+def uniform(bound: float) -> Draw:
+    """Return a function drawing numbers uniformly from [-bound, bound)."""
+    return lambda random, shape: random.uniform(-bound, bound, shape)
+
+
+def normal(deviation: float) -> Draw:
+    """Return a function drawing numbers from a normal distribution with mean 0 and the given standard deviation."""
+    return lambda random, shape: random.normal(0, deviation, shape)
+
+
+def uniform_by_fan_in(extents: tuple[int, ...]) -> Draw:
+    """Return a function drawing uniformly from +-1/sqrt(fan in), as PyTorch's layers do.
+
+    `extents` are the factors of the fan in.
+    """
+    return uniform(1 / sqrt(max(1, prod(extents))))
 
 
 class Module:
@@ -69,3 +91,34 @@ def _first_tensor(inputs: Iterable[Any], named: dict[str, Any]) -> Any:
     arguments = [*inputs, *named.values()]
     flat = [one for each in arguments for one in (each if isinstance(each, list | tuple) else (each,))]
     return next((one for one in flat if isinstance(one, Tensor)), arguments[0] if arguments else None)
+
+
+# PyTorch's names of parameters, for loading and saving weights.
+
+PARAMETER_NAMES = {"scale": "weight", "mean": "running_mean", "variance": "running_var"}
+CELL = re.compile(r"(?:(.*)/)?(l\d+(?:_reverse)?)/(input_weight|hidden_weight|bias|hidden_bias)")
+CELL_PARAMETER_NAMES = {
+    "input_weight": "weight_ih",
+    "hidden_weight": "weight_hh",
+    "bias": "bias_ih",
+    "hidden_bias": "bias_hh",
+}
+ATTENTION = re.compile(r"(?:(.*)/)?(qkv|out)/(weight|bias)")
+
+
+def pytorch_name(name: str) -> str:
+    """Return the name of a parameter or state in a PyTorch state_dict with equally named attributes.
+
+    "layer1/0/bn1/scale" becomes "layer1.0.bn1.weight", "rnn/l0/hidden_weight" becomes "rnn.weight_hh_l0". Use the
+    function as `sublet.load_weights(path, net, names=pytorch_name)`, with name "" for the outermost module.
+    """
+    outer: str | None
+    cell, attention = CELL.fullmatch(name), ATTENTION.fullmatch(name)
+    if cell:
+        outer, last = cell[1], f"{CELL_PARAMETER_NAMES[cell[3]]}_{cell[2]}"
+    elif attention:
+        outer, last = attention[1], f"in_proj_{attention[3]}" if attention[2] == "qkv" else f"out_proj.{attention[3]}"
+    else:
+        outer, _, last = name.rpartition("/")
+        last = PARAMETER_NAMES.get(last, last)
+    return f"{outer.replace('/', '.')}.{last}" if outer else last

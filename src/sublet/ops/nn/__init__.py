@@ -14,10 +14,9 @@ from sublet.ops.op import Op
 
 FAMILIES = (
     *("activation", "attention", "conversion", "convolution", "elementwise", "fused", "indexing", "layout", "linear"),
-    *("loss", "normalization", "optimizer", "pooling", "random", "recurrent", "reduction", "resampling", "selection"),
-    "softmax",
+    *("loss", "normalization", "optimizer", "pooling", "random", "recurrent", "reduction"),
 )
-"""The modules of commands; the modules of PyTorch kernels have the same names, see `runtime.backends.torch`."""
+"""The modules of commands; the modules of PyTorch kernels have the same names, see `integrations.torch.kernels`."""
 
 
 def _collect_commands() -> dict[str, Command]:

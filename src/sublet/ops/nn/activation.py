@@ -17,8 +17,19 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick
-from sublet.ops.nn.gradient_rules import elementwise_gradient, one_minus, only_gradient, operand, result, scale_by
-from sublet.ops.nn.shape_inference import FLOATS, infer_like_first, require_equal, require_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    elementwise_gradient,
+    infer_like_first,
+    normalize_axis,
+    one_minus,
+    only_gradient,
+    operand,
+    require_equal,
+    require_type,
+    result,
+    scale_by,
+)
 from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Shares, Specs
 
 Slope = Callable[[Emit, Node, Value], Value]
@@ -201,7 +212,7 @@ def _relu_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value 
     return [emit("nn.relu_gradient", only_gradient(grads), operand(node, 1)), None]
 
 
-COMMANDS = (
+ACTIVATION_COMMANDS = (
     *activation_commands(
         "relu",
         "max(x, 0), element by element.",
@@ -282,5 +293,68 @@ COMMANDS = (
         erf,
         elementwise_gradient(_erf_rule),
         inplace=overwrite_any(0),
+    ),
+)
+
+
+# Softmax and log-softmax: the gradients read the result, so the result may overwrite the input.
+
+
+def softmax(x: Any, axis: int) -> Any:
+    """Return exponentials scaled to sum 1 along an axis."""
+    powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def log_softmax(x: Any, axis: int) -> Any:
+    """Return the logarithm of softmax, without underflow."""
+    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+def _softmax_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    """Return the softmax gradient y * (dy - sum(dy * y))."""
+    dy, y = operand(node, 0), operand(node, 1)
+    total = emit("nn.sum", emit("nn.mul", dy, y), axes=(pick(node.attrs, "axis"),), keepdims=1)
+    return [emit("nn.mul", y, emit("nn.sub", dy, total))]
+
+
+def _log_softmax_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    """Return the log-softmax gradient dy - exp(y) * sum(dy)."""
+    dy, y = operand(node, 0), operand(node, 1)
+    total = emit("nn.sum", dy, axes=(pick(node.attrs, "axis"),), keepdims=1)
+    return [emit("nn.sub", dy, emit("nn.mul", emit("nn.exp", y), total))]
+
+
+def _with_valid_axis(infer: Infer) -> Infer:
+    """Return `infer` with a check of the attribute `axis`."""
+
+    def infer_checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        (spec,) = infer(specs, attrs)
+        normalize_axis(pick(attrs, "axis"), len(spec.shape))
+        return (spec,)
+
+    return infer_checked
+
+
+COMMANDS = (
+    *ACTIVATION_COMMANDS,
+    *activation_commands(
+        "softmax",
+        "Exponentials, scaled to sum to 1 along an axis.",
+        softmax,
+        lambda dy, y, axis: y * (dy - (dy * y).sum(axis=axis, keepdims=True)),
+        GradientByExpansion(_softmax_parts),
+        attrs={"axis": -1},
+        checked=_with_valid_axis,
+    ),
+    *activation_commands(
+        "log_softmax",
+        "The logarithm of nn.softmax along an axis, without underflow.",
+        log_softmax,
+        lambda dy, y, axis: dy - np.exp(y) * dy.sum(axis=axis, keepdims=True),
+        GradientByExpansion(_log_softmax_parts),
+        attrs={"axis": -1},
+        checked=_with_valid_axis,
     ),
 )

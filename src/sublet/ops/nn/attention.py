@@ -15,8 +15,16 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick, spec_of
-from sublet.ops.nn.gradient_rules import operand, sum_present, sum_to_shape
-from sublet.ops.nn.shape_inference import FLOATS, broadcast_shape, require_equal, require_same_type, require_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    broadcast_shape,
+    operand,
+    require_equal,
+    require_same_type,
+    require_type,
+    sum_present,
+    sum_to_shape,
+)
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 

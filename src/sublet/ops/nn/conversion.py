@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import SpecError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.contiguous import keeps_element_order
 from sublet.ops.nn.command import (
     REQUIRED_INTEGER,
     REQUIRED_INTEGERS,
@@ -23,9 +21,17 @@ from sublet.ops.nn.command import (
     same_bytes,
     spec_of,
 )
-from sublet.ops.nn.gradient_rules import only_gradient, operand
-from sublet.ops.nn.shape_inference import ANY, NUMBERS, number_as, parse_dtype, require_shape, require_type
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.ops.nn.rules import (
+    ANY,
+    NUMBERS,
+    number_as,
+    only_gradient,
+    operand,
+    parse_dtype,
+    require_shape,
+    require_type,
+)
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, keeps_element_order
 
 
 def spec_from_attrs(attrs: Attrs) -> TensorSpec:

@@ -17,8 +17,7 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
-from sublet.ops.nn.gradient_rules import only_gradient, operand
-from sublet.ops.nn.shape_inference import FLOATS, require_present, require_same_type, require_shape
+from sublet.ops.nn.rules import FLOATS, only_gradient, operand, require_present, require_same_type, require_shape
 from sublet.ops.nn.windows import (
     Extents,
     Windows,

@@ -10,9 +10,22 @@ import numpy as np
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, overwrite_any, spec_of
-from sublet.ops.nn.gradient_rules import TermRule, elementwise_gradient, multiply, operand, result, scale_by, zeros_like
-from sublet.ops.nn.shape_inference import ANY, FLOATS, NUMBERS, broadcast_shape, require_present, require_same_type
-from sublet.ops.nn.shape_inference import elementwise_infer as infer_elementwise
+from sublet.ops.nn.rules import (
+    ANY,
+    FLOATS,
+    NUMBERS,
+    TermRule,
+    broadcast_shape,
+    elementwise_gradient,
+    multiply,
+    operand,
+    require_present,
+    require_same_type,
+    result,
+    scale_by,
+    zeros_like,
+)
+from sublet.ops.nn.rules import elementwise_infer as infer_elementwise
 from sublet.ops.op import Attrs, Emit, Specs
 
 

@@ -20,7 +20,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
 from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, overwrite_any, pick
-from sublet.ops.nn.shape_inference import require_present
+from sublet.ops.nn.rules import require_present
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Specs
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import SpecError
-from sublet.base.numpy_types import NUMPY
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.contiguous import block_share
 from sublet.ops.nn.command import (
     REQUIRED_INTEGER,
     REQUIRED_NUMBER,
@@ -21,20 +19,21 @@ from sublet.ops.nn.command import (
     pick,
     spec_of,
 )
-from sublet.ops.nn.gradient_rules import only_gradient, operand
-from sublet.ops.nn.shape_inference import (
+from sublet.ops.nn.rules import (
     ANY,
     INDICES,
     NUMBERS,
     broadcast_shape,
     normalize_axis,
     number_as,
+    only_gradient,
+    operand,
     parse_dtype,
     require_equal,
     require_present,
     require_type,
 )
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, block_share
 
 
 def require_in_range(indices: Any, extent: int) -> Any:

@@ -10,18 +10,31 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.contiguous import block_offset, block_share, concat_shares, keeps_element_order
 from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, pick, same_bytes, spec_of
-from sublet.ops.nn.gradient_rules import elementwise_gradient, only_gradient, operand, result, term_by_op
-from sublet.ops.nn.shape_inference import (
+from sublet.ops.nn.rules import (
     ANY,
+    elementwise_gradient,
     normalize_axes,
     normalize_axis,
     number_as,
+    only_gradient,
+    operand,
     require_same_type,
     require_type,
+    result,
+    term_by_op,
 )
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.ops.op import (
+    Attrs,
+    Emit,
+    Grads,
+    Share,
+    Specs,
+    block_offset,
+    block_share,
+    concat_shares,
+    keeps_element_order,
+)
 
 MAX_OPERANDS = 1 << 20
 """Maximum inputs or outputs of a command."""

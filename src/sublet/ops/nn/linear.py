@@ -12,8 +12,16 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick, spec_of
-from sublet.ops.nn.gradient_rules import only_gradient, operand, reshape_to, sum_to_shape
-from sublet.ops.nn.shape_inference import FLOATS, broadcast_shape, require_present, require_same_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    broadcast_shape,
+    only_gradient,
+    operand,
+    require_present,
+    require_same_type,
+    reshape_to,
+    sum_to_shape,
+)
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 
 FACTOR_NAMES = ("a", "b")

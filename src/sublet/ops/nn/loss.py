@@ -14,19 +14,21 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.activation import sigmoid
+from sublet.ops.nn.activation import sigmoid, softmax
 from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick, spec_of
-from sublet.ops.nn.gradient_rules import (
+from sublet.ops.nn.rules import (
+    FLOATS,
+    INDICES,
     elementwise_gradient,
     one_minus,
     only_gradient,
     operand,
+    require_equal,
+    require_type,
     result,
     sum_present,
     term_by_op,
 )
-from sublet.ops.nn.shape_inference import FLOATS, INDICES, require_equal, require_type
-from sublet.ops.nn.softmax import softmax
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Shares, Specs
 
 TINY = 1e-12

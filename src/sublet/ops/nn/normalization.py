@@ -14,15 +14,19 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import normalization_forms
 from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, overwrite_unless_repeated, pick, spec_of
-from sublet.ops.nn.gradient_rules import operand, reshape_to, result, scale_by, sum_present
 from sublet.ops.nn.normalization_forms import NormForm, batch_form, group_form, layer_form, rms_form
-from sublet.ops.nn.shape_inference import (
+from sublet.ops.nn.rules import (
     FLOATS,
     normalize_axis,
+    operand,
     require_equal,
     require_present,
     require_same_type,
     require_type,
+    reshape_to,
+    result,
+    scale_by,
+    sum_present,
 )
 from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Specs
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sublet.ops.nn.command import pick
-from sublet.ops.nn.shape_inference import normalize_axis
+from sublet.ops.nn.rules import normalize_axis
 from sublet.ops.op import Attrs
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick
-from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_type
+from sublet.ops.nn.rules import FLOATS, require_equal, require_type
 from sublet.ops.op import Attrs, Specs
 
 RATE = TensorSpec(DType.F32, ())

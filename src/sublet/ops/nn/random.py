@@ -24,8 +24,15 @@ from sublet.ops.nn.command import (
     pick,
     same_bytes,
 )
-from sublet.ops.nn.gradient_rules import elementwise_gradient, term_by_op
-from sublet.ops.nn.shape_inference import FLOATS, INDICES, parse_dtype, require_shape, require_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    INDICES,
+    elementwise_gradient,
+    parse_dtype,
+    require_shape,
+    require_type,
+    term_by_op,
+)
 from sublet.ops.op import Attrs, Infer, Share, Specs
 
 

@@ -18,10 +18,20 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import recurrent_cells
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, spec_of
-from sublet.ops.nn.gradient_rules import multiply, operand, result, sum_present, zeros_like
 from sublet.ops.nn.layout import slice_axis
 from sublet.ops.nn.recurrent_cells import gates_spec, require_state
-from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_present, require_same_type, require_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    multiply,
+    operand,
+    require_equal,
+    require_present,
+    require_same_type,
+    require_type,
+    result,
+    sum_present,
+    zeros_like,
+)
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 # The definitions.

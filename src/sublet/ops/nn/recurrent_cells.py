@@ -15,8 +15,17 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, spec_of
-from sublet.ops.nn.gradient_rules import multiply, only_gradient, operand, zeros_like
-from sublet.ops.nn.shape_inference import FLOATS, require_equal, require_present, require_same_type, require_type
+from sublet.ops.nn.rules import (
+    FLOATS,
+    multiply,
+    only_gradient,
+    operand,
+    require_equal,
+    require_present,
+    require_same_type,
+    require_type,
+    zeros_like,
+)
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 
 

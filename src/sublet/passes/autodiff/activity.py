@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops.nn.conversion import STOP_GRADIENT
-from sublet.ops.nn.shape_inference import FLOATS
+from sublet.ops.nn.rules import FLOATS
 
 
 def is_differentiable(value: Value) -> bool:

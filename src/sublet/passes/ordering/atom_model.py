@@ -17,8 +17,8 @@ from typing import NamedTuple
 from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup, present_shares
-from sublet.passes.greedy_orders import DataFlow
 from sublet.passes.ordering import _ordering
+from sublet.passes.reordering import DataFlow
 
 
 class RootRange(NamedTuple):

@@ -14,8 +14,14 @@ from sublet.ir.dataflow import producer_positions, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup, present_shares
 from sublet.passes.live_bytes import LiveBlocks, blocks_of
-from sublet.passes.recompute.offload import is_offload, offload_pair, offloaded_values
-from sublet.passes.recompute.rematerialize import latest_clone_positions, outputs_not_renewed, values_read_by_clone
+from sublet.passes.recompute.rematerialize import (
+    is_offload,
+    latest_clone_positions,
+    offload_pair,
+    offloaded_values,
+    outputs_not_renewed,
+    values_read_by_clone,
+)
 from sublet.passes.reordering import reorder_levels
 
 Clones = frozenset[tuple[int, int]]

@@ -9,15 +9,307 @@ Fractions of a block may be dropped. The optimum is therefore at most the cost o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 
-from sublet.passes.recompute.linear_program import LinearProgram, Term
 from sublet.passes.recompute.remat_problem import NO_CLONES, RematProblem
-from sublet.passes.recompute.remat_timeline import ContentLifetime, RematTimeline, remat_timeline
-from sublet.passes.recompute.time_bound_stages import stage_time_bound
+from sublet.passes.recompute.remat_timeline import ContentLifetime, RematTimeline, bytes_written_over, remat_timeline
+
+# Linear programs over variables from 0 to 1, built row by row, solved by HiGHS through SciPy.
+
+INFEASIBLE = 2
+"""SciPy's status of an infeasible program."""
+
+RELATIVE_GAP = 0.01
+"""Relative gap between the proven bound and the best solution at which branch and bound stops."""
+
+Term = tuple[int, float]
+"""A variable and its factor."""
+
+
+@dataclass
+class LinearProgram:
+    """A linear program: variables from 0 to 1 with costs, and upper limits on weighted sums of variables."""
+
+    costs: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+    entries: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def add_variable(self, cost: float = 0.0) -> int:
+        """Add a variable; return its number."""
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def add_constraint(self, terms: Iterable[Term], most: float) -> None:
+        """Add the constraint: the weighted sum of variables is at most `most`."""
+        self.entries += [(len(self.limits), unknown, factor) for unknown, factor in terms]
+        self.limits.append(most)
+
+    def lower_bound(self, nodes: int = 0) -> float | None:
+        """Return a proven lower bound on the cost of any solution; None if infeasible.
+
+        With `nodes`, variables are 0 or 1, and the bound is the bound proved after exploring `nodes` nodes of branch
+        and bound. Nodes are counted, so the result does not depend on the clock.
+        """
+        if not self.entries:
+            return 0.0 if min(self.limits, default=0.0) >= 0 else None
+        rows, columns, factors = zip(*self.entries, strict=True)
+        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.costs))).tocsr()
+        solution = milp(
+            self.costs,
+            constraints=LinearConstraint(matrix, -np.inf, self.limits),
+            bounds=Bounds(0, 1),
+            integrality=np.full(len(self.costs), int(nodes > 0)),
+            options={"node_limit": nodes, "mip_rel_gap": RELATIVE_GAP} if nodes else None,
+        )
+        if solution.status == INFEASIBLE:
+            return None
+        bound = solution.mip_dual_bound if nodes else solution.fun
+        return float(bound) if bound is not None and np.isfinite(bound) else -np.inf
+
+
+# A lower bound on extra time, by a linear program over a few moments and all stages between consecutive moments.
+
+MIN_BLOCK_SHARE = 1 / 256
+"""Minimum size of a tracked block, as a share of the largest block. Smaller blocks are free and always available."""
+
+CANDIDATES = 24
+"""Maximum number of candidate moments: the highest peak above the budget in each of as many stretches."""
+
+MAX_MOMENTS = 5
+"""Maximum number of moments constrained jointly."""
+
+MAX_VARIABLES = 2000
+"""Maximum variables of the program with one more moment: with more, branch and bound would take minutes."""
+
+BRANCH_NODES = 50
+"""Maximum nodes of branch and bound."""
+
+MARGIN = 1e-6
+"""Allowance for the tolerances of the solver, both relative and in units."""
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A problem, with the facts shared by all choices of moments."""
+
+    level: RematProblem
+    plain: RematTimeline
+
+    @cached_property
+    def byte_unit(self) -> int:
+        """The bytes of the largest block: the unit of bytes in the linear program."""
+        return max([*self.level.blocks.nbytes, 1])
+
+    @cached_property
+    def time_unit(self) -> float:
+        """The seconds of the longest node: the unit of time in the linear program."""
+        return max(self.level.seconds) or 1.0
+
+    @cached_property
+    def tracked_blocks(self) -> frozenset[int]:
+        """The blocks with a variable in the linear program."""
+        nbytes, kept = self.level.blocks.nbytes, self.level.blocks.kept
+        return frozenset(
+            b for b, size in enumerate(nbytes) if b not in kept and size > MIN_BLOCK_SHARE * self.byte_unit
+        )
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """The nodes reading each block."""
+        return self.level.blocks.readers
+
+    def bytes_saved_in_place(self, moment: int) -> int:
+        """Return the bytes saved by in-place results at a moment of the plain program."""
+        lives = self.plain.contents
+        ending = [c.block for c in lives if c.read and c.read[-1] == moment and not c.kept]
+        return bytes_written_over(self.level, self.level.blocks.inplace[moment], ending)
+
+    def maker_with_clone(self, block: int) -> int | None:
+        """Return the node whose clone redefines the block, or None."""
+        j = self.level.maker.get(block)
+        return j if j is not None and block in self.level.renewed[j] else None
+
+
+def stage_time_bound(level: RematProblem, budget: int, plain: RematTimeline) -> float | None:
+    """Return a lower bound on the extra seconds of any program within the budget; None if no choice fits.
+
+    `plain` is the timeline without clones.
+    """
+    facts = StageFacts(level, plain)
+    moments = _choose_moments(facts, budget)
+    if not moments:
+        return 0.0
+    program = _StageProgram(facts, moments, budget).program
+    bounds = program.lower_bound(), program.lower_bound(BRANCH_NODES)
+    known = [bound for bound in bounds if bound is not None]
+    return max(0.0, max(known) * (1 - MARGIN) - MARGIN) * facts.time_unit if len(known) == len(bounds) else None
+
+
+def _choose_moments(facts: StageFacts, budget: int) -> list[int]:
+    """Return the moments with the best joint bound, selected greedily by linear programs.
+
+    Evaluation is lazy: the gain of a moment shrinks as more moments are chosen, so a gain is recomputed only while the
+    moment may still be the best.
+    """
+    best, chosen = 0.0, list[int]()
+    hopes = dict.fromkeys(_candidate_moments(facts, budget), np.inf)
+    while hopes and len(chosen) < MAX_MOMENTS:
+        fresh = set[int]()
+        while hopes and (moment := max(hopes, key=lambda t: hopes[t])) not in fresh:
+            program = _StageProgram(facts, sorted([*chosen, moment]), budget).program
+            bound = program.lower_bound() if len(program.costs) <= MAX_VARIABLES or not chosen else 0.0
+            hopes[moment] = np.inf if bound is None else bound - best
+            fresh.add(moment)
+        if hopes[moment] <= 0:
+            break
+        best += hopes.pop(moment)
+        chosen.append(moment)
+    return sorted(chosen)
+
+
+def _candidate_moments(facts: StageFacts, budget: int) -> list[int]:
+    """Return the highest peak above the budget in each of CANDIDATES stretches of peaks."""
+    live = np.concatenate([[0], facts.plain.live, [0]])
+    peaks = np.flatnonzero((live[1:-1] > budget) & (live[1:-1] >= live[:-2]) & (live[1:-1] > live[2:]))
+    stretches = np.array_split(peaks, min(CANDIDATES, max(len(peaks), 1)))
+    return [int(several[np.argmax(facts.plain.live[several])]) for several in stretches if len(several)]
+
+
+class _StageProgram:
+    """A linear program over the live blocks at some moments and the clones after each moment.
+
+    At a moment an original node runs; clones standing before the node ran earlier. Stage k contains the nodes and
+    clones after moment k, up to moment k + 1.
+    """
+
+    def __init__(self, facts: StageFacts, moments: Sequence[int], budget: int) -> None:
+        self.program = LinearProgram()
+        self._facts, self._level, self._moments = facts, facts.level, moments
+        self._ends = [*moments, len(facts.level.names)]
+        self._alive: dict[tuple[int, int], int] = {}
+        self._again: dict[tuple[int, int, int], int] = {}
+        self._open: list[tuple[int, int, int]] = []
+        for k, moment in enumerate(moments):
+            for block in facts.tracked_blocks:
+                later = bisect_left(facts.readers[block], moment + 1)
+                if later < len(facts.readers[block]):
+                    self._require_block(block, k, bisect_left(self._ends, facts.readers[block][later]), None)
+        self._constrain_clones()
+        self._link_moments()
+        for k in range(len(moments)):
+            self._limit_bytes(k, budget)
+
+    def _require_block(self, block: int, k: int, end: int, clone: int | None) -> None:
+        """Constrain: a block read in stages k to `end`, by a node or by `clone`, is live at moment k or recomputed."""
+        facts = self._facts
+        if block not in facts.tracked_blocks or self._level.maker.get(block, -1) >= self._moments[k]:
+            return
+        terms = [(self._alive_variable(block, k), -1.0)]
+        j = facts.maker_with_clone(block)
+        if j is not None and self._can_clone_after(j, k):
+            terms.append((self._clone_variable(j, k, end), -1.0))
+        if clone is None:
+            self.program.add_constraint(terms, -1.0)
+        else:
+            self.program.add_constraint([(clone, 1.0), *terms], 0.0)
+
+    def _alive_variable(self, block: int, k: int) -> int:
+        """Return the variable: the content of the block at moment k was defined before and is read later."""
+        if (block, k) not in self._alive:
+            self._alive[block, k] = self.program.add_variable()
+        return self._alive[block, k]
+
+    def _can_clone_after(self, j: int, k: int) -> bool:
+        """True if a clone of the node may stand after moment k."""
+        return self._level.latest[j] > self._moments[k]
+
+    def _clone_variable(self, j: int, k: int, end: int) -> int:
+        """Return the variable: a clone of node j runs in some stage from k to `end`.
+
+        A clone in a single stage costs the seconds of j.
+        """
+        if (j, k, end) not in self._again:
+            cost = self._level.seconds[j] / self._facts.time_unit if end == k + 1 else 0.0
+            self._again[j, k, end] = self.program.add_variable(cost)
+            self._open.append((j, k, end))
+        return self._again[j, k, end]
+
+    def _constrain_clones(self) -> None:
+        """Constrain every clone variable until no clone variable is unconstrained.
+
+        The operands of a clone are available. A clone in a range of stages runs in the first stage or in the rest.
+        """
+        while self._open:
+            j, k, end = self._open.pop()
+            clone = self._again[j, k, end]
+            for block in self._level.cloned[j]:
+                self._require_block(block, k, end, clone)
+            if end > k + 1:
+                parts = [(k, k + 1)] + ([(k + 1, end)] if self._can_clone_after(j, k + 1) else [])
+                self.program.add_constraint(
+                    [(clone, 1.0), *((self._clone_variable(j, *part), -1.0) for part in parts)], 0.0
+                )
+
+    def _link_moments(self) -> None:
+        """Constrain: a block live at a moment was live at the previous moment, or was defined in between."""
+        for block, k in list(self._alive):
+            if k and self._level.maker.get(block, -1) < self._moments[k - 1]:
+                terms = [(self._alive_variable(block, k), 1.0), (self._alive_variable(block, k - 1), -1.0)]
+                j = self._facts.maker_with_clone(block)
+                if j is not None and self._can_clone_after(j, k - 1):
+                    terms.append((self._clone_variable(j, k - 1, k), -1.0))
+                self.program.add_constraint(terms, 0.0)
+        self._constrain_clones()
+
+    def _limit_bytes(self, k: int, budget: int) -> None:
+        """Constrain the live bytes at moment k to the budget, relative to the plain program."""
+        facts, nbytes, moment = self._facts, self._level.blocks.nbytes, self._moments[k]
+        live = int(facts.plain.live[moment]) - sum(nbytes[b] for b in self._carried_blocks(moment))
+        saved, terms = self._inplace_savings(k)
+        terms += [
+            (number, nbytes[block] / facts.byte_unit)
+            for (block, at), number in self._alive.items()
+            if at == k and block not in self._level.blocks.read[moment]
+        ]
+        self.program.add_constraint(terms, (budget - live - saved) / facts.byte_unit)
+
+    def _carried_blocks(self, moment: int) -> Iterator[int]:
+        """Yield the blocks carried through a moment by the plain program: defined before, and read only after."""
+        read = self._level.blocks.read[moment]
+        for content in self._facts.plain.contents:
+            last = content.read[-1] if content.read else -1
+            if content.made < moment < last and not content.kept and content.block not in read:
+                yield content.block
+
+    def _inplace_savings(self, k: int) -> tuple[int, list[Term]]:
+        """Return the bytes saved in place at moment k by the plain program, and the terms for any program.
+
+        Each block dead after the moment is overwritten once. A result overwrites one operand, a concatenation several.
+        """
+        facts, nbytes, moment = self._facts, self._level.blocks.nbytes, self._moments[k]
+        pairs = [pair for pair in self._level.blocks.inplace[moment] if pair[1] not in self._level.blocks.kept]
+        from_source, to_made = dict[int, list[Term]](), dict[int, list[Term]]()
+        terms: list[Term] = []
+        for made, source in pairs:
+            pair = self.program.add_variable()
+            terms.append((pair, -nbytes[source] / facts.byte_unit))
+            from_source.setdefault(source, []).append((pair, 1.0))
+            if nbytes[source] >= nbytes[made]:
+                to_made.setdefault(made, []).append((pair, 1.0))
+        for source, several in from_source.items():
+            alive = [(self._alive[source, k], 1.0)] if (source, k) in self._alive else []
+            self.program.add_constraint([*several, *alive], 1.0)
+        for several in to_made.values():
+            self.program.add_constraint(several, 1.0)
+        return facts.bytes_saved_in_place(moment) if pairs else 0, terms
+
 
 BYTE_UNIT = 1 << 20
 """Unit of bytes in the linear program."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sublet.base.escape import abbreviated_list
+from sublet.base.formatting import abbreviated_list
 from sublet.ir.dataflow import producing_nodes
 from sublet.ir.graph import Graph, Node, Value
 from sublet.passes.rewriting import count_readers
-from sublet.passes.splitting.momentum_accumulation import accumulable_terms
 from sublet.passes.splitting.split_nodes import Splits, added_lookup_gradient, split_nodes
 from sublet.passes.splitting.split_rules import (
     BATCH,
@@ -26,6 +25,7 @@ from sublet.passes.splitting.split_rules import (
     RESULT,
     split_rule_for,
 )
+from sublet.passes.splitting.weight_updates import accumulable_terms
 
 SHARES = (4, 8)
 """A value is large if larger than the budget divided by one of these numbers."""

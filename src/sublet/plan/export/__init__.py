@@ -11,10 +11,8 @@ from types import MappingProxyType
 
 from sublet.plan.export.c import c_sources
 from sublet.plan.export.context import ExportContext
-from sublet.plan.export.minimalloc import minimalloc
-from sublet.plan.export.perfetto import perfetto
-from sublet.plan.export.snapshot import snapshot
 from sublet.plan.export.table import csv_table, markdown_table
+from sublet.plan.export.viewers import minimalloc, perfetto, snapshot
 from sublet.plan.records import MemoryPlan
 
 Exporter = Callable[[MemoryPlan, ExportContext], Mapping[str, str | bytes]]

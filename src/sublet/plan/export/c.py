@@ -11,10 +11,8 @@ from textwrap import dedent
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.plan.export.context import ExportContext
-from sublet.plan.export.loops import binding_descriptions, iteration_lines
-from sublet.plan.export.names import identifiers
-from sublet.plan.export.table import body_versions, live_points, sharing_reason
+from sublet.plan.export.context import ExportContext, identifiers
+from sublet.plan.export.table import binding_descriptions, body_versions, iteration_lines, live_points, sharing_reason
 from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_storage_name
 
 TYPES = {

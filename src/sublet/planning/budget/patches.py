@@ -18,7 +18,7 @@ from sublet.ir.recipe import PATCHES_PREFIX
 from sublet.passes.ordering.order_search import peak_live_bytes
 from sublet.passes.patching.patch_based import Front, Patches, front_up_to, recompute_factors, with_patched_front
 from sublet.passes.patching.receptive_field import spatial_axes_of, spatial_extents
-from sublet.passes.sink_invariant import with_late_invariants
+from sublet.passes.sinking import with_late_invariants
 from sublet.planning.budget.cost_model import count_products
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import PlanError
+from sublet.base.formatting import parse_bytes
 from sublet.ir.model import Model
 from sublet.ops.nn.conversion import RELOAD
 from sublet.passes.recompute.memory_bound import MemoryBound

@@ -21,10 +21,16 @@ from sublet.ir.recipe import AS_IS
 from sublet.packing import MemoryRegion, slow_region
 from sublet.packing.problem import MAX_SIZE
 from sublet.passes.recompute.memory_bound import MemoryBound, memory_bound_of
-from sublet.passes.recompute.offload import is_offload, offload_candidates, with_offloads
 from sublet.passes.recompute.remat_problem import Clones, remat_problem_of
 from sublet.passes.recompute.remat_search import EFFORT, RematSearch, RematSolution
-from sublet.passes.recompute.rematerialize import Rematerializations, effective_pairs, with_rematerialization
+from sublet.passes.recompute.rematerialize import (
+    Rematerializations,
+    effective_pairs,
+    is_offload,
+    offload_candidates,
+    with_offloads,
+    with_rematerialization,
+)
 from sublet.passes.recompute.time_bound import least_extra_seconds
 from sublet.passes.splitting.propose_splits import SHARES, propose_splits
 from sublet.passes.splitting.split_nodes import SplitGraph, Splits, split_nodes

@@ -10,11 +10,37 @@ from typing import Any
 from sublet.base.errors import RunError, SpecError, SubletError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.custom import define_op
-from sublet.ops.onnx_inplace import overwrite_any_of
-from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, no_shares
+from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, is_registered, no_shares, overwrite_any_of, register
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
+
+# User-defined dialects: ops by name, under a prefix without a built-in dialect.
+
+_ops: dict[str, dict[str, Op]] = {}
+
+
+def define_op(op: Op) -> None:
+    """Register the op; an op with the same name is replaced.
+
+    Raises RunError if the name has no prefix, or a prefix of a built-in dialect.
+    """
+    prefix, _, rest = op.name.partition(".")
+    if not prefix or not rest:
+        raise RunError(f"{op.name!r} has no dialect prefix: name it 'prefix.name', as in 'mine.scale'")
+    if prefix not in _ops:
+        if is_registered(prefix):
+            raise RunError(f"{op.name!r}: the dialect {prefix!r} is in use; choose another prefix")
+        _ops[prefix] = {}
+        register(prefix, partial(_find_op, prefix))
+    _ops[prefix][op.name] = op
+
+
+def _find_op(prefix: str, name: str) -> Op:
+    try:
+        return _ops[prefix][name]
+    except KeyError:
+        raise SubletError(f"there is no op {name!r}; {prefix!r} has {', '.join(sorted(_ops[prefix]))}") from None
+
 
 Compute = Callable[..., Any]
 Scratch = int | Callable[[Node], int]

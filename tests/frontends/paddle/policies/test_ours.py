@@ -13,20 +13,18 @@ from pathlib import Path
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.checking import judge_equivalence
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.encoding import encode_program
-from sublet.frontends.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.effects import effects_of
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import predict_memory
-from sublet.frontends.paddle.policies.ours import PASSES, apply_own_policy
-from sublet.frontends.paddle.policies.ours.inplace import rename_in_place
-from sublet.frontends.paddle.policies.ours.rename_constraints import rename_constraints
-from sublet.frontends.paddle.policies.ours.reorder import run_updates_early
-from sublet.frontends.paddle.policies.ours.shape_only_uses import use_shape_proxies
-from sublet.frontends.paddle.policies.ours.update_barriers import add_update_barriers
+from sublet.integrations.paddle.checking import judge_equivalence
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.facts import effects_of
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import predict_memory
+from sublet.integrations.paddle.policies.ours import PASSES, apply_own_policy
+from sublet.integrations.paddle.policies.ours.inplace import rename_in_place, use_shape_proxies
+from sublet.integrations.paddle.policies.ours.rename_constraints import rename_constraints
+from sublet.integrations.paddle.policies.ours.update_order import add_update_barriers, run_updates_early
 from tests.frontends.paddle.written import runs, straight, tensors
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.frontends.paddle.checking import judge_equivalence
-from sublet.frontends.paddle.format.decoding import decode_program
-from sublet.frontends.paddle.format.program import PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
-from sublet.frontends.paddle.lives.scopes import ScopedVariable
-from sublet.frontends.paddle.operators.shapes import infer_sizes
-from sublet.frontends.paddle.peaks.memory import predict_memory
-from sublet.frontends.paddle.policies.ours import apply_own_policy
-from sublet.frontends.paddle.policies.ours.inplace import rename_in_place
-from sublet.frontends.paddle.policies.ours.temporaries import move_temporaries_outside
+from sublet.integrations.paddle.checking import judge_equivalence
+from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.program import PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
+from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.memory import predict_memory
+from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.policies.ours.inplace import rename_in_place
+from sublet.integrations.paddle.policies.ours.temporaries import move_temporaries_outside
 from tests.frontends.paddle.given import BESIDE
 from tests.frontends.paddle.mutants import with_block
 from tests.frontends.paddle.written import op, runs, tensors

@@ -1,0 +1,107 @@
+"""Readers of foreign plans from files. The suffix or the content of a file decides its format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sublet.base.errors import PlanError, ProblemError
+from sublet.base.files import parse_json, read_text
+from sublet.checker.external.against_model import judge_by_replay
+from sublet.checker.external.by_lifetimes import judge_by_lifetimes, judge_packing
+from sublet.checker.external.external_plan import ForeignPlan, has_plan_format, plan_from_json
+from sublet.checker.external.verdict import ForeignVerdict
+from sublet.integrations.registry import Integration, integration_of_file, integrations, resolve
+from sublet.ir.model import Model
+from sublet.packing import Problem
+from sublet.packing.csv_format import Lifetimes, read_placed
+from sublet.packing.files import read_problem
+
+CSV_SUFFIX = ".csv"
+
+
+def is_foreign_json(path: Path) -> bool:
+    """Return True if the file is the documented JSON of a foreign plan. A plan file of Sublet gives False."""
+    if path.suffix.lower() != ".json":
+        return False
+    text = read_text(path, PlanError)
+    try:
+        return has_plan_format(parse_json(text, str(path), PlanError))
+    except PlanError:  # the next reader of the file reports the error
+        return False
+
+
+def read_plan_file(path: Path) -> ForeignPlan:
+    """Read a foreign plan from a file beside the model. Raises PlanError if the file cannot be read."""
+    try:
+        return plan_from_json(read_text(path, PlanError), str(path))
+    except PlanError as error:  # errors of the whole plan name the tool, but not the file
+        raise error if str(path) in str(error) else PlanError(f"{path}: {error}") from None
+
+
+def judge_embedded_plan(model: Model, path: Path, capacity: int | None = None) -> ForeignVerdict:
+    """Return the verdict on the plan embedded in a model's file: ONNX metadata, or an offline plan for TFLM.
+
+    `capacity` is the size in bytes of the plan's single memory. Raises PlanError if the file has no plan.
+    """
+    integration = integration_of_file(path)
+    if integration is None or not integration.embedded_plan:
+        raise PlanError(f"{path} contains no plan: pass the plan as a second file (docs/foreign.md has its form)")
+    model, plan = resolve(integration.embedded_plan)(model, path)
+    return judge_by_replay(model, plan.with_capacity(capacity))
+
+
+def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
+    """Read a packing problem: MiniMalloc's CSV, a partial order, or the allocations in a PyTorch snapshot.
+
+    Raises ProblemError or ModelError if the file cannot be read, or is a snapshot of several devices.
+    """
+    recorder = _integration_with_suffix("problem_suffixes", path)
+    if recorder is None:
+        return read_problem(path, lifetimes)
+    problem: Problem = resolve(recorder.read_problem)(path)
+    return problem
+
+
+def is_snapshot(path: Path) -> bool:
+    """Return True if an integration reads recorded allocations from the file."""
+    return _integration_with_suffix("problem_suffixes", path) is not None
+
+
+def _integration_with_suffix(table: str, path: Path) -> Integration | None:
+    """Return the integration with the suffix of the path in the field `table`; else None."""
+    return next((each for each in integrations() if path.suffix.lower() in getattr(each, table)), None)
+
+
+def is_judged_without_model(path: Path) -> bool:
+    """Return True if the file can be judged without a model, because it has lifetimes or instructions."""
+    return (
+        _integration_with_suffix("plan_suffixes", path) is not None
+        or path.suffix.lower() == CSV_SUFFIX
+        or is_foreign_json(path)
+    )
+
+
+def judge_plan_file(
+    path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None
+) -> ForeignVerdict:
+    """Return the verdict on a plan with lifetimes or instructions.
+
+    `capacity` is the size in bytes of the plan's single memory, if the caller knows the size; a `.pte` file declares
+    sizes. Raises PlanError, ProblemError or ModelError if the file cannot be read.
+    """
+    judge = _integration_with_suffix("plan_suffixes", path)
+    if judge is not None:
+        if capacity is not None:
+            raise PlanError(f"{path} declares the sizes of its memories: drop --capacity")
+        verdict: ForeignVerdict = resolve(judge.judge_plan)(path)
+        return verdict
+    if path.suffix.lower() != CSV_SUFFIX:
+        return judge_by_lifetimes(read_plan_file(path).with_capacity(capacity))
+    problem, places = read_placed(path, lifetimes)
+    if problem.buffers and not any(places):
+        raise ProblemError(f"{path} has no offsets to check: add a column `offset` (`sublet pack` computes offsets)")
+    regions = {place[0] for place in places if place is not None}
+    if capacity is not None and len(regions) > 1:
+        raise ProblemError(f"{path} has {len(regions)} regions, each with its own size: drop --capacity")
+    sizes = {} if capacity is None else dict.fromkeys(regions, capacity)
+    return judge_packing(problem, places, path.name, sizes)

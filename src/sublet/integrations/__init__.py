@@ -1,0 +1,1 @@
+"""Integrations: one folder a vendor, each behind one record, found by entry points; see `registry`."""

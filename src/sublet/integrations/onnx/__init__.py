@@ -1,0 +1,25 @@
+"""ONNX: the reader, the facts of its operators, kernels of ONNX Runtime, and plans in the metadata of a file."""
+
+from sublet.integrations.registry import Integration
+
+INTEGRATION = Integration(
+    "onnx",
+    suffixes=(".onnx",),
+    read_model="sublet.integrations.onnx.reading:read_file",
+    options=("dims", "optimize", "assume"),
+    object_attributes=("graph", "opset_import"),
+    read_object="sublet.integrations.onnx.reading:read_object",
+    optimize_levels=("onnxruntime-basic", "onnxruntime-extended", "onnxruntime"),
+    optimizer_package="onnxruntime",
+    optimizer_versions="sublet.integrations.onnx.reader.runtime_optimizer:rewriting_environment",
+    embedded_plan="sublet.integrations.onnx.plan_reader:read_embedded_plan",
+    dialects={"onnx": "sublet.integrations.onnx.dialect:onnx_op"},
+    backends={
+        "onnxruntime": "sublet.integrations.onnx.kernels.backend:backend_for",
+        "numpy": "sublet.integrations.onnx.kernels.numpy:backend_for",
+    },
+    packages={"onnxruntime": "onnxruntime"},
+    reference_kernels={"onnx": "sublet.integrations.onnx.kernels.reference:reference_kernel"},
+    region_splits=("sublet.integrations.onnx.region_split:propose_splits",),
+    exporters={"onnx": "sublet.integrations.onnx.exporter:embed_plan"},
+)

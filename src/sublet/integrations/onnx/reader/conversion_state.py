@@ -1,0 +1,250 @@
+"""State of one ONNX import: unique names, constants, known values in scope, budgets and warnings."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sublet.base.errors import Finding, ModelError
+from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
+from sublet.integrations.onnx.reader.model_file import node_title
+from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS, TensorType, Type, spec_of, type_of
+from sublet.integrations.onnx.reader.weights import Weight, literal_of, weight_of_array
+from sublet.ir.graph import Node, Value
+
+ATTEMPTS_PER_NODE = 100
+MAX_FOLD_BYTES = 1 << 28
+"""The bytes all folding together may read and write, to bound the time of an import."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownValue:
+    """A value known during the import: the graph value, the type, and the content of a constant."""
+
+    value: Value
+    type: Type
+    weight: Weight | None = None
+
+    @property
+    def unplannable_reason(self) -> str:
+        """The reason the value cannot be planned; "" for a plannable value."""
+        return "" if isinstance(self.value.spec, TensorSpec) else self.value.spec.reason
+
+
+Scope = ChainMap[str, KnownValue]
+"""The values readable in a graph, by name in the file; a sub-graph's scope is a child."""
+
+
+@dataclass
+class UniqueNames:
+    """Generator of names unique in the whole program, with undo."""
+
+    _uses: dict[str, int] = field(default_factory=dict)
+    _log: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def fresh(self, base: str) -> str:
+        """Return `base` if unused, else the first unused name of base.1, base.2, ..."""
+        if base not in self._uses:
+            self._uses[base] = 1
+            self._log.append((base, base, 0))
+            return base
+        before = self._uses[base]
+        count = before
+        while (name := f"{base}.{count}") in self._uses:
+            count += 1
+        self._uses[base] = count + 1
+        self._uses[name] = 1
+        self._log.append((name, base, before))
+        return name
+
+    @property
+    def mark(self) -> int:
+        """The position in the log of names, for `rewind`."""
+        return len(self._log)
+
+    def rewind(self, mark: int) -> None:
+        """Release every name generated since `mark`."""
+        while len(self._log) > mark:
+            name, base, before = self._log.pop()
+            del self._uses[name]
+            if base != name:
+                self._uses[base] = before
+
+
+@dataclass
+class ImportState:
+    """The state of one import.
+
+    where         the model's name in messages
+    budget        decreases with every converted node: a loop body is converted again after a wrong guess about the
+                  carried values, and nested loops multiply
+    fold_bytes    the bytes constant folding may still read and write
+    conditional   the number of enclosing branches and loops without a certain run
+    """
+
+    where: str
+    folder: Path | None
+    opsets: Mapping[str, int]
+    dims: Mapping[str, int]
+    budget: int
+    values: UniqueNames = field(default_factory=UniqueNames)
+    nodes: UniqueNames = field(default_factory=UniqueNames)
+    weights: dict[str, KnownValue] = field(default_factory=dict)
+    assumed: AssumedShapes = field(default_factory=AssumedShapes)
+    fold_bytes: int = MAX_FOLD_BYTES
+    warnings: list[Finding] = field(default_factory=list)
+    conditional: int = 0
+
+    def warn(self, rule: str, where: str, what: str) -> None:
+        """Record a warning about a node of the model."""
+        self.warnings.append(Finding(rule, f"{self.where}: node {where}", what))
+
+    @contextmanager
+    def in_conditional_code(self, uncertain: bool = True) -> Iterator[None]:
+        """Mark, as a context manager, the nodes converted inside as nodes that may never run."""
+        self.conditional += uncertain
+        try:
+            yield
+        finally:
+            self.conditional -= uncertain
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """A point to restore with `rewind`."""
+        lists = len(self.warnings), len(self.assumed.declared)
+        return self.values.mark, self.nodes.mark, len(self.weights), *lists
+
+    def rewind(self, mark: tuple[int, ...]) -> None:
+        """Discard the names, constants and warnings added since `mark`; the budgets stay spent."""
+        self.values.rewind(mark[0])
+        self.nodes.rewind(mark[1])
+        while len(self.weights) > mark[2]:
+            self.weights.popitem()
+        del self.warnings[mark[3] :]
+        del self.assumed.declared[mark[4] :]
+
+    def spend_budget(self, nodes: int) -> None:
+        """Count `nodes` converted nodes. Raises ModelError when the budget is exceeded."""
+        self.budget -= nodes
+        if self.budget < 0:
+            raise ModelError(f"{self.where}: shape inference of the nested loops needs too many attempts")
+
+    def known_value(self, name: str, type: Type, reason: str) -> KnownValue:
+        """Return a value under a name already reserved in `values`. Raises ModelError for an impossible shape."""
+        try:
+            return KnownValue(Value(name, spec_of(type, reason)), type)
+        except ModelError as error:
+            raise ModelError(f"{self.where}: value {name!r}: {error}") from None
+
+    def fresh(self, base: str, type: Type, reason: str = "") -> KnownValue:
+        """Return a new value named after `base`."""
+        return self.known_value(self.values.fresh(base), type, reason)
+
+    def constant(self, name: str, weight: Weight) -> KnownValue:
+        """Add a constant under a name already reserved in `values`, and return the constant."""
+        type = type_of(weight.spec) if isinstance(weight.spec, TensorSpec) else weight.type
+        self.weights[name] = KnownValue(Value(name, weight.spec, literal_of(weight)), type, weight)
+        return self.weights[name]
+
+
+# State of an ONNX graph under conversion: the readable values and the nodes converted so far.
+
+if TYPE_CHECKING:
+    import onnx
+
+BOOL_SCALAR = TensorType(9, ())
+COUNT_SCALAR = TensorType(7, ())
+
+
+@dataclass
+class GraphConversion:
+    """One ONNX graph under conversion.
+
+    program   the state of the whole import
+    scope     the readable values, by name in the file
+    names     the unique name of each value defined by a node of the graph, by name in the file
+    nodes     the nodes converted so far
+    """
+
+    program: ImportState
+    scope: Scope
+    names: Mapping[str, str]
+    nodes: list[Node] = field(default_factory=list)
+
+    def lookup(self, name: str) -> KnownValue | None:
+        """Return the known value of a name; None for the empty name of an omitted input."""
+        return self.scope[name] if name else None
+
+    def define(self, name: str, type: Type, reason: str) -> Value:
+        """Define the node output called `name` in the file, and return the new value."""
+        known = self.program.known_value(self.names[name], type, reason)
+        self.scope[name] = known
+        return known.value
+
+    def emit(self, op: str, base: str, inputs: Sequence[KnownValue], type: Type) -> KnownValue:
+        """Append a node absent from the file, named after `base`, and return the single output."""
+        result = self.program.fresh(base, type)
+        name = self.program.nodes.fresh(base)
+        self.nodes.append(Node(name, op, tuple(known.value for known in inputs), (result.value,)))
+        return result
+
+
+GraphConverter = Callable[[ImportState, "onnx.GraphProto", Scope], GraphConversion]
+"""A function converting a graph whose inputs are in the scope, and adding the values of the graph to the scope."""
+
+
+def node_error(frame: GraphConversion, node: onnx.NodeProto, what: str) -> ModelError:
+    """Return the error for a malformed node."""
+    return ModelError(f"{frame.program.where}: node {node_title(node)} {what}")
+
+
+def graph_attribute(frame: GraphConversion, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    """Return the sub-graph in an attribute. Raises ModelError without the attribute."""
+    for attribute in node.attribute:
+        if attribute.name == name and attribute.HasField("g"):
+            graph: onnx.GraphProto = attribute.g
+            return graph
+    raise node_error(frame, node, f"has no graph {name!r}")
+
+
+def results_of(program: ImportState, graph: onnx.GraphProto, scope: Scope) -> tuple[KnownValue, ...]:
+    """Return the known values of the graph's outputs. Raises ModelError for an undefined output."""
+    for output in graph.output:
+        if output.name not in scope:
+            raise ModelError(f"{program.where}: the output {output.name!r} of graph {graph.name!r} is not defined")
+    return tuple(scope[output.name] for output in graph.output)
+
+
+def integer_constant(program: ImportState, base: str, *numbers: int, scalar: bool = False) -> KnownValue:
+    """Return a new i64 constant: a vector of `numbers`, or a scalar of the first number."""
+    array = np.array(numbers[0] if scalar else numbers, dtype=np.int64)
+    return program.constant(program.values.fresh(base), weight_of_array(array, TensorSpec(DType.I64, array.shape)))
+
+
+def true_constant(program: ImportState, base: str) -> KnownValue:
+    """Return a new bool scalar constant with the value true."""
+    return program.constant(program.values.fresh(base), weight_of_array(np.array(True), TensorSpec(DType.BOOL)))
+
+
+def as_scalar(frame: GraphConversion, known: KnownValue, type: TensorType, base: str) -> KnownValue:
+    """Return `known`, a single element of any shape, as a scalar of `type`.
+
+    The result is `known` unchanged, a constant, or a Reshape. ONNX allows [] and [1] for conditions and trip counts.
+    Raises ModelError for any further shape or element type.
+    """
+    if known.type == type:
+        return known
+    spec = known.value.spec
+    if isinstance(spec, TensorSpec) and (spec.size != 1 or ELEMENT_NUMBERS[spec.dtype] != type.elem):
+        raise ModelError(f"{frame.program.where}: {base!r} must be one element of {type}, not {spec}")
+    if known.weight is not None and isinstance(spec, TensorSpec):
+        scalar = weight_of_array(known.weight.array().reshape(()), TensorSpec(spec.dtype))
+        return frame.program.constant(frame.program.values.fresh(base), scalar)
+    return frame.emit("onnx.Reshape", base, (known, integer_constant(frame.program, f"{base}.shape")), type)

@@ -1,0 +1,244 @@
+"""Import of ONNX models: a file becomes a graph with lazily read weights.
+
+read -> inline functions -> name outputs -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sublet.base.errors import ModelError
+from sublet.base.tensor import MAX_BYTES
+from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
+from sublet.integrations.onnx.reader.conversion_state import (
+    ATTEMPTS_PER_NODE,
+    GraphConversion,
+    ImportState,
+    Scope,
+    results_of,
+)
+from sublet.integrations.onnx.reader.convert import convert_graph
+from sublet.integrations.onnx.reader.dead_code import remove_dead_code
+from sublet.integrations.onnx.reader.model_file import (
+    all_nodes,
+    inline_functions,
+    opsets_of,
+    read_model,
+    require_utf8,
+    with_written_outputs,
+)
+from sublet.integrations.onnx.reader.types import TensorType, Type, read_type
+from sublet.ir.graph import Graph
+from sublet.ir.model import Model
+from sublet.ir.recipe import PLAIN
+
+# Binding of the open dimensions of a model's inputs to extents.
+
+if TYPE_CHECKING:
+    import onnx
+
+UNNAMED = ("", "?")
+"""dim_param texts written by some exporters for an unnamed dimension."""
+
+
+Shape = Sequence[int]
+Shapes = Mapping[str, Shape]
+"""Shapes of inputs by name. A shape binds an open dimension or rank, and never changes a fixed extent."""
+
+
+def named_extents(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str, int]:
+    """Return the extents of named dimensions derived from `shapes`, without names bound to several extents or to 0."""
+    extents_by_name: dict[str, set[int]] = {}
+    for value in inputs:
+        for dim, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            if dim.dim_param not in UNNAMED:
+                extents_by_name.setdefault(dim.dim_param, set()).add(extent)
+    return {
+        name: extent for name, extents in extents_by_name.items() for extent in extents if len(extents) == 1 and extent
+    }
+
+
+def bind_inputs(
+    inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], shapes: Shapes, where: str
+) -> dict[str, Type]:
+    """Return the types of `inputs` with open dimensions bound by `shapes` and `dims`.
+
+    Raises ModelError for dimensions left open (listing all, with the missing options), for a name in `dims` unknown to
+    the model, for a shape of another rank, and for an extent outside 1 to 2^56.
+    """
+    for name, extent in dims.items():
+        if isinstance(extent, bool) or not isinstance(extent, int) or not 1 <= extent <= MAX_BYTES:
+            raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 1 to 2^56")
+    known: dict[str, None] = {}
+    missing: dict[str, str] = {}
+    types: dict[str, Type] = {}
+    for value in inputs:
+        types[value.name] = _bind_input(value, dims, shapes.get(value.name), known, missing, where)
+    unknown = [name for name in dims if name not in known]
+    if unknown:
+        names = ", ".join(known) or "none; all are fixed"
+        raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}")
+    if missing:
+        lines = "".join(f"\n  {what}: --dim {name}=1" for name, what in missing.items())
+        raise ModelError(f"{where}: {len(missing)} dimension(s) are open; declare an extent for each:{lines}")
+    return types
+
+
+def _bind_input(
+    value: onnx.ValueInfoProto,
+    dims: Mapping[str, int],
+    shape: Shape | None,
+    known: dict[str, None],
+    missing: dict[str, str],
+    where: str,
+) -> Type:
+    """Return the type of one input; add open dimensions to `known` and dimensions without an extent to `missing`."""
+    type = read_type(value.type)
+    if not isinstance(type, TensorType):
+        return type
+    if type.dims is None:
+        return TensorType(type.elem, None if shape is None else tuple(shape))
+    if shape is not None and len(shape) != len(type.dims):
+        raise ModelError(
+            f"{where}: input {value.name} has {len(type.dims)} dimensions; the shape passed has {len(shape)}"
+        )
+    extents: list[int | None] = []
+    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+        if dim.dim_value > 0 or (dim.HasField("dim_value") and dim.dim_value == 0):
+            extents.append(int(dim.dim_value))
+            continue
+        place = f"input {value.name} axis {axis}"
+        name = _dimension_name(dim, f"{where}: {place}") or f"{value.name}:{axis}"
+        known.update({name: None, f"{value.name}:{axis}": None})
+        extent = dims.get(f"{value.name}:{axis}", dims.get(name)) if shape is None else shape[axis]
+        if extent is None and name not in missing:
+            missing[name] = place
+        extents.append(extent)
+    return TensorType(type.elem, tuple(extents))
+
+
+def _dimension_name(dim: Any, place: str) -> str:
+    """Return the name of an open dimension, "" without a name; some exporters write -1 for an open dimension.
+
+    Raises ModelError for any other negative extent.
+    """
+    if dim.HasField("dim_value") and dim.dim_value != -1:
+        raise ModelError(f"{place}: the file declares extent {dim.dim_value}")
+    return "" if dim.dim_param in UNNAMED else str(dim.dim_param)
+
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_NODES = 2_000_000
+
+
+def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Model:
+    """Import the ONNX model at `path`.
+
+    `dims` binds open dimensions, and `assume` declares the shapes of values without shape inference. The import
+    executes nothing from the file, and checks external data without reading the data. Raises ModelError when the file
+    is malformed or unsafe, or when a dimension stays open.
+    """
+    path = Path(path)
+    return from_proto(read_model(path), dims, where=path.name, folder=path.parent, assume=assume)
+
+
+def from_proto(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    shapes: Shapes | None = None,
+    where: str = "model",
+    folder: Path | None = None,
+    assume: Mapping[str, str] | None = None,
+) -> Model:
+    """Import an ONNX model in memory; external data lies below `folder`. Otherwise like `load`.
+
+    `shapes` are the shapes of inputs known to the caller. An input named in `shapes` stays an input even when the file
+    has a default for the input.
+    """
+    shapes = shapes or {}
+    require_utf8(model, where)
+    opsets = opsets_of(model, where)
+    model = with_written_outputs(inline_functions(_without_defaults(model, shapes), where))
+    graph = model.graph
+    dims = {**named_extents(graph.input, shapes), **(dims or {})}
+    count = sum(1 for _ in all_nodes(iter(graph.node)))
+    if count > MAX_NODES:
+        raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
+    budget = ATTEMPTS_PER_NODE * (count + 100)
+    program = ImportState(where, folder, opsets, dims, budget, assumed=AssumedShapes(assume or {}))
+    scope: Scope = ChainMap()
+    inputs = _add_inputs(program, graph, shapes, scope)
+    frame = convert_graph(program, graph, scope)
+    return _assemble_model(frame, graph, inputs)
+
+
+def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
+    """Return the model without the initialisers of inputs named in `shapes`."""
+    given = {value.name for value in model.graph.input if value.name in shapes}
+    if not given.intersection(_initializer_names(model.graph)):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for i in reversed(range(len(changed.graph.initializer))):
+        if changed.graph.initializer[i].name in given:
+            del changed.graph.initializer[i]
+    for i in reversed(range(len(changed.graph.sparse_initializer))):
+        if changed.graph.sparse_initializer[i].values.name in given:
+            del changed.graph.sparse_initializer[i]
+    return changed
+
+
+def _initializer_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of all dense and sparse initialisers."""
+    names = {tensor.name for tensor in graph.initializer}
+    return names | {tensor.values.name for tensor in graph.sparse_initializer}
+
+
+def _add_inputs(program: ImportState, graph: onnx.GraphProto, shapes: Shapes, scope: Scope) -> tuple[str, ...]:
+    """Add the inputs without initialisers to `scope` and return the names of the inputs.
+
+    An input with an initialiser has a default, and counts as a constant.
+    """
+    defaults = _initializer_names(graph)
+    free = [value for value in graph.input if value.name not in defaults]
+    for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
+        if not name:
+            raise ModelError(f"{program.where}: an input has no name")
+        type = program.assumed.close_type(name, type)
+        scope[name] = program.fresh(name, type, "the file does not declare its shape")
+    if len(scope) < len(free):
+        raise ModelError(f"{program.where}: two inputs have the same name")
+    return tuple(scope)
+
+
+def _assemble_model(frame: GraphConversion, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
+    """Assemble the pruned graph, the weights and the recorded assumptions into a `Model`."""
+    program = frame.program
+    results = results_of(program, graph, frame.scope)
+    whole = Graph(
+        graph.name or "graph",
+        tuple(frame.scope[name].value for name in inputs),
+        tuple(frame.nodes),
+        tuple(known.value for known in results),
+        tuple(known.value for known in program.weights.values()),
+    )
+    pruned = remove_dead_code(whole, program.assumed.values_to_enforce(whole))
+    values = tuple(pruned.values())
+    assumed, declared = program.assumed.assumptions_used_for(values), program.assumed.declared_types_of(values)
+    return Model(
+        pruned,
+        dict(program.dims),
+        {value.name: weight for value in pruned.weights if (weight := program.weights[value.name].weight)},
+        inputs,
+        tuple(value.name for value in graph.output),
+        dict(program.opsets),
+        recipe=replace(PLAIN, assumed=tuple(assumed.items()), declared=tuple(declared.items())),
+        warnings=tuple(dict.fromkeys(program.warnings)),
+    )

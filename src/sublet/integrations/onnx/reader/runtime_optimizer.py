@@ -1,0 +1,351 @@
+"""ONNX models rewritten by ONNX Runtime's optimiser: fused operators, blocked layouts.
+
+A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the dimensions, the
+version of ONNX Runtime, and the channel block of the blocked layout, which differs between processors. An entry is an
+ONNX model and one memory-mapped file of weights, or, for a model rejected by ONNX Runtime, the error message.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sublet.base.cache import add_entry, find_entry, remove_entry
+from sublet.base.errors import Finding, ModelError
+from sublet.base.formatting import printable
+from sublet.base.optional_imports import require
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.integrations.onnx.reader.model import bind_inputs, from_proto
+from sublet.integrations.onnx.reader.model_file import (
+    all_nodes,
+    graphs_of,
+    inline_functions,
+    opsets_of,
+    read_model,
+    with_written_outputs,
+)
+from sublet.integrations.onnx.reader.type_inference import inferred_types, open_session, session_options
+from sublet.integrations.onnx.reader.types import TensorType, spec_of, write_type
+from sublet.integrations.onnx.reader.weights import external_file, weight_of_array
+from sublet.ir.model import Model
+from sublet.runtime.dtypes import is_packed
+
+if TYPE_CHECKING:
+    import onnx
+
+CACHE_FORMAT = "8"
+CACHE_NAME = "optimized"
+MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
+ALL = "onnxruntime"
+LEVELS = {
+    "onnxruntime-basic": "ORT_ENABLE_BASIC",
+    "onnxruntime-extended": "ORT_ENABLE_EXTENDED",
+    ALL: "ORT_ENABLE_ALL",
+}
+"""ONNX Runtime's levels: folding and redundant nodes; also fused operators; also blocked layouts."""
+
+IR_VERSION_OF_CONSTANTS = 4
+"""From this IR version on, an initialiser need not be an input, and is then a constant."""
+
+EXTERNAL_WEIGHT_BYTES = 1024
+"""Initialisers of at least this many bytes are written to the weights file, to be memory-mapped."""
+
+
+MAX_REFUSAL_CHARACTERS = 300
+"""The number of characters kept of ONNX Runtime's error message."""
+
+
+class _RuntimeRefusal(Exception):
+    """Rejection of a model by ONNX Runtime; `__cause__` is the original exception."""
+
+
+def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Model:
+    """Import the model at `path` after ONNX Runtime's optimiser; unoptimised if ONNX Runtime rejects the model."""
+    return load_optimized_proto(read_model(path), dims, level=level, where=path.name, folder=path.parent)
+
+
+def load_optimized_proto(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    level: str = ALL,
+    where: str = "model",
+    folder: Path | None = None,
+) -> Model:
+    """Import the model after ONNX Runtime's optimiser. Otherwise like `from_proto`.
+
+    A model rejected by ONNX Runtime is imported unoptimised, with a remark. Raises ModelError when the model is
+    malformed or unsafe, when a dimension stays open, or for an unknown `level`.
+    """
+    dims = dict(dims or {})
+    opsets_of(model, where)
+    if level not in LEVELS:
+        raise ModelError(f"there is no optimiser {level!r}; there are {', '.join(LEVELS)}")
+    key = _cache_key(model, dims, level, where, folder)
+    cached = find_entry(CACHE_NAME, key)
+    if cached is not None and not (cached / REFUSAL).exists():
+        try:
+            return _load_rewritten(cached, dims, level)
+        except (ModelError, OSError, ValueError):
+            remove_entry(CACHE_NAME, key)
+            cached = None
+    plain = from_proto(model, dims, where=where, folder=folder)
+
+    def fill(fresh: Path) -> None:
+        _write_entry(fresh, model, dims, level, where, folder)
+        if not (fresh / REFUSAL).exists():
+            warnings = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
+            (fresh / WARNINGS).write_text(json.dumps(warnings), encoding="utf-8")
+
+    try:
+        cached = cached or add_entry(CACHE_NAME, key, fill)
+        if cached is not None:
+            return _model_of_entry(cached, plain, dims, level)
+        with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
+            fill(Path(scratch))
+            return _model_of_entry(Path(scratch), plain, dims, level)
+    except OSError as error:
+        return _with_remark(plain, str(error))
+
+
+def _write_entry(
+    fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None
+) -> None:
+    """Write the rewritten model, or the rejection by ONNX Runtime, into the folder `fresh`.
+
+    Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's inlining
+    gives two values one name and then rejects the written model.
+    """
+    model = with_written_outputs(inline_functions(model, where))
+    try:
+        _write_rewritten(_with_bound_inputs(model, dims, where), level, folder, fresh)
+    except (
+        _RuntimeRefusal
+    ):  # an arm never taken with the bound shapes may conflict with the shapes: retry with open shapes
+        try:
+            _write_rewritten(_with_bound_inputs(model, None, where), level, folder, fresh)
+        except _RuntimeRefusal as refusal:
+            for path in fresh.iterdir():
+                path.unlink()
+            lines = str(refusal.__cause__).strip().splitlines() or [type(refusal.__cause__).__name__]
+            (fresh / REFUSAL).write_text(lines[0][:MAX_REFUSAL_CHARACTERS], encoding="utf-8")
+
+
+def _model_of_entry(folder: Path, plain: Model, dims: Mapping[str, int], level: str) -> Model:
+    """Return the model of a cache entry, or `plain` with a remark."""
+    refusal = folder / REFUSAL
+    if refusal.exists():
+        return _with_remark(plain, f"ONNX Runtime rejects the model: {refusal.read_text(encoding='utf-8')}")
+    try:
+        return _load_rewritten(folder, dims, level)
+    except ModelError as error:
+        return _with_remark(plain, f"the model rewritten by ONNX Runtime is invalid: {error}")
+
+
+def _with_remark(plain: Model, reason: str) -> Model:
+    """Return the unoptimised model with a remark giving the reason."""
+    return replace(plain, remark=f"not optimised, {printable(reason)}")
+
+
+def _load_rewritten(folder: Path, dims: Mapping[str, int], level: str) -> Model:
+    """Import the rewritten model from a folder, with memory-mapped weights."""
+    proto = read_model(folder / MODEL)
+    closed = all(
+        dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
+    )  # False if the model was rewritten with open dimensions
+    mapped = {tensor.name: tensor for tensor in _mappable_tensors(proto, folder)}
+    restored = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
+    raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
+    weights = dict(restored.weights)
+    for value in restored.graph.weights:
+        name, spec = value.name, value.spec
+        if name in mapped and isinstance(spec, TensorSpec):
+            offset = int(_external_data_of(mapped[name])["offset"])
+            content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
+            weights[name] = weight_of_array(content, spec)
+    warnings = tuple(Finding(*fields) for fields in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
+    recipe = replace(restored.recipe, optimize=level, by=rewriting_environment())
+    return replace(restored, weights=weights, dims=dict(dims), recipe=recipe, warnings=warnings)
+
+
+def _mappable_tensors(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors to map from the weights file, and read the content of the remaining tensors into `proto`.
+
+    The remaining tensors are tensors of sub-graphs, whose names need not be unique, and tensors with several elements
+    per byte.
+    """
+    inner = [tensor for node in all_nodes(iter(proto.graph.node)) for tensor in _sub_graph_tensors(node)]
+    names = {tensor.name for tensor in inner}
+    for tensor in (*proto.graph.initializer, *inner):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        spec = spec_of(TensorType(tensor.data_type, tuple(tensor.dims)), "")
+        if tensor.name not in names and isinstance(spec, TensorSpec) and not is_packed(spec):
+            yield tensor
+            continue
+        place = _external_data_of(tensor)
+        with (folder / WEIGHTS).open("rb") as file:
+            file.seek(int(place["offset"]))
+            tensor.raw_data = file.read(int(place["length"]))
+        tensor.data_location = tensor.DEFAULT
+        del tensor.external_data[:]
+
+
+def _sub_graph_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initialisers of the node's sub-graphs."""
+    return (tensor for graph in graphs_of(node) for tensor in graph.initializer)
+
+
+def _external_data_of(tensor: onnx.TensorProto) -> dict[str, str]:
+    """Return the external-data entries of the tensor, by key."""
+    return {item.key: item.value for item in tensor.external_data}
+
+
+def _cache_key(model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None) -> str:
+    """Return the cache key: a hash of all inputs of the rewriting."""
+    digest = sha256(f"{CACHE_FORMAT} {level} {rewriting_environment()} {sorted(dims.items())}\n".encode())
+    digest.update(model.SerializeToString(deterministic=True))
+    tensors = [*model.graph.initializer]
+    for node in all_nodes(iter(model.graph.node)):
+        tensors += [*_sub_graph_tensors(node), *(attribute.t for attribute in node.attribute)]
+    places = {
+        _external_data_of(tensor).get("location", "") for tensor in tensors if tensor.data_location == tensor.EXTERNAL
+    }
+    for place in sorted(places):
+        with external_file(folder or Path(), place, where).open("rb") as file:
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def rewriting_environment() -> str:
+    """Return, as text, the environment of a rewriting: version of ONNX Runtime, processor, and channel block."""
+    version = require("onnxruntime", extra="onnxruntime").__version__
+    return f"onnxruntime {version}, {platform.machine()}, blocks of {_channel_block()} channels"
+
+
+@lru_cache(maxsize=1)
+def _channel_block() -> int:
+    """Return the number of channels per block of the blocked layout on this processor; 0 without a blocked layout."""
+    helper = require("onnx.helper", extra="onnx")
+    node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
+    source = helper.make_tensor_value_info("x", 1, (1, 4, 1, 1))
+    graph = helper.make_graph([node], "block", [source], [helper.make_empty_tensor_value_info("y")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    try:
+        session = open_session(model.SerializeToString(), session_options())
+        return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
+    except Exception:
+        return 0
+
+
+def _with_bound_inputs(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
+    """Return a copy with initialisers as constants, and with bound input shapes unless `dims` is None.
+
+    The copy has no declared shapes of computed values.
+    """
+    copy = type(model)()
+    copy.CopyFrom(model)
+    copy.ir_version = max(copy.ir_version, IR_VERSION_OF_CONSTANTS)
+    graph = copy.graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    free = [value for value in graph.input if value.name not in defaults]
+    types = bind_inputs(free, dims, {}, where) if dims is not None else {}
+    for value in free:
+        type_ = types.get(value.name)
+        if isinstance(type_, TensorType):
+            value.type.CopyFrom(write_type(type_))
+    inputs = [type(value).FromString(value.SerializeToString()) for value in free]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    _remove_declared_shapes(graph)
+    return copy
+
+
+def _remove_declared_shapes(graph: onnx.GraphProto) -> None:
+    """Remove the declared shapes of computed values from the graph and the sub-graphs."""
+    del graph.value_info[:]
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for node in graph.node:
+        for inner in graphs_of(node):
+            _remove_declared_shapes(inner)
+
+
+def _write_rewritten(model: onnx.ModelProto, level: str, source: Path | None, folder: Path) -> None:
+    """Write the rewritten model and the weights into `folder`.
+
+    Raises _RuntimeRefusal when ONNX Runtime rejects the model.
+    """
+    ort = require("onnxruntime", extra="onnxruntime")
+    options = session_options()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
+    options.optimized_model_filepath = str(folder / MODEL)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", str(EXTERNAL_WEIGHT_BYTES)
+    )
+    if source is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.resolve()))
+    try:
+        open_session(model.SerializeToString(), options)
+        _finish_rewritten(folder)
+    except OSError:
+        raise
+    except Exception as error:  # the binding passes on every C++ exception, even for a model it wrote itself
+        raise _RuntimeRefusal from error
+
+
+def _sort_and_name_nodes(graph: onnx.GraphProto) -> None:
+    """Sort and name the nodes by the graph alone: the optimiser's order and names differ from run to run.
+
+    A node follows the nodes computing the inputs, and these are in the order of the inputs, as in ONNX Runtime's own
+    rule. A node is named after the first output.
+    """
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    order: dict[int, None] = {}
+    stack = [producers[value.name] for value in reversed(graph.output) if value.name in producers]
+    stack = [*range(len(graph.node) - 1, -1, -1), *stack]
+    while stack:
+        i = stack[-1]
+        inputs = [producers[name] for name in _names_read_by(graph.node[i]) if name in producers]
+        unsorted = [k for k in inputs if k not in order]
+        if i in order or not unsorted:
+            order.setdefault(stack.pop())
+        else:
+            stack += reversed(unsorted)
+    nodes = [type(graph.node[i]).FromString(graph.node[i].SerializeToString()) for i in order]
+    for node in nodes:
+        node.name = next(iter(node.output), node.name)
+        for inner in graphs_of(node):
+            _sort_and_name_nodes(inner)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _names_read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names read by a node, including the node's sub-graphs."""
+    yield from node.input
+    for inner in graphs_of(node):
+        for other in inner.node:
+            yield from _names_read_by(other)
+        yield from (value.name for value in inner.output)
+
+
+def _finish_rewritten(folder: Path) -> None:
+    """Sort the rewritten model, and add the types inferred by ONNX Runtime: the onnx package misses some operators."""
+    model = read_model(folder / MODEL)
+    _sort_and_name_nodes(model.graph)
+    model.graph.value_info.extend(inferred_types(model, folder))
+    (folder / MODEL).write_bytes(model.SerializeToString())

@@ -1,0 +1,18 @@
+"""Sublet's own policy: rewrite a program for the ordinary executor to hold fewer bytes.
+
+The policy has six passes, each from a program to a program that computes the same bits:
+
+- optimizer operators run early;
+- gradient blocks take shapes from tensors present anyway;
+- loops do not copy read-only inputs;
+- outputs take over the memory of inputs at their last use;
+- temporaries of an iteration move outside of the loop;
+- operators after an update wait for the update, and for the free of its gradient.
+
+Apart from these cases, the policy reuses no name of a dead value: the executor frees a tensor at its last mention, and
+a later reuse of the name would hold the bytes in between.
+"""
+
+from sublet.integrations.paddle.policies.ours.policy import PASSES, apply_own_policy
+
+__all__ = ["PASSES", "apply_own_policy"]

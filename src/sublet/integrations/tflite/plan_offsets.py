@@ -1,0 +1,231 @@
+"""Conversion of a memory plan to TFLM offsets: an offset per tensor with a single place in the first subgraph.
+
+TFLM copies operands of IF and WHILE into the called subgraphs, and results back, tensor by tensor. Sublet's plan moves
+all operands at once, or shares the bytes. So tensors of called subgraphs get no offset (-1): TFLM places the tensors
+around the planned tensors. Operands and results overwritten by TFLM's copies get no offset either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from sublet.base.errors import PlanError
+from sublet.base.tensor import TensorSpec
+from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
+from sublet.integrations.tflite.program import Operator, TFLiteProgram
+from sublet.integrations.tflite.reader import ALIGNMENT, convert_program
+from sublet.integrations.tflite.tflm import Trial, TrialResult, run_trials
+from sublet.plan import MemoryPlan
+from sublet.plan.records import Placement
+from sublet.plan.schedule import serial_schedule
+
+# Tensors overwritten by TFLM while copying the operands and results of IF and WHILE, one tensor after another.
+
+ByteInterval = tuple[int, int]
+"""The half-open byte interval [begin, end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTensor:
+    """A tensor `lost`, overwritten by the copy of `written` at operator `position`, and read afterwards."""
+
+    position: int
+    written: int
+    lost: int
+
+
+def lost_tensors(program: TFLiteProgram, offsets: Sequence[int | None]) -> Iterator[LostTensor]:
+    """Yield the tensors lost when the tensors of the first subgraph lie at `offsets`."""
+    places = {}
+    for i, (tensor, at) in enumerate(zip(program.subgraphs[0].tensors, offsets, strict=True)):
+        if at is not None and isinstance(tensor.spec, TensorSpec):
+            places[i] = at, at + tensor.spec.nbytes
+    for position, operator in enumerate(program.subgraphs[0].operators):
+        if operator.name in ("IF", "WHILE"):
+            for written, lost in (*_overlapping_results(operator, places), *_overwritten_operands(operator, places)):
+                yield LostTensor(position, written, lost)
+
+
+def _overlapping_results(operator: Operator, places: dict[int, ByteInterval]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of overlapping results, even if a result has no reader."""
+    for first, second in combinations([i for i in operator.outputs if i in places], 2):
+        if _intervals_overlap(places[first], places[second]):
+            yield second, first
+
+
+def _overwritten_operands(operator: Operator, places: dict[int, ByteInterval]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of a WHILE result and an operand overwritten before the copy of the operand."""
+    if operator.name != "WHILE":
+        return
+    for i, (operand, result) in enumerate(zip(operator.inputs, operator.outputs, strict=False)):
+        if result in places and places[result] != places.get(operand):
+            behind = (other for other in operator.inputs[i:] if other in places)
+            yield from ((result, other) for other in behind if _intervals_overlap(places[result], places[other]))
+
+
+def _intervals_overlap(one: ByteInterval, other: ByteInterval) -> bool:
+    """True if the byte intervals overlap."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+MAX_OFFSET = (1 << 31) - 1
+MIN_ELEMENT_BITS = 8
+"""The smallest element size for which TFLM and Sublet agree on tensor sizes, in bits."""
+
+
+def offsets_of_plan(program: TFLiteProgram, plan: MemoryPlan) -> Offsets:
+    """Return the offsets of the tensors of each subgraph. Raises PlanError for a plan unsupported by TFLM."""
+    conversion = convert_program(program)
+    require_plan_for_tflm(plan, plan.schedule == serial_schedule(conversion.model.graph))
+    places: dict[str, list[Placement]] = {}
+    for place in plan.in_arenas:
+        places.setdefault(place.value, []).append(place)
+    main = program.subgraphs[0]
+    offsets: list[int | None] = []
+    for index, tensor in enumerate(main.tensors):
+        placements = places.get(conversion.value_names.get(index, ""), [])
+        is_single = len(placements) == 1 and not placements[0].strides and not placements[0].copies
+        is_counted = (
+            isinstance(tensor.spec, TensorSpec) and tensor.spec.nbytes and tensor.spec.dtype.bits >= MIN_ELEMENT_BITS
+        )
+        offsets.append(
+            placements[0].region.offset if is_single and is_counted and placements[0].region.end <= MAX_OFFSET else None
+        )
+    for each in list(lost_tensors(program, offsets)):
+        operator = main.operators[each.position]
+        for index in {*operator.inputs, *operator.outputs} - {-1}:
+            offsets[index] = None
+    return tuple(offsets), *(tuple(None for _ in subgraph.tensors) for subgraph in program.subgraphs[1:])
+
+
+def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
+    """Raise PlanError for a plan unsupported by TFLM: another order, several arenas, alignment below 16 bytes.
+
+    `in_order` is True if the plan runs the operators in file order.
+    """
+    if plan.alignment % ALIGNMENT:
+        raise PlanError(
+            f"the plan is aligned to {plan.alignment} bytes, and TensorFlow Lite Micro requires {ALIGNMENT}: "
+            f"plan with --align {ALIGNMENT}"
+        )
+    if len(plan.arenas) > 1:
+        raise PlanError("TensorFlow Lite Micro has one arena for tensors: plan without --region")
+    if not in_order:
+        raise PlanError(
+            "TensorFlow Lite Micro runs operators in the order of the file: plan without --order, --streams"
+        )
+
+
+# Selection of the plan offsets to pass to TensorFlow Lite Micro (TFLM): the subset with the lowest measured need.
+
+RUNS_PER_TRIAL = 8
+MAX_ROUNDS = 6
+MAX_OFFSETS_TRIED = 64
+"""The number of offsets tried for removal per round; offsets of most tensors first."""
+
+
+@dataclass(frozen=True)
+class OffsetSelection:
+    """The selected file, and the measured memory with and without Sublet's plan.
+
+    raw             the file to write
+    offsets         the selected offsets; None for TFLM's own plan
+    how             "all" offsets of the plan, "some" (without harmful offsets), or "none" (TFLM's own plan is no worse)
+    without_plan    the measurement with TFLM's own plan
+    with_plan       the measurement of the selected file
+    """
+
+    raw: bytes
+    offsets: Offsets | None
+    how: str
+    without_plan: TrialResult
+    with_plan: TrialResult
+
+
+def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> OffsetSelection:
+    """Return the best subset of `offsets` for a file.
+
+    Raises PlanError when TFLM cannot run the model, or computes different outputs with the plan.
+    """
+    main = program.subgraphs[0]
+    bare = with_offline_plan(raw, program.where, None)
+
+    def file_with(choice: Offsets) -> bytes:
+        return with_offline_plan(raw, program.where, encode_offsets(choice))
+
+    def measure(raws: Sequence[bytes], smallest: bool = False) -> list[TrialResult]:
+        return run_trials(
+            [Trial(raw, len(main.inputs), len(main.outputs), RUNS_PER_TRIAL, smallest=smallest) for raw in raws]
+        )
+
+    unplanned, planned = measure([bare, file_with(offsets)], smallest=True)
+    if unplanned.refused:
+        raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {unplanned.refused}")
+    _require_same_outputs(program, unplanned, planned)
+    best, how = offsets, "all"
+    fewer = _drop_harmful_offsets(offsets, planned, lambda choices: measure([file_with(choice) for choice in choices]))
+    if fewer != offsets:
+        (other,) = measure([file_with(fewer)], smallest=True)
+        _require_same_outputs(program, unplanned, other)
+        if _bytes_needed(other) < _bytes_needed(planned):
+            best, how, planned = fewer, "some", other
+    if _is_no_better(planned, unplanned):
+        return OffsetSelection(bare, None, "none", unplanned, unplanned)
+    return OffsetSelection(file_with(best), best, how, unplanned, planned)
+
+
+def _require_same_outputs(program: TFLiteProgram, unplanned: TrialResult, planned: TrialResult) -> None:
+    """Raise PlanError if TFLM refuses the planned file or computes different outputs."""
+    if planned.refused:
+        raise PlanError(f"{program.where}: TensorFlow Lite Micro refuses the model with this plan: {planned.refused}")
+    if planned.outputs != unplanned.outputs:
+        raise PlanError(
+            f"{program.where}: with this plan TensorFlow Lite Micro computes other outputs: no file is written"
+        )
+
+
+def _bytes_needed(measured: TrialResult) -> tuple[int, int]:
+    """Return the bytes needed by a measured file: of the arena in total, and of the smallest arena."""
+    return measured.total, measured.smallest
+
+
+def _is_no_better(planned: TrialResult, unplanned: TrialResult) -> bool:
+    """True if a plan needs more than TFLM's own plan, or equally much in both measures."""
+    return (
+        planned.total > unplanned.total
+        or planned.smallest > unplanned.smallest
+        or _bytes_needed(planned) == _bytes_needed(unplanned)
+    )
+
+
+def _drop_harmful_offsets(
+    offsets: Offsets, current: TrialResult, measure: Callable[[Sequence[Offsets]], list[TrialResult]]
+) -> Offsets:
+    """Drop offsets greedily, at most `MAX_ROUNDS` times, while a drop reduces the total bytes of TFLM."""
+    best, fewest_bytes = offsets, current.total
+    for _ in range(MAX_ROUNDS):
+        choices = [_without_offset(best, at) for at in _distinct_offsets(best)]
+        if not choices:
+            break
+        needs = [
+            result.total if not result.refused and result.outputs == current.outputs else fewest_bytes
+            for result in measure(choices)
+        ]
+        at = min(range(len(needs)), key=lambda i: needs[i])
+        if needs[at] >= fewest_bytes:
+            break
+        best, fewest_bytes = choices[at], needs[at]
+    return best
+
+
+def _distinct_offsets(offsets: Offsets) -> list[int]:
+    """Return the distinct offsets passed to TFLM, most frequent first, at most `MAX_OFFSETS_TRIED`."""
+    passed = [offset for subgraph in offsets for offset in subgraph if offset is not None]
+    return sorted(set(passed), key=lambda offset: (-passed.count(offset), offset))[:MAX_OFFSETS_TRIED]
+
+
+def _without_offset(offsets: Offsets, at: int) -> Offsets:
+    """Return the offsets without the tensors at offset `at`."""
+    return tuple(tuple(None if offset == at else offset for offset in subgraph) for subgraph in offsets)

@@ -1,0 +1,374 @@
+"""`torch.compile(module, backend="sublet")`: graphs captured by Dynamo, run and trained in planned arenas."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+from sublet.analysis.options import Options
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.formatting import parse_bytes
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.compile.arena_pool import ArenaLease, ArenaPool
+from sublet.integrations.torch.compile.compile_report import Compiled, add_record, remove_record
+from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, DevicePool
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
+from sublet.integrations.torch.compile.joint_partition import partition_joint
+from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
+from sublet.integrations.torch.reader.devices import CPU, device_of
+from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.ir.recipe import LESS
+
+# A warning for DistributedDataParallel under `torch.compile(backend="sublet")` if Dynamo captures no graph.
+
+
+class CapturedGraphCalls:
+    """The number of calls of captured graphs in this process."""
+
+    count = 0
+
+
+def watch_data_parallel(is_backend: Callable[[Any], bool]) -> None:
+    """Make DistributedDataParallel warn if a compiled module ran under Sublet's backend without a captured graph.
+
+    Args:
+        is_backend: True for the backend function passed to `torch.compile`.
+
+    No effect before PyTorch is imported, and for a PyTorch without torch.distributed.
+    """
+    if "torch" not in sys.modules or not torch().distributed.is_available():
+        return
+    wrapper = torch().nn.parallel.DistributedDataParallel
+    inside = wrapper._inside_ddp_forward
+    if hasattr(inside, "is_watched"):
+        return
+    frames = require("torch._dynamo.eval_frame", extra="torch")
+    current = torch()._C._dynamo.eval_frame.get_eval_frame_callback
+    seen: WeakSet[Any] = WeakSet()
+
+    @torch()._disable_dynamo  # type: ignore[untyped-decorator]
+    def judge(parallel: Any, callback: Any) -> None:
+        """Warn, once a module, about a run without a captured graph."""
+        if parallel in seen or not callable(callback) or frames._stance.stance != "default":
+            return
+        called = frames.innermost_backend(callback)
+        if is_backend(getattr(called, "compiler_fn", called)):
+            seen.add(parallel)
+            _warn_not_captured(type(parallel.module).__name__)
+
+    @contextmanager
+    @torch()._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator]
+    def inside_forward(self: Any) -> Iterator[None]:
+        before = CapturedGraphCalls.count
+        with inside(self):
+            yield
+        if CapturedGraphCalls.count == before:
+            judge(self, current())
+
+    inside_forward.is_watched = True  # type: ignore[attr-defined]
+    wrapper._inside_ddp_forward = inside_forward
+
+
+def _warn_not_captured(module: str) -> None:
+    """Warn about a module without a captured graph, and add a record to `report`."""
+    reason = (
+        f"Dynamo captured no graph of {module}.forward: within DistributedDataParallel Dynamo skips a forward that is "
+        "PyTorch's own code or is disabled. Compile the module first: DistributedDataParallel(torch.compile(module, "
+        'backend="sublet"))'
+    )
+    name = f"DistributedDataParallel({module})"
+    warnings.warn(f"sublet leaves {name} to PyTorch: {reason}", stacklevel=2)
+    add_record(Compiled(name, 0, reason=reason))
+
+
+AnyPool = ArenaPool | DevicePool
+
+
+@dataclass(frozen=True)
+class PlannedRegion:
+    """A planned graph: the pool of arenas, and the micro-batches; None to compute all samples at once."""
+
+    pool: AnyPool
+    micro_batches: MicroBatches | None = None
+
+    def run_inference(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Run an inference and return the results."""
+        flight = self.pool.lease(args)
+        try:
+            run = partial(self.pool.run_pass, flight.arena, 0)
+            return run(args) if self.micro_batches is None else self.micro_batches.run_all(run, args)
+        finally:
+            flight.release()
+
+
+MAX_PLANS = 32
+"""Maximum number of plans kept for a graph with changing extents. The plan unused for longest is dropped."""
+
+OPTIONS = ("alignment", "budget", "graphs", "order", "samples", "strategy")
+SAMPLES = ("auto", "all")
+DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
+"""The default planning options of graphs."""
+
+
+def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Return the callable for a graph of Dynamo; the function behind `torch.compile(backend="sublet", options=...)`.
+
+    Forward and backward become one plan in one arena, on the device of the tensors. A graph without a possible plan is
+    left to PyTorch, with one warning; see `report`.
+
+    Args:
+        module: the FX graph module captured by Dynamo.
+        example: example arguments.
+        options: a dictionary with any of the following keys:
+
+            "budget"     the most bytes of an arena, a number or a text such as "64MiB"
+            "order"      "less" (default): search for an execution order with less memory; "given": the traced order
+            "alignment"  see `Options`
+            "strategy"   see `Options`
+            "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
+                         few enough samples to keep tensors small, if the graph computes sample by sample
+            "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
+
+    Returns:
+        A callable with the arguments and results of `module`.
+
+    Raises:
+        SubletError: for an unknown option, an option without meaning on the device, and a plan above the budget.
+    """
+    watch_data_parallel(_is_backend)
+    asked = dict(options or {})
+    unknown = [name for name in asked if name not in OPTIONS]
+    if unknown:
+        raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
+    budget, samples = _budget_bytes(asked.pop("budget", None)), asked.pop("samples", "auto")
+    if samples not in SAMPLES and not (type(samples) is int and samples > 0):
+        raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
+    graphs = bool(asked.pop("graphs", False))
+    pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
+    return compile_region(pair, module, example)
+
+
+def _budget_bytes(asked: Any) -> int | None:
+    """Return a budget in bytes, or None. Raises SubletError for a value with no meaning as bytes."""
+    if isinstance(asked, str):
+        return parse_bytes(asked)
+    if asked is not None and (type(asked) is not int or asked < 0):
+        raise SubletError(f"options={{'budget': {asked!r}}}: expected a number of bytes, such as 67108864 or '64MiB'")
+    return asked
+
+
+def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
+    common = require("torch._dynamo.backends.common", extra="torch")
+    config = require("torch._functorch.config", extra="torch")
+    compiled: Callable[..., Any]
+    messages: list[str] = []
+    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing():
+        compiled = common.aot_autograd(
+            fw_compiler=pair.compile_forward,
+            bw_compiler=pair.compile_backward,
+            inference_compiler=pair.compile_inference,
+            partition_fn=partial(partition_joint, warn=messages.append),
+        )(module, example)
+    for words in messages:
+        warnings.warn(words, stacklevel=2)
+    return compiled
+
+
+class CompiledRegion:
+    """A compiled region: a forward graph, and the matching backward graph if any. The first call plans the region."""
+
+    def __init__(self, options: Options, budget: int | None, graphs: bool = False, samples: int | str = "auto") -> None:
+        self._options, self._budget, self._uses_cuda_graphs, self._samples = options, budget, graphs, samples
+        self._modules: list[Any] = []
+        self._static_positions: Collection[int] = ()
+        self._is_inference = False
+        self._plans: OrderedDict[tuple[int, ...], tuple[PlannedRegion | None, Compiled]] = OrderedDict()
+        self._leases: WeakValueDictionary[int, ArenaLease] = WeakValueDictionary()
+
+    def compile_inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """Return the callable of a forward graph without a backward graph."""
+        self._modules, self._static_positions, self._is_inference = [graph], _static_arguments(), True
+        return _boxed_callable(self._run_inference)
+
+    def compile_forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """Return the callable of a forward graph with a backward graph still to come."""
+        self._modules, self._static_positions = [graph], _static_arguments()
+        return _boxed_callable(self._run_forward)
+
+    def compile_backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """Return the callable of the backward graph. With both graphs known, the region can be planned."""
+        self._modules.append(graph)
+        metadata = _aot_metadata()
+        if metadata is not None:
+            metadata.bw_donated_idxs = []  # the backward may run again: overwrite no saved tensor
+        return _boxed_callable(self._run_backward)
+
+    @property
+    def _pass_names(self) -> str:
+        """ "forward", or "forward and backward"."""
+        return " and ".join(("forward", "backward")[: len(self._modules)])
+
+    def _plan_for(self, args: Sequence[Any]) -> PlannedRegion | None:
+        """Return the plan for arguments of the given extents; None if the region is left to PyTorch.
+
+        The region keeps the `MAX_PLANS` plans used last.
+        """
+        key = tuple(each for each in args if isinstance(each, int))
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(args)
+            self._keep_record(self._plans[key][1])
+            if len(self._plans) > MAX_PLANS:
+                remove_record(self._plans.popitem(last=False)[1][1])
+        self._plans.move_to_end(key)
+        return self._plans[key][0]
+
+    def _keep_record(self, compiled: Compiled) -> None:
+        """Add a record to `report`, kept as long as the plan."""
+        add_record(compiled)
+
+    def _make_plan(self, args: Sequence[Any]) -> tuple[PlannedRegion | None, Compiled]:
+        """Return a new plan for arguments of the given extents, None if the region is left to PyTorch, and the record.
+
+        Raises SubletError for a plan above the budget, and for CUDA graphs on another device.
+        """
+        try:
+            device = device_of(*self._modules)
+            captured, parts, whole = self._capture(args, device, device)
+            pool = self._make_pool(captured, args, device)
+        except SubletError as error:
+            return None, self._leave_to_torch(str(error))
+        except Exception as error:  # an error in Sublet must not stop the program
+            return None, self._leave_to_torch(error_summary(error))
+        if self._uses_cuda_graphs and not device.startswith(CUDA):
+            raise SubletError(
+                f"options={{'graphs': True}}: there are graphs on CUDA, and these tensors are on {device}"
+            )
+        if self._budget is not None and pool.plan.arena_bytes > self._budget:
+            needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
+            raise SubletError(f"{self._pass_names} needs {needs}, and the budget is {self._budget:,}")
+        name = self._pass_names if device == CPU else f"{self._pass_names} on {device}"
+        count = 1 if parts is None else parts.count
+        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, parts=count, whole=whole)
+        return PlannedRegion(pool, parts), record
+
+    def _capture(
+        self, args: Sequence[Any], device: str, runs_on: str
+    ) -> tuple[CapturedProgram, MicroBatches | None, str]:
+        """Return the captured program, the micro-batches or None, and the reason against micro-batches if tried."""
+        whole, (forward, backward) = "", [*self._modules, None][:2]
+        extents = symbol_extents(forward, args)
+        at_once = self._samples if isinstance(self._samples, int) else None
+        if self._is_inference and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
+            try:
+                parts = split_in_micro_batches(forward, self._static_positions, at_once, extents)
+                if parts is not None:
+                    captured = capture_program(parts.smaller.module, None, self._static_positions, {}, device, runs_on)
+                    if all(result.shared_with is None for result in captured.passes[0].results):
+                        return captured, parts, ""
+                    whole = "results that are elements of each other"
+            except ModelError as error:
+                whole = str(error)
+        return capture_program(forward, backward, self._static_positions, extents, device, runs_on), None, whole
+
+    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> AnyPool:
+        """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
+        if device == CPU:
+            apart = self._budget is None  # a split program never needs fewer bytes for one call
+            return ArenaPool(captured, args, self._options, shares=apart)
+        recorder = CudaGraphs if self._uses_cuda_graphs else None
+        return DevicePool(captured, self._options, device, recorder)
+
+    def _leave_to_torch(self, reason: str) -> Compiled:
+        """Warn about a region left to PyTorch, and return the record."""
+        warnings.warn(f"sublet leaves a graph to PyTorch: {reason}", stacklevel=2)
+        nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
+        return Compiled(self._pass_names, nodes, reason=reason)
+
+    def _run_inference(self, *args: Any) -> Sequence[Any]:
+        """Run the inference in the arena, or by PyTorch if unplanned."""
+        planned = self._plan_for(args)
+        return self._modules[0](*args) if planned is None else planned.run_inference(args)
+
+    def _run_forward(self, *args: Any) -> Sequence[Any]:
+        """Run the forward pass, and return results with saved tensors in the leased arena."""
+        planned = self._plan_for(args)
+        if planned is None:
+            return self._modules[0](*args)  # type: ignore[no-any-return]
+        pool = planned.pool
+        flight = pool.lease(args)
+        try:
+            results = pool.run_pass(flight.arena, 0, args)
+        except BaseException:
+            flight.release()
+            raise
+        for position, tensor in pool.saved_tensors(flight):
+            results[position] = tensor
+            if tensor.numel():
+                self._leases[tensor.data_ptr()] = flight
+        return results
+
+    def _run_backward(self, *args: Any) -> Sequence[Any]:
+        """Run the backward pass in the arena leased by the forward pass, then release the arena.
+
+        PyTorch runs the backward graph if the graph is retained: a second backward pass must find the saved tensors
+        unchanged.
+        """
+        flight = self._lease_of(args)
+        again = torch()._C._autograd._get_current_graph_task_keep_graph()
+        if flight is None or again:  # a second backward must find the saved tensors unchanged
+            with getattr(flight and flight.arena, "exclusive_scratch", nullcontext()):
+                return self._modules[1](*args)  # type: ignore[no-any-return]
+        results: Sequence[Any] = flight.pool.run_pass(flight.arena, 1, args)
+        flight.release()
+        return results
+
+    def _lease_of(self, args: Sequence[Any]) -> ArenaLease | None:
+        """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
+        tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
+        lease = next(filter(None, (self._leases.get(each.data_ptr()) for each in tensors)), None)
+        return lease if lease is not None and lease.release.alive else None
+
+
+def _static_arguments() -> Collection[int]:
+    """Return the positions of arguments at fixed addresses from call to call, such as parameters."""
+    metadata = _aot_metadata()
+    return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+def _aot_metadata() -> Any:
+    """Return AOTAutograd's metadata of the graph being compiled, or None."""
+    context = torch()._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with AOTAutograd's boxed convention: the function empties the list of arguments.
+
+    The caller's references end before the call, so arguments can be freed early.
+    """
+
+    def call(args: list[Any]) -> Any:
+        CapturedGraphCalls.count += 1
+        given = tuple(args)
+        args.clear()
+        return function(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _is_backend(called: Any) -> bool:
+    """True for the function called by `torch.compile` with graphs for Sublet."""
+    return called is backend
+
+
+watch_data_parallel(_is_backend)  # torch.compile(backend="sublet") imports this module before the first graph

@@ -1,0 +1,408 @@
+"""Partition of a joint graph into forward and backward, with rematerialization of cheap tensors in the backward pass.
+
+    y = gelu(h); z = y @ w                      y = gelu(h); z = y @ w
+    ...                             ->          ...
+    dw = y.t() @ dz                             again = gelu(h); dw = again.t() @ dz
+
+A tensor is rematerialized only if the inputs of the second computation are saved anyway, or are smaller. The partition
+never computes a tensor more than twice, and chains of rematerialized operators are short. PyTorch's minimum-cut
+partitioner takes all remaining decisions.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.compile.fx_queries import (
+    BATCH_NORM,
+    MIN_RECOMPUTED_BYTES,
+    has_several_results,
+    is_batch_norm_result,
+    is_cheap,
+    rematerialize_late_uses,
+    result_at,
+    storage_node,
+    tensor_bytes,
+)
+from sublet.integrations.torch.reader.exported_program import error_summary
+from sublet.integrations.torch.reader.traced_tensor import torch
+
+MAX_CHAIN = 8
+"""Maximum operators in a chain of recomputation, views not counted."""
+
+ALIAS_OPERATORS = ("aten.detach.default", "aten.alias.default")
+
+
+def partition_joint(
+    joint: Any,
+    example: Sequence[Any],
+    *,
+    num_fwd_outputs: int,
+    warn: Callable[[str], None] = warnings.warn,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph, as required by AOTAutograd's `partition_fn`.
+
+    If Sublet's partition raises, PyTorch partitions the graph as given: by minimum cut, or by the default partition if
+    the minimum cut raises too.
+
+    Args:
+        joint: the joint graph module; changed in place.
+        example: example arguments.
+        num_fwd_outputs: number of results of the forward pass; they come first.
+        warn: receives messages for the user.
+        options: passed to PyTorch's partitioner.
+    """
+    given = copy.deepcopy(joint.graph)  # `_partition` changes `joint` in place
+    try:
+        return _partition_with_remat(joint, example, num_fwd_outputs, warn, options)
+    except Exception as error:  # an error in Sublet must not stop the program
+        name = require("torch._functorch.aot_autograd", extra="torch").get_aot_graph_name()
+        warn(f"sublet leaves the partition of graph {name} to PyTorch: {error_summary(error)}")
+    partitioners = require("torch._functorch.partitioners", extra="torch")
+    divide, default = partitioners.min_cut_rematerialization_partition, partitioners.default_partition
+    try:
+        return _partition_by(divide, joint, copy.deepcopy(given), example, num_fwd_outputs, options)
+    except Exception:  # the first error may be from the minimum cut
+        return _partition_by(default, joint, given, example, num_fwd_outputs, options)
+
+
+def _partition_by(
+    divide: Callable[..., Any], joint: Any, graph: Any, example: Sequence[Any], outputs: int, options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph, by `divide`, a partitioner of PyTorch."""
+    module = torch().fx.GraphModule(joint, graph)
+    forward, backward = divide(module, example, num_fwd_outputs=outputs, **options)
+    return forward, backward
+
+
+def _partition_with_remat(
+    joint: Any, example: Sequence[Any], num_fwd_outputs: int, warn: Callable[[str], None], options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of a joint graph with cheap tensors rematerialized; `joint` is changed.
+
+    If the user has marked nodes by `torch.utils.checkpoint`, Sublet rematerializes no tensor.
+    """
+    partitioners = require("torch._functorch.partitioners", extra="torch")
+    config = require("torch._functorch.config", extra="torch")
+    ours = not any(node.meta.get("recompute") for node in joint.graph.nodes)  # the user's marks have priority
+    given = {node.name for node in joint.graph.nodes if node.op == "placeholder"}
+    if ours:
+        common = require("torch._functorch.compile_utils", extra="torch").fx_graph_cse
+        _remove_aliases(joint.graph)
+        joint.graph.eliminate_dead_code()
+        joint.graph = common(joint.graph)
+        _JointGraph(joint.graph, num_fwd_outputs).choose_saved()
+        joint.graph.lint()
+        joint.recompile()
+    changed: set[str] = set()
+    if not ours or config.activation_memory_budget < 1:
+        changed = _mutated_arguments(joint.graph, num_fwd_outputs)
+        _mark_non_repeatable(joint.graph, changed, whole=not ours)
+
+    def min_cut(**patched: Any) -> tuple[Any, Any]:
+        with config.patch(cse=False, **patched):  # CSE would merge the copies with the originals
+            graphs: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
+                joint, example, num_fwd_outputs=num_fwd_outputs, **options
+            )
+        return graphs
+
+    graphs = min_cut() if ours else min_cut(activation_memory_budget=1.0)
+    again = _unsafe_recomputation(*graphs, changed)
+    if again:
+        warn(
+            f"activation_memory_budget={config.activation_memory_budget} would compute {again} once more in the "
+            "backward, where it gives other numbers: this graph keeps what PyTorch keeps without a budget"
+        )
+        graphs = min_cut(activation_memory_budget=1.0)
+    if ours:
+        rematerialize_late_uses(graphs[1].graph, given)
+        graphs[1].recompile()
+    return graphs
+
+
+def _mark_non_repeatable(graph: Any, changed: set[str], whole: bool) -> None:
+    """Mark the results of non-repeatable operators as saved: of random operators, and of operators reading a mutated
+    argument.
+
+    An example of a mutated argument are the statistics of a batch norm. With `whole`, a node with several results is
+    marked too: the minimum cut looks at the results alone, but the search within a budget would save the tuple besides.
+    """
+    policy = require("torch.utils.checkpoint", extra="torch").CheckpointPolicy
+    for node in graph.nodes:
+        if _draws_random_numbers(node) or any(each.name in changed for each in node.all_input_nodes):
+            results = [user for user in node.users if user.target is operator.getitem]
+            for kept in [*results, *([node] if whole or not results else [])]:
+                if kept.op == "call_function":
+                    kept.meta["recompute"] = policy.MUST_SAVE
+
+
+def _mutated_arguments(graph: Any, outputs: int) -> set[str]:
+    """Return the names of the placeholders possibly mutated by the forward pass. AOTAutograd does not report mutations.
+
+    A placeholder counts as mutated if the placeholder has no gradient, and the forward pass computes a result of equal
+    shape and type from the placeholder.
+    """
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    forward = {node for node in results[:outputs] if hasattr(node, "meta")}
+    return {
+        node.name
+        for node, gradient in zip(given, results[outputs:], strict=False)
+        if gradient is None and any(_has_same_shape_and_type(node, each) for each in _transitive_users(node) & forward)
+    }
+
+
+def _transitive_users(node: Any) -> set[Any]:
+    """Return the transitive users of a node."""
+    computed: set[Any] = set()
+    todo = [node]
+    while todo:
+        fresh = [user for user in todo.pop().users if user not in computed]
+        computed.update(fresh)
+        todo += fresh
+    return computed
+
+
+def _has_same_shape_and_type(one: Any, other: Any) -> bool:
+    """True if two nodes are tensors of the same shape and type."""
+    tensors = [node.meta.get("val") for node in (one, other)]
+    if not all(isinstance(each, torch().Tensor) for each in tensors):
+        return False
+    return bool(tensors[0].shape == tensors[1].shape and tensors[0].dtype == tensors[1].dtype)
+
+
+def _draws_random_numbers(node: Any) -> bool:
+    """True if an operator draws random numbers."""
+    return torch().Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _unsafe_recomputation(forward: Any, backward: Any, changed: set[str]) -> str:
+    """Return the name of a non-repeatable node computed in both graphs; "" if no such node exists."""
+    computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    for node in backward.graph.nodes:
+        if node.name in computed and (
+            _draws_random_numbers(node) or any(each.name in changed for each in node.all_input_nodes)
+        ):
+            return str(node.name)
+    return ""
+
+
+def rematerialize_cheap(joint: Any, outputs: int) -> None:
+    """Rematerialize cheap tensors in a joint graph, each right before the first reader.
+
+    The first `outputs` results of the graph are the results of the forward pass.
+    """
+    graph = joint.graph
+    _remove_aliases(graph)
+    graph.eliminate_dead_code()
+    choice = _JointGraph(graph, outputs)
+    choice.choose_saved()
+    copies = [node for node in graph.nodes if node not in choice.original_nodes]
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in reversed(copies):
+        first = min(node.users, key=lambda user: place[user])
+        first.prepend(node)
+        place[node] = place[first]
+    for node in graph.nodes:
+        node.meta.pop("recompute", None)
+    graph.lint()
+    joint.recompile()
+
+
+def _remove_aliases(graph: Any) -> None:
+    """Replace aliases of tensors by the tensors: the partitioner would save both."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and str(node.target) in ALIAS_OPERATORS:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+@dataclass
+class _RecomputeChain:
+    """The recomputation of a tensor: operators, leaves, and the number of operators on the longest path.
+
+    nodes   operators to compute again
+    leaves  tensors read by the operators and not computed again
+    length  operators on the longest path, views not counted
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    leaves: list[Any] = field(default_factory=list)
+    length: int = 0
+
+
+class _JointGraph:
+    """A joint graph of forward and backward, with the choice of tensors to save and to compute again."""
+
+    def __init__(self, graph: Any, outputs: int) -> None:
+        self._graph = graph
+        self._nodes = list(graph.nodes)
+        self.original_nodes = set(self._nodes)
+        self._forward = self._forward_nodes(self._nodes[-1].args[0][:outputs])
+        self._saved: set[Any] = set()
+        self._chains: dict[Any, _RecomputeChain] = {}
+        self._copies: dict[Any, Any] = {}
+
+    def _forward_nodes(self, outputs: Sequence[Any]) -> set[Any]:
+        """Return the nodes computing the forward's results, with all `getitem` nodes of multi-result operators."""
+        needed: set[Any] = set()
+        todo = [node for node in outputs if isinstance(node, torch().fx.Node)]
+        while todo:
+            node = todo.pop()
+            if node not in needed:
+                needed.add(node)
+                todo += node.all_input_nodes
+                todo += (user for user in node.users if user.target is operator.getitem)
+        return needed
+
+    def _backward_readers(self, node: Any) -> list[Any]:
+        """Return the backward readers of a forward node."""
+        return [user for user in node.users if user not in self._forward and user.op == "call_function"]
+
+    def choose_saved(self) -> None:
+        """Rematerialize cheap tensors in the backward pass, and mark all further tensors read there as saved."""
+        given = {storage_node(node) for node in self._nodes[-1].all_input_nodes}
+        wanted = [
+            node
+            for node in self._nodes
+            if node in self._forward and node.op == "call_function" and self._backward_readers(node)
+        ]
+        tensors = [node for node in wanted if tensor_bytes(node)]
+        self._saved.update(storage_node(node) for node in tensors if not is_cheap(storage_node(node)))
+        for node in tensors:
+            self._decide(storage_node(node), given)
+        for node in tensors:
+            if storage_node(node) in self._chains:
+                late, again = self._backward_readers(node), self._copy_in_backward(node)
+                for user in late:
+                    user.replace_input_with(node, again)
+        save = torch().utils.checkpoint.CheckpointPolicy.MUST_SAVE
+        for node in self._saved:
+            if node.op == "call_function":
+                node.meta["recompute"] = save
+
+    def _decide(self, tensor: Any, given: set[Any]) -> None:
+        """Choose between saving a tensor and computing the tensor again.
+
+        A tensor is computed again if the tensor is large enough and cheap, the chain has at most `MAX_CHAIN` operators,
+        and newly saved leaves have at most half of the tensor's bytes.
+        """
+        if tensor in self._saved or tensor in self._chains or tensor.op != "call_function":
+            return
+        chain = self._chain_of(tensor) if tensor_bytes(tensor) >= MIN_RECOMPUTED_BYTES and tensor not in given else None
+        if chain is not None:
+            more = sum(tensor_bytes(leaf) for leaf in chain.leaves if leaf not in self._saved)
+            if chain.length <= MAX_CHAIN and 2 * more <= tensor_bytes(tensor):
+                self._chains[tensor] = chain
+                self._saved.update(chain.leaves)
+                return
+        self._saved.add(tensor)
+
+    def _chain_of(self, tensor: Any) -> _RecomputeChain:
+        """Return the recomputation of a cheap tensor from saved tensors and expensive tensors."""
+        chain, lengths = _RecomputeChain(), dict[Any, int]()
+
+        def visit(node: Any) -> int:
+            node = storage_node(node)
+            if node.op != "call_function":
+                return 0
+            if node in lengths:
+                return lengths[node]
+            if node in self._chains:
+                inner = self._chains[node]
+                chain.leaves += inner.leaves
+                lengths[node] = inner.length
+            elif node in self._saved or not is_cheap(node):
+                chain.leaves.append(node)
+                lengths[node] = 0
+            else:
+                lengths[node] = 0  # placeholder until computed, ends recursion
+                inputs = _tensor_operands(node)
+                lengths[node] = 1 + max(map(visit, inputs), default=0)
+                chain.nodes.append(node)
+            return lengths[node]
+
+        chain.length = visit(tensor)
+        chain.leaves = list(dict.fromkeys(chain.leaves))
+        return chain
+
+    def _copy_in_backward(self, node: Any) -> Any:
+        """Return a copy of a node in the backward pass, with all views and cheap operands; a saved node itself."""
+        home = storage_node(node)
+        if home.op != "call_function" or home in self._saved or not is_cheap(home):
+            return self._copy_of_view(node, home)
+        if node in self._copies:
+            return self._copies[node]
+        if is_batch_norm_result(node):
+            return self._copies.setdefault(node, self._normalize_with_saved_statistics(node))
+        places = {each: self._copy_in_backward(each) for each in node.all_input_nodes if not has_several_results(each)}
+        tuples = {each: self._copy_of_tuple(each) for each in node.all_input_nodes if has_several_results(each)}
+        with self._graph.inserting_after(_last_in_graph([node, *places.values(), *tuples.values()], self._graph)):
+            copied = self._graph.node_copy(node, lambda each: {**places, **tuples}.get(each, each))
+        return self._copies.setdefault(node, copied)
+
+    def _copy_of_view(self, node: Any, home: Any) -> Any:
+        """Return a copy of a view of a saved tensor.
+
+        If the backward pass read a view of the forward pass, the partitioner might save the view as well.
+        """
+        if node is home:
+            return node
+        if node not in self._copies:
+            base = self._copy_of_view(node.args[0], home)
+            with self._graph.inserting_after(_last_in_graph([node, base], self._graph)):
+                copied = self._graph.node_copy(node, lambda each: base if each is node.args[0] else each)
+            self._copies[node] = copied
+        return self._copies[node]
+
+    def _copy_of_tuple(self, node: Any) -> Any:
+        """Return a copy of an operator with several results."""
+        if node not in self._copies:
+            places = {each: self._copy_in_backward(each) for each in node.all_input_nodes}
+            with self._graph.inserting_after(_last_in_graph([node, *places.values()], self._graph)):
+                self._copies[node] = self._graph.node_copy(node, lambda each: places.get(each, each))
+        return self._copies[node]
+
+    def _normalize_with_saved_statistics(self, node: Any) -> Any:
+        """Return the result of a batch norm computed again from the saved statistics of the batch."""
+        (whole, _), aten = node.args, torch().ops.aten
+        x, scale, bias = whole.args[:3]
+        mean, rstd = result_at(whole, 1), result_at(whole, 2)
+        x = self._copy_in_backward(x)
+        with self._graph.inserting_after(_last_in_graph([node, x, rstd, mean], self._graph)):
+            variance = self._graph.call_function(aten.pow.Tensor_Scalar, (rstd, -2.0))
+        variance.meta["val"] = torch().empty_like(rstd.meta["val"])
+        with self._graph.inserting_after(variance):
+            again = self._graph.call_function(
+                aten._native_batch_norm_legit_no_training.default, (x, scale, bias, mean, variance, 0.0, 0.0)
+            )
+        unread = rstd.meta["val"].new_empty(0)
+        again.meta["val"] = (node.meta["val"], unread, unread)
+        with self._graph.inserting_after(again):
+            normalized = self._graph.call_function(operator.getitem, (again, 0))
+        normalized.meta["val"] = node.meta["val"]
+        return normalized
+
+
+def _tensor_operands(node: Any) -> Iterator[Any]:
+    """Yield the tensor operands of a cheap node; for a batch norm the input and the saved statistics."""
+    for each in node.all_input_nodes:
+        if not has_several_results(each):
+            yield each
+        elif str(each.target) == BATCH_NORM:
+            yield from (each.args[0], result_at(each, 1), result_at(each, 2))
+        else:
+            yield from each.all_input_nodes
+
+
+def _last_in_graph(nodes: Sequence[Any], graph: Any) -> Any:
+    """Return the last of some nodes in graph order."""
+    wanted = set(nodes)
+    return next(node for node in reversed(graph.nodes) if node in wanted)

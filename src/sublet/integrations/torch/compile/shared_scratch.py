@@ -1,0 +1,324 @@
+"""Memory shared by programs: scratch bytes used in turn, and a stack of the arenas of calls in flight.
+
+    single arena   A bytes for each of n calls in flight                                              n A
+    stack          K bytes a call, saved from forward to backward, one call above another; the S scratch bytes of a
+                   running call lie above the saved bytes of the call: max over calls (K of all calls before, K + S)
+
+K + S is at least A, so a single arena is best for a single call in flight. The graphs of a broken-up model run forward
+one after another, and backward in reverse order: most single arenas would lie idle while another arena is in use. On
+the stack, the scratch of an early graph lies in the bytes saved later by the following graphs. A call without scratch
+bytes, with A bytes saved, is on the stack too. Inference programs save nothing, and use scratch bytes in turn.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import lcm
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from sublet.base.interrupts import fork_lock
+from sublet.base.ranges import merge
+from sublet.ops.suspension import SUSPEND
+from sublet.packing.problem import round_up
+from sublet.plan import MemoryPlan, Placement
+from sublet.runtime.memory import aligned_bytes
+
+MIN_SAVED_BYTES = 1 << 20
+"""Bytes to save in total before programs are split: splitting costs a new plan for each program."""
+
+
+class ProgramSizes(NamedTuple):
+    """Bytes of a call of one program.
+
+    single_arena   A: everything in a single arena
+    saved          K: tensors saved from forward to backward, if the program is split
+    scratch        S: tensors of a single pass, if the program is split
+    """
+
+    single_arena: int
+    saved: int
+    scratch: int
+
+
+class ArenaSharingProgram(Protocol):
+    """A program with arenas, as seen by `ScratchRegistry`: sizes, counts of arenas and calls, and split state."""
+
+    sizes: ProgramSizes
+    max_in_flight: int
+    shares_in_turn: bool
+
+    @property
+    def is_split(self) -> bool: ...
+
+    @property
+    def arena_count(self) -> int: ...
+
+    def discard_free_arenas(self) -> None: ...
+
+
+@dataclass(eq=False)
+class SharedScratch:
+    """Scratch bytes for a single run at a time. The running program holds `lock`.
+
+    A program in need of more bytes replaces `raw` by a larger array, also for all later programs.
+
+    raw       the bytes
+    lock      held while a program runs in the bytes
+    reserved  True if a call owns the bytes without holding the lock yet; only for scratch bytes of one inference graph
+    """
+
+    raw: Any
+    lock: Any = field(default_factory=fork_lock)
+    reserved: bool = False
+
+
+class StackRegion(NamedTuple):
+    """The bytes of a call on an `ArenaStack`: saved in [begin, saved_end), scratch in [saved_end, end) of `raw`."""
+
+    raw: Any
+    begin: int
+    saved_end: int
+    end: int
+
+    def overwrites(self, other: StackRegion) -> bool:
+        """True if a call in this region writes to bytes saved in the other region."""
+        return self.raw is other.raw and self.begin < other.saved_end and other.begin < self.end
+
+
+class ArenaStack(SharedScratch):
+    """Bytes for all calls in flight: a new call lies above the saved bytes of the calls before.
+
+    The method `claim` rejects a region in conflict with another call. A backward pass in another order than the reverse
+    order of the forward passes may still find saved bytes above: see `saved_above`.
+
+    guard    held while a region is chosen or claimed
+    claimed  the regions of the calls in flight
+    """
+
+    def __init__(self, nbytes: int, alignment: int) -> None:
+        super().__init__(aligned_bytes(nbytes, alignment))
+        self.alignment = alignment
+        self.guard = fork_lock()
+        self.claimed: dict[int, StackRegion] = {}
+
+    def new_region(self, saved: int, scratch: int) -> StackRegion:
+        """Return a region above all calls in flight; the stack is enlarged if needed. The caller holds `guard`."""
+        begin = max((each.saved_end for each in list(self.claimed.values())), default=0)
+        saved_end = round_up(begin + saved, self.alignment)
+        end = round_up(saved_end + scratch, self.alignment)
+        if end > self.raw.size:
+            self.raw = aligned_bytes(end, self.alignment)  # the calls in flight keep the bytes of before
+        return StackRegion(self.raw, begin, saved_end, end)
+
+    def resize(self, nbytes: int) -> None:
+        """Enlarge the idle stack to `nbytes`, or replace more than twice as many bytes, left by dropped programs."""
+        with self.guard:
+            if not nbytes <= self.raw.size <= 2 * nbytes:
+                self.raw = aligned_bytes(nbytes, self.alignment)
+
+    def claim(self, owner: Any, region: StackRegion) -> bool:
+        """True if the region conflicts with no call in flight; the region is then claimed. The caller holds `guard`."""
+        others = list(self.claimed.values())
+        fits = region.raw is self.raw and not any(region.overwrites(each) for each in others)
+        if fits:
+            self.claimed[id(owner)] = region
+        return fits
+
+    def release(self, owner: Any) -> None:
+        """End the claim of a call. Takes no lock: the garbage collector may call the method at any time."""
+        self.claimed.pop(id(owner), None)
+
+    def saved_above(self, owner: Any, region: StackRegion) -> list[slice]:
+        """Return the bytes saved by other calls which a pass in the region would overwrite."""
+        others = [each for key, each in list(self.claimed.items()) if key != id(owner) and region.overwrites(each)]
+        return [slice(max(each.begin, region.begin), min(each.saved_end, region.end)) for each in others]
+
+
+class ScratchRegistry:
+    """All programs of the process allowed to share memory.
+
+    stack  the stack of all training programs; None while single arenas need no more bytes
+    """
+
+    def __init__(self) -> None:
+        self._lock = fork_lock()
+        self._programs: WeakSet[ArenaSharingProgram] = WeakSet()
+        self._commons: WeakSet[SharedScratch] = WeakSet()
+        self._numbers = count()
+        self._order: WeakKeyDictionary[ArenaSharingProgram, int] = WeakKeyDictionary()
+        self._is_split: WeakKeyDictionary[ArenaSharingProgram, bool] = WeakKeyDictionary()
+        self._decided: tuple[int, ...] = ()
+        self._in_flight: WeakSet[Any] = WeakSet()
+        self._stack: weakref.ref[ArenaStack] | None = None
+
+    def register(self, program: ArenaSharingProgram) -> None:
+        """Count the arenas of a program from now on."""
+        with self._lock:
+            self._programs.add(program)
+            self._order[program] = next(self._numbers)
+
+    def record_lease(self, lease: Any) -> None:
+        """Count a call in flight of a training program."""
+        self._in_flight.add(lease)
+
+    def stack_for(self, program: ArenaSharingProgram, alignment: int) -> tuple[ArenaStack | None, bool]:
+        """Return the stack, None for a program with single arenas, and True for a program to split.
+
+        The registry decides for all programs together, while no call is in flight: then every program of the last step
+        is known. A program on the stack stays there, and a split program stays split.
+        """
+        with self._lock:
+            if not len(self._in_flight):
+                self._decide()
+            if program not in self._is_split:
+                return None, False
+            stack = self._stack() if self._stack is not None else None
+            if stack is None or stack.alignment % alignment:
+                common = lcm(alignment, stack.alignment if stack is not None else 1)
+                stack = ArenaStack(self._stack_bytes(common), common)
+                self._stack = weakref.ref(stack)
+            return stack, self._is_split[program]
+
+    def _training_programs(self) -> list[ArenaSharingProgram]:
+        """Return the programs with a backward pass, in the order of the first calls."""
+        found = [each for each in self._programs if not each.shares_in_turn]
+        return sorted(found, key=self._order.__getitem__)
+
+    def _decide(self) -> None:
+        """Put all programs on the stack if the stack needs fewer bytes than the single arenas."""
+        programs = self._training_programs()
+        state = tuple(number for each in programs for number in (self._order[each], each.max_in_flight))
+        if state == self._decided:
+            return
+        self._decided = state
+        choice, total = _best_split(programs)
+        alone = sum(each.max_in_flight * each.sizes.single_arena for each in programs)
+        if len(self._is_split) or alone - total >= MIN_SAVED_BYTES:
+            for program, is_split in zip(programs, choice, strict=True):
+                if self._is_split.get(program) != is_split:
+                    self._is_split[program] = is_split
+                    program.discard_free_arenas()
+            stack = self._stack() if self._stack is not None else None
+            if stack is not None:
+                stack.resize(self._stack_bytes(stack.alignment))
+
+    def _stack_bytes(self, alignment: int) -> int:
+        programs = self._training_programs()
+        return _best_split(programs)[1] + 2 * alignment * sum(each.max_in_flight for each in programs)
+
+    def should_split(self, program: ArenaSharingProgram) -> bool:
+        """True if the memory of all programs using scratch bytes in turn is least with `program` split."""
+        with self._lock:
+            others = [each for each in self._programs if each is not program and each.shares_in_turn]
+        return program.is_split or program.sizes.scratch <= _best_shared_bytes([program, *others])
+
+    def idle_scratch(self, nbytes: int, alignment: int) -> SharedScratch:
+        """Return idle scratch bytes: at least `nbytes` bytes, aligned to `alignment` bytes.
+
+        The method prefers the largest idle scratch, enlarges a scratch too small, and allocates if every scratch is in
+        use.
+        """
+        with self._lock:
+            free = [each for each in self._commons if not each.lock.locked()]
+            scratch = max(free, key=lambda each: int(each.raw.size), default=None)
+            if scratch is None:
+                scratch = SharedScratch(aligned_bytes(nbytes, alignment))
+                self._commons.add(scratch)
+            if scratch.raw.size < nbytes or scratch.raw.ctypes.data % alignment:
+                scratch.raw = aligned_bytes(max(nbytes, scratch.raw.size), alignment)
+            return scratch
+
+
+SCRATCH_REGISTRY = ScratchRegistry()
+
+
+def _best_split(programs: Sequence[ArenaSharingProgram]) -> tuple[list[bool], int]:
+    """Return for each program True if split, and the bytes of the stack: the least bytes for calls in this order.
+
+    Dynamic programming from the last program to the first; `height` is the bytes needed above the calls before.
+    """
+    choice, height = [False] * len(programs), 0
+    for at in range(len(programs) - 1, -1, -1):
+        sizes, calls = programs[at].sizes, max(1, programs[at].max_in_flight)
+        split = calls * sizes.saved + max(sizes.scratch, height)
+        whole = calls * sizes.single_arena + height
+        choice[at] = programs[at].is_split or split < whole
+        height = split if choice[at] else whole
+    return choice, height
+
+
+def _best_shared_bytes(programs: Sequence[ArenaSharingProgram]) -> int:
+    """Return the size of the shared scratch, in bytes, with the least total memory; -1 for no shared scratch.
+
+    Every program with at most as many scratch bytes is then split, and a split program stays split. The candidates are
+    the scratch sizes of the programs: a size in between would serve no further program. Splitting must save
+    `MIN_SAVED_BYTES`, since programs are planned again.
+    """
+    begin = max((each.sizes.scratch for each in programs if each.is_split), default=-1)
+    alone = _total_bytes(programs, begin)
+    best = min(
+        ((_total_bytes(programs, each.sizes.scratch), each.sizes.scratch) for each in programs if not each.is_split),
+        default=(alone, begin),
+    )
+    return max(best[1], begin) if alone - best[0] >= MIN_SAVED_BYTES else begin
+
+
+def _total_bytes(programs: Iterable[ArenaSharingProgram], common: int) -> int:
+    """Return the bytes of all arenas with a shared scratch of `common` bytes for all programs with fitting scratch."""
+    total = max(common, 0)
+    for each in programs:
+        shares = each.is_split or each.sizes.scratch <= common
+        total += max(1, each.arena_count) * (each.sizes.saved if shares else each.sizes.single_arena)
+        if each.is_split:
+            total += max(0, each.sizes.scratch - max(common, 0))
+    return total
+
+
+def program_sizes_of(plan: MemoryPlan) -> ProgramSizes:
+    """Return the bytes of a program planned in a single arena, unsplit and split, as estimated from the placements.
+
+    Blocks of placements live at a suspension point are saved; all other placements are scratch.
+    """
+    ops = {described.name: described.op for described in plan.nodes}
+    cuts = [t for t, point in enumerate(plan.points) if ops.get(point.node) == SUSPEND]
+    alive: list[list[Placement]] = [[] for _ in plan.points]
+    for place in plan.in_arenas:
+        for begin, end in place.live:
+            for point in range(begin, end):
+                alive[point].append(place)
+    block = _overlapping_blocks(alive)
+    kept = {block[id(place)] for cut in cuts for place in alive[cut]}
+    passing = ([place for place in places if block[id(place)] not in kept] for places in alive)
+    held = [place for place in plan.in_arenas if block[id(place)] in kept]
+    return ProgramSizes(plan.arena_bytes, _union_bytes(held), max(map(_union_bytes, passing), default=0))
+
+
+def _overlapping_blocks(alive: Sequence[Sequence[Placement]]) -> dict[int, int]:
+    """Return the block number of each placement, keyed by `id(placement)`; union-find over overlapping placements.
+
+    Placements live at the same point and overlapping in memory belong to one block.
+    """
+    parents = {id(place): id(place) for places in alive for place in places}
+
+    def root_of(number: int) -> int:
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
+        return number
+
+    for places in alive:
+        end, last = -1, 0
+        for place in sorted(places, key=lambda each: each.region.offset):
+            if place.region.offset < end:
+                parents[root_of(id(place))] = root_of(last)
+            if place.region.end > end:
+                end, last = place.region.end, id(place)
+    return {number: root_of(number) for number in parents}
+
+
+def _union_bytes(places: Iterable[Placement]) -> int:
+    """Return the bytes of the union of the placements' regions."""
+    return sum(end - begin for begin, end in merge((each.region.offset, each.region.end) for each in places))

@@ -1,0 +1,274 @@
+"""Facts of ATen operators: overwritable inputs, views, randomness.
+
+`facts.json` was measured by running PyTorch's operators with the output over each input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from sublet.base.tensor import TensorSpec
+from sublet.integrations.torch.operator_call import (
+    Argument,
+    NamedConstant,
+    OperatorCall,
+    StridedLayout,
+    TensorArgument,
+    decode,
+    encode,
+)
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import Op, Share, Shares, concat_shares, no_shares
+
+PREFIX = "aten."
+
+# Device exceptions: operators violating their schemas on a device, hence forbidden in a graph, with the reason.
+
+SEED_RESULTS: Mapping[str, tuple[int, ...]] = {
+    f"{PREFIX}_scaled_dot_product_flash_attention.default": (6, 7),
+    f"{PREFIX}_scaled_dot_product_efficient_attention.default": (2, 3),
+    f"{PREFIX}_scaled_dot_product_cudnn_attention.default": (6, 7),
+}
+"""Positions of results that are seeds of random numbers. Seeds lie on the CPU, or on the device during the capture of a
+CUDA graph, whatever tracing says, and readers expect them there. Without dropout no operator reads the seeds.
+"""
+
+UNDECLARED_UPDATES = (f"{PREFIX}cudnn_batch_norm.default", f"{PREFIX}miopen_batch_norm.default")
+"""Operators changing running statistics in training, contrary to their schemas."""
+
+
+def why_not_plannable(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the reason why an operator with the given arguments cannot be planned on a device; "" if plannable."""
+    if name in SEED_RESULTS and arguments.get("dropout_p"):
+        return f"{name} with dropout: the device of its seed depends on CUDA graph capture"
+    if name in UNDECLARED_UPDATES and arguments.get("training"):
+        return f"{name} in training updates running statistics, which its schema does not declare"
+    return ""
+
+
+# PyTorch's functional collectives, such as `_c10d_functional.all_reduce.default`: computations of a process group.
+
+COLLECTIVES = "_c10d_functional."
+WAIT = f"{COLLECTIVES}wait_tensor.default"
+
+COPY_FIRST_ARGUMENT = (f"{COLLECTIVES}all_reduce.default", f"{COLLECTIVES}broadcast.default")
+"""Collectives working on a copy of the first argument; the argument need not live until the wait."""
+
+
+@cache
+def collective_op(name: str) -> Op:
+    """Return the record of a collective or of a wait."""
+    if name == WAIT:
+        return Op(name, views=view_shares, pure=False)
+    return Op(name, inplace=_overwrite_first if name in COPY_FIRST_ARGUMENT else no_shares, pure=False)
+
+
+def _overwrite_first(node: Node) -> tuple[Share, ...]:
+    """Return the share of the output with input 0, for equal byte counts; a copy is then unnecessary."""
+    sizes = [value.nbytes if value is not None else 0 for value in (node.inputs[0], node.outputs[0])]
+    return tuple(share for share in view_shares(node) if not share.offset and sizes[0] == sizes[1])
+
+
+# Fused aten operators, computed some rows at a time: the intermediate tensor never exists as a whole.
+
+FUSED_PREFIX = "joined."
+LOGITS_GRADIENT = f"{FUSED_PREFIX}nll_loss_log_softmax_backward"
+
+OVERWRITES = {LOGITS_GRADIENT: (1,)}
+"""Positions of the arguments overwritable by the result: each row is read before it is written."""
+
+
+@cache
+def fused_op(name: str) -> Op:
+    """Return the record of a fused operator."""
+    return Op(name, inplace=overwrite_arguments(OVERWRITES.get(name, ())), pure=name in OVERWRITES)
+
+
+AS_STRIDED = "aten.as_strided"
+"""A copy of a strided view: a range of the input's bytes if the plan can leave the tensor there, else a copy."""
+
+DEVICE = "device"
+"""The attribute of a node with an operator running on a device other than the CPU, such as "cuda:0"."""
+
+COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default", "aten.lift_fresh_copy.default")
+"""Operators with the content of the input as output."""
+
+
+ROW_BY_ROW = {
+    "_softmax.default": (0,),
+    "_log_softmax.default": (0,),
+    "_softmax_backward_data.default": (0, 1),
+    "_log_softmax_backward_data.default": (0, 1),
+}
+"""Arguments overwritten by operators along the last axis; along any other axis, the kernels read written elements.
+
+The rule holds for CPU kernels. All other overwriting operators are element-wise: PyTorch's TensorIterator runs them on
+every device, and accepts a tensor as both operand and result (`assert_no_partial_overlap`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """The facts of an operator.
+
+    overwrites  the positions of arguments overwritable with the first output
+    out         the overload writing to given tensors; "" if missing, or if PyTorch copies internally
+    inside      the overload overwriting the first argument, for operators without `out`
+    random      True if the operator draws from PyTorch's generator
+    """
+
+    overwrites: tuple[int, ...] = ()
+    out: str = ""
+    inside: str = ""
+    random: bool = False
+
+
+@cache
+def _facts_file() -> Any:
+    return json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
+
+
+@cache
+def facts_by_name() -> Mapping[str, OperatorFacts]:
+    """Return the facts by name, such as `add.Tensor`."""
+    operators = _facts_file()["operators"].items()
+    return {
+        name: OperatorFacts(**{**record, "overwrites": tuple(record.get("overwrites", ()))})
+        for name, record in operators
+    }
+
+
+@cache
+def version_mismatch(version: str) -> str:
+    """Return an error text if `version` of PyTorch differs from the version of the facts; else ""."""
+    known = str(_facts_file()["version"])
+    if version.partition("+")[0] == known:
+        return ""
+    return f"Sublet's operator facts are of PyTorch {known}, this is PyTorch {version}. Install torch=={known}."
+
+
+@cache
+def aten_op(name: str) -> Op:
+    """Return the record of an operator; an operator without facts counts as impure and shares no bytes."""
+    if name == AS_STRIDED or name in COPIES:
+        return Op(name, views=view_shares)
+    op_facts = facts_by_name().get(name.removeprefix(PREFIX))
+    if op_facts is None:
+        return Op(name, pure=False)
+    parts = _concat_shares if name == "aten.cat.default" else no_shares
+    if name.removeprefix(PREFIX) in ROW_BY_ROW:
+        return Op(name, inplace=_overwrite_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
+    return Op(name, parts=parts, inplace=overwrite_arguments(op_facts.overwrites), pure=not op_facts.random)
+
+
+def _planned_spec(value: Value | None) -> TensorSpec | None:
+    return value.spec if value is not None and isinstance(value.spec, TensorSpec) and value.nbytes else None
+
+
+def view_shares(node: Node) -> tuple[Share, ...]:
+    """Return the share of a view: the output as a range of the bytes of the input, in order."""
+    call = decode(node)
+    source, result = _planned_spec(node.inputs[0]) if node.inputs else None, _planned_spec(node.outputs[0])
+    used = call.args[0] if call.args else None
+    if source is None or result is None or not isinstance(used, TensorArgument) or source.dtype is not result.dtype:
+        return ()
+    read = used.layout or StridedLayout.contiguous(source.shape)
+    written = call.outputs[0] or StridedLayout.contiguous(result.shape)
+    if not read.is_dense or read.size != written.size or read.canonical.stride != written.canonical.stride:
+        return ()
+    if (read.offset + read.elements) > source.size or read.offset * source.dtype.bits % 8:
+        return ()
+    return (Share(0, 0, read.offset * source.dtype.bits // 8),)
+
+
+def overwrite_arguments(positions: tuple[int, ...]) -> Shares:
+    """Return the fact: the first output may overwrite the arguments at `positions` if layouts are equal."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = _planned_spec(node.outputs[0]) if node.outputs else None
+        if result is None or not positions:
+            return ()
+        call = decode(node)
+        written = call.outputs[0] or StridedLayout.contiguous(result.shape)
+        arguments = (call.args[position] for position in positions if position < len(call.args))
+        inputs = (argument.input for argument in arguments if isinstance(argument, TensorArgument))
+        return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _has_same_layout(node, call, i, written, result))
+
+    return shares
+
+
+def _overwrite_along_rows(positions: tuple[int, ...]) -> Shares:
+    """Return the fact for an operator with the axis as the argument after the tensors; valid only for the last axis."""
+    over = overwrite_arguments(positions)
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = _planned_spec(node.outputs[0]) if node.outputs else None
+        if result is None or not result.shape or DEVICE in node.attrs:
+            return ()
+        call = decode(node)
+        axis = call.args[len(positions)] if len(call.args) > len(positions) else None
+        last = isinstance(axis, int) and axis % len(result.shape) == len(result.shape) - 1
+        return over(node) if last and call.outputs[0] is None else ()
+
+    return shares
+
+
+def _has_same_layout(node: Node, call: OperatorCall, position: int, written: StridedLayout, result: TensorSpec) -> bool:
+    """True if the output has the same layout, element by element, as every use of the input in the call."""
+    source = _planned_spec(node.inputs[position])
+    if source is None or source.dtype.bits != result.dtype.bits or source.nbytes != result.nbytes:
+        return False
+    uses = [
+        use.layout or StridedLayout.contiguous(source.shape) for use in call.tensor_arguments() if use.input == position
+    ]
+    return written.is_dense and all(use.canonical == written.canonical for use in uses)
+
+
+def _concat_shares(node: Node) -> tuple[Share, ...]:
+    """Return the shares of tensors lying one after another in their concatenation.
+
+    Empty if an axis before the concatenated axis is longer than 1.
+    """
+    call = decode(node)
+    result = _planned_spec(node.outputs[0])
+    tensors = call.args[0] if call.args else None
+    axis = call.args[1] if len(call.args) > 1 else 0
+    specs = [_planned_spec(value) for value in node.inputs]
+    if result is None or not isinstance(tensors, tuple) or not isinstance(axis, int) or call.outputs[0] is not None:
+        return ()
+    rank = len(result.shape)
+    is_contiguous = all(isinstance(t, TensorArgument) and t.layout is None for t in tensors)
+    if not is_contiguous or len(tensors) != len(specs) or not -rank <= axis < rank:
+        return ()
+    present = [spec for spec in specs if spec is not None and len(spec.shape) == rank]
+    shares = concat_shares(result, present, axis % rank) if len(present) == len(specs) else ()
+    return shares if sum(present[share.input].nbytes for share in shares) == result.nbytes else ()
+
+
+# The `aten` dialect: PyTorch ATen operators by name and overload, `aten.add.Tensor`, with arguments as data.
+
+__all__ = [
+    "AS_STRIDED",
+    "COLLECTIVES",
+    "DEVICE",
+    "FUSED_PREFIX",
+    "LOGITS_GRADIENT",
+    "PREFIX",
+    "WAIT",
+    "Argument",
+    "NamedConstant",
+    "OperatorCall",
+    "StridedLayout",
+    "TensorArgument",
+    "aten_op",
+    "collective_op",
+    "decode",
+    "encode",
+    "fused_op",
+    "version_mismatch",
+]  # fmt: skip

@@ -1,0 +1,146 @@
+"""Bound PyTorch calls: neighbouring calls merge into a single call, and the first run verifies results' places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from sublet.base.errors import RunError
+from sublet.integrations.torch.kernels.kernel import Tensor, tensor_over, torch
+from sublet.ir.graph import Node
+from sublet.runtime.calls import CallSequence
+from sublet.runtime.kernel import Array, Call
+
+ArgumentPositions = Sequence[Sequence[int | str]]
+"""For each operand the arguments of a call holding the operand: positions, keywords, or `SELF`."""
+
+SELF = -1
+"""The position of the tensor whose method is called."""
+
+
+def _strides_differ(shape: Sequence[int], before: Sequence[int], now: Sequence[int]) -> bool:
+    """True if two lists of strides address different elements; strides of axes with one element do not matter."""
+    return before != now and any(n > 1 and a != b for n, a, b in zip(shape, before, now, strict=True))
+
+
+class BoundTorchCall:
+    """A PyTorch call with operands bound to memory; neighbouring calls run as a single call and inference mode.
+
+    ATen moves or re-lays a result if shape or strides of the place differ from ATen's expectation. The first run
+    verifies the results.
+    """
+
+    __slots__ = ("call", "given", "node", "places", "results")
+
+    def __init__(self, call: Call, places: Sequence[Tensor], node: Node, given: Sequence[Tensor] = ()) -> None:
+        """Bind `call` of `node` with results in `places`; pass the inputs as `given` to allow rebinding."""
+        self.call = call
+        self.node = node
+        self.given = given
+        self.places = places
+        self.results = [(each, each.data_ptr(), each.shape, each.stride()) for each in places if each is not None]
+
+    def __call__(self) -> None:
+        with torch().inference_mode():
+            self.call()
+        self.verify()
+
+    def verify(self) -> None:
+        """Raise RunError unless every result still has the planned address, shape and strides."""
+        for result, address, shape, strides in self.results:
+            if (
+                result.data_ptr() != address
+                or result.shape != shape
+                or _strides_differ(shape, strides, result.stride())
+            ):
+                raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
+
+    def argument_positions(self) -> ArgumentPositions | None:
+        """Return for every operand, inputs before outputs, the argument positions; None if the call cannot be rebound.
+
+        A call can be rebound if it is one `partial` with only operands and plain values as arguments.
+        """
+        call, operands = self.call, (*self.given, *self.places)
+        if not isinstance(call, partial) or not self.given:
+            return None
+        supplied: dict[int | str, Any] = dict([*enumerate(call.args), *call.keywords.items()])
+        receiver = getattr(call.func, "__self__", None)
+        if isinstance(receiver, torch().Tensor):
+            supplied[SELF] = receiver
+        operand_ids = {id(operand) for operand in operands}
+        plain = (int, float, bool, str, type(None), torch().dtype)
+        if not all(id(each) in operand_ids or isinstance(each, plain) for each in supplied.values()):
+            return None
+        return [[place for place, each in supplied.items() if each is operand] for operand in operands]
+
+    def with_tensor(self, operands: Collection[int], tensor: Tensor) -> BoundTorchCall:
+        """Return the same call with `tensor` in place of the operands at positions `operands`, for verification."""
+        moved = [tensor if i in operands else each for i, each in enumerate((*self.given, *self.places))]
+        return BoundTorchCall(self.call, moved[len(self.given) :], self.node, moved[: len(self.given)])
+
+    def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
+        """Merge the call with directly following PyTorch calls; return the merged call and the number merged."""
+        bounds = [self]
+        for other in following:
+            if not isinstance(other, BoundTorchCall):
+                break
+            bounds.append(other)
+        return _MergedTorchCalls(bounds), len(bounds) - 1
+
+
+class _MergedTorchCalls(CallSequence):
+    """Neighbouring PyTorch calls as a single call.
+
+    watched    by number, the calls not yet verified by a run
+    arguments  by number, the argument positions of rebound calls
+    """
+
+    __slots__ = ("arguments", "inference_mode", "watched")
+
+    def __init__(self, bounds: Sequence[BoundTorchCall]) -> None:
+        super().__init__([bound.call for bound in bounds])
+        self.inference_mode = torch().inference_mode
+        self.watched = dict(enumerate(bounds))
+        self.arguments: dict[int, ArgumentPositions | None] = {}
+
+    def patch(self, number: int, call: Call) -> bool:
+        """Rebind one node, see `kernel.Patchable`."""
+        if not isinstance(call, BoundTorchCall):
+            return False
+        self.calls[number] = call.call
+        self.watched[number] = call
+        if number not in self.arguments:
+            self.arguments[number] = call.argument_positions()
+        return True
+
+    def operand_setter(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
+        """Return a setter of new memory for operands of one node, see `kernel.Repointable`."""
+        positions = self.arguments.get(number)
+        if positions is None:
+            return None
+        calls, watched = self.calls, self.watched
+        by_position = [place for operand in operands for place in positions[operand] if isinstance(place, int)]
+        by_name = [place for operand in operands for place in positions[operand] if isinstance(place, str)]
+
+        def point(array: Array) -> None:
+            call, tensor = calls[number], tensor_over(array)
+            assert isinstance(call, partial)
+            function, args, keywords = call.func, call.args, call.keywords
+            if SELF in by_position:
+                function = getattr(tensor, function.__name__)
+            if by_position:
+                args = tuple([tensor if i in by_position else each for i, each in enumerate(args)])
+            if by_name:
+                keywords = {**keywords, **dict.fromkeys(by_name, tensor)}
+            calls[number] = partial(function, *args, **keywords)
+            if number in watched:
+                watched[number] = watched[number].with_tensor(operands, tensor)
+
+        return point
+
+    def __call__(self) -> None:
+        with self.inference_mode():
+            super().__call__()
+        while self.watched:
+            self.watched.popitem()[1].verify()

@@ -1,0 +1,317 @@
+"""Convolutions and their gradients, which are convolutions too.
+
+PyTorch's convolutions allocate the result, and copies of all operands in layouts preferred by oneDNN. The kernels
+therefore process a few samples and channels at a time: allocations are bounded by a small slice, at little or no cost
+in time, because small allocations reuse warm memory. Convolutions with kernels of one element are matrix products.
+oneDNN accumulates matrix products into the output. Without oneDNN, for little work, or with one thread, the kernels
+call `mm` and `bmm`, which allocate no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+from sublet.base.tensor import TensorSpec
+from sublet.integrations.torch.kernels.kernel import Calls, Operands, Tensor, TorchKernel, scratch_tensor, torch
+from sublet.integrations.torch.kernels.linear import as_matrix, matrix_product
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.rules import operand, result
+from sublet.ops.nn.windows import Windows, image_dims, is_channels_last, windows_from_attrs
+from sublet.runtime.kernel import Call
+
+MIN_SAMPLE_BYTES = 1 << 20
+"""Minimum bytes of a slice of the batch per thread, to keep all threads busy."""
+
+MAX_WEIGHT_BYTES = 4 << 20
+"""Maximum bytes of a slice of the weights, where the weights can be sliced."""
+
+VECTOR_CHANNELS = 8
+"""Channels in the smallest block of oneDNN's layouts. Slices of output channels are multiples of a block."""
+
+MIN_ONEDNN_ROWS = 256
+"""Minimum rows of a product in oneDNN; with fewer rows, preparing the weights costs more than oneDNN saves."""
+
+LARGE_WINDOW, LARGE_IMAGE = 9, 28 * 28
+"""Elements of a window and of an image. For larger windows on images of this size or more, the speed of oneDNN depends
+on the position of the channel axis.
+"""
+
+MIN_ONEDNN_WORK = 1 << 22
+"""Minimum multiplications of a product in oneDNN; below, overhead dominates the time."""
+
+
+def _windows_of(node: Node, w: TensorSpec) -> Windows:
+    return windows_from_attrs(node.attrs, w.shape[2:])
+
+
+def _channels_first(node: Node, x: Tensor) -> Tensor:
+    """Return the tensor as [N, C, *spatial]."""
+    return x.movedim(-1, 1) if is_channels_last(node.attrs) else x
+
+
+def _is_matrix_product(node: Node, w: TensorSpec) -> bool:
+    """True if the convolution is a matrix product: windows of one element, stride 1, no padding, one group."""
+    over = _windows_of(node, w)
+    numbers = {*over.kernel, *over.strides}
+    return numbers == {1} and not any((*over.begins, *over.ends)) and node.attrs["groups"] == 1
+
+
+def _padded_bytes(node: Node, x: TensorSpec, w: TensorSpec) -> int:
+    """Return the bytes of a padded copy of x; 0 if the padding is symmetric, as ATen needs no copy then."""
+    over = _windows_of(node, w)
+    if over.is_symmetric:
+        return 0
+    samples, channels, spatial = image_dims(x, node.attrs, "x")
+    return TensorSpec(x.dtype, (samples, channels, *over.padded_extents(spatial, over.count_windows(spatial)))).nbytes
+
+
+class _ConvolutionTensors:
+    """The tensors of a convolution [N, C, *spatial] * [O, C / groups, *kernel] -> [N, O, *counts], for slicing.
+
+    With asymmetric padding, `x` is a padded copy in scratch memory. `unpadded_x` is the part of `x` without padding.
+    """
+
+    def __init__(self, node: Node, x: Tensor, w: Tensor, y: Tensor, scratch: Tensor) -> None:
+        over = windows_from_attrs(node.attrs, w.shape[2:])
+        self.x, self.w, self.y = _channels_first(node, x), w, _channels_first(node, y)
+        self.is_channels_last = is_channels_last(node.attrs)
+        self.unpadded_x, self.groups = self.x, pick(node.attrs, "groups")
+        self.strides, self.dilations, self.pads = list(over.strides), list(over.dilations), list(over.begins)
+        if not over.is_symmetric:
+            reach = over.padded_extents(self.x.shape[2:], self.y.shape[2:])
+            samples, channels = self.x.shape[:2]
+            shape = (samples, *reach, channels) if self.is_channels_last else (samples, channels, *reach)
+            self.x = _channels_first(node, scratch_tensor(scratch, x.dtype, shape))
+            self.unpadded_x, self.pads = self.x[over.input_region(self.unpadded_x.shape[2:])], [0] * len(reach)
+
+    def channel_slices(self, axis: int, most: int = MAX_WEIGHT_BYTES) -> list[slice]:
+        """Return slices of an axis of the weights, of at most `most` bytes each. Grouped weights are not sliced."""
+        parts = 1
+        while self.groups == 1 and self.w.nbytes > parts * most and self.w.shape[axis] > 2 * parts:
+            parts *= 2
+        return _slices(self.w.shape[axis], -(-self.w.shape[axis] // parts))
+
+    def output_channel_slices(self) -> list[slice]:
+        """Return slices of the output channels, to bound copies of weights and of samples of the output.
+
+        oneDNN reads the input once per slice: only inputs of at most a quarter of the weights, or of half the output,
+        such as images, are worth smaller slices.
+        """
+        slices = self.channel_slices(0, MAX_WEIGHT_BYTES // (2 if 4 * self.x.nbytes <= self.w.nbytes else 1))
+        samples, channels = self.y.shape[:2]
+        nbytes = self.y.nbytes // samples
+        if len(slices) > 1 or self.groups > 1 or 2 * (self.x.nbytes // samples) > nbytes:
+            return slices
+        parts = nbytes // (MIN_SAMPLE_BYTES // 2 * torch().get_num_threads())
+        step = -(-channels // max(1, parts))
+        return _slices(channels, -(-step // VECTOR_CHANNELS) * VECTOR_CHANNELS)
+
+    def sample_slices(self, weight_slices: int) -> list[slice]:
+        """Return slices of the batch."""
+        return _sample_slices(self.x, self.w.nbytes // weight_slices, self.y)
+
+    def gradient_call(self, dy: Tensor, x: Tensor, w: Tensor, which: int) -> Callable[[], Any]:
+        """Return a function computing the gradient with respect to x (`which` = 0) or w (`which` = 1).
+
+        Of the tensor x or w to differentiate, ATen reads only the shape.
+        """
+        mask = [which == 0, which == 1, False]
+        zeros = [0] * len(self.strides)
+        strided = (self.strides, self.pads, self.dilations, False, zeros, self.groups)
+        function = torch().ops.aten.convolution_backward
+        if which == 1 and self._is_faster_channels_last():
+            return partial(_call_channels_last, function, dy, x, w, None, *strided, mask)
+        return partial(function, dy, x, w, None, *strided, mask)
+
+    def _is_faster_channels_last(self) -> bool:
+        """True if oneDNN computes the gradient with respect to w in half the time with channels last, copies included.
+
+        Measured for depthwise convolutions with large windows on large images.
+        """
+        alone = self.groups > 1 and self.w.shape[1] == 1 and self.w.dim() == 4 and not self.is_channels_last
+        return bool(alone and prod(self.w.shape[2:]) > LARGE_WINDOW and prod(self.y.shape[2:]) >= LARGE_IMAGE)
+
+
+def _call_channels_last(function: Callable[..., Any], dy: Tensor, x: Tensor, *rest: Any) -> Any:
+    form = torch().channels_last
+    return function(dy.contiguous(memory_format=form), x.contiguous(memory_format=form), *rest)
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    return [slice(begin, min(count, begin + step)) for begin in range(0, count, step)]
+
+
+def _sample_slices(x: Tensor, weights: int, y: Tensor) -> list[slice]:
+    """Return slices of the batch, large enough to make the preparation of `weights` bytes per slice negligible."""
+    each = (x.nbytes + y.nbytes) // len(x)
+    least = max(4 * weights, MIN_SAMPLE_BYTES * torch().get_num_threads())
+    return _slices(len(x), -(-least // each))
+
+
+def _copy_to(place: Tensor, function: Callable[[], Any]) -> None:
+    place.copy_(function())
+
+
+def _copy_item(place: Tensor, function: Callable[[], Any], item: int) -> None:
+    place.copy_(function()[item])
+
+
+def _add_item(place: Tensor, function: Callable[[], Any], item: int) -> None:
+    place.add_(function()[item])
+
+
+def _optional_bias(inputs: Operands) -> Tensor:
+    return inputs[2] if len(inputs) > 2 else None
+
+
+def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    w, b = inputs[1], _optional_bias(inputs)
+    if _is_matrix_product(node, spec_of(operand(node, 1))):
+        return _pointwise_product(node, inputs[0], w[(..., *(0,) * (w.ndim - 2))], b, outputs[0])
+    conv = _ConvolutionTensors(node, inputs[0], w, outputs[0], scratch)
+    calls: list[Call] = (
+        []
+        if conv.unpadded_x is conv.x
+        else [conv.x.zero_, partial(conv.unpadded_x.copy_, _channels_first(node, inputs[0]))]
+    )
+    zeros = [0] * len(conv.strides)
+    channels = conv.output_channel_slices()
+    for n in conv.sample_slices(len(conv.channel_slices(0))):
+        for o in channels:
+            given = (conv.x[n], w[o], None if b is None else b[o])
+            strided = (conv.strides, conv.pads, conv.dilations, False, zeros, conv.groups)
+            calls.append(partial(_copy_to, conv.y[n, o], partial(torch().convolution, *given, *strided)))
+    return calls
+
+
+def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    dy, w, dx, b = inputs[0], inputs[1], outputs[0], _optional_bias(inputs)
+    calls: list[Call] = []
+    if _is_matrix_product(node, spec_of(operand(node, 1))):
+        matrix = w[(..., *(0,) * (w.ndim - 2))].t()
+        if _uses_onednn(dy, matrix):
+            dense = scratch_tensor(scratch, w.dtype, matrix.shape)
+            calls, matrix = [partial(dense.copy_, matrix)], dense
+        calls += _pointwise_product(node, dy, matrix, None, dx)
+    else:
+        conv = _ConvolutionTensors(node, dx, w, dy, scratch)
+        channels = conv.channel_slices(1)
+        for n in conv.sample_slices(len(channels)):
+            for c in channels:
+                part = conv.x[n, c] if conv.groups == 1 else conv.x[n]
+                calls.append(partial(_copy_item, part, conv.gradient_call(conv.y[n], part, w[:, c], 0), 0))
+        if conv.unpadded_x is not conv.x:
+            calls.append(partial(_channels_first(node, dx).copy_, conv.unpadded_x))
+    if b is not None:
+        image = _channels_first(node, dx)
+        calls.append(partial(image.add_, b.view(-1, *(1,) * (image.ndim - 2))))
+    return calls
+
+
+def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    dy, x, dw = inputs[0], inputs[1], outputs[0]
+    is_product = _is_matrix_product(node, spec_of(result(node)))
+    if is_product and not (is_channels_last(node.attrs) and _uses_onednn(x, dw)):
+        return _weight_product(node, _channels_first(node, dy), _channels_first(node, x), dw)
+    conv = _ConvolutionTensors(node, x, dw, dy, scratch)
+    calls: list[Call] = (
+        [] if conv.unpadded_x is conv.x else [conv.x.zero_, partial(conv.unpadded_x.copy_, _channels_first(node, x))]
+    )
+    channels = conv.channel_slices(
+        0, MAX_WEIGHT_BYTES // 2
+    )  # twice as many copies: the gradient has the size of the weights
+    # oneDNN copies only the weights, not channels-last operands: no slices of the batch are needed.
+    samples = [slice(0, len(x))] if conv.is_channels_last else conv.sample_slices(len(channels))
+    for o in channels:
+        for i, n in enumerate(samples):
+            gradient = conv.gradient_call(conv.y[n, o], conv.x[n], dw[o], 1)
+            calls.append(partial(_add_item if i else _copy_item, dw[o], gradient, 1))
+    return calls
+
+
+def _pointwise_product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Call]:
+    """Return calls for y = w x + b over the channels at each point; `w` is a matrix."""
+    if not is_channels_last(node.attrs):
+        return _batch_product(w, x.flatten(2), b, y.flatten(2))
+    x, y = as_matrix(x), as_matrix(y)
+    if not _uses_onednn(x, w) or len(x) < MIN_ONEDNN_ROWS:
+        return [matrix_product(x, w.t(), b, y)]
+    return [y.zero_, _accumulate_product(y, x, w, b)]
+
+
+def _uses_onednn(x: Tensor, w: Tensor) -> bool:
+    """True if oneDNN computes the matrix product.
+
+    With several threads and enough work, oneDNN is up to twice as fast as the library behind `mm`. With one thread
+    oneDNN is slower, and PyTorch avoids oneDNN too.
+    """
+    if torch().get_num_threads() == 1:
+        return False
+    there = torch().backends.mkldnn.is_available() and hasattr(torch().ops.mkldnn, "_convolution_pointwise_")
+    return bool(there and x.dtype == torch().float32 and x.numel() * w.shape[0] >= MIN_ONEDNN_WORK)
+
+
+def _accumulate_product(y: Tensor, x: Tensor, w: Tensor, b: Tensor = None) -> Call:
+    """Return the call y += x w^T + b in oneDNN, for matrices.
+
+    oneDNN receives rows as points of an image, and copies w or parts of w.
+    """
+    points = [t.view(1, t.shape[0], 1, t.shape[1]).permute(0, 3, 1, 2) for t in (y, x)]
+    single: tuple[Any, ...] = ([0, 0], [1, 1], [1, 1], 1, "add", 1.0, None, [], None)
+    add = torch().ops.mkldnn._convolution_pointwise_.binary
+    return partial(add, *points, w[:, :, None, None], b, *single)
+
+
+def _batch_product(w: Tensor, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
+    """Return calls for y[n] = w x[n] + b."""
+    if _uses_onednn(x, w):
+        convolution, single = torch().mkldnn_convolution, ([0, 0], [1, 1], [1, 1], 1)
+        x, y = x.unsqueeze(2), y.unsqueeze(2)
+        samples = _sample_slices(x, w.nbytes, y)
+        weights = w[:, :, None, None]
+        return [partial(_copy_to, y[n], partial(convolution, x[n], weights, b, *single)) for n in samples]
+    weights = w.expand(len(x), *w.shape)
+    if b is None:
+        return [partial(torch().bmm, weights, x, out=y)]
+    return [partial(torch().baddbmm, b[None, :, None].expand(y.shape), weights, x, out=y)]
+
+
+def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Calls:
+    """Return calls for dw = the sum of dy x^T over samples; dy and x are [N, C, *spatial]."""
+    dw = dw.view(dw.shape[:2])
+    if is_channels_last(node.attrs):
+        dy, x = (as_matrix(t.movedim(1, -1)) for t in (dy, x))
+        return partial(torch().mm, dy.t(), x, out=dw)
+    dy, x = dy.flatten(2), x.flatten(2)
+    if _uses_onednn(x, dw):
+        calls: list[Call] = [dw.zero_]
+        calls += [_accumulate_product(dw, *sample) for sample in zip(dy, x, strict=True)]
+        return calls
+    return partial(torch().addbmm, dw, dy, x.transpose(1, 2), beta=0, out=dw)
+
+
+def _conv_scratch(node: Node) -> int:
+    return _padded_bytes(node, spec_of(operand(node, 0)), spec_of(operand(node, 1)))
+
+
+def _input_scratch(node: Node) -> int:
+    w = spec_of(operand(node, 1))
+    if _is_matrix_product(node, w):
+        return w.nbytes
+    return _padded_bytes(node, spec_of(result(node)), w)
+
+
+def _weight_scratch(node: Node) -> int:
+    return _padded_bytes(node, spec_of(operand(node, 1)), spec_of(result(node)))
+
+
+KERNELS: Mapping[str, TorchKernel] = {
+    "conv": TorchKernel(_conv, _conv_scratch, allocates=True),
+    "conv_input_gradient": TorchKernel(_input_gradient, _input_scratch, allocates=True),
+    "conv_weight_gradient": TorchKernel(_weight_gradient, _weight_scratch, allocates=True),
+    "conv_transpose": TorchKernel(_input_gradient, _input_scratch, allocates=True),
+}

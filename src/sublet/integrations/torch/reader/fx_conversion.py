@@ -1,0 +1,301 @@
+"""Conversion of an FX graph, node by node, to nodes of a model."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sublet.base.errors import ModelError
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.dialect import LOGITS_GRADIENT, PREFIX, OperatorFacts, facts_by_name
+from sublet.integrations.torch.reader.control_flow import CONTROL_FLOW
+from sublet.integrations.torch.reader.conversion import ConversionLevel
+from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
+from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
+from sublet.integrations.torch.reader.operators import add_operator
+from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
+
+# Fusion of two operators into one: the gradients of nll_loss and log_softmax, see `integrations.torch.dialect.joined`.
+
+LOSS = "aten.nll_loss_backward.default"
+SOFTMAX = "aten._log_softmax_backward_data.default"
+
+
+def is_fused_loss_gradient(node: Any) -> bool:
+    """True for a loss gradient [N, C] read only by the gradient of a log_softmax over the classes, all of one type."""
+    if not isinstance(node, torch().fx.Node) or str(node.target) != LOSS or len(node.users) != 1:
+        return False
+    (reader,) = node.users
+    if str(reader.target) != SOFTMAX or reader.args[0] is not node or node in reader.args[1:]:
+        return False
+    _, y, axis, dtype = reader.args
+    gradient, y = node.meta["val"], y.meta["val"]
+    return gradient.dim() == 2 and axis in (1, -1) and gradient.dtype == y.dtype == dtype
+
+
+def add_logits_gradient(level: ConversionLevel, node: Any, y: Any, loss: Sequence[Any], source: str) -> Any:
+    """Add the fused gradient by the logits, and return the result.
+
+    `y` is the result of the log_softmax, and `loss` are the arguments of the loss gradient. Of the loss gradient's
+    second argument, only the extents matter, so `y` replaces the argument.
+    """
+    dy, _, *rest = loss
+    (gradient,) = level.add_call(LOGITS_GRADIENT, node.name, (dy, y, *rest), {}, [node.meta["val"]], source)
+    return gradient
+
+
+# Tensors as returned by PyTorch's eager kernels, for operators traced with another type or other strides.
+
+
+class EagerTensors:
+    """The eager tensors of one traced graph, by node.
+
+    Args:
+        extents: extents of the graph's symbols.
+        device: the device of the program; "" for the CPU. Only CPU kernels are probed.
+    """
+
+    def __init__(self, extents: Extents, device: str = "") -> None:
+        self._extents, self._device = extents, device
+        self._corrected: dict[Any, Any] = {}
+        self._mode: Any = None
+
+    def set_eager(self, node: Any, tensors: Any) -> None:
+        """Replace the traced tensors of a node."""
+        self._corrected[node] = tensors
+
+    def is_corrected(self, node: Any) -> bool:
+        """True if the eager tensors of a node differ from the traced tensors."""
+        return node in self._corrected
+
+    def tensors_of(self, node: Any) -> Any:
+        """Return tensors like the eager results of a node: the traced tensors, unless the kernels differ."""
+        traced = node.meta.get("val")
+        if node in self._corrected:
+            return self._corrected[node]
+        depends = any(each in self._corrected for each in node.all_input_nodes)
+        if self._device or not _is_strided(traced) or not (depends or str(node.target) in PROBED_OPERATORS):
+            return traced
+        if node.target is operator.getitem:
+            eager = self._corrected[node.args[0]][node.args[1]]
+        elif isinstance(node.target, torch()._ops.OpOverload):
+            eager = self._run_operator(node, traced)
+        else:
+            return traced
+        if self._types_and_layouts(eager) == self._types_and_layouts(traced):
+            return traced
+        self.set_eager(node, eager)
+        return eager
+
+    def _run_operator(self, node: Any, traced: Any) -> Any:
+        """Return an operator's results for the eager arguments; the traced tensors if the operator raises.
+
+        An operator raising here will raise again in the run of the program, so the error is not lost.
+        """
+        pytree, t = require("torch.utils._pytree", extra="torch"), torch()
+        given = pytree.tree_map_only(t.fx.Node, self._eager_argument, (tuple(node.args), dict(node.kwargs)))
+        try:
+            if str(node.target) in PROBED_OPERATORS:
+                args, kwargs = self._on_device(given, "meta")
+                return probe_results(node.target, args, kwargs, self._on_device(traced, "meta"))
+            if self._mode is None:
+                self._mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode()
+            with self._mode:
+                args, kwargs = self._on_device(given, "cpu")
+                return node.target(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return traced
+
+    def _eager_argument(self, node: Any) -> Any:
+        """Return the eager tensor of an argument node, with symbols replaced by extents."""
+        eager = self.tensors_of(node)
+        numbers = (torch().SymInt, torch().SymFloat, torch().SymBool)
+        return fixed_number(eager, self._extents, node.name) if isinstance(eager, numbers) else eager
+
+    def _on_device(self, given: Any, device: str) -> Any:
+        """Return the same structure with new tensors on a device, in the layouts of the given tensors."""
+        pytree, t = require("torch.utils._pytree", extra="torch"), torch()
+
+        def empty_like(each: Any) -> Any:
+            layout = layout_of(each, self._extents, "")
+            return t.empty_strided(layout.size, layout.stride, dtype=each.dtype, device=device)
+
+        return pytree.tree_map_only(t.Tensor, empty_like, given)
+
+    def _types_and_layouts(self, tensors: Any) -> list[Any]:
+        """Return the types and layouts of an operator's results, for comparison."""
+        each = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        return [None if one is None else (one.dtype, layout_of(one, self._extents, "").canonical) for one in each]
+
+
+def _is_strided(traced: Any) -> bool:
+    """True for a strided tensor, and for a sequence of strided tensors and None."""
+    each = traced if isinstance(traced, list | tuple) else (traced,)
+    strided = torch().strided
+    return all(one is None or (hasattr(one, "stride") and one.layout == strided) for one in each)
+
+
+NUMBERS = (bool, int, float)
+MAX_POOL = "aten.max_pool2d_with_indices.default"
+"""Max pooling with indices. Unread indices are not computed: an index is as large as two f32 results."""
+EMPTY = "aten.empty.memory_format"
+EFFECTS = "with_effects"
+INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
+
+
+def convert_graph(level: ConversionLevel, module: Any, given: Sequence[Any]) -> Any:
+    """Convert the graph of a module, and return the results.
+
+    `given` are the arguments in the order of the placeholders.
+    """
+    stands: dict[Any, Any] = {}
+    eager = EagerTensors(level.conversion.extents, level.conversion.device)
+    arguments = iter(given)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            stands[node] = next(arguments)
+            if isinstance(stands[node], TracedTensor) and stands[node] in level.conversion.eager_tensors:
+                eager.set_eager(node, level.conversion.eager_tensors[stands[node]])
+        elif node.op == "get_attr":
+            stands[node] = _graph_attribute(level, module, node.target)
+        elif node.op == "output":
+            return _resolve(node.args[0], stands)
+        elif node.op == "call_function":
+            stands[node] = _convert_call(level, node, stands, eager.tensors_of(node))
+            level.conversion.record_eager(stands[node], eager.tensors_of(node), eager.is_corrected(node))
+        else:
+            raise ModelError(
+                f"{source_line(node)}: {node.op} of {node.target!r}: give a program traced to ATen operators"
+            )
+    raise ModelError(f"{level.conversion.where}: a graph without an output")
+
+
+def placeholders(module: Any) -> list[Any]:
+    """Return the argument nodes of a traced module, in order."""
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def graph_results(module: Any) -> Sequence[Any]:
+    """Return the results of a traced module: nodes, and plain values."""
+    results: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return results
+
+
+def source_line(node: Any) -> str:
+    """Return "file:line" of the user's program for a node; the node's name without a stack trace."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return f"node {node.name}"
+    file, _, rest = lines[-1].removeprefix('File "').partition('"')
+    number = rest.partition("line ")[2].partition(",")[0]
+    return f"{file.rpartition('/')[2]}:{number}"
+
+
+def _resolve(argument: Any, stands: Mapping[Any, Any]) -> Any:
+    """Return an argument with nodes replaced by converted values."""
+    if isinstance(argument, list | tuple):
+        return [_resolve(inner, stands) for inner in argument]
+    if isinstance(argument, dict):
+        return {key: _resolve(inner, stands) for key, inner in argument.items()}
+    return stands[argument] if isinstance(argument, torch().fx.Node) else argument
+
+
+def _graph_attribute(level: ConversionLevel, module: Any, name: str) -> Any:
+    """Return an attribute of a module: a tensor as a weight, any other object unchanged."""
+    attribute = module
+    for part in name.split("."):
+        attribute = getattr(attribute, part)
+    if not isinstance(attribute, torch().Tensor):
+        return attribute
+    return level.conversion.constant_weight(name, attribute)
+
+
+def _convert_call(level: ConversionLevel, node: Any, stands: Mapping[Any, Any], eager: Any) -> Any:
+    """Convert a call, and return the results with the layouts of the `eager` tensors."""
+    joining = not level.conversion.device
+    if joining and is_fused_loss_gradient(node):
+        return None  # the only reader computes the fused operator
+    args, kwargs = _resolve(node.args, stands), _resolve(dict(node.kwargs), stands)
+    target, source = node.target, source_line(node)
+    if joining and node.args and is_fused_loss_gradient(node.args[0]):
+        return add_logits_gradient(level, node, args[1], _resolve(node.args[0].args, stands), source)
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if isinstance(target, torch()._ops.HigherOrderOperator):
+        if target.name() == EFFECTS:
+            return _call_with_effects(level, node, args, kwargs, source)
+        return _convert_higher_order(level, node, target.name(), args, source)
+    if isinstance(target, torch()._ops.OpOverload):
+        if isinstance(node.meta.get("val"), (*NUMBERS, torch().SymInt, torch().SymFloat, torch().SymBool)):
+            return _known_number(level, node, source)
+        if str(target) == MAX_POOL and all(user.target is operator.getitem and not user.args[1] for user in node.users):
+            only = lower_to_nn(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
+            if only is not None:
+                return [only, None]
+        like = _read_results(node) if level.conversion.device else eager
+        results = add_operator(level, target, node.name, args, kwargs, like, source)
+        return _fill_empty_results(level, node, results, source) if isinstance(results, list) else results
+    if all(isinstance(each, NUMBERS) for each in _flat_elements(args)):
+        return target(*args, **kwargs)
+    raise ModelError(f"{source}: {target} cannot be planned")
+
+
+def _read_results(node: Any) -> Any:
+    """Return the traced results, with None for unread results.
+
+    An operator called through an `out` variant needs all results.
+    """
+    traced = node.meta.get("val")
+    if (
+        not isinstance(traced, list | tuple)
+        or facts_by_name().get(str(node.target).removeprefix(PREFIX), OperatorFacts()).out
+    ):
+        return traced
+    wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return [each if i in wanted else None for i, each in enumerate(traced)]
+
+
+def _fill_empty_results(level: ConversionLevel, node: Any, found: list[Any], source: str) -> list[Any]:
+    """Add the empty tensors PyTorch returns for results omitted by a lowering, if some node reads the results."""
+    wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
+    for i, fake in enumerate(node.meta["val"]):
+        if found[i] is None and i in wanted and tuple(fake.shape) == (0,):
+            (found[i],) = level.add_call(EMPTY, node.name, ([0],), {"dtype": fake.dtype}, [fake], source)
+    return found
+
+
+def _flat_elements(argument: Any) -> list[Any]:
+    """Return the elements of nested lists."""
+    if isinstance(argument, list | tuple):
+        return [each for inner in argument for each in _flat_elements(inner)]
+    return [argument]
+
+
+def _known_number(level: ConversionLevel, node: Any, source: str) -> Any:
+    """Return a number known from tracing. Raises ModelError for a number known only at run time."""
+    number = node.meta["val"]
+    return number if isinstance(number, NUMBERS) else fixed_number(number, level.conversion.extents, source)
+
+
+def _call_with_effects(
+    level: ConversionLevel, node: Any, args: Sequence[Any], kwargs: dict[str, Any], source: str
+) -> Any:
+    """Convert an operator with side effects: the results follow a token, which keeps the order of the calls."""
+    token, target, *rest = args
+    like = node.meta["val"][1 : 1 + len(target._schema.returns)]
+    return [token, *add_operator(level, target, node.name, rest, kwargs, like, source)]
+
+
+def _convert_higher_order(level: ConversionLevel, node: Any, name: str, args: Sequence[Any], source: str) -> Any:
+    """Convert an operator running inner graphs. Raises ModelError for an unsupported operator."""
+    if name in INLINE:
+        (position,) = [i for i, each in enumerate(args) if isinstance(each, torch().nn.Module)]
+        return convert_graph(level, args[position], args[position + 1 :])
+    add: Callable[..., Any] | None = CONTROL_FLOW.get(name)
+    if add is None:
+        raise ModelError(
+            f"{source}: the operator {name}, which runs graphs, cannot be planned; there are {', '.join(CONTROL_FLOW)}"
+        )
+    return add(level, node.name, args, source, convert_graph)

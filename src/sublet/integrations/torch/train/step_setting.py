@@ -1,0 +1,196 @@
+"""The dependencies of a training step: each is part of the plan's key, followed at run time, or refused by name.
+
+A step is planned from one trace. Any change of the eager loop's computation must be detected before the next step:
+`setting_of` returns all facts in the key, and `require_plain` raises for unsupported facts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from sublet.base.errors import ModelError
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.reader.traced_tensor import torch
+
+MODULE_HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
+)  # fmt: skip
+"""Registries of module hooks run in an eager step. A trace calls the hooks; a planned step would not."""
+
+MODULE_HOOKS_ELSEWHERE = (
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+"""Registries of module hooks run only when weights are saved or loaded."""
+
+GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_with_kwargs",
+    "_global_forward_hooks_always_called", "_global_backward_pre_hooks", "_global_backward_hooks",
+)  # fmt: skip
+"""The hook registries for all modules, in `torch.nn.modules.module`."""
+
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+GLOBAL_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+REGISTRIES = {
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    *MODULE_HOOKS,
+    *MODULE_HOOKS_ELSEWHERE,
+}
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+Setting = Hashable
+
+
+def require_plain(module: Any, optimizer: Any) -> None:
+    """Raise ModelError for hooks called by an eager step only, and for modes with another computation than a plain
+    step.
+
+    Args:
+        module: the network and its loss, as one module.
+        optimizer: an optimizer of torch.optim.
+    """
+    _require_no_modes()
+    _require_no_hooks(require("torch.nn.modules.module", extra="torch"), GLOBAL_HOOKS, "torch.nn.Module")
+    for path, each in module.named_modules():
+        _require_no_hooks(each, MODULE_HOOKS, path or type(each).__name__)
+    for name, parameter in module.named_parameters():
+        _require_no_hooks(parameter, TENSOR_HOOKS, name)
+    _require_no_hooks(optimizer, OPTIMIZER_HOOKS, type(optimizer).__name__)
+    _require_no_hooks(require("torch.optim.optimizer", extra="torch"), GLOBAL_OPTIMIZER_HOOKS, "torch.optim.Optimizer")
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ModelError(
+            f"{type(optimizer).__name__}.step is replaced by another function, which a plan would not call"
+        )
+
+
+def _require_no_hooks(owner: Any, registries: Sequence[str], where: str) -> None:
+    """Raise ModelError if a hook registry of `owner` is not empty."""
+    for registry in registries:
+        if getattr(owner, registry, None):
+            raise ModelError(f"{where} has hooks ({registry}), which a planned step would not call: remove the hooks")
+
+
+def _require_no_modes() -> None:
+    """Raise ModelError in a mode with changed computation or recording of operators."""
+    t = torch()
+    c, stack = t._C, require("torch.overrides", extra="torch")._get_current_function_mode_stack
+    default = require("torch.utils._device", extra="torch").DeviceContext  # set by `torch.set_default_device`
+    modes = {
+        "torch.inference_mode(), and a step needs gradients": t.is_inference_mode_enabled(),
+        "torch.no_grad(), and a step needs gradients": not t.is_grad_enabled(),
+        "torch.autograd.detect_anomaly(), and a plan looks for no NaN": t.is_anomaly_enabled(),
+        "a transform of torch.func": c._functorch.peek_interpreter_stack() is not None,
+        "a TorchFunctionMode": any(not isinstance(each, default) for each in stack()),
+        "a TorchDispatchMode": c._len_torch_dispatch_stack() > 0,
+        "saved_tensors_hooks": c._autograd._top_saved_tensors_default_hooks(True) is not None,
+        "forward-mode differentiation": require("torch.autograd.forward_ad", extra="torch")._current_level >= 0,
+        "torch.compiler, while it traces": t.compiler.is_compiling(),
+    }
+    for what, active in modes.items():
+        if active:
+            raise ModelError(f"a step in {what}: call the step outside of it")
+
+
+def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
+    """Return all facts a trace of the step depends on, besides arguments and the optimizer's numbers.
+
+    Args:
+        module: the network and its loss, as one module.
+        loss: the loss as passed by the user.
+        groups: the parameter groups of the optimizer.
+    """
+    t = torch()
+    members = {id(each): (i, j) for i, group in enumerate(groups) for j, each in enumerate(group["params"])}
+    first: dict[int, int] = {}
+    tensors = []
+    for i, (name, each) in enumerate((*module.named_parameters(remove_duplicate=False), *module.named_buffers())):
+        same = first.setdefault(id(each), i)
+        tensors.append((name, same, tensor_setting(each), each.requires_grad, members.get(id(each))))
+    surroundings = (
+        t.is_autocast_enabled("cpu"), t.get_autocast_dtype("cpu"), t.is_autocast_cache_enabled(), t.get_default_dtype(),
+        str(t.get_default_device()),
+        t.are_deterministic_algorithms_enabled(), t.is_deterministic_algorithms_warn_only_enabled(),
+        t.utils.deterministic.fill_uninitialized_memory, t.get_float32_matmul_precision(),
+    )  # fmt: skip
+    modules = tuple((path, type(each), attributes_of(each)) for path, each in module.named_modules())
+    return (surroundings, tuple(tensors), modules, () if isinstance(loss, t.nn.Module) else function_setting(loss))
+
+
+def tensor_setting(tensor: Any) -> tuple[Any, ...]:
+    """Return shape, strides, dtype and device of a tensor.
+
+    Raises ModelError for a tensor without plain bytes in memory.
+    """
+    t = torch()
+    if type(tensor) not in (t.Tensor, t.nn.Parameter, t.nn.Buffer) or tensor.layout is not t.strided:
+        raise ModelError(f"a tensor of type {type(tensor).__name__}, layout {tensor.layout}: plain ones are planned")
+    if tensor.is_conj() or tensor.is_neg() or tensor.dtype.is_complex:
+        raise ModelError(f"a tensor of {tensor.dtype}, conjugated or negated: a step takes real numbers")
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)
+
+
+def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
+    """Return the attributes readable by a module's Python code.
+
+    Plain values are returned as values, containers as length and plain values, functions and tensors as identities, and
+    all further attributes as types.
+    """
+    return tuple((name, _value_setting(each)) for name, each in vars(module).items() if name not in REGISTRIES)
+
+
+def _value_setting(value: Any) -> Setting:
+    """Return a hashable description of an attribute value, see `attributes_of`."""
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, torch().Tensor):
+        return "tensor", id(value)
+    if isinstance(value, dict):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        plain = tuple((type(each), each) for each in value if isinstance(each, PLAIN))
+        return "container", len(value), plain if not isinstance(value, set | frozenset) else frozenset(plain)
+    return ("callable", id(value)) if callable(value) else ("type", type(value))
+
+
+def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:
+    """Yield the attributes with another description than in `before`, as "path.name"."""
+    for path, each in module.named_modules():
+        old, now = dict(before.get(path, ())), dict(attributes_of(each))
+        for name in {**old, **now}:
+            if old.get(name) != now.get(name) and isinstance(now.get(name, old.get(name)), tuple):
+                yield f"{path}.{name}" if path else name
+
+
+def function_setting(function: Callable[..., Any]) -> Setting:
+    """Return the plain values in a function's closure and defaults, and the plain globals read by the function."""
+    if isinstance(function, functools.partial):
+        return (
+            function_setting(function.func),
+            _value_setting(function.args),
+            _value_setting(tuple(function.keywords.items())),
+        )
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return id(function)
+    cells = tuple(_cell_setting(cell) for cell in function.__closure__ or ())
+    read = function.__globals__
+    names = tuple(
+        (name, _value_setting(read[name])) for name in code.co_names if name in read and isinstance(read[name], PLAIN)
+    )
+    return id(function), cells, _value_setting(function.__defaults__ or ()), names
+
+
+def _cell_setting(cell: Any) -> Setting:
+    """Return a description of a closure cell's content; None for an empty cell."""
+    try:
+        return _value_setting(cell.cell_contents)
+    except ValueError:  # an empty cell
+        return None

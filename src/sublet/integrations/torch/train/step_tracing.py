@@ -1,0 +1,288 @@
+"""Forward and backward of a training step as one graph of ATen operators, traced as run by the eager loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.train.step_setting import PLAIN
+
+Loss = Callable[..., Any]
+
+
+class StepArguments:
+    """The arguments of a step: tensors become inputs of the plan, plain values become part of the plan's key.
+
+    Containers are flattened by PyTorch's `pytree`.
+
+    Raises ModelError for an argument neither tensor nor plain value, and for a tensor requiring a gradient.
+    """
+
+    def __init__(self, inputs: Any, targets: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
+        self._leaves, self._spec = pytree.tree_flatten((args, tuple(targets), dict(keywords)))
+        self._unflatten = pytree.tree_unflatten
+        self.tensors = [each for each in self._leaves if isinstance(each, t.Tensor)]
+        known = (*PLAIN, t.dtype, t.device, t.layout, t.memory_format)
+        for each in self._leaves:
+            if not isinstance(each, (t.Tensor, *known)):
+                raise ModelError(f"an argument of type {type(each).__name__}: a step takes tensors and plain values")
+            if isinstance(each, t.Tensor) and each.requires_grad:
+                raise ModelError(
+                    "an argument that requires a gradient: a step gives none of its arguments; detach() it"
+                )
+
+    @property
+    def setting(self) -> Any:
+        """The structure of the arguments and the plain values, for the plan's key."""
+        t = torch()
+        plain = tuple(None if isinstance(each, t.Tensor) else (type(each), each) for each in self._leaves)
+        return self._spec, plain
+
+    def with_tensors(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Return the module's arguments, the loss's arguments and the module's keywords, with new tensors."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(each, torch().Tensor) else each for each in self._leaves]
+        rebuilt: tuple[Any, Any, Any] = self._unflatten(leaves, self._spec)
+        return rebuilt
+
+
+def module_with_loss(module: Any, loss: Loss) -> Any:
+    """Return the module and the loss as one module of tensors, to be traced within `trace_context`.
+
+    The results are the loss, then all further tensors returned by the loss, detached. In a scaled step the last
+    argument is the scale, and the scaled loss is the first result. Raises ModelError for an object other than a module.
+    """
+    t = torch()
+    if not isinstance(module, t.nn.Module):
+        raise ModelError(f"{type(module).__name__} is no module of PyTorch's")
+
+    class Judged(t.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = module
+            self.__dict__["apart"] = False
+            self.loss = loss
+
+        @property
+        def training(self) -> bool:
+            return bool(module.training)
+
+        @training.setter
+        def training(self, mode: bool) -> None:
+            pass
+
+        def forward(self, *tensors: Any) -> Any:
+            arguments, results, scaled, autocast = self.__dict__["traced"]
+            args, targets, keywords = arguments.with_tensors(tensors)
+            with autocast():
+                call = self.network if not self.apart else partial(_call_with_views, self.network)
+                judged = self.loss(call(*args, **keywords), *targets)
+            loss, *others = results.flatten_result(judged)
+            return (loss * tensors[-1], loss.detach(), *others) if scaled else (loss, *others)
+
+    return Judged()
+
+
+def _call_with_views(network: Any, *args: Any, **keywords: Any) -> Any:
+    """Call a module with a view in place of each parameter, so each parameter has a gradient node of its own."""
+    views = {name: each.view_as(each) for name, each in network.named_parameters()}
+    return torch().func.functional_call(network, views, args, keywords)
+
+
+@contextmanager
+def trace_context(judged: Any, arguments: StepArguments, results: LossResults, scaled: bool) -> Iterator[None]:
+    """Provide arguments and results to a combined module while the module is traced.
+
+    The module itself enters the caller's autocast for the forward pass and the loss. The body of this context runs
+    without autocast, as an eager backward pass does. AOTAutograd traces the traced graph once more, operator by
+    operator. Under autocast the second trace would cast operands again, such as the f32 matrix product inside
+    `scaled_dot_product_attention`.
+    """
+    t = torch()
+    enabled, dtype = t.is_autocast_enabled("cpu"), t.get_autocast_dtype("cpu")
+    autocast = partial(t.autocast, "cpu", dtype, enabled, cache_enabled=False)  # the cache would keep traced tensors
+    judged.__dict__["traced"] = (arguments, results, scaled, autocast)
+    try:
+        with t.autocast("cpu", enabled=False):
+            yield
+    finally:
+        del judged.__dict__["traced"]
+        judged.__dict__["apart"] = False
+
+
+class LossResults:
+    """The traced result of the loss: the structure, and the identity of tensors returned several times."""
+
+    def __init__(self) -> None:
+        self._spec: Any = None
+        self._leaves: list[Any] = []
+
+    def flatten_result(self, result: Any) -> tuple[Any, ...]:
+        """Return the different tensors of a result, the loss first, all further tensors detached.
+
+        Raises ModelError if the first leaf is not a tensor without axes and with a gradient.
+        """
+        t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+        leaves, self._spec = pytree.tree_flatten(result)
+        if not leaves or not isinstance(leaves[0], t.Tensor) or leaves[0].dim() or not leaves[0].requires_grad:
+            raise ModelError(
+                "the loss returns no number with a gradient first: expected a tensor without axes, computed from "
+                f"parameters that require gradients, got {_tensor_text(leaves[0]) if leaves else 'nothing'}"
+            )
+        different: list[Any] = []
+        self._leaves = []
+        for each in leaves:
+            if not isinstance(each, t.Tensor):
+                self._leaves.append((None, each))
+                continue
+            if not any(each is other for other in different):
+                different.append(each)
+            self._leaves.append((next(i for i, other in enumerate(different) if other is each), None))
+        return (different[0], *(each.detach() for each in different[1:]))
+
+    def restore_structure(self, tensors: Sequence[Any]) -> Any:
+        """Return the structure of the loss's result, with `tensors` as the tensors."""
+        pytree = require("torch.utils._pytree", extra="torch")
+        return pytree.tree_unflatten([each if i is None else tensors[i] for i, each in self._leaves], self._spec)
+
+
+def _tensor_text(value: Any) -> str:
+    """Return a short text about a value for an error message."""
+    if not isinstance(value, torch().Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
+
+
+def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    """Return forward and backward as one graph, and the graph's signature.
+
+    Raises ModelError for a step without a trace.
+    """
+    aot = require("torch._functorch.aot_autograd", extra="torch")
+    try:
+        # Restore the random generator: the trace draws numbers, the eager loop does not. Switch oneDNN off: its LSTM
+        # operator keeps a workspace, and cannot be called again from its arguments.
+        without_onednn = torch().backends.mkldnn.flags(enabled=False)
+        with silence_tracing(), checkpoints_run_once() as notes, torch().random.fork_rng(devices=[]), without_onednn:
+            unused = _unused_parameters(judged, tensors)
+            with _without_gradients(unused):
+                try:
+                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+                except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
+                    if "gradients_to_parameters" not in str(error):
+                        raise
+                    judged.__dict__["apart"] = True
+                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+        graph, signature = traced
+    except SubletError:
+        raise
+    except Exception as error:  # user code raises errors of any type
+        raise ModelError(f"the step cannot be traced: {error_summary(error)}") from error
+    notes.require_one_run(judged, graph, signature)
+    return graph, signature
+
+
+def _unused_parameters(judged: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Return the parameters without influence on the loss.
+
+    torch.optim leaves parameters without a gradient unchanged, so the step must not update these parameters.
+    """
+    t = torch()
+    mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode(allow_non_fake_inputs=True)
+    trained = {name: each for name, each in judged.named_parameters() if each.requires_grad}
+    fakes = {name: mode.from_tensor(each) for name, each in (*judged.named_parameters(), *judged.named_buffers())}
+    with mode:
+        loss, *_ = t.func.functional_call(judged, fakes, tuple(map(mode.from_tensor, tensors)))
+        gradients = t.autograd.grad(loss, [fakes[name] for name in trained], allow_unused=True)
+    return [each for each, gradient in zip(trained.values(), gradients, strict=True) if gradient is None]
+
+
+@contextmanager
+def _without_gradients(parameters: Sequence[Any]) -> Iterator[None]:
+    """Switch off the gradients of some parameters, as a context manager."""
+    for each in parameters:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in parameters:
+            each.requires_grad_(True)
+
+
+@dataclass
+class CheckpointCalls:
+    """The modules and random draws within `torch.utils.checkpoint` during a trace.
+
+    modules     the modules called within a checkpoint
+    draws_anew  True if a checkpoint does not preserve the state of the random generator
+    """
+
+    modules: list[Any] = field(default_factory=list)
+    draws_anew: bool = False
+
+    def require_one_run(self, judged: Any, graph: Any, signature: Any) -> None:
+        """Raise ModelError if a second run of a checkpointed function, as in the eager loop, would change the result.
+
+        A second run changes the result through statistics updated by a module, and through random numbers drawn again.
+        """
+        for name in signature.buffers_to_mutate.values():
+            owner = judged.get_submodule(name.rpartition(".")[0])
+            if any(owner is each for each in self.modules):
+                raise ModelError(
+                    f"{name} changes within torch.utils.checkpoint: the eager loop changes it twice. Take "
+                    f"{type(owner).__name__} out of the checkpoint, or call it in evaluation"
+                )
+        random = torch().Tag.nondeterministic_seeded
+        if self.draws_anew and any(random in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
+            raise ModelError(
+                "checkpoint(preserve_rng_state=False) with random numbers: the eager loop draws them twice"
+            )
+
+    @contextmanager
+    def record_calls(self, preserve: bool) -> Iterator[None]:
+        """Record the modules called inside a checkpoint, as a context manager."""
+        hooks = require("torch.nn.modules.module", extra="torch")
+        handle = hooks.register_module_forward_pre_hook(lambda module, _: self.modules.append(module))
+        self.draws_anew |= not preserve
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+@contextmanager
+def checkpoints_run_once() -> Iterator[CheckpointCalls]:
+    """Let `torch.utils.checkpoint` run its function once, as a context manager.
+
+    The planner decides on rematerialization instead.
+    """
+    checkpoint = require("torch.utils.checkpoint", extra="torch")
+    notes = CheckpointCalls()
+
+    def generator(function: Any, preserve: bool, *_: Any, **__: Any) -> Iterator[None]:
+        with notes.record_calls(preserve):
+            yield
+
+    class Reentrant:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            with notes.record_calls(preserve):
+                if any(isinstance(each, torch().Tensor) and each.requires_grad for each in args):
+                    return function(*args)
+                with torch().no_grad():  # as in the eager form: parameters inside get no gradient
+                    return function(*args)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(checkpoint, "_checkpoint_without_reentrant_generator", generator))
+        stack.enter_context(patch.object(checkpoint, "CheckpointFunction", Reentrant))
+        yield notes

@@ -1,0 +1,1 @@
+"""Training: steps with gradients and updates, micro-batches, optimizers, and loops over batches."""
