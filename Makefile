@@ -104,7 +104,7 @@ fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated
 gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
 	rm -rf build/gpu
 	$(PYTHON) -m pip install --quiet --no-index --no-build-isolation --no-deps --target build/gpu .
-	$(PYTHON) -c 'import json, pathlib, torch; p = pathlib.Path("build/gpu/sublet/ops/aten/facts.json"); r = json.loads(p.read_text()); \
+	$(PYTHON) -c 'import json, pathlib, torch; p = pathlib.Path("build/gpu/sublet/integrations/torch/facts.json"); r = json.loads(p.read_text()); \
 	  r["version"] = torch.__version__.partition("+")[0]; p.write_text(json.dumps(r)); print(torch.__version__, torch.cuda.get_device_name())'
 	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda' \
 	  tests/frontends/pytorch/test_devices.py tests/frontends/pytorch/test_aliases.py

@@ -1,4 +1,4 @@
-"""Regenerates `src/sublet/frontends/paddle/operators/facts.json` by experiment against installed versions of Paddle.
+"""Regenerates `src/sublet/integrations/paddle/operators/facts.json` by experiment against installed versions of Paddle.
 
     python -m benchmarks.paddle.facts --python PATH [--python PATH ...] PROGRAM...
     python -m benchmarks.paddle.facts --rows FILE [--rows FILE ...]

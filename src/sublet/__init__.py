@@ -10,7 +10,7 @@ from sublet.api.weights import load_weights, open_weights, save_weights
 from sublet.base.errors import SubletError
 from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.checker import check
-from sublet.integrations.registry import integrations
+from sublet.integrations.registry import installed_integrations
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
@@ -134,7 +134,7 @@ PLANNING = {
 
 
 def __getattr__(name: str) -> Any:
-    module = next((each.api for each in integrations() if each.name == name), "")
+    module = next((each.api for each in installed_integrations() if each.name == name), "")
     if module:
         return import_module(module)
     if name not in PLANNING:

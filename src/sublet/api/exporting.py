@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from sublet.base.errors import PlanError
-from sublet.integrations.registry import integrations, resolve_entry
+from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.plan import MemoryPlan
 from sublet.plan.export import FORMS, ExportContext, Exporter
 
@@ -19,7 +19,7 @@ ENTRY_POINTS = "sublet.exporters"
 
 def export_forms() -> tuple[str, ...]:
     """Return the names of all export forms but those of plug-ins."""
-    return (*FORMS, *(form for each in integrations() for form in each.exporters))
+    return (*FORMS, *(form for each in installed_integrations() for form in each.exporters))
 
 
 def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) -> Mapping[str, str | bytes]:

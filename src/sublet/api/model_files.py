@@ -8,7 +8,7 @@ from typing import Any
 
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
-from sublet.integrations.registry import Integration, integration_of_file, integrations, resolve
+from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.ir.text import parse
@@ -49,14 +49,14 @@ def read_model(
     elif path.suffix.lower() == TEXT_SUFFIX:
         model = _read_text_form(path, dims, assume)
     else:
-        kinds = ", ".join(name for each in integrations() for name in (*each.suffixes, *each.file_names))
+        kinds = ", ".join(name for each in installed_integrations() for name in (*each.suffixes, *each.file_names))
         raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")
     return bound_trip_counts(model, max_trips)
 
 
 def model_suffixes() -> tuple[str, ...]:
     """Return the suffixes of model files: those of all integrations, and the text form's."""
-    return (*(suffix for each in integrations() for suffix in each.suffixes), TEXT_SUFFIX)
+    return (*(suffix for each in installed_integrations() for suffix in each.suffixes), TEXT_SUFFIX)
 
 
 def has_option(path: Path, option: str) -> bool:

@@ -81,7 +81,7 @@ class Integration:
 
 
 @lru_cache(maxsize=1)
-def integrations() -> tuple[Integration, ...]:
+def installed_integrations() -> tuple[Integration, ...]:
     """Return all installed integrations, sorted by name."""
     return tuple(point.load() for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name))
 
@@ -94,7 +94,7 @@ def resolve(function: str) -> Any:
 
 def resolve_entry(table: str, key: str) -> Any | None:
     """Return the object under `key` in the field `table` of the first integration with such an entry; else None."""
-    for integration in integrations():
+    for integration in installed_integrations():
         entries: Mapping[str, str] = getattr(integration, table)
         if key in entries:
             return resolve(entries[key])
@@ -111,10 +111,10 @@ def command(words: str) -> Callable[..., Any]:
 
 def integration_of_file(path: Path) -> Integration | None:
     """Return the integration that reads the model file; None if no integration does."""
-    return next((each for each in integrations() if each.reads(path)), None)
+    return next((each for each in installed_integrations() if each.reads(path)), None)
 
 
 def integration_of_object(model: Any) -> Integration | None:
     """Return the integration whose models in memory have the attributes of `model`; None if no integration has."""
-    candidates = (each for each in integrations() if each.object_attributes)
+    candidates = (each for each in installed_integrations() if each.object_attributes)
     return next((each for each in candidates if all(hasattr(model, name) for name in each.object_attributes)), None)

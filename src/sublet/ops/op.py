@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from sublet.base.errors import SubletError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.integrations.registry import integrations, resolve_entry
+from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Attr, Node, Value
 
 
@@ -136,7 +136,7 @@ def register(prefix: str, dialect: Callable[[str], Op]) -> None:
 
 def is_registered(prefix: str) -> bool:
     """Return True if a dialect is registered for `prefix.*`, here or by an integration."""
-    return prefix in _dialects or any(prefix in each.dialects for each in integrations())
+    return prefix in _dialects or any(prefix in each.dialects for each in installed_integrations())
 
 
 def lookup(name: str) -> Op:
@@ -144,7 +144,7 @@ def lookup(name: str) -> Op:
     prefix = name.partition(".")[0]
     dialect = _dialects.get(prefix) or resolve_entry("dialects", prefix)
     if dialect is None:
-        known = {*_dialects, *(each for integration in integrations() for each in integration.dialects)}
+        known = {*_dialects, *(each for integration in installed_integrations() for each in integration.dialects)}
         raise SubletError(f"op {name!r} has an unknown dialect (known: {', '.join(sorted(known))})")
     if prefix not in _dialects:
         register(prefix, dialect)

@@ -1,4 +1,4 @@
-"""Finds the facts of ATen's operators in the PyTorch that is installed, and writes `ops/aten/facts.json`.
+"""Finds the facts of ATen's operators in the PyTorch that is installed, and writes `integrations/torch/facts.json`.
 
     python -m tests.frontends.pytorch.find_facts
 
@@ -202,7 +202,7 @@ def main() -> None:
                 if positions:
                     record["overwrites"] = positions if out else [0]
         found[name] = record
-    place = Path(str(files("sublet.integrations.torch.dialect"))) / "facts.json"
+    place = Path(str(files("sublet.integrations.torch"))) / "facts.json"
     version = torch.__version__.partition("+")[0]
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(record)}" for name, record in sorted(found.items()))
     place.write_text(f'{{\n  "version": "{version}",\n  "operators": {{\n{lines}\n  }}\n}}\n')

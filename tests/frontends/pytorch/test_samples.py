@@ -202,4 +202,4 @@ def test_a_graph_of_random_numbers_is_refused() -> None:
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "some"])
 def test_the_option_is_checked(samples: Any) -> None:
     with pytest.raises(SubletError, match="samples="):
-        sublet.integrations.torch.compile.backend(None, [], {"samples": samples})
+        sublet.torch.backend(None, [], {"samples": samples})

@@ -10,7 +10,7 @@ from sublet.checker.external.against_model import judge_by_replay
 from sublet.checker.external.by_lifetimes import judge_by_lifetimes, judge_packing
 from sublet.checker.external.external_plan import ForeignPlan, has_plan_format, plan_from_json
 from sublet.checker.external.verdict import ForeignVerdict
-from sublet.integrations.registry import Integration, integration_of_file, integrations, resolve
+from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.model import Model
 from sublet.packing import Problem
 from sublet.packing.csv_format import Lifetimes, read_placed
@@ -69,7 +69,7 @@ def is_snapshot(path: Path) -> bool:
 
 def _integration_with_suffix(table: str, path: Path) -> Integration | None:
     """Return the integration with the suffix of the path in the field `table`; else None."""
-    return next((each for each in integrations() if path.suffix.lower() in getattr(each, table)), None)
+    return next((each for each in installed_integrations() if path.suffix.lower() in getattr(each, table)), None)
 
 
 def is_judged_without_model(path: Path) -> bool:

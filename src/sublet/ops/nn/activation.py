@@ -212,7 +212,7 @@ def _relu_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value 
     return [emit("nn.relu_gradient", only_gradient(grads), operand(node, 1)), None]
 
 
-ACTIVATION_COMMANDS = (
+ELEMENTWISE_ACTIVATIONS = (
     *activation_commands(
         "relu",
         "max(x, 0), element by element.",
@@ -338,7 +338,7 @@ def _with_valid_axis(infer: Infer) -> Infer:
 
 
 COMMANDS = (
-    *ACTIVATION_COMMANDS,
+    *ELEMENTWISE_ACTIVATIONS,
     *activation_commands(
         "softmax",
         "Exponentials, scaled to sum to 1 along an axis.",

@@ -27,7 +27,9 @@ NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
 """Commands with kernels that write before reading both operands: a chain, and any step, may overwrite any operand."""
 
 STEPS: Mapping[str, Command] = {
-    record.name: record for record in (*elementwise.COMMANDS, *activation.COMMANDS) if record.name not in NOT_STEPS
+    record.name: record
+    for record in (*elementwise.COMMANDS, *activation.ELEMENTWISE_ACTIVATIONS)
+    if record.name not in NOT_STEPS
 }
 """The element-wise commands, allowed as steps of a chain."""
 

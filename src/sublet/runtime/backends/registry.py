@@ -8,7 +8,7 @@ from typing import Literal
 
 from sublet.base.errors import RunError
 from sublet.base.optional_imports import is_installed, require
-from sublet.integrations.registry import integrations, resolve
+from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.model import Model
 from sublet.runtime.backends.custom_commands import CustomCommands, uses_commands
 from sublet.runtime.backends.reference import ReferenceBackend
@@ -21,7 +21,9 @@ AUTO: Literal["auto"] = "auto"
 def backend_factories() -> dict[str, Callable[[Model], Backend]]:
     """Return the functions that make a backend for a model, by name: those of the integrations, then the reference."""
     found = {
-        name: partial(_make_backend, function) for each in integrations() for name, function in each.backends.items()
+        name: partial(_make_backend, function)
+        for each in installed_integrations()
+        for name, function in each.backends.items()
     }
     return {**found, "reference": lambda model: ReferenceBackend(model.opsets)}
 
@@ -29,7 +31,7 @@ def backend_factories() -> dict[str, Callable[[Model], Backend]]:
 @lru_cache(maxsize=1)
 def _needed_packages() -> dict[str, str]:
     """Return the package that a backend needs, by the name of the backend."""
-    return {name: package for each in integrations() for name, package in each.packages.items()}
+    return {name: package for each in installed_integrations() for name, package in each.packages.items()}
 
 
 def _make_backend(function: str, model: Model) -> Backend:

@@ -67,7 +67,7 @@ def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratc
     ]
 
 
-ACTIVATION_KERNELS: Mapping[str, TorchKernel] = {
+ELEMENTWISE_KERNELS: Mapping[str, TorchKernel] = {
     "relu": TorchKernel(single_call_kernel("clamp_min", lambda node, _: (0,))),
     "relu_gradient": TorchKernel(backward_kernel("threshold_backward", lambda node, _: (0,))),
     "leaky_relu": TorchKernel(single_call_kernel("_C._nn.leaky_relu", lambda node, _: (node.attrs["slope"],))),
@@ -108,7 +108,7 @@ def _gradient(name: str, out: str) -> Make:
 
 
 KERNELS: Mapping[str, TorchKernel] = {
-    **ACTIVATION_KERNELS,
+    **ELEMENTWISE_KERNELS,
     "softmax": TorchKernel(_forward("_softmax")),
     "softmax_gradient": TorchKernel(_gradient("_softmax_backward_data", "grad_input")),
     "log_softmax": TorchKernel(_forward("_log_softmax")),

@@ -24,7 +24,7 @@ BLOCK_ELEMENTS = 1 << 16
 take much longer than the overhead.
 """
 
-STEP_KERNELS: Mapping[str, TorchKernel] = {**elementwise.KERNELS, **activation.KERNELS}
+STEP_KERNELS: Mapping[str, TorchKernel] = {**elementwise.KERNELS, **activation.ELEMENTWISE_KERNELS}
 
 TYPES = {
     DType.BOOL: "bool",
