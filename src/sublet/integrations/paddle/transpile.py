@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import reduce
 
 from sublet.base.errors import Finding, ModelError, PlanError, PlanViolation
+from sublet.base.tensor import format_dims
 from sublet.integrations.paddle.arena import to_arena_form, with_lasting_arena
 from sublet.integrations.paddle.checking import EquivalenceVerdict, judge_equivalence
 from sublet.integrations.paddle.format.program import GRAD, TENSOR, TENSOR_FIELD, PaddleBlock, PaddleProgram, PaddleVar
@@ -138,6 +139,7 @@ class TranspileReport:
     judgement      the checker's verdict; None if the checker could not run both programs
     unjudged       the reason for a missing verdict
     completed      variables without a data type in the file, for which Paddle would refuse to parse the program
+    extents        the extents for which the verdict holds, as text: those declared by the caller, or all
     """
 
     policy: str
@@ -148,13 +150,19 @@ class TranspileReport:
     left_alone: Mapping[str, int]
     judgement: EquivalenceVerdict | None
     unjudged: str
-    arena: ArenaReport | None = None
     completed: tuple[str, ...] = ()
+    extents: tuple[str, ...] = ()
+    arena: ArenaReport | None = None
 
     @property
     def is_proven(self) -> bool:
         """True if the checker has proven both programs equivalent."""
         return self.judgement is not None and self.judgement.equal
+
+    @property
+    def proven_for(self) -> str:
+        """The extents for which the checker's verdict holds, as text."""
+        return f" for {', '.join(self.extents)}" if self.extents else ""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -197,7 +205,16 @@ def transpile(
     before, after, unknown = _predict_both_memories(sizes, rewritten, names_only, request, before)
     alone = operators_without_facts(program)
     report = TranspileReport(
-        request.policy, before, after, unknown, tuple(request.keep), alone, judgement, unjudged, completed=names
+        request.policy,
+        before,
+        after,
+        unknown,
+        tuple(request.keep),
+        alone,
+        judgement,
+        unjudged,
+        names,
+        _extents(program, request),
     )
     transpiled = Transpiled(rewritten, report)
     return _with_arena_form(program, sizes, transpiled, request) if request.arena else transpiled
@@ -239,6 +256,14 @@ def operators_without_facts(program: PaddleProgram) -> dict[str, int]:
             if op.block_index() is None and op.type not in FEED_FETCH_OPERATORS and not facts_of(op.type).known:
                 counts[op.type] = counts.get(op.type, 0) + 1
     return dict(sorted(counts.items()))
+
+
+def _extents(program: PaddleProgram, request: TranspileRequest) -> tuple[str, ...]:
+    """Return the declared shapes and extents as text; without any, a word on extents that the program leaves open."""
+    shapes = (f"{name}={format_dims(shape)}" for name, shape in request.shapes.items())
+    declared = (*shapes, *(f"{name}={extent}" for name, extent in request.dims.items()))
+    is_open = any(-1 in var.dims for block in program.blocks for var in block.vars.values())
+    return declared or (("all values of open extents",) if is_open else ())
 
 
 def _rewrite_by_policy(

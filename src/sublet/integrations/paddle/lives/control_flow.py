@@ -305,12 +305,12 @@ def live_lines(program: PaddleProgram, keep: Collection[ScopedVariable] = ()) ->
     flow = build_flow(program, keep)
     lasting = {place for place in flow.points[0].defs if program.blocks[place.block].vars[place.name].persistable}
     for index, (point, (into, out)) in enumerate(zip(flow.points, live_in_out(flow), strict=True)):
-        yield f"{index}: {_point_title(program, point)}{_edges_text(flow, index)}"
+        yield f"{index}: {point_title(program, point)}{_edges_text(flow, index)}"
         for word, places in (("use", point.uses), ("def", point.defs), ("live_in", into), ("live_out", out)):
             yield f"    {word:8} = {_set_text(each for each in places if each not in lasting)}"
 
 
-def _point_title(program: PaddleProgram, point: PaddlePoint) -> str:
+def point_title(program: PaddleProgram, point: PaddlePoint) -> str:
     """Return the name of a point: block, operator and kind."""
     if point.op < 0:
         return point.kind

@@ -118,13 +118,26 @@ class VariableSizes:
         """Return the error for open extents, with the cause and advice."""
         block, name = self.cause.get(key, key)
         at_fault = self.dims(block, name)
-        example = ",".join("1" if extent is None else str(extent) for extent in at_fault or (None,))
         why = f"operator {self.unruled[block, name]} has no shape rule" if (block, name) in self.unruled else "open"
         also = "" if (block, name) == key else f", which leaves {key[1]!r} {format_dims(dims)}"
         return ModelError(
             f"{self.where}: the extents of {name!r} in block {block} are {format_dims(at_fault)} ({why}){also}: "
-            f"declare them with --shape {name}={example} or shapes={{{name!r}: ...}}"
+            f"declare them{self._example_shapes((block, name))}"
         )
+
+    def _example_shapes(self, first: VariableKey) -> str:
+        """Return the options that close the open extents of all feeds, or of `first`, to paste; an open extent is 1."""
+        written = {name for block in self.program.blocks for op in block.ops for name in op.writes}
+        feeds = [key for key in dict.fromkeys((first, *self.open_causes)) if key[1] not in written]
+        examples = {
+            name: tuple(1 if extent is None else extent for extent in self.dims(block, name) or (None,))
+            for block, name in feeds or [first]
+        }
+        has_sequences = any(var is not None and var.lod_level for var in (self.program.find_var(*key) for key in feeds))
+        line = " ".join(f"--shape {name}={','.join(map(str, extents))}" for name, extents in examples.items())
+        line += f" --dim {SEQUENCES}=1" if has_sequences else ""
+        keywords = f"shapes={examples}" + (f", dims={{{SEQUENCES!r}: 1}}" if has_sequences else "")
+        return f" with {line}, in Python {keywords}, with the extents of your batch instead of 1"
 
 
 def infer_sizes(
