@@ -15,7 +15,7 @@ from sublet.integrations.tflite.conversion_state import (
     VariableKey,
     VariableState,
 )
-from sublet.integrations.tflite.program import Operator, TFLiteProgram
+from sublet.integrations.tflite.program import CUSTOM_PREFIX, Operator, TFLiteProgram
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 
 # Persistent variables of a program: resources, named by a subgraph and then read or assigned, and variable tensors.
@@ -133,12 +133,38 @@ def convert_subgraph(
         values[index] = value
     nodes: list[Node] = []
     for position, operator in enumerate(subgraph.operators):
+        nodes += _scratch_nodes(conversion, graph, position, values)
         given = [_value_read(conversion, graph, index, values, variables, position) for index in operator.inputs]
         results = _new_results(conversion, graph, operator, values, position)
         nodes += _convert_operator(conversion, graph, position, operator, (given, results), variables, depth)
         values.update((index, value) for index, value in zip(operator.outputs, results, strict=True) if value)
     outputs = [_value_read(conversion, graph, index, values, variables, None) for index in subgraph.outputs]
     return nodes, tuple(value for value in outputs if value is not None)
+
+
+def _scratch_nodes(conversion: TFLiteConversion, graph: int, position: int, values: Values) -> list[Node]:
+    """Return nodes without computation for the scratch tensors first read by a custom operator; add their values.
+
+    The compiler of an NPU passes working memory to the custom operator as a tensor that no operator writes. The tensor
+    has no content before the operator, and is alive until the last operator that reads it.
+    """
+    subgraph = conversion.program.subgraphs[graph]
+    operator = subgraph.operators[position]
+    if not operator.name.startswith(CUSTOM_PREFIX):
+        return []
+    written = {index for each in subgraph.operators for index in each.outputs}
+    nodes = []
+    for index in dict.fromkeys(operator.inputs):
+        tensor = subgraph.tensors[index] if index >= 0 else None
+        if tensor is None or index in values or index in written or tensor.is_variable:
+            continue
+        if isinstance(tensor.spec, TensorSpec) and conversion.constant(graph, index) is None:
+            values[index] = conversion.new_value(graph, index)
+            attrs: dict[str, Attr] = {"shape": tensor.spec.shape, "dtype": tensor.spec.dtype.text}
+            nodes.append(
+                Node(conversion.fresh(f"{tensor.name or index}.scratch"), "nn.undefined", (), (values[index],), attrs)
+            )
+    return nodes
 
 
 def _value_read(

@@ -30,14 +30,12 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     raw = read_bytes(model, ModelError)
     program = decode(raw, model.name)
     offsets = offsets_of_plan(program, plan)
-    if tflm.is_available():
-        choice = select_offsets(raw, program, offsets)
+    choice = select_offsets(raw, program, offsets) if tflm.is_available() else None
+    if choice is not None:
         content, lines = choice.raw, list(_measured_lines(choice))
     else:
-        content, lines = (
-            with_offline_plan(raw, program.where, encode_offsets(offsets)),
-            list(_unmeasured_lines(plan, offsets)),
-        )
+        content = with_offline_plan(raw, program.where, encode_offsets(offsets))
+        lines = list(_unmeasured_lines(plan, offsets))
     write(out, content)
     answer_console().print(f"wrote {out}", soft_wrap=True)
     for line in lines:
@@ -70,9 +68,14 @@ def _describe_offsets(offsets: Offsets) -> str:
 
 
 def _unmeasured_lines(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
-    """Yield lines on offsets written without a measurement, as the TFLM package is not installed."""
+    """Yield lines on offsets written without a measurement: without the TFLM package, or without its kernels."""
     yield _describe_offsets(offsets)
+    remedy = (
+        f"{tflm.PACKAGE} has no kernel for a custom operator of the model: measure on the device"
+        if tflm.is_available()
+        else f"Install 'sublet[{tflm.EXTRA}]' to have both measured"
+    )
     yield (
         f"not proven: that the kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, and that TFLM needs "
-        f"no more than with its own plan. Install 'sublet[{tflm.EXTRA}]' to have both measured"
+        f"no more than with its own plan. {remedy}"
     )

@@ -120,6 +120,9 @@ def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
 
 # Selection of the plan offsets to pass to TensorFlow Lite Micro (TFLM): the subset with the lowest measured need.
 
+NO_KERNEL = "Failed to get registration from op code CUSTOM"
+"""TFLM's message for a custom operator without a kernel, such as an operator for an NPU."""
+
 RUNS_PER_TRIAL = 8
 MAX_ROUNDS = 6
 MAX_OFFSETS_TRIED = 64
@@ -144,8 +147,8 @@ class OffsetSelection:
     with_plan: TrialResult
 
 
-def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> OffsetSelection:
-    """Return the best subset of `offsets` for a file.
+def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> OffsetSelection | None:
+    """Return the best subset of `offsets` for a file; None if TFLM lacks a kernel for a custom operator.
 
     Raises PlanError when TFLM cannot run the model, or computes different outputs with the plan.
     """
@@ -161,6 +164,8 @@ def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> Offs
         )
 
     unplanned, planned = measure([bare, file_with(offsets)], smallest=True)
+    if NO_KERNEL in unplanned.refused:
+        return None
     if unplanned.refused:
         raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {unplanned.refused}")
     _require_same_outputs(program, unplanned, planned)

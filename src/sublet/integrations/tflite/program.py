@@ -75,6 +75,10 @@ OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
 """The decoded options of each operator, with the field number; all are 32-bit integers."""
 
 
+CUSTOM_PREFIX = "custom."
+"""The beginning of the names of custom operators."""
+
+
 @dataclass(frozen=True, slots=True)
 class TFLiteTensor:
     """A tensor of a subgraph.
@@ -200,7 +204,7 @@ def _operator_name(table: Table) -> str:
     """Return the name of an operator. Old files store the operator code in one byte, new files in both fields."""
     number = max(table.integer(0, "b"), table.integer(3, "i"))
     if number in (CUSTOM, PLACEHOLDER):
-        return f"custom.{re.sub(r'[^0-9A-Za-z_.:-]', '_', table.text(1))[:80]}"
+        return f"{CUSTOM_PREFIX}{re.sub(r'[^0-9A-Za-z_.:-]', '_', table.text(1))[:80]}"
     if not 0 <= number < len(OPERATORS):
         raise table.wire.format_error(table.at, f"unknown built-in operator {number}")
     return OPERATORS[number]
