@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import onnx
 import pytest
+import typer
 from onnx import TensorProto, helper
 
-from sublet.base.errors import MissingExtraError
+from sublet.base.errors import MissingExtraError, ProblemError
 from sublet.base.optional_imports import require
+from sublet.cli.option_records import command_from
 from sublet.plan.file import load, save
 from tests.commands import Cli
 
@@ -364,6 +368,37 @@ def test_an_answer_that_no_terminal_shows_breaks_no_name(cli: Cli, tmp_path: Pat
     status, out, _ = cli("plan", relu_model(tmp_path / "long.onnx", [64], name))
     assert status == 0
     assert name in out
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Options of a command for tests."""
+
+    name: str
+    times: Annotated[int, typer.Option("--times", min=1)] = 1
+    in_json: bool = False
+
+
+def test_a_command_has_an_option_for_each_field_of_its_record(capsys: pytest.CaptureFixture[str]) -> None:
+    received: list[Greeting] = []
+
+    @command_from(Greeting)
+    def greet(options: Greeting) -> None:
+        """Greet somebody."""
+        received.append(options)
+        if options.times > 2:
+            raise ProblemError("too many greetings")
+
+    assert list(inspect.signature(greet).parameters) == [field.name for field in fields(Greeting)]
+    assert (greet.__name__, greet.__doc__) == ("greet", "Greet somebody.")
+    app = typer.Typer()
+    app.command()(greet)
+    with pytest.raises(SystemExit, match="0"):
+        app(["Ada", "--times", "2"])
+    assert received == [Greeting("Ada", 2)]
+    with pytest.raises(SystemExit, match="2"):
+        app(["Ada", "--times", "3", "--in-json"])
+    assert json.loads(capsys.readouterr().out)["error"] == "too many greetings"
 
 
 def test_the_version(cli: Cli) -> None:

@@ -3,48 +3,48 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sublet import nn
-from sublet.api.binding import with_plan
-from sublet.api.model_files import read_model
-from sublet.api.weights import load_weights, open_weights, save_weights
-from sublet.base.errors import SubletError
-from sublet.base.tensor import DType, TensorSpec, Unplannable
-from sublet.checker import check
 from sublet.integrations.registry import installed_integrations
-from sublet.ir.graph import CaseOf, Node, Value, While
-from sublet.ir.model import Model
-from sublet.ir.text import parse, to_text
-from sublet.nn import modules
-from sublet.nn.graph import Graph
-from sublet.nn.modules import layers
-from sublet.nn.tensor import Tensor
-from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advice, Advised
-from sublet.plan.file import load, save
-from sublet.plan.verdict import Verdict, verdict
-from sublet.runtime.backends.custom_commands import command
-from sublet.runtime.differential import compare
-from sublet.runtime.executable import Executable
-from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.poison import run_poisoned
-from sublet.training import schedules
-from sublet.training.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 
 if TYPE_CHECKING:
+    from sublet import nn
     from sublet.analysis.options import Options
     from sublet.api.advising import advise
+    from sublet.api.binding import with_plan
     from sublet.api.compiling import compile
     from sublet.api.fewer_rows import fewer_rows
+    from sublet.api.model_files import read_model
     from sublet.api.summary import summary
+    from sublet.api.weights import load_weights, open_weights, save_weights
+    from sublet.base.errors import SubletError
+    from sublet.base.tensor import DType, TensorSpec, Unplannable
+    from sublet.checker import check
     from sublet.dynamic.graph import DynamicGraph
     from sublet.integrations.executorch import api as executorch
     from sublet.integrations.paddle import api as paddle
     from sublet.integrations.torch import api as torch
     from sublet.integrations.torch.api import from_torch
     from sublet.integrations.torch.module import torch_module
+    from sublet.ir.graph import CaseOf, Node, Value, While
+    from sublet.ir.model import Model
+    from sublet.ir.text import parse, to_text
+    from sublet.nn import modules
+    from sublet.nn.graph import Graph
+    from sublet.nn.modules import layers
+    from sublet.nn.tensor import Tensor
     from sublet.packing import STRATEGIES, pack
+    from sublet.plan import MemoryPlan
+    from sublet.plan.advice import Advice, Advised
+    from sublet.plan.file import load, save
+    from sublet.plan.verdict import Verdict, verdict
     from sublet.planning.pipeline import plan_memory
+    from sublet.runtime.backends.custom_commands import command
+    from sublet.runtime.differential import compare
+    from sublet.runtime.executable import Executable
+    from sublet.runtime.memory import aligned_bytes
+    from sublet.runtime.poison import run_poisoned
+    from sublet.training import schedules
     from sublet.training.fitting import evaluate, fit, prefetch
+    from sublet.training.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
     from sublet.training.step import gradients, less_memory, train_step
 
 __all__ = [
@@ -111,35 +111,108 @@ __all__ = [
     "with_plan",
 ]
 
-PLANNING = {
-    "DynamicGraph": "dynamic.graph",
-    "STRATEGIES": "packing",
-    "Options": "analysis.options",
-    "advise": "api.advising",
-    "compile": "api.compiling",
-    "from_torch": "integrations.torch.module",
-    "evaluate": "training.fitting",
-    "fewer_rows": "api.fewer_rows",
-    "fit": "training.fitting",
-    "gradients": "training.step",
-    "less_memory": "training.step",
-    "pack": "packing",
-    "plan_memory": "planning.pipeline",
-    "torch_module": "integrations.torch.module",
-    "prefetch": "training.fitting",
-    "summary": "api.summary",
-    "train_step": "training.step",
+MODULES = {"layers": "nn.modules.layers", "modules": "nn.modules", "nn": "nn", "schedules": "training.schedules"}
+"""The modules offered as attributes of the package."""
+
+NAMES = {
+    "analysis.options": ("Options",),
+    "api.advising": ("advise",),
+    "api.binding": ("with_plan",),
+    "api.compiling": ("compile",),
+    "api.fewer_rows": ("fewer_rows",),
+    "api.model_files": ("read_model",),
+    "api.summary": ("summary",),
+    "api.weights": (
+        "load_weights",
+        "open_weights",
+        "save_weights",
+    ),
+    "base.errors": ("SubletError",),
+    "base.tensor": (
+        "DType",
+        "TensorSpec",
+        "Unplannable",
+    ),
+    "checker": ("check",),
+    "dynamic.graph": ("DynamicGraph",),
+    "integrations.torch.api": ("from_torch",),
+    "integrations.torch.module": ("torch_module",),
+    "ir.graph": (
+        "CaseOf",
+        "Node",
+        "Value",
+        "While",
+    ),
+    "ir.model": ("Model",),
+    "ir.text": (
+        "parse",
+        "to_text",
+    ),
+    "nn.graph": ("Graph",),
+    "nn.tensor": ("Tensor",),
+    "packing": (
+        "STRATEGIES",
+        "pack",
+    ),
+    "plan": ("MemoryPlan",),
+    "plan.advice": (
+        "Advice",
+        "Advised",
+    ),
+    "plan.file": (
+        "load",
+        "save",
+    ),
+    "plan.verdict": (
+        "Verdict",
+        "verdict",
+    ),
+    "planning.pipeline": ("plan_memory",),
+    "runtime.backends.custom_commands": ("command",),
+    "runtime.differential": ("compare",),
+    "runtime.executable": ("Executable",),
+    "runtime.memory": ("aligned_bytes",),
+    "runtime.poison": ("run_poisoned",),
+    "training.fitting": (
+        "evaluate",
+        "fit",
+        "prefetch",
+    ),
+    "training.optimizers": (
+        "Adam",
+        "AdamW",
+        "Clipped",
+        "LAMB",
+        "RMSProp",
+        "SGD",
+    ),
+    "training.step": (
+        "gradients",
+        "less_memory",
+        "train_step",
+    ),
 }
-"""Names of the planner and tracer, with their modules: imported on first use, so running a plan loads no planner."""
+"""The public names by module. A module is imported at the first use of a name, so running a plan loads no planner."""
+
+MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    module = next((each.api for each in installed_integrations() if each.name == name), "")
-    if module:
-        return import_module(module)
-    if name not in PLANNING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{PLANNING[name]}"), name)
+    """Return a public name or module, imported at first use. Raises AttributeError for any other name."""
+    if name in MODULE_OF:
+        found = getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)
+    else:
+        module = f"{__name__}.{MODULES[name]}" if name in MODULES else _integration_module(name)
+        if not module:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = import_module(module)
+    globals()[name] = found
+    return found
+
+
+def _integration_module(name: str) -> str:
+    """Return the module that an integration offers under `name`; "" without one."""
+    return next((each.api for each in installed_integrations() if each.name == name), "")
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
 """`python -m sublet` is the command line."""
 
-from sublet.cli.app import main
+from sublet.cli.entry import main
 
 main()

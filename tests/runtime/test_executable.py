@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import random
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnx
 import pytest
 
 from sublet.analysis.options import Options
+from sublet.api.compile_request import CompileRequest
 from sublet.api.compiling import compile
 from sublet.api.model_files import read_model
 from sublet.base.errors import RunError
@@ -311,3 +313,10 @@ def test_its_repr_is_one_line_and_chooses_no_kernels() -> None:
     assert repr(executable.plan) == "<MemoryPlan chain: arena 128 bytes, values 5>"
     assert repr(executable.graph) == "<Graph chain: nodes 3, inputs 1, outputs 1, weights 1>"
     assert not backend.nodes
+
+
+def test_compile_shows_its_arguments_to_editors_and_puts_them_into_one_record() -> None:
+    arguments = {name: each.default for name, each in inspect.signature(compile).parameters.items()}
+    assert arguments == {field.name: field.default for field in fields(CompileRequest)} | {
+        "model": inspect.Parameter.empty
+    }

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sublet.api.sources import first_backend_name, read_source, resolve_optimize
+from sublet.api.compile_request import CompileRequest
+from sublet.api.sources import first_backend_name, read_source, resolve_changed, resolve_optimize
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -20,7 +21,6 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
@@ -29,7 +29,7 @@ from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernel_choice import Kernels, choose_kernels, scratch_of
 from sublet.runtime.moves import byte_copies
-from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
+from sublet.runtime.tuning import Tuner
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import bytes_in_use, growth_since
 
@@ -57,7 +57,8 @@ def with_plan(
     without content, PlanError for a plan of another model, and PlanViolation for a plan refused by the checker.
     """
     dims, max_trips = dict(plan.dims), dict(plan.max_trips)
-    ready = model_with_kernels(model, dims=dims, max_trips=max_trips, backend=backend, weights=weights, plan=plan)
+    request = CompileRequest(model, dims=dims, max_trips=max_trips, backend=backend, weights=weights, plan=plan)
+    ready = model_with_kernels(request)
     return ready.to_executable(ready.validated_plan(plan), arena)
 
 
@@ -110,51 +111,32 @@ class ModelWithKernels:
         return executable
 
 
-def model_with_kernels(
-    model: Any,
-    *,
-    dims: Mapping[str, int] | None = None,
-    max_trips: Trips = None,
-    backend: str | Backend | Sequence[str | Backend] = AUTO,
-    optimize: str = AUTO,
-    assume: Mapping[str, str] | None = None,
-    weights: Mapping[str, Array] | None = None,
-    plan: MemoryPlan | None = None,
-    autotune: bool = False,
-    workspace: int = WORKSPACE_BYTES,
-    changed: str = "",
-) -> ModelWithKernels:
-    """Read a model as `compile` does, and choose its kernels.
+def model_with_kernels(request: CompileRequest) -> ModelWithKernels:
+    """Read the model of a request, and choose its kernels.
 
-    dims, max_trips, backend, optimize, assume   as for `compile`
-    weights    the content of weights by name
-    plan       the plan to run in, if one exists; the plan determines the changes of the model
-    autotune   time the backends on this machine, and use the fastest for each node
-    workspace  bytes available for timing
-    changed    the changes of the nodes, in the words of a recipe, if no plan exists
+    If the request has a plan, the plan determines the changes of the model. Options, patches and budget of the request
+    have no effect.
 
     Raises ModelError, RunError and PlanError as `compile` does.
     """
-    names = backend_names(backend)
-    source = model_to_run(
-        model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan, changed=changed
-    )
+    source, weights = model_to_run(request), request.weights
     if (
         isinstance(weights, dict)
         and weights.keys() - _assignable_weight_names(source)
         and _assignable_weight_names(source) - weights.keys()
     ):
-        unchanged = model_to_run(model, dims, max_trips=max_trips, backend=backend, optimize=AS_IS, assume=assume)
+        unchanged = model_to_run(replace(request, optimize=AS_IS, plan=None, simplify=False))
         _require_known(
             weights, _assignable_weight_names(source) | _assignable_weight_names(unchanged)
         )  # passes may remove weights: their names stay known
-    graph, assumed = source.graph, dict((*source.recipe.conditions, *(plan.assumed_types if plan else ())))
+    graph, names = source.graph, backend_names(request.backend)
+    assumed = dict((*source.recipe.conditions, *(request.plan.assumed_types if request.plan else ())))
     backends = backends_of(names, source)
     contents = _weight_contents(source, weights or {})
     lender = weights if isinstance(weights, ExecutableWeights) else None
     changing = frozenset(v for v in graph.weights if lender is not None and v.name in lender)
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec) and v not in changing}
-    preferred = _fastest_backends(source, names, arrays, workspace) if autotune else {}
+    preferred = _fastest_backends(source, names, arrays, request.workspace) if request.autotune else {}
     for node in graph.walk():
         if not node.subgraphs:
             byte_copies(node)  # fills lazy operator tables, which must not count as backend memory
@@ -170,29 +152,24 @@ def model_with_kernels(
     )
 
 
-def model_to_run(
-    model: Any,
-    dims: Mapping[str, int] | None = None,
-    *,
-    max_trips: Trips = None,
-    backend: str | Backend | Sequence[str | Backend] = AUTO,
-    optimize: str = AUTO,
-    assume: Mapping[str, str] | None = None,
-    plan: MemoryPlan | None = None,
-    changed: str = "",
-) -> Model:
-    """Return the model run by `compile` for the same arguments.
+def model_to_run(request: CompileRequest) -> Model:
+    """Return the model run by `compile` for the same arguments, before patches.
 
     With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
     values. A plan determines the optimiser level, the changes, the splits and the rematerialized nodes.
     """
-    wanted = resolve_optimize(
-        AS_IS if assume and optimize == AUTO else optimize, first_backend_name(backend_names(backend)), plan
-    )
-    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else (changed, assume)
-    split, again = (plan.recipe.split, plan.recipe.again) if plan else ((), ())
+    plan, assume = request.plan, request.assume
+    changed = resolve_changed(request.model, request.simplify, plan)
+    optimize = AS_IS if assume and request.optimize == AUTO else request.optimize
     return read_source(
-        model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume, split=split, again=again
+        request.model,
+        request.dims,
+        max_trips=request.max_trips,
+        optimize=resolve_optimize(optimize, first_backend_name(backend_names(request.backend)), plan),
+        changed=changed,
+        assume=dict(plan.recipe.assumed) if plan else assume,
+        split=plan.recipe.split if plan else (),
+        again=plan.recipe.again if plan else (),
     )
 
 

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options, Progress
 from sublet.api.binding import ModelWithKernels, model_to_run, model_with_kernels
-from sublet.api.sources import Optimize, resolve_changed
+from sublet.api.budget import search_budget
+from sublet.api.compile_request import CompileRequest
+from sublet.api.sources import Optimize
 from sublet.base.errors import CapacityError
-from sublet.ir.graph import Graph, Value
+from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.packing import slow_region
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
-from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import SearchOutcome, parse_budget
-from sublet.planning.budget.search import BudgetSearch, ModelPreparation
+from sublet.planning.budget.search import ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
-
-# Measured seconds of the nodes of a model on this machine, cached on disk: costs for the search within a budget.
-
-MAX_MEASURED_BYTES = 2 << 30
-"""Maximum bytes of operands for timing one node. Larger nodes are not measured."""
-
-
-def measure_node_seconds(
-    model: Model,
-    backend: str | Backend | Sequence[str | Backend] = AUTO,
-    constants: Mapping[Value, Array] | None = None,
-    workspace: int = MAX_MEASURED_BYTES,
-) -> tuple[dict[str, float], str]:
-    """Return the seconds of the root-level nodes by name, and a remark on how many were measured.
-
-    Each node runs with the first backend with a kernel for the node, on operands made up by the tuner, with at most
-    `workspace` bytes. Nodes measured before come from the cache.
-    """
-    backends = backends_of(backend_names(backend), model)
-    seconds = Tuner(backends, model.opsets, workspace).seconds(model.graph, constants or {})
-    total = len(model.graph.nodes)
-    return seconds, f"from {len(seconds)} of {total} nodes measured on this machine, the rest by operations and bytes"
+from sublet.runtime.tuning import WORKSPACE_BYTES
 
 
 def compile(
@@ -106,41 +86,53 @@ def compile(
     budget. Raises ModelError for an unreadable model; RunError for a node without a kernel or a weight without content;
     PlanError for a plan of another model; PlanViolation for a plan refused by the checker.
     """
-    read: dict[str, Any] = {"dims": dims, "max_trips": max_trips, "optimize": optimize, "assume": assume}
-    changed = resolve_changed(model, simplify, plan)
-    if patches is not None and plan is None:
-        source = model_to_run(model, backend=backend, changed=changed, **read)
-        model = choose_patches(source, options or Options(), patches).model
-        read = {}
-    kernels: dict[str, Any] = {"backend": backend, "autotune": autotune, "workspace": workspace}
-    ready = model_with_kernels(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
+    request = CompileRequest(
+        model, dims=dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, options=options,
+        plan=plan, arena=arena, weights=weights, autotune=autotune, workspace=workspace, simplify=simplify,
+        patches=patches, budget=budget, measure=measure, progress=progress,
+    )  # fmt: skip
+    return compile_request(request)
+
+
+def compile_request(request: CompileRequest) -> Executable:
+    """Return the executable of a request. Raises the errors of `compile`."""
+    ready, plan = _plan_of(request, model_with_kernels(_with_patches(request)))
+    return ready.to_executable(plan, request.arena)
+
+
+def _with_patches(request: CompileRequest) -> CompileRequest:
+    """Return the request with the model read, its front in patches if requested; a plan records its own patches."""
+    if request.patches is None or request.plan is not None:
+        return request
+    model = choose_patches(model_to_run(request), request.options or Options(), request.patches).model
+    return replace(request, model=model, dims=None, max_trips=None, optimize=AUTO, assume=None)
+
+
+def _plan_of(request: CompileRequest, ready: ModelWithKernels) -> tuple[ModelWithKernels, MemoryPlan]:
+    """Return the model, rematerialized if the budget needs it, and its plan: the checked plan of the request, or a new.
+
+    Raises CapacityError for a plan over the budget, and if no plan within the budget was found.
+    """
+    plan, budget = request.plan, request.budget
     if plan is not None:
         if budget is not None and plan.arena_bytes > parse_budget(budget):
             raise CapacityError(
                 f"the plan needs {plan.arena_bytes:,} bytes, more than budget={budget!r}: leave out `plan` or `budget`"
             )
-        return ready.to_executable(ready.validated_plan(plan), arena)
-    if budget is None:
-        return ready.to_executable(plan_memory(ready.model, options, progress=progress), arena)
-    ready, within_budget = _plan_within_budget(
-        ready, parse_budget(budget), options or Options(), backend, weights or {}, autotune, measure
-    )
-    return ready.to_executable(within_budget, arena)
+        return ready, ready.validated_plan(plan)
+    if budget is not None:
+        return _plan_within_budget(request, ready, parse_budget(budget))
+    return ready, plan_memory(ready.model, request.options, progress=request.progress)
 
 
 def _plan_within_budget(
-    ready: ModelWithKernels,
-    budget: int,
-    options: Options,
-    backend: str | Backend | Sequence[str | Backend],
-    weights: Mapping[str, Array],
-    autotune: bool,
-    measure: bool,
+    request: CompileRequest, ready: ModelWithKernels, budget: int
 ) -> tuple[ModelWithKernels, MemoryPlan]:
     """Return the model with kernels, and a plan within the budget; rematerialize values if necessary.
 
     Raises CapacityError if no plan within `budget` bytes was found.
     """
+    options = request.options or Options()
     slow, plain = slow_region(options.regions) is not None, None
     if slow:
         budget = min(budget, options.regions[0].capacity)
@@ -153,13 +145,16 @@ def _plan_within_budget(
     def choose_kernels_once(model: Model) -> ModelWithKernels:
         key = model.recipe.split, model.recipe.again
         if key not in models:
-            models[key] = model_with_kernels(model, backend=backend, weights=weights, autotune=autotune)
+            models[key] = model_with_kernels(
+                CompileRequest(model, backend=request.backend, weights=request.weights, autotune=request.autotune)
+            )
         return models[key]
 
     ways = ModelPreparation(ready.source, lambda model: choose_kernels_once(model).model)
-
-    seconds, costs = measure_node_seconds(ready.model, backend) if measure else (None, MODELLED_COSTS)
-    answer = BudgetSearch(ready.model, options, seconds, costs, ways, known_plan=plain).best_within(budget)
+    search = search_budget(
+        ready.model, options, measure=request.measure, backend=request.backend, preparation=ways, known_plan=plain
+    )
+    answer = search.best_within(budget)
     if answer.outcome is not SearchOutcome.FITS:
         raise CapacityError(answer.words)
     ready = choose_kernels_once(answer.program.model)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.api.binding import model_with_kernels
+from sublet.api.compile_request import CompileRequest
 from sublet.base.errors import PlanError
 from sublet.base.ranges import holds
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -51,12 +52,12 @@ def fewer_rows(
         outputs=tuple(executable.outputs),
         constants=frozenset(value.name for value in graph.weights if value.name not in executable.weights),
     )
-    ready = model_with_kernels(model, backend=backend, weights=executable.weights)
+    ready = model_with_kernels(CompileRequest(model, backend=backend, weights=executable.weights))
     plan = _plan_for_fewer_rows(executable.plan, ready.model.graph)
     require_valid(ready.model.graph, plan.schedule, plan)
     smaller = ready.to_executable(plan)
     for arena in plan.arenas:
-        smaller.bind(arena.name, executable._memory.raw(arena.name))
+        smaller.bind(arena.name, executable.planned_memory.raw(arena.name))
     return smaller
 
 

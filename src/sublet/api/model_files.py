@@ -11,7 +11,7 @@ from sublet.base.files import read_text
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
-from sublet.ir.text import parse
+from sublet.ir.text import parse_model
 from sublet.passes.trip_counts import Trips, bound_trip_counts
 
 TEXT_SUFFIX = ".sublet"
@@ -84,4 +84,4 @@ def _read_text_form(path: Path, dims: Mapping[str, int] | None, assume: Mapping[
         raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
     if assume:
         raise ModelError(f"{path} declares the type of every value: edit the file and drop --assume")
-    return Model(parse(read_text(path, ModelError), str(path)))
+    return parse_model(read_text(path, ModelError), str(path))

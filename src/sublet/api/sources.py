@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from sublet.api.model_files import read_model
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
-from sublet.integrations.registry import integration_of_object, integrations, resolve
+from sublet.integrations.registry import installed_integrations, integration_of_object, resolve
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe, with_scratch
@@ -81,7 +81,9 @@ def _optimizing_backends() -> Mapping[str, str]:
 
     The package's name is also its strongest level and its backend.
     """
-    return {each.optimizer_package: each.optimizer_versions for each in integrations() if each.optimizer_package}
+    return {
+        each.optimizer_package: each.optimizer_versions for each in installed_integrations() if each.optimizer_package
+    }
 
 
 def resolve_changed(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:

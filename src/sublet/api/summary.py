@@ -1,19 +1,25 @@
-"""A table of the layers of a planned network: weights, and the share of the arena."""
+"""A table of the layers of a network: weights, and the share of the arena."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from sublet.api.weights import HasWeights
 from sublet.base.formatting import human, printable
-from sublet.base.ranges import holds
+from sublet.base.ranges import holds, union_length
 from sublet.base.tensor import TensorSpec
+from sublet.ir.model import as_model
+from sublet.nn.graph import Graph
+from sublet.nn.modules.module import Module
+from sublet.nn.tensor import Tensor
 from sublet.plan import Placement
-from sublet.runtime.executable import Executable
+from sublet.planning.pipeline import plan_memory
 
 GRADIENT_SCOPE = "grad/"
 
@@ -38,11 +44,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of an executable, in the order of their first computation; printed as a table."""
+    """The layers of a network, in the order of their first computation; printed as a table.
+
+    arena_bytes  the bytes of the arena; None for a network without a plan
+    """
 
     name: str
     layers: tuple[Layer, ...]
-    arena_bytes: int
+    arena_bytes: int | None
 
     @property
     def weights(self) -> int:
@@ -51,44 +60,83 @@ class Summary:
 
     def __str__(self) -> str:
         table = Table("layer", title=printable(self.name), title_justify="left")
-        for heading in ("parameters and states", "bytes", "arena", "arena at peak"):
+        planned = self.arena_bytes is not None
+        for heading in ("parameters and states", "bytes", *(("arena", "arena at peak") if planned else ())):
             table.add_column(heading, justify="right")
-        for layer in self.layers:
-            sizes = (layer.weight_bytes, layer.arena_bytes, layer.peak_bytes)
-            table.add_row(printable(layer.name) or "-", f"{layer.weights:,}", *(human(size) for size in sizes))
         nbytes, peak = (sum(getattr(one, what) for one in self.layers) for what in ("weight_bytes", "peak_bytes"))
-        table.add_section()
-        table.add_row("all", f"{self.weights:,}", human(nbytes), human(self.arena_bytes), human(peak))
+        total = Layer("all", self.weights, nbytes, self.arena_bytes or 0, peak)
+        for layer in (*self.layers, total):
+            if layer is total:
+                table.add_section()
+            sizes = (layer.weight_bytes, layer.arena_bytes, layer.peak_bytes)[: 3 if planned else 1]
+            table.add_row(printable(layer.name) or "-", f"{layer.weights:,}", *map(human, sizes))
         console = Console(file=io.StringIO(), width=120)
         console.print(table)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined, no-any-return]
 
 
-def summary(executable: Executable) -> Summary:
-    """Return the weights and the arena bytes of each layer of an executable.
+def summary(network: Any, *examples: Any) -> Summary:
+    """Return the weights and the arena bytes of each layer of a network.
 
-    A layer is a scope of names; the gradients of a layer count as part of the layer.
+    network   an executable or a jit function, with its plan; a graph or a model, planned as written; a module, written
+              for evaluation on `examples`; a dynamic graph, with the weights created so far and without a plan
+    examples  the inputs of a module: shapes of f32 tensors, arrays or tensors
+
+    A layer is a scope of names; the gradients of a layer count as part of the layer. Raises SpecError for a module that
+    cannot be called on the examples, ProblemError for an object other than a network.
     """
-    plan = executable.plan
+    if isinstance(network, Module):
+        network = _written_module(network, examples)
+    if isinstance(network, HasWeights) and not hasattr(network, "plan"):
+        with network.weights.reading() as arrays:
+            sizes = {name: (array.size, array.nbytes) for name, array in arrays.items()}
+        return Summary("dynamic graph", _layers((), sizes, 0), None)
+    if isinstance(network, HasWeights):
+        plan, graph, names = network.plan, network.graph, set(network.weights)  # type: ignore[attr-defined]
+    else:
+        model = as_model(network)
+        plan, graph, names = plan_memory(model.graph), model.graph, {*model.weights} - model.constants
+    sizes = {
+        one.name: (one.spec.size if isinstance(one.spec, TensorSpec) else 0, one.nbytes)
+        for one in graph.weights
+        if one.name in names
+    }
     arenas = {storage.name for storage in plan.arenas}
+    placed = [(one, one.region.storage in arenas) for one in plan.placements]
+    return Summary(plan.graph, _layers(placed, sizes, plan.peak.point), plan.arena_bytes)
+
+
+def _written_module(module: Module, examples: Sequence[Any]) -> Graph:
+    """Return a graph with a call of a module on inputs like the examples."""
+    graph = Graph(module.kind, training=False)
+    inputs = []
+    for i, example in enumerate(examples):
+        shape, dtype = (example, "f32") if isinstance(example, tuple | list) else (example.shape, example.dtype)
+        inputs.append(graph.input(f"input{i}", shape, dtype))
+    results = module(*inputs)
+    for i, one in enumerate(results if isinstance(results, tuple | list) else (results,)):
+        if isinstance(one, Tensor):
+            graph.output(f"output{i}", one)
+    return graph
+
+
+def _layers(
+    placements: Iterable[tuple[Placement, bool]], weights: Mapping[str, tuple[int, int]], peak: int
+) -> tuple[Layer, ...]:
+    """Return the layers of placements, each True if in an arena, and of the elements and bytes of weights by name."""
     placed: dict[str, list[Placement]] = {}
-    for placement in plan.placements:
-        in_arena = placed.setdefault(_layer_name(placement.value), [])
-        if placement.region.storage in arenas:
-            in_arena.append(placement)
-    weights: dict[str, tuple[int, int]] = {}
-    for value in executable.graph.weights:
-        if value.name in executable.weights:
-            elements, nbytes = weights.get(_layer_name(value.name), (0, 0))
-            size = value.spec.size if isinstance(value.spec, TensorSpec) else 0
-            weights[_layer_name(value.name)] = elements + size, nbytes + value.nbytes
+    for placement, is_in_arena in placements:
+        placed.setdefault(_layer_name(placement.value), []).extend([placement] if is_in_arena else [])
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, (elements, nbytes) in weights.items():
+        before = sizes.get(_layer_name(name), (0, 0))
+        sizes[_layer_name(name)] = before[0] + elements, before[1] + nbytes
     layers = []
-    for name in dict.fromkeys([*placed, *weights]):
+    for name in dict.fromkeys([*placed, *sizes]):
         of_layer = placed.get(name, [])
-        at_peak = [one for one in of_layer if holds(one.live, plan.peak.point)]
-        elements, nbytes = weights.get(name, (0, 0))
-        layers.append(Layer(name, elements, nbytes, _union_bytes(of_layer), _union_bytes(at_peak)))
-    return Summary(plan.graph, tuple(layers), plan.arena_bytes)
+        at_peak = [one for one in of_layer if holds(one.live, peak)]
+        layers.append(Layer(name, *sizes.get(name, (0, 0)), _union_bytes(of_layer), _union_bytes(at_peak)))
+    return tuple(layers)
 
 
 def _layer_name(value: str) -> str:
@@ -98,10 +146,7 @@ def _layer_name(value: str) -> str:
 
 def _union_bytes(placements: Iterable[Placement]) -> int:
     """Return the bytes of the union of the placements' regions."""
-    covered, storage, end = 0, "", 0
-    for region in sorted((one.region for one in placements), key=lambda one: (one.storage, one.offset)):
-        if region.storage != storage:
-            storage, end = region.storage, 0
-        covered += max(0, region.end - max(end, region.offset))
-        end = max(end, region.end)
-    return covered
+    pieces: dict[str, list[tuple[int, int]]] = {}
+    for one in placements:
+        pieces.setdefault(one.region.storage, []).append((one.region.offset, one.region.end))
+    return sum(map(union_length, pieces.values()))

@@ -8,15 +8,13 @@ from typing import Any
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.compiling import measure_node_seconds
+from sublet.api.budget import search_budget
 from sublet.base.errors import CapacityError, PlanError
 from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json
 from sublet.ir.model import Model
-from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import BudgetResult, SearchOutcome
-from sublet.planning.budget.search import BudgetSearch
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
 from sublet.viz.summary import plain_table
@@ -53,16 +51,11 @@ def fit_by_recomputation(source: Model, options: Options, budget: int | None, *,
         raise PlanError("--recompute fits a plan into a budget: add --budget BYTES")
     with budget_progress() as show_budget:
         show_budget(budget)
-        answer = _budget_search(source, options, measure=measure).best_within(budget)
+        answer = search_budget(source, options, measure=measure).best_within(budget)
     if answer.outcome is not SearchOutcome.FITS:
         raise CapacityError(answer.words)
     error_console.print(Text(answer.words), soft_wrap=True)
     return answer.program.model
-
-
-def _budget_search(source: Model, options: Options, *, measure: bool) -> BudgetSearch:
-    seconds, costs = measure_node_seconds(source) if measure else (None, MODELLED_COSTS)
-    return BudgetSearch(source, options, seconds, costs)
 
 
 OutputPaths = tuple[Path | None, Path | None, Path | None]
@@ -80,14 +73,14 @@ def show_frontier(source: Model, options: Options, files: OutputPaths, *, measur
             "--frontier makes many plans, but --out and --png hold one: use --html, or --budget --recompute"
         )
     with budget_progress() as show_budget:
-        budgets = _budget_search(source, options, measure=measure)
+        budgets = search_budget(source, options, measure=measure)
         arena = budgets.plain.nbytes
         results = budgets.frontier([arena * percent // 100 for percent in FRONTIER_PERCENTS], show_budget)
     if page is not None:
         curve, (first, *others) = frontier_of(results)
         write_html(first, page, others, curve)
     if in_json:
-        print_json(frontier_json(budgets, results))
+        print_json(frontier_json(results))
         return
     table = plain_table()
     last = "brought back" if options.regions else "no less than"
@@ -118,14 +111,14 @@ def _describe_smallest(last: BudgetResult) -> str:
     return f"The smallest program found needs {last.program.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
 
 
-def frontier_json(budgets: BudgetSearch, results: tuple[BudgetResult, ...]) -> dict[str, Any]:
+def frontier_json(results: tuple[BudgetResult, ...]) -> dict[str, Any]:
     """Return the curve as a JSON object. Seconds are predicted."""
-    floor = budgets.floor
+    plain, floor = results[0].plain, results[0].floor
     return {
-        "graph": budgets.model.graph.name,
-        "plain": {"arena_bytes": budgets.plain.nbytes, "seconds": budgets.plain.seconds},
+        "graph": plain.model.graph.name,
+        "plain": {"arena_bytes": plain.nbytes, "seconds": plain.seconds},
         "floor": {"bytes": floor.nbytes, "node": floor.node, "values": dict(floor.values), "words": floor.description},
-        "costs": budgets.costs,
+        "costs": results[0].cost_source,
         "points": [
             {
                 "budget": answer.budget,

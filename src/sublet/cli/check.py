@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +10,10 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from sublet.api.sources import model_of_plan, read_source
+from sublet.api.checking import check_plan
+from sublet.api.sources import read_source
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, human, parse_bytes, percent, printable
-from sublet.checker import judge
 from sublet.checker.external import Evidence, ForeignOutcome, ForeignVerdict, judge_by_replay
 from sublet.checker.external.files import (
     is_foreign_json,
@@ -23,26 +23,16 @@ from sublet.checker.external.files import (
     judge_plan_file,
     read_plan_file,
 )
-from sublet.cli import options
-from sublet.cli.console import (
-    BAD_INPUT,
-    DOES_NOT_FIT,
-    FITS,
-    UNKNOWN,
-    answer_console,
-    print_json,
-    refuse_overwriting,
-    reports_errors,
-)
+from sublet.cli import options as shared
+from sublet.cli.console import BAD_INPUT, DOES_NOT_FIT, FITS, UNKNOWN, answer_console, print_json, refuse_overwriting
+from sublet.cli.option_records import command_from
 from sublet.cli.options import parse_dims, parse_max_trips
 from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
 from sublet.integrations.registry import command
-from sublet.packing import Lifetimes
-from sublet.packing.problem import Buffer, Packing, Problem
+from sublet.packing import Buffer, Lifetimes, Packing, Problem
 from sublet.plan import fragmentation
 from sublet.plan.file import load
 from sublet.plan.statistics import planned_values
-from sublet.planning.reprove_bound import reprove_bound
 from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
 
 # The report of `sublet check` on a plan by another tool; the report claims no more than was judged.
@@ -159,80 +149,79 @@ def _stack_regions(verdict: ForeignVerdict) -> tuple[Problem, Packing]:
     return Problem(tuple(buffers), name=verdict.tool), Packing(tuple(offsets), base, verdict.tool)
 
 
-PLAN_HELP = (
-    "A plan written by `sublet plan --out`, or another tool's plan as JSON (docs/foreign.md). By default, the plan "
-    "contained in MODEL."
-)
-MODEL_HELP = (
-    "A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan with lifetimes "
-    "(MiniMalloc's .csv, .json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot "
-    "(.pickle), which is replayed."
-)
+@dataclass(frozen=True)
+class CheckOptions:
+    """The arguments and the options of `sublet check`."""
 
-
-@reports_errors
-def check(
-    model: Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)],
-    plan_path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help=PLAN_HELP)] = None,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan with lifetimes "
+            "(MiniMalloc's .csv, .json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot "
+            "(.pickle), which is replayed.",
+            show_default=False,
+        ),
+    ]
+    plan_path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PLAN]",
+            help="A plan written by `sublet plan --out`, or another tool's plan as JSON (docs/foreign.md). By default, "
+            "the plan contained in MODEL.",
+        ),
+    ] = None
     search: Annotated[
         bool, typer.Option("--search", help="Repeat the search that proved the lower bound, if a search did.")
-    ] = False,
-    dim: options.Dim = None,
-    max_trips: options.MaxTrips = None,
+    ] = False
+    dim: shared.Dim = None
+    max_trips: shared.MaxTrips = None
     capacity: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Capacity of another tool's only memory, if its plan has none.")
-    ] = None,
+    ] = None
     lifetimes: Annotated[
-        Lifetimes, typer.Option(help="Ends of lifetimes in a CSV; see `sublet pack`.")
-    ] = Lifetimes.half_open,
+        Lifetimes,
+        typer.Option(help="Ends of lifetimes in a CSV; see `sublet pack`."),
+    ] = Lifetimes.half_open
     timeout: Annotated[
         float, typer.Option(help="Maximum time to pack the allocations of a snapshot.", metavar="SECONDS")
-    ] = 20.0,
-    html: options.Html = None,
-    png: options.Png = None,
-    as_json_: options.Json = False,
-) -> None:
+    ] = 20.0
+    html: shared.Html = None
+    png: shared.Png = None
+    in_json: shared.Json = False
+
+
+@command_from(CheckOptions)
+def check(options: CheckOptions) -> None:
     """Check a plan against its model: replay the plan byte by byte and report every violation.
 
     For a plan by Sublet, all claims of the plan are proven too. A plan by another tool that declares lifetimes needs no
     model. Exit status: 0 right, 1 wrong, 2 bad input, 3 right as far as judged, but some tensors could not be judged.
     """
-    refuse_overwriting([path for path in (model, plan_path) if path is not None], html, png)
+    model, plan_path = options.model, options.plan_path
+    refuse_overwriting([path for path in (model, plan_path) if path is not None], options.html, options.png)
     if plan_path is not None and not is_foreign_json(plan_path):
-        if dim or max_trips or capacity:
-            raise PlanError(
-                "--dim, --max-trips and --capacity are for plans of other tools: a plan by Sublet contains these"
-            )
-        _check_sublet_plan(model, plan_path, search, html, png, in_json=as_json_)
+        _check_sublet_plan(options, plan_path)
         return
-    if search:
+    if options.search:
         raise PlanError("--search is for plans of Sublet's: another tool's claims no lower bound")
     if plan_path is None and is_snapshot(model):
-        command(f"check {model.suffix.lower()}")(model, timeout, html, png, in_json=as_json_)
+        replay = command(f"check {model.suffix.lower()}")
+        replay(model, options.timeout, options.html, options.png, in_json=options.in_json)
         return
-    limit = None if capacity is None else parse_bytes(capacity)
-    if plan_path is None and is_judged_without_model(model):
-        judgement = judge_plan_file(model, lifetimes, limit)
-    else:
-        source = read_source(model, parse_dims(dim), max_trips=parse_max_trips(max_trips))
-        if plan_path is None:
-            judgement = judge_embedded_plan(source, model, limit)
-        else:
-            judgement = judge_by_replay(source, read_plan_file(plan_path).with_capacity(limit))
-    _print_judgement(judgement, html, png, in_json=as_json_)
+    _print_judgement(options, _judge_plan_of_tool(options))
 
 
-def _check_sublet_plan(
-    model: Path, plan_path: Path, search: bool, html: Path | None, png: Path | None, *, in_json: bool
-) -> None:
+def _check_sublet_plan(options: CheckOptions, plan_path: Path) -> None:
     """Check a plan by Sublet with all its claims, and print the result. Exits with status 1 for a wrong plan."""
+    if options.dim or options.max_trips or options.capacity:
+        raise PlanError(
+            "--dim, --max-trips and --capacity are for plans of other tools: a plan by Sublet contains these"
+        )
     plan = load(plan_path)
-    result = judge(model_of_plan(model, plan).graph, plan.schedule, plan)
-    if search:
-        result = reprove_bound(plan, result)
-    if html is not None or png is not None:
-        write_pictures(picture_of_plan(plan, "not right" if result.findings else ""), html, png)
-    if in_json:
+    result = check_plan(options.model, plan, search=options.search)
+    if options.html is not None or options.png is not None:
+        write_pictures(picture_of_plan(plan, "not right" if result.findings else ""), options.html, options.png)
+    if options.in_json:
         violations = [str(finding) for finding in result.findings]
         covered = {"planned": len(planned_values(plan)), "not_counted": [value.value for value in plan.not_counted]}
         summary = {"valid": not violations, "violations": violations, "claims": result.claim_status}
@@ -243,11 +232,23 @@ def _check_sublet_plan(
         raise typer.Exit(1)
 
 
-def _print_judgement(verdict: ForeignVerdict, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+def _judge_plan_of_tool(options: CheckOptions) -> ForeignVerdict:
+    """Return the verdict on a plan by another tool: in a second file, in the model's file, or without a model."""
+    model, plan_path = options.model, options.plan_path
+    capacity = None if options.capacity is None else parse_bytes(options.capacity)
+    if plan_path is None and is_judged_without_model(model):
+        return judge_plan_file(model, options.lifetimes, capacity)
+    source = read_source(model, parse_dims(options.dim), max_trips=parse_max_trips(options.max_trips))
+    if plan_path is None:
+        return judge_embedded_plan(source, model, capacity)
+    return judge_by_replay(source, read_plan_file(plan_path).with_capacity(capacity))
+
+
+def _print_judgement(options: CheckOptions, verdict: ForeignVerdict) -> None:
     """Print the verdict on a plan by another tool, write the pictures, and exit with the status of the verdict."""
     picture = judgement_picture(verdict)
-    write_pictures(picture, html, png)
-    if in_json:
+    write_pictures(picture, options.html, options.png)
+    if options.in_json:
         print_json(judgement_json(verdict))
     else:
         print_judgement(verdict)

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -55,7 +54,6 @@ def discard_answers() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
-P = ParamSpec("P")
 NEWLINE = "\n"
 error_console = Console(stderr=True, highlight=False)
 
@@ -69,40 +67,34 @@ PIPE_COLUMNS = 1 << 16
 """Columns of an output to a file or a pipe: wide enough to keep every name on one line."""
 
 
-def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a command: report a user's mistake as one message on standard error, without a traceback.
+@contextmanager
+def reporting_errors(*, in_json: bool) -> Iterator[None]:
+    """Report a user's mistake as one message on standard error, without a traceback, and end the command.
 
     Exit status: 1 for a CapacityError; 2 for another SubletError, an OSError, or too little memory or stack; 130 for
     Ctrl-C; 141 if the reader closed the pipe.
     """
-
-    @wraps(command)
-    def run_command(*arguments: P.args, **options: P.kwargs) -> None:
-        in_json = bool(options.get("as_json_"))
+    try:
         try:
-            try:
-                command(*arguments, **options)
-            finally:
-                sys.stdout.flush()
-        except BrokenPipeError:
-            discard_answers()
-            raise typer.Exit(READER_LEFT) from None
-        except (SubletError, OSError) as error:
-            status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
-            print_error(error, _with_notes(error, str(error)), status, in_json=in_json)
-            raise typer.Exit(status) from None
-        except KeyboardInterrupt as error:
-            error_console.print(escape(printable(_with_notes(error, "interrupted"), keep=NEWLINE)))
-            raise typer.Exit(130) from None
-        except MemoryError as error:
-            print_error(error, f"not enough memory: {error}", in_json=in_json)
-        except RecursionError as error:
-            print_error(error, "the model nests graphs too deeply; about 100 levels are supported", in_json=in_json)
-        else:
-            return
-        raise typer.Exit(BAD_INPUT)
-
-    return run_command
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_answers()
+        raise typer.Exit(READER_LEFT) from None
+    except (SubletError, OSError) as error:
+        status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
+        print_error(error, _with_notes(error, str(error)), status, in_json=in_json)
+        raise typer.Exit(status) from None
+    except KeyboardInterrupt as error:
+        error_console.print(escape(printable(_with_notes(error, "interrupted"), keep=NEWLINE)))
+        raise typer.Exit(130) from None
+    except MemoryError as error:
+        print_error(error, f"not enough memory: {error}", in_json=in_json)
+        raise typer.Exit(BAD_INPUT) from None
+    except RecursionError as error:
+        print_error(error, "the model nests graphs too deeply; about 100 levels are supported", in_json=in_json)
+        raise typer.Exit(BAD_INPUT) from None
 
 
 def print_error(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json: bool) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,9 +15,11 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, optimize_levels
 from sublet.api.binding import model_to_run
+from sublet.api.budget import can_rematerialize
+from sublet.api.compile_request import CompileRequest
 from sublet.base.formatting import human, printable
-from sublet.cli import options
-from sublet.cli.budget_options import apply_patches_option, fit_by_recomputation, show_frontier
+from sublet.cli import options as shared
+from sublet.cli.budget_options import OutputPaths, apply_patches_option, fit_by_recomputation, show_frontier
 from sublet.cli.console import (
     advice_progress,
     answer_console,
@@ -26,9 +28,9 @@ from sublet.cli.console import (
     print_json,
     print_warnings,
     refuse_overwriting,
-    reports_errors,
     warnings_json,
 )
+from sublet.cli.option_records import command_from
 from sublet.cli.options import (
     ALIGNMENT,
     BudgetQuestion,
@@ -43,7 +45,6 @@ from sublet.cli.plan_output import print_plan, write_pictures
 from sublet.integrations.registry import command
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
-from sublet.passes.rewriting import is_pure
 from sublet.plan import MemoryPlan
 from sublet.plan.advice import Advice, Advised
 from sublet.plan.file import save
@@ -105,154 +106,171 @@ class StorageOption(StrEnum):
     bound = "bound"
 
 
-Forbid = Annotated[
-    bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates copy bytes; list the copies.")
-]
-Advise = Annotated[
-    bool,
-    typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {MAX_SECONDS:g} s."),
-]
-Recompute = Annotated[
-    bool, typer.Option("--recompute", help="With --budget: recompute values where needed to fit the budget.")
-]
-Measure = Annotated[
-    bool,
-    typer.Option("--measure", help="Measure the nodes once on this machine, to predict the cost of recomputation."),
-]
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "--ranks", "--rank", min=1, metavar="N",
-        help="MODEL is SCRIPT.py:FUNCTION, returning module and arguments of a rank of N; plan all ranks.",
-    ),
-]  # fmt: skip
-Device = Annotated[
-    str, typer.Option(help="With --ranks: device of the modules; cpu if the meta device cannot build them.")
-]
-Frontier = Annotated[
-    bool, typer.Option("--frontier", help="Show the predicted time of smaller budgets, by recomputation.")
-]
+@dataclass(frozen=True)
+class PlanOptions:
+    """The argument and the options of `sublet plan`."""
 
-
-@reports_errors
-def plan(
-    model: options.Model,
-    dim: options.Dim = None,
-    shape: options.Shape = None,
-    max_trips: options.MaxTrips = None,
-    optimize: options.Optimizer = AS_IS,
-    order: options.Orders = options.Order.given,
-    strategy: options.Strategy = "auto",
-    align: options.Align = None,
-    budget: options.Budget = None,
-    assume: options.Assume = None,
-    max_dim: options.MaxDim = None,
+    model: shared.Model
+    dim: shared.Dim = None
+    shape: shared.Shape = None
+    max_trips: shared.MaxTrips = None
+    optimize: shared.Optimizer = AS_IS
+    order: shared.Orders = shared.Order.given
+    strategy: shared.Strategy = "auto"
+    align: shared.Align = None
+    budget: shared.Budget = None
+    assume: shared.Assume = None
+    max_dim: shared.MaxDim = None
     io: Annotated[
         StorageOption, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
-    ] = StorageOption.arena,
+    ] = StorageOption.arena
     weights: Annotated[
-        StorageOption, typer.Option(help="Storage of weights: the arena, or bound by the caller.")
-    ] = StorageOption.bound,
-    streams: Annotated[int, typer.Option(help="Number of concurrent streams.")] = 1,
-    region: options.RegionTexts = None,
-    timeout: options.Timeout = None,
-    forbid_copies: Forbid = False,
-    advise: Advise = False,
-    patches: options.Patches = None,
-    recompute: Recompute = False,
-    frontier: Frontier = False,
-    measure: Measure = False,
-    ranks: Ranks = None,
-    device: Device = "meta",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
-    html: options.Html = None,
-    png: options.Png = None,
-    as_json_: options.Json = False,
-) -> None:
+        StorageOption,
+        typer.Option(help="Storage of weights: the arena, or bound by the caller."),
+    ] = StorageOption.bound
+    streams: Annotated[int, typer.Option(help="Number of concurrent streams.")] = 1
+    region: shared.RegionTexts = None
+    timeout: shared.Timeout = None
+    forbid_copies: Annotated[
+        bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates copy bytes; list the copies.")
+    ] = False
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {MAX_SECONDS:g} s."),
+    ] = False
+    patches: shared.Patches = None
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="With --budget: recompute values where needed to fit the budget.")
+    ] = False
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Show the predicted time of smaller budgets, by recomputation.")
+    ] = False
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure the nodes once on this machine, to predict the cost of recomputation."),
+    ] = False
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", "--rank", min=1, metavar="N",
+            help="MODEL is SCRIPT.py:FUNCTION, returning module and arguments of a rank of N; plan all ranks.",
+        ),
+    ] = None  # fmt: skip
+    device: Annotated[
+        str, typer.Option(help="With --ranks: device of the modules; cpu if the meta device cannot build them.")
+    ] = "meta"
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None
+    html: shared.Html = None
+    png: shared.Png = None
+    in_json: shared.Json = False
+
+    @property
+    def files(self) -> OutputPaths:
+        """The paths of the plan file, the page and the picture."""
+        return self.out, self.html, self.png
+
+
+@command_from(PlanOptions)
+def plan(options: PlanOptions) -> None:
     """Plan the memory of a model, prove the plan, and show the plan.
 
     Exit status: 0 planned, within the budget if one is given; 1 over the budget; 2 bad input; 3 unknown whether the
     budget is enough.
     """
-    if ranks is not None:
-        command("plan --ranks")(
-            model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png)
-        )
-    refuse_overwriting(model, out, html, png)
-    question, started, shapes = BudgetQuestion(budget, max_dim), perf_counter(), parse_assumed_shapes(assume)
-    dims, trips = parse_extents(model, shape, parse_dims(dim)), parse_max_trips(max_trips)
-    planning_options = Options(strategy, choose_alignment(model, align), io.value, weights.value, streams, timeout)
-    planning_options = replace(
-        planning_options, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value
-    )
-    source = apply_patches_option(
-        model_to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), planning_options, patches
-    )
-    if frontier:
-        show_frontier(source, planning_options, (out, html, png), measure=measure, in_json=as_json_)
+    if options.ranks is not None:
+        _plan_ranks(options, options.ranks)
+    refuse_overwriting(options.model, *options.files)
+    question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
+    source, planning_options = _read_model(options)
+    if options.frontier:
+        show_frontier(source, planning_options, options.files, measure=options.measure, in_json=options.in_json)
         return
-    source = fit_by_recomputation(source, planning_options, question.budget, measure=measure) if recompute else source
+    if options.recompute:
+        source = fit_by_recomputation(source, planning_options, question.budget, measure=options.measure)
     with packing_progress() as progress:
         memory_plan = plan_memory(source, planning_options, progress=progress)
         seconds = perf_counter() - started
-        other_plan = advise_order(source, planning_options, memory_plan, progress)
+        order_advice = advise_order(source, planning_options, memory_plan, progress)
     decision = question.verdict_on(memory_plan)
-    if out is not None:
-        save(memory_plan, out)
+    if options.out is not None:
+        save(memory_plan, options.out)
     with advice_progress() as trying:
-        advice = advise_on(model, source, planning_options, memory_plan, trying=trying) if advise else None
-    picture = replace(picture_of_plan(memory_plan), advice=advice, budget=question.budget)
-    write_pictures(picture, html, png)
-    if as_json_:
-        extra_fields = {
-            **warnings_json(source),
-            "other_order": other_plan.to_json,
-            **(advice.content if advice else {}),
-        }
-        print_json({**plan_json(memory_plan, seconds, decision), **extra_fields})
-    else:
-        _print_plan(
-            memory_plan,
-            other_plan,
-            source,
-            picture,
-            decision,
-            rewriter=optimize_levels(model)[-1:] if optimize == AS_IS else (),
+        advice = (
+            advise_on(options.model, source, planning_options, memory_plan, trying=trying) if options.advise else None
         )
+    picture = replace(picture_of_plan(memory_plan), advice=advice, budget=question.budget)
+    write_pictures(picture, options.html, options.png)
+    report = PlanReport(source, memory_plan, order_advice, picture, decision)
+    if options.in_json:
+        print_json(report.to_json(seconds))
+    else:
+        _print_report(report, rewriter=optimize_levels(options.model)[-1:] if options.optimize == AS_IS else ())
     exit_with_verdict(decision)
 
 
-def _print_plan(
-    memory_plan: MemoryPlan,
-    order_advice: OrderAdvice,
-    source: Source,
-    picture: Picture,
-    decision: Verdict | None,
-    *,
-    rewriter: tuple[str, ...],
-) -> None:
+def _plan_ranks(options: PlanOptions, ranks: int) -> None:
+    """Plan all ranks of a parallel training, and exit with the status of the largest."""
+    show_ranks = command("plan --ranks")
+    planning_options = Options(options.strategy, options.align or ALIGNMENT)
+    show_ranks(options.model, ranks, planning_options, options.device, options.budget, options.in_json, options.files)
+
+
+def _read_model(options: PlanOptions) -> tuple[Source, Options]:
+    """Return the model to plan, with the front in patches if requested, and the planning options."""
+    assume, dims = parse_assumed_shapes(options.assume), parse_dims(options.dim)
+    dims, max_trips = parse_extents(options.model, options.shape, dims), parse_max_trips(options.max_trips)
+    alignment = choose_alignment(options.model, options.align)
+    planning_options = Options(
+        options.strategy, alignment, options.io.value, options.weights.value, options.streams, options.timeout
+    )
+    planning_options = replace(
+        planning_options,
+        regions=parse_regions(options.region or ()),
+        forbid_copies=options.forbid_copies,
+        order=options.order.value,
+    )
+    request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
+    return apply_patches_option(model_to_run(request), planning_options, options.patches), planning_options
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A planned model, with the advice on orders, the picture with any other advice, and the verdict on the budget."""
+
+    source: Source
+    plan: MemoryPlan
+    order_advice: OrderAdvice
+    picture: Picture
+    decision: Verdict | None
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """Return the report as a JSON object; `seconds` is the time of planning."""
+        advice = self.picture.advice.content if self.picture.advice else {}
+        content = {**plan_json(self.plan, seconds, self.decision), **warnings_json(self.source)}
+        return {**content, "other_order": self.order_advice.to_json, **advice}
+
+
+def _print_report(report: PlanReport, *, rewriter: tuple[str, ...]) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
-    print_plan(memory_plan, picture, decision=decision)
-    _print_remarks(memory_plan, order_advice, source, rewriter=rewriter)
-    can_recompute = not memory_plan.recipe.again and any(is_pure(node) for node in source.graph.walk())
-    if decision is not None and decision.fits is False and can_recompute:
+    print_plan(report.plan, report.picture, decision=report.decision)
+    _print_remarks(report, rewriter)
+    if report.decision is not None and report.decision.fits is False and can_rematerialize(report.source):
         answer_console().print(
             Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
         )
-    if picture.advice is not None:
-        answer_console().print(Text(), advice_table(picture.advice))
+    if report.picture.advice is not None:
+        answer_console().print(Text(), advice_table(report.picture.advice))
 
 
-def _print_remarks(
-    memory_plan: MemoryPlan, order_advice: OrderAdvice, source: Source, rewriter: tuple[str, ...]
-) -> None:
+def _print_remarks(report: PlanReport, rewriter: tuple[str, ...]) -> None:
     """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
+    source, order_advice, arena_bytes = report.source, report.order_advice, report.plan.arena_bytes
     answer_console().print()
     if source.remark:
         answer_console().print(Text(source.remark, "yellow"))
     print_warnings(source)
-    if order_advice.arena_bytes is not None and order_advice.arena_bytes < memory_plan.arena_bytes:
-        saved = f"{human(order_advice.arena_bytes)}, {human(memory_plan.arena_bytes - order_advice.arena_bytes)} less"
+    if order_advice.arena_bytes is not None and order_advice.arena_bytes < arena_bytes:
+        saved = f"{human(order_advice.arena_bytes)}, {human(arena_bytes - order_advice.arena_bytes)} less"
         answer_console().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answer_console().print(Text(order_advice.words, "dim"))

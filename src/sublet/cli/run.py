@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,11 +16,12 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.binding import model_to_run
-from sublet.api.compiling import compile
+from sublet.api.compile_request import CompileRequest
+from sublet.api.compiling import compile_request
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import human, printable
 from sublet.base.optional_imports import version_of
-from sublet.cli import options
+from sublet.cli import options as shared
 from sublet.cli.array_io import input_paths, missing_inputs_message, random_arrays, read_inputs, write_arrays
 from sublet.cli.budget_options import apply_patches_option
 from sublet.cli.console import (
@@ -30,9 +31,9 @@ from sublet.cli.console import (
     print_json,
     print_warnings,
     refuse_overwriting,
-    reports_errors,
     warnings_json,
 )
+from sublet.cli.option_records import command_from
 from sublet.cli.options import BudgetQuestion, parse_assumed_shapes, parse_dims, parse_max_trips
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
@@ -218,108 +219,124 @@ PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": 
 
 WITHOUT_REUSE = Options(strategy="no_reuse", share=False)
 
-BackendName = Annotated[
-    str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(backend_factories())}.")
-]
-Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine and use the fastest.")]
-Feed = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="NAME=FILE",
-        help="An input from .npy or .npz, or a number; FILE.npz alone gives several inputs.",
-    ),
-]
-Planned = Annotated[
-    Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")
-]
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The argument and the options of `sublet run`."""
+
+    model: shared.Model
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")
+    ] = None
+    dim: shared.Dim = None
+    max_trips: shared.MaxTrips = None
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=FILE",
+            help="An input from .npy or .npz, or a number; FILE.npz alone gives several inputs.",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--random", min=0, metavar="SEED", help="Fill missing inputs and weights with random numbers."),
+    ] = None
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Compare with a run without reuse, also in a poisoned arena; exit 1 if different."
+        ),
+    ] = False
+    poison: Annotated[
+        bool, typer.Option("--poison", help="Run again with all dead bytes poisoned; exit 1 if the outputs differ.")
+    ] = False
+    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Give every tensor separate bytes.")] = False
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(backend_factories())}.")
+    ] = AUTO
+    optimize: shared.Optimizer = AUTO
+    order: Annotated[shared.Order | None, typer.Option("--order")] = None
+    patches: shared.Patches = None
+    autotune: Annotated[
+        bool, typer.Option("--autotune", help="Time the backends on this machine and use the fastest.")
+    ] = False
+    streams: Annotated[int | None, typer.Option(min=1, help="Number of concurrent streams.")] = None
+    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Number of timed runs.")] = 1
+    budget: shared.Budget = None
+    max_dim: shared.MaxDim = None
+    assume: shared.Assume = None
+    save_plan: Annotated[
+        Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the executed plan as JSON.")
+    ] = None
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")
+    ] = None
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None
+    in_json: shared.Json = False
+
+    @property
+    def planning_options(self) -> Options:
+        """The options of planning, before `--no-reuse`."""
+        return Options(streams=self.streams or 1, order=(self.order or shared.Order.given).value)
 
 
-Chance = Annotated[
-    int | None,
-    typer.Option("--random", min=0, metavar="SEED", help="Fill missing inputs and weights with random numbers."),
-]
-Poison = Annotated[
-    bool, typer.Option("--poison", help="Run again with all dead bytes poisoned; exit 1 if the outputs differ.")
-]
-NoReuse = Annotated[bool, typer.Option("--no-reuse", help="Give every tensor separate bytes.")]
-Compared = Annotated[
-    bool,
-    typer.Option("--compare", help="Compare with a run without reuse, also in a poisoned arena; exit 1 if different."),
-]
-SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the executed plan as JSON.")]
-Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")]
-
-
-@reports_errors
-def run(
-    model: options.Model,
-    plan: Planned = None,
-    dim: options.Dim = None,
-    max_trips: options.MaxTrips = None,
-    input_: Feed = None,
-    random: Chance = None,
-    compare_: Compared = False,
-    poison: Poison = False,
-    no_reuse: NoReuse = False,
-    backend: BackendName = AUTO,
-    optimize: options.Optimizer = AUTO,
-    order: options.Orders | None = None,
-    patches: options.Patches = None,
-    autotune: Autotune = False,
-    streams: Annotated[int | None, typer.Option(min=1, help="Number of concurrent streams.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Number of timed runs.")] = 1,
-    budget: options.Budget = None,
-    max_dim: options.MaxDim = None,
-    assume: options.Assume = None,
-    save_plan: SavePlan = None,
-    profile: Trace = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
-    as_json_: options.Json = False,
-) -> None:
+@command_from(RunOptions)
+def run(options: RunOptions) -> None:
     """Plan a model, run the model in exactly the planned arena, and report memory and time.
 
     Exit status: 0 success; 1 runs differ (--compare, --poison) or the budget is exceeded; 2 bad input; 3 the budget
     verdict is unknown.
     """
-    feeds, question, shapes = input_ or [], BudgetQuestion(budget, max_dim), parse_assumed_shapes(assume)
-    refuse_overwriting([model, *([plan] if plan else []), *input_paths(feeds)], out, save_plan, profile)
-    conflicting = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
-    saved_plan = _load_plan(plan, {**conflicting, "assume": assume, "patches": patches})
-    dims, trips = (
-        (parse_dims(dim), parse_max_trips(max_trips))
-        if saved_plan is None
-        else (dict(saved_plan.dims), dict(saved_plan.max_trips))
+    question, assume = BudgetQuestion(options.budget, options.max_dim), parse_assumed_shapes(options.assume)
+    sources = [options.model, *([options.plan] if options.plan else []), *input_paths(options.inputs or [])]
+    refuse_overwriting(sources, options.out, options.save_plan, options.profile)
+    saved_plan = _load_plan(options)
+    source = _read_model(options, assume, saved_plan)
+    inputs, weights = _inputs_and_weights(source, options)
+    request = CompileRequest(
+        source, backend=options.backend, optimize=options.optimize, autotune=options.autotune, weights=weights
     )
-    compile_options: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = model_to_run(
-        model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=saved_plan
-    )
-    source = apply_patches_option(source, _planning_options(streams, order), patches)
-    inputs, weights = _inputs_and_weights(source, model, feeds, random)
-
-    def compile_source(options: Options, plan: MemoryPlan | None = None) -> Executable:
-        with packing_progress() as progress:
-            return compile(source, **compile_options, options=options, plan=plan, weights=weights, progress=progress)
-
-    executable = compile_source(WITHOUT_REUSE if no_reuse else _planning_options(streams, order), saved_plan)
-    if save_plan is not None:
-        save(executable.plan, save_plan)
+    planning_options = WITHOUT_REUSE if options.no_reuse else options.planning_options
+    executable = _compile(replace(request, options=planning_options, plan=saved_plan))
+    if options.save_plan is not None:
+        save(executable.plan, options.save_plan)
     outputs = executable.measured(inputs)
+    seconds = _time_runs(executable, inputs, options.repeat)
+    unplanned = _compile(replace(request, options=WITHOUT_REUSE)) if options.compare else None
     report = RunReport(
         executable,
-        seconds=_time_runs(executable, inputs, repeat),
+        seconds=seconds,
         versions=_package_versions(executable),
-        verdicts=_compare_runs(executable, compile_source(WITHOUT_REUSE) if compare_ else None, inputs, poison),
-        slowest=() if profile is None else _profile_run(executable, inputs, profile),
+        verdicts=_compare_runs(executable, unplanned, inputs, options.poison),
+        slowest=() if options.profile is None else _profile_run(executable, inputs, options.profile),
         decision=question.verdict_on(executable.plan),
     )
-    if out is not None:
-        write_arrays(outputs, out)
-    _print_run(report, source, in_json=as_json_)
+    if options.out is not None:
+        write_arrays(outputs, options.out)
+    _print_run(report, source, in_json=options.in_json)
     if not report.is_equal:
         raise typer.Exit(1)
     exit_with_verdict(report.decision)
+
+
+def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan | None) -> Source:
+    """Return the model to run, with dimensions and trip counts of a saved plan, or with the front in patches."""
+    request = CompileRequest(
+        options.model,
+        dims=parse_dims(options.dim) if plan is None else dict(plan.dims),
+        max_trips=parse_max_trips(options.max_trips) if plan is None else dict(plan.max_trips),
+        backend=options.backend,
+        optimize=options.optimize,
+        assume=assume,
+        plan=plan,
+    )
+    return apply_patches_option(model_to_run(request), options.planning_options, options.patches)
+
+
+def _compile(request: CompileRequest) -> Executable:
+    with packing_progress() as progress:
+        return compile_request(replace(request, progress=progress))
 
 
 def _print_run(report: RunReport, source: Source, *, in_json: bool) -> None:
@@ -330,37 +347,34 @@ def _print_run(report: RunReport, source: Source, *, in_json: bool) -> None:
         print_warnings(source)
 
 
-def _planning_options(streams: int | None, order: options.Order | None) -> Options:
-    return Options(streams=streams or 1, order=(order or options.Order.given).value)
-
-
-def _load_plan(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
+def _load_plan(options: RunOptions) -> MemoryPlan | None:
     """Return the plan in the file; None without a file. Raises PlanError for an option already decided by the plan."""
-    if path is None:
+    if options.plan is None:
         return None
-    for option, given in decided.items():
-        if given:
-            raise PlanError(f"--{option} cannot be combined with --plan: {path} fixes it. Drop one of the options")
-    return load(path)
+    for name in ("dim", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise PlanError(
+                f"--{option} cannot be combined with --plan: {options.plan} fixes it. Drop one of the options"
+            )
+    return load(options.plan)
 
 
-def _inputs_and_weights(
-    source: Source, model: Path, feeds: list[str], seed: int | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _inputs_and_weights(source: Source, options: RunOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of all inputs, and of the weights stored without content in the model, by name.
 
-    Missing contents are drawn at random with `seed`. Raises RunError for missing contents if `seed` is None.
+    Missing contents are drawn at random with the seed. Raises RunError for missing contents without a seed.
     """
     graph = source.graph
     inputs = dict(zip(source.inputs or [value.name for value in graph.inputs], graph.inputs, strict=True))
     without_content = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
     weights = {value.name: value for value in without_content}
     wanted: dict[str, Value] = {**inputs, **weights}
-    provided = read_inputs(feeds, wanted)
+    provided = read_inputs(options.inputs or [], wanted)
     missing = {name: value for name, value in wanted.items() if name not in provided}
-    if missing and seed is None:
-        raise RunError(f"{model}: {missing_inputs_message(missing, len(wanted))}")
-    contents = provided | random_arrays(missing, seed or 0)
+    if missing and options.seed is None:
+        raise RunError(f"{options.model}: {missing_inputs_message(missing, len(wanted))}")
+    contents = provided | random_arrays(missing, options.seed or 0)
     return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +15,9 @@ from rich.text import Text
 from sublet.base.errors import PlanError, PlanViolation
 from sublet.base.files import write
 from sublet.base.formatting import abbreviated_list, printable
-from sublet.cli import options
-from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json, refuse_overwriting, reports_errors
+from sublet.cli import options as shared
+from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json, refuse_overwriting
+from sublet.cli.option_records import command_from
 from sublet.cli.options import parse_dims, parse_extents, parse_max_trips
 from sublet.integrations.paddle.format.decoding import decode_program
 from sublet.integrations.paddle.format.encoding import encode_program
@@ -141,9 +142,8 @@ def checker_verdict(report: TranspileReport) -> Text:
         else ""
     )
     scope = "" if report.arena is None else ", before variables are placed"
-    return Text(
-        f"proven{scope}: persistable and kept variables have the same results, for {branch_words}{trip_words}", "green"
-    )
+    paths = f"{report.proven_for}, for {branch_words}{trip_words}"
+    return Text(printable(f"proven{scope}: persistable and kept variables have the same results{paths}"), "green")
 
 
 def policy_table(reports: Sequence[TranspileReport]) -> RenderableType:
@@ -237,54 +237,55 @@ class Policy(StrEnum):
     sublet = "sublet"
 
 
-Keep = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A variable to fetch after a run; losses are kept anyway. Repeat for more."),
-]
+@dataclass(frozen=True)
+class TranspileOptions:
+    """The argument and the options of `sublet transpile`."""
 
-
-@reports_errors
-def transpile_(
     program: Annotated[
         Path, typer.Argument(help="A ProgramDesc of Paddle, for training or inference.", show_default=False)
-    ],
-    out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None,
-    policy: Annotated[Policy, typer.Option(help="The rewriting policy: Sublet's own, or a baseline.")] = Policy.sublet,
-    in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one arena, at planned offsets.")] = False,
-    lasting: Annotated[bool, typer.Option("--lasting", help="With --arena: keep the arena from run to run.")] = False,
-    keep: Keep = None,
-    dim: options.Dim = None,
-    shape: options.Shape = None,
-    max_trips: options.MaxTrips = None,
-    report: Annotated[bool, typer.Option("--report", help="Show all policies side by side.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Print uses, definitions and live sets, and exit.")] = False,
-    as_json_: options.Json = False,
-) -> None:
+    ]
+    out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None
+    policy: Annotated[Policy, typer.Option(help="The rewriting policy: Sublet's own, or a baseline.")] = Policy.sublet
+    in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one arena, at planned offsets.")] = False
+    lasting: Annotated[bool, typer.Option("--lasting", help="With --arena: keep the arena from run to run.")] = False
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable to fetch after a run; losses are kept anyway. Repeat for more."),
+    ] = None
+    dim: shared.Dim = None
+    shape: shared.Shape = None
+    max_trips: shared.MaxTrips = None
+    report: Annotated[bool, typer.Option("--report", help="Show all policies side by side.")] = False
+    live: Annotated[bool, typer.Option("--live", help="Print uses, definitions and live sets, and exit.")] = False
+    in_json: shared.Json = False
+
+
+@command_from(TranspileOptions)
+def transpile_(options: TranspileOptions) -> None:
     """Rewrite a Paddle program to need less memory in the ordinary executor; prove the results unchanged.
 
     Exit status: 0 proven, or not judged (the report says why); 1 the program of a baseline policy computes other
     results; 2 bad input; 3 the arena form is not proven.
     """
-    if live and (out is not None or report or as_json_):
+    if options.live and (options.out is not None or options.report or options.in_json):
         raise PlanError("--live prints the live sets of the program and rewrites nothing: drop the other options")
-    refuse_overwriting(program, out)
-    read = decode_program(program.read_bytes(), str(program))
-    if live:
-        for line in live_lines(read, [ScopedVariable(0, name) for name in names_to_keep(read, keep or ())]):
+    refuse_overwriting(options.program, options.out)
+    read, keep = decode_program(options.program.read_bytes(), str(options.program)), tuple(options.keep or ())
+    if options.live:
+        for line in live_lines(read, [ScopedVariable(0, name) for name in names_to_keep(read, keep)]):
             answer_console().print(printable(line), markup=False)
         return
-    dims = parse_extents(program, shape, parse_dims(dim))
-    request = TranspileRequest(
-        policy.value, dims, parse_max_trips(max_trips), tuple(keep or ()), arena=in_arena, lasting=lasting
-    )
+    dims = parse_extents(options.program, options.shape, parse_dims(options.dim))
+    trips = parse_max_trips(options.max_trips)
+    request = TranspileRequest(options.policy.value, dims, trips, keep, arena=options.in_arena, lasting=options.lasting)
     transpiled = transpile(read, request)
-    if out is not None:
-        write(out, encode_program(transpiled.program))
-    policy_reports = reports_of_policies(read, request, transpiled) if report else ()
-    if as_json_:
-        print_json({"program": str(program), **transpile_json(transpiled.report, policy_reports)})
+    if options.out is not None:
+        write(options.out, encode_program(transpiled.program))
+    policy_reports = reports_of_policies(read, request, transpiled) if options.report else ()
+    if options.in_json:
+        print_json({"program": str(options.program), **transpile_json(transpiled.report, policy_reports)})
     else:
-        print_transpile_report(out, transpiled.report, policy_reports)
+        print_transpile_report(options.out, transpiled.report, policy_reports)
     if transpiled.report.findings:
         raise typer.Exit(DOES_NOT_FIT)
     if transpiled.report.arena is not None and not transpiled.report.arena.is_proven:
