@@ -6,12 +6,14 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sublet import Graph, compile, nn, read_model
 from sublet.base.errors import TextError
 from sublet.base.tensor import DType, Unplannable
 from sublet.checker import check
-from sublet.ir.text import parse, to_text
+from sublet.ir.text import parse, parse_model, to_text
 from sublet.ir.text.parser import MAX_DEPTH
 from sublet.plan.file import load, save
 from sublet.plan.schedule import serial_schedule
@@ -180,3 +182,26 @@ def test_a_type_outside_the_plan_is_read_as_what_it_says(text: str, dtype: DType
 def test_extents_that_nobody_reckons_with_are_not_known() -> None:
     assert Unplannable("why", "f32", (None, 10**18)).dtype_and_dims is None
     assert Unplannable("why", "f32", (None, 10**18 - 1)).dtype_and_dims is not None
+
+
+def test_output_names_are_kept(tmp_path: Path) -> None:
+    """Written graphs and models have output names; graphs and old texts have none."""
+    g = Graph("net")
+    x = g.input("x", (2, 3))
+    g.output("odd name", nn.relu(x))
+    g.output("x2", x * 2)
+    text = to_text(g)
+    path = tmp_path / "net.sublet"
+    path.write_text(text, encoding="utf-8")
+    model = read_model(path)
+    assert model.outputs == ("odd name", "x2")
+    assert to_text(model) == text
+    assert 'return %relu as "odd name", %mul as "x2"' in text
+    assert parse(text) == model.graph == parse(to_text(model.graph))
+    assert parse_model(to_text(model.graph)).outputs == ()
+    assert [*compile(path)(x=np.ones((2, 3), np.float32))] == ["odd name", "x2"]
+    for wrong in ('return %relu as "mul", %mul', 'return %relu as "a", %mul as "a"', 'return %relu, %mul as "relu"'):
+        with pytest.raises(TextError, match="is the name of another output"):
+            parse(text.replace('return %relu as "odd name", %mul as "x2"', wrong))
+    with pytest.raises(TextError, match="the name of the output as a string"):
+        parse(text.replace('"odd name"', "odd"))

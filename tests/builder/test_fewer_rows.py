@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sublet
+from benchmarks.models.builder import Builder
 from sublet import Graph, Options, nn
 from sublet.base.errors import SpecError
 from sublet.nn.modules import (
@@ -51,6 +52,31 @@ def test_fewer_rows_are_those_of_a_graph_for_so_many(net: Any, shape: tuple[int,
     name = next(iter(large.weights))
     assert np.shares_memory(few.weights.lend_weight(name), large.weights.lend_weight(name))
     assert np.shares_memory(few.bytes_of(few.graph.nodes[0].defs[0]), large.bytes_of(large.graph.nodes[0].defs[0]))
+
+
+def test_a_model_of_onnx_computes_fewer_rows_too() -> None:
+    b = Builder("rows")
+    y = b.op("Relu", b.conv_norm(b.input("x", (4, 3, 9, 9)), 6, 3, 2))
+    y = b.op("Add", b.pool("MaxPool", y, 2, 1), b.random_weight(6, 1, 1))
+    proto = b.model(y=b.op("GlobalAveragePool", y))
+    large, x = sublet.compile(proto, optimize="none"), np.random.default_rng(0).normal(size=(4, 3, 9, 9)).astype("f4")
+    few = sublet.fewer_rows(large, 3)
+    assert sublet.check(few.graph, few.plan.schedule, few.plan) == ()
+    np.testing.assert_allclose(few(x=x[:3])["y"], large(x=x)["y"][:3], rtol=1e-5, atol=1e-6)
+    across = Builder("across")
+    last = across.op("Softmax", across.input("x", (4, 6)), axis=0)
+    with pytest.raises(SpecError, match=r"onnx\.Softmax is not known to compute row by row"):
+        sublet.fewer_rows(sublet.compile(across.model(y=last)), 2)
+
+
+def test_a_gradient_summed_over_rows_is_refused() -> None:
+    """Fewer rows of a sum over all rows are no rows of the sum."""
+    g = Graph()
+    x, dy, scale = g.input("x", (4, 4)), g.input("dy", (4, 4)), g.parameter("scale", (4,), initial=1.0)
+    _, mean, rstd = nn.layer_norm(x, scale, scale)
+    g.output("dscale", nn.layer_norm_gradient(dy, x, scale, mean, rstd)[1])
+    with pytest.raises(SpecError, match="not known to compute row by row"):
+        sublet.fewer_rows(sublet.compile(g), 2)
 
 
 def test_what_sees_more_than_a_row_is_refused_by_name() -> None:

@@ -414,7 +414,7 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda g, x: float(x), "has no content before a run"),
     (lambda g, x: np.asarray(x), "has no content before a run"),
     (lambda g, x: x[x > 0], "is not an index: expected i32 or i64"),
-    (lambda g, x: x[[0, 1]], "use nn.index_select"),
+    (lambda g, x: x["0"], "use nn.index_select"),
     (lambda g, x: x[0, 0, 0], "takes up to 2 integers or slices"),
     (lambda g, x: x.sum("a"), "must be integers"),
     (lambda g, x: layers.dense(x.sum(), 3), r"must have the axes \[..., I\]"),

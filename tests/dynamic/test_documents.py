@@ -17,12 +17,18 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_the_document_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {}
     for snippet in PYTHON.findall((ROOT / "docs/dynamic.md").read_text(encoding="utf-8")):
         exec(compile(snippet, "docs/dynamic.md", "exec"), known)
     assert known["step"].recorded_calls <= 2
-    assert "calls replayed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "calls replayed" in out
+    assert "nn.sgd(" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step.json", "step.sublet"]
 
 
 def test_the_example_learns_to_read_digits_as_the_static_graph_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,7 +295,7 @@ def test_what_is_still_there_is_not_computed_again() -> None:
     counted = Counted()
     d = sublet.DynamicGraph(counted)
     x, w, key = d.tensor(X), d.parameter("w", initial=X), d.tensor(7)
-    once = nn.tanh(x), nn.tanh(x), x * 2, x * 2, nn.split(x, sizes=(1, 2), axis=0), nn.split(x, sizes=(1, 2), axis=0)
+    once = nn.tanh(x), nn.tanh(x), x * 2, x * 2, nn.split(x, sizes=(1, 3), axis=1), nn.split(x, sizes=(1, 3), axis=1)
     assert counted.since() == {"nn.tanh": 1, "nn.mul": 1, "nn.split": 1}
     assert once[0] is once[1]
     with d.no_grad():
@@ -309,6 +309,89 @@ def test_what_is_still_there_is_not_computed_again() -> None:
     del dropped, several
     d.update(w, w * 3)
     np.testing.assert_allclose(nn.tanh(w).numpy(), np.tanh(3 * X), rtol=1e-6)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda x: x[100:200],
+    "one row": lambda x: x[7],
+    "rows of rows": lambda x: x[100:200][3:5],
+    "reshape": lambda x: x.reshape(-1),
+    "new axis": lambda x: x[:, None],
+    "split": lambda x: nn.split(x, sizes=(300, 724), axis=0)[1],
+    "transposed": lambda x: x[:, None].transpose(1, 0, 2),
+    "detached": lambda x: x.detach()[1:],
+    "squeezed": lambda x: nn.squeeze(nn.unsqueeze(x, 0)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_slices_and_reshapes_are_views(name: str) -> None:
+    d = sublet.DynamicGraph()
+    content = np.random.default_rng(0).normal(size=(1024, 16)).astype(np.float32)
+    x = d.tensor(content)
+    before = d.used_bytes
+    y = VIEWS[name](x)
+    assert d.used_bytes == before
+    assert np.shares_memory(x._storage.array, y._storage.array)
+    expected = y.numpy()
+    del x
+    assert d.used_bytes == before, "the view keeps the memory"
+    others = [d.tensor(np.full((1024, 16), i, np.float32)) for i in range(3)]
+    np.testing.assert_array_equal(y.numpy(), expected)
+    del y, others
+    assert d.used_bytes == 0
+
+
+def test_a_view_keeps_bytes_but_no_value_of_a_call() -> None:
+    """At a suspension point a plan saves what the call holds: the view, not the tensor behind the view."""
+    d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(x: Any) -> Any:
+        row = (x * 2)[3]
+        assert float(row.sum()) > 0
+        return row + 1
+
+    for _ in range(3):
+        found = step(np.ones((512, 64), np.float32))
+    assert step.replayed == 2
+    np.testing.assert_array_equal(found.numpy(), np.full(64, 3, np.float32))
+    (cut,) = (node for node in step.graph.nodes if node.op == "cut.here")
+    assert sum(value.nbytes for value in cut.uses) < 1024
+
+
+def test_gradients_of_concatenations_and_reshapes_are_views() -> None:
+    d = sublet.DynamicGraph()
+    a, b = d.tensor(np.ones((512, 16))), d.tensor(np.ones((512, 16)))
+    y = nn.concat([a, b], axis=0).reshape(-1)
+    seed = d.tensor(np.arange(16384.0))
+    before = d.used_bytes
+    with d.no_grad():
+        by_a, by_b = sublet.gradients(y, [a, b], seed)
+    assert d.used_bytes == before
+    assert np.shares_memory(by_a._storage.array, seed._storage.array)
+    np.testing.assert_array_equal(by_b.numpy(), np.arange(8192.0, 16384).reshape(512, 16))
+
+
+def test_views_of_a_parameter_keep_its_content() -> None:
+    """A plan writes to the fixed memory of a parameter: no view may show the new content."""
+    d = sublet.DynamicGraph()
+    w = d.parameter("w", (4, 4), initial=1.0)
+    views = [w.reshape(16), w[1:], w.detach()[2]]
+
+    @d.jit
+    def step() -> Any:
+        loss = nn.square(w).sum()
+        d.minimize(loss, sublet.SGD(0.25))
+        return loss, w.reshape(16)
+
+    for i in range(6):
+        contents = [view.numpy() for view in views]
+        views += [w.reshape(16), w[1:], w.detach()[2], step()[1], w.reshape(2, 8)[0]]
+        for view, content in zip(views, contents, strict=False):
+            np.testing.assert_array_equal(view.numpy(), content, err_msg=str(i))
+    assert step.replayed == 5
+    assert float(w[0, 0]) == 0.5**6
 
 
 def test_results_that_are_gone_are_not_kept_in_mind() -> None:

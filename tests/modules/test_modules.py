@@ -241,3 +241,24 @@ def test_mistakes_are_told_by_their_line(use: Callable[[Any], Any], message: str
     with pytest.raises(SpecError, match=message) as caught:
         use(g.input("x", (6, 4)))
     assert str(caught.value).startswith(__file__)
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (40, 30, 5, 5)])
+@pytest.mark.parametrize("name", ["kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal"])
+def test_initial_distributions_are_pytorchs(name: str, shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    theirs, relu = torch.empty(shape), {"nonlinearity": "relu"} if name.startswith("kaiming") else {}
+    getattr(torch.nn.init, f"{name}_")(theirs, **relu)
+    ours = getattr(modules, name)()(np.random.default_rng(0), shape)
+    assert ours.std() == pytest.approx(float(theirs.std()), rel=0.02)
+    if name.endswith("uniform"):
+        assert np.abs(ours).max() == pytest.approx(float(theirs.abs().max()), rel=0.01)
+    doubled = getattr(modules, name)(gain=2.0)(np.random.default_rng(0), shape)
+    single = getattr(modules, name)(gain=1.0)(np.random.default_rng(0), shape)
+    np.testing.assert_allclose(doubled, 2 * single)
+    g = sublet.Graph()
+    modules.Conv(4, 3, initial=getattr(modules, name)())(g.input("x", (1, 2, 5, 5)))
+    sublet.layers.dense(g.input("y", (1, 2)), 3, initial=getattr(sublet.layers, name)())
+    sublet.compile(g)
+    with pytest.raises(SpecError, match="has no fan in"):
+        getattr(modules, name)()(np.random.default_rng(0), (3,))

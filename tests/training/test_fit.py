@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,8 +214,82 @@ def test_a_summary_adds_up() -> None:
     assert f"{found.weights:,}" in table
 
 
+def test_summaries_of_networks_without_an_executable() -> None:
+    """The layers of a module, a written graph, a jit function and a dynamic graph are those of an executable."""
+    g = sublet.Graph("net", training=False)
+    g.output("y", NET(g.input("x", (8, 1, 6, 6))))
+    expected = sublet.summary(sublet.compile(g, simplify=False)).layers
+    assert sublet.summary(NET, (8, 1, 6, 6)).layers[1:] == sublet.summary(g).layers[1:]
+    assert {one.name: one.weights for one in sublet.summary(g).layers} == {one.name: one.weights for one in expected}
+    d = sublet.DynamicGraph()
+    net = d.jit(lambda x: NET(x).sum())
+    for _ in range(2):
+        net(BATCHES[0]["x"])
+    planned, weights = sublet.summary(net), sublet.summary(d)
+    assert planned.arena_bytes == net.arena_bytes
+    assert weights.arena_bytes is None
+    assert weights.weights == planned.weights == sublet.summary(g).weights
+    assert "arena" in str(planned)
+    assert "arena" not in str(weights)
+    with pytest.raises(sublet.SubletError, match="is no network"):
+        sublet.summary(3)
+
+
+def test_fit_stops_early_and_saves_the_best_epoch(tmp_path: Path) -> None:
+    losses = iter([3.0, 2.0, float("nan"), 2.5, 2.0, 1.0])
+    step, path = training(), tmp_path / "best.safetensors"
+    history = sublet.fit(
+        step,
+        BATCHES,
+        epochs=9,
+        monitor="score",
+        patience=3,
+        checkpoint=path,
+        validate=lambda: {"score": next(losses), "steps": float(step.state("step/net/0/weight.step"))},
+    )
+    assert (history.stopped, history.best_epoch, len(history.epochs)) == (True, 1, 5)
+    again = training()
+    sublet.load_weights(path, again)
+    assert int(again.state("step/net/0/weight.step")) == 2 * len(BATCHES)
+    assert [one.name for one in tmp_path.iterdir()] == ["best.safetensors"]
+    scores = iter([1.0, 2.0, 2.0])
+    history = sublet.fit(
+        training(),
+        BATCHES[:1],
+        epochs=9,
+        monitor="score",
+        maximize=True,
+        patience=1,
+        validate=lambda: {"score": next(scores)},
+    )
+    assert (history.stopped, history.best_epoch) == (True, 1)
+
+
+def test_checkpoints_of_a_jit_function_are_written_after_each_epoch(tmp_path: Path) -> None:
+    d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(x: Any, labels: Any) -> Any:
+        loss = nn.cross_entropy(NET(x), labels)
+        d.minimize(loss, sublet.SGD(0.1))
+        return loss
+
+    path = tmp_path / "net.safetensors"
+    history = sublet.fit(step, BATCHES, epochs=3, patience=2, checkpoint=path)
+    assert history.best_epoch == 2
+    assert not history.stopped
+    for name, array in sublet.open_weights(path).items():
+        np.testing.assert_array_equal(array, d.weights[name].numpy())
+
+
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sublet.fit(training(), iter(BATCHES), epochs=2), RunError, "only once: pass a list, or a function"),
+    (lambda: sublet.fit(training(), BATCHES[:1], monitor="score"), RunError, "'score' is not among .*: loss"),
+    (
+        lambda: sublet.fit(lambda x, labels: 0.0, BATCHES, checkpoint="x.safetensors"),
+        RunError,
+        "has no weights to save",
+    ),
     (lambda: sublet.evaluate(training(), []), RunError, "no batches to evaluate"),
     (lambda: schedules.piecewise([1, 2], [3, 4]), SpecError, r"2 rates need 1 ascending boundaries, got \[3, 4\]"),
     (lambda: schedules.piecewise([1, 2, 3], [4, 3]), SpecError, "ascending boundaries"),

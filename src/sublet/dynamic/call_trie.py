@@ -128,6 +128,7 @@ class CallStep:
     delicate   True if attributes must be compared as text
     fresh      True if some operand comes from outside
     opens      True if some operand is a tensor from outside
+    scope      the scopes and modules around the step, for the names of its values
     """
 
     what: str
@@ -145,6 +146,7 @@ class CallStep:
     delicate: bool = False
     fresh: bool = False
     opens: bool = False
+    scope: str = ""
 
     @property
     def external_operands(self) -> Iterator[ExternalTensor | NumberOperand]:

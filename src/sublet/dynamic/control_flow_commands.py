@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from sublet.api.binding import model_with_kernels
+from sublet.api.compile_request import CompileRequest
 from sublet.base.errors import KernelError, SpecError, SubletError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import TensorSpec
 from sublet.dynamic.tensor_storage import BlockPool, KindRegistry, TensorKind, TensorStorage
 from sublet.ir.dataflow import map_subgraphs, rename_values_in_node, required_values
@@ -19,7 +21,7 @@ from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import to_text
 from sublet.nn.source_location import at_line
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.rules import FLOATS
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
@@ -149,9 +151,8 @@ class ControlFlowCommand:
         weights = tuple(emit.literals.added)
         graph = Graph("program", tuple(operands.values()), (node,), tuple(made.values()), weights)
         inputs, outputs = (tuple(value.name for value in values) for values in (operands, made))
-        ready = model_with_kernels(
-            finish_step(Model(graph, inputs=inputs, outputs=outputs)), backend=list(self._backends)
-        )
+        model = finish_step(Model(graph, inputs=inputs, outputs=outputs))
+        ready = model_with_kernels(CompileRequest(model, backend=list(self._backends)))
         return ready.to_executable(plan_memory(ready.model))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.control_flow_commands import PROGRAM_ATTR, WrittenControlFlow
 from sublet.dynamic.eager_executor import EagerExecutor, number_type
@@ -17,7 +18,7 @@ from sublet.ir.graph import Value
 from sublet.nn.graph import as_array
 from sublet.nn.level_stack import GraphLevel, LevelStack
 from sublet.nn.tensor import Tensor
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.rules import FLOATS

@@ -203,6 +203,7 @@ class DynamicGraph(ControlFlowWriter):
         a loop or branch.
         """
         self._require_outside_block("a parameter is updated")
+        source = self.constant(source) if isinstance(source, np.ndarray) else source
         into, value = require_own_tensors(self, (target, source))
         if not isinstance(into, Parameter):
             raise SpecError(at_line(f"{describe(into)} is not a parameter or state: only these can be updated"))
@@ -254,6 +255,7 @@ class DynamicGraph(ControlFlowWriter):
         """
         self._require_outside_block("gradients are computed")
         target, *others = require_own_tensors(self, (of, *wrt))
+        seed = self.constant(seed) if isinstance(seed, np.ndarray) else seed
         start = None if seed is None else require_own_tensors(self, (seed,))[0]
         if start is not None and start._kind is not target._kind:
             raise GradientError(at_line(f"the seed {describe(seed)} must have the shape and type of {describe(of)}"))

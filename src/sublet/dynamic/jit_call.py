@@ -432,6 +432,7 @@ class JitCall:
         """Append a recorded step, and number its results."""
         step.base = self.next
         step.line = self.unrolled.note(user_position())
+        step.scope = self.owner.prefix
         step.fresh = any(isinstance(entry, ExternalTensor | NumberOperand) for entry in step.operands)
         step.opens = any(isinstance(entry, ExternalTensor) for entry in step.operands)
         self.next += len(results)

@@ -7,18 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Protocol
 
+import numpy as np
+
+from sublet.base.errors import SpecError
 from sublet.base.interrupts import defer_interrupts
-from sublet.dynamic.call_trie import APPLY, END, OBSERVE, CallStep, TrieNode
+from sublet.dynamic.call_trie import APPLY, END, OBSERVE, CallStep, ExternalTensor, TrieNode
 from sublet.dynamic.control_flow_commands import PROGRAM_ATTR
 from sublet.dynamic.eager_executor import EagerExecutor
 from sublet.dynamic.gradient_record import Symbol
 from sublet.dynamic.jit_call import JitCall
-from sublet.dynamic.parameter_registry import ParameterRegistry
+from sublet.dynamic.parameter_registry import DynamicWeights, ParameterRegistry
 from sublet.dynamic.planned_call import PlannedCall, PlannedRun, SharedArena, copy_for_other_holders
 from sublet.dynamic.replay_fallback import compute_deferred
 from sublet.dynamic.tensor import TensorOwner
 from sublet.dynamic.tensor_storage import TensorStorage
-from sublet.nn.source_location import format_position, user_position
+from sublet.ir.graph import Graph
+from sublet.nn.graph import DTYPE_OF_NUMPY
+from sublet.nn.source_location import at_line, format_position, user_position
+from sublet.plan import MemoryPlan
 from sublet.runtime.kernel import Backend
 
 MAX_MISSES = 20
@@ -63,12 +69,42 @@ class PlanCache:
             old.remove_path()
             self._used.pop(old, None)
 
+    def latest_ends(self) -> list[TrieNode]:
+        """Return the ends of the calls in the trie, the latest first."""
+        return list(reversed(self._ends))
+
     def clear(self) -> None:
         """Drop all plans and the arena."""
         for end in self._used:
             end.plan = None
         self._used.clear()
         self.arena = SharedArena()
+
+
+class RecordedCall:
+    """A recorded call of a jit function: all later calls with equal steps are computed by one graph and one plan.
+
+    signature   the tensors passed from outside, in the order of their first use
+    """
+
+    def __init__(self, function: JitFunction, end: TrieNode) -> None:
+        self._function, self._end = function, end
+        steps = [moment.step for moment in end.path() if moment.step is not None]
+        outside = [one for step in steps for one in step.external_operands if isinstance(one, ExternalTensor)]
+        self.signature = tuple(one.kind.spec for one in outside if one.parameter is None)
+
+    def __repr__(self) -> str:
+        return f"<RecordedCall ({', '.join(map(str, self.signature))}) -> {len(self._end.path())} steps>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the plan computes: commands after simplification and fusion, in the planned order."""
+        return self._function.planned_call(self._end).model.graph
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The memory plan of the graph, checked; made at the first request if no call was replayed yet."""
+        return self._function.planned_call(self._end).plan
 
 
 class JitGraph(TensorOwner, Protocol):
@@ -109,6 +145,7 @@ class JitFunction:
     def _run_call(self, args: Sequence[Any], named: Mapping[str, Any], *, replay: bool) -> Any:
         """Run a call of the function; a call inside another call is part of the outer call."""
         graph = self._graph
+        args, named = [self._operand(one) for one in args], {key: self._operand(one) for key, one in named.items()}
         if graph.calling is not None:  # an inner call is part of the outer call
             return self._function(*args, **named)
         graph._eager.require_open()
@@ -124,6 +161,46 @@ class JitFunction:
         finally:
             graph.calling = None
         return result
+
+    def _operand(self, given: Any) -> Any:
+        """Return an array of numbers as a tensor, any other argument unchanged."""
+        is_numeric = isinstance(given, np.ndarray) and given.dtype in DTYPE_OF_NUMPY
+        return self._graph._eager.tensor_from_array(given) if is_numeric else given
+
+    @property
+    def calls(self) -> tuple[RecordedCall, ...]:
+        """The recorded calls, the latest first: one for each signature, and for each path of Python's branches."""
+        ends = {*self.root.call_ends()}
+        return tuple(RecordedCall(self, end) for end in self._plans.latest_ends() if end in ends)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the latest call, see `RecordedCall.graph`. Raises SpecError before the first call."""
+        return self._latest_call().graph
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The memory plan of the latest call, see `RecordedCall.plan`. Raises SpecError before the first call."""
+        return self._latest_call().plan
+
+    def _latest_call(self) -> RecordedCall:
+        """Return the latest recorded call. Raises SpecError before the first call."""
+        for call in self.calls:
+            return call
+        raise SpecError(at_line("the jit function has no recorded call yet: call it once"))
+
+    def planned_call(self, end: TrieNode) -> PlannedCall:
+        """Return the plan of the calls ending at a trie node. Raises SpecError inside a jit function or a loop."""
+        with self._graph.exclusive_access.held_inside(), defer_interrupts():
+            if self._graph.calling is not None:
+                raise SpecError(at_line("the graph of a jit function cannot be read inside a jit function or a loop"))
+            self._graph._eager.require_open()
+            return self._plans.plan_for(end, lambda: PlannedCall(end, self._graph.backends, self._plans.arena))
+
+    @property
+    def weights(self) -> DynamicWeights:
+        """All parameters and states of the graph by name, as `DynamicGraph.weights`."""
+        return DynamicWeights(self._graph, self._graph._declared)
 
     @property
     def planned(self) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sublet.api.binding import model_with_kernels
+from sublet.api.compile_request import CompileRequest
 from sublet.dynamic.call_trie import TrieNode
 from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.tensor_storage import TensorStorage
 from sublet.dynamic.trace import Trace, trace_call
 from sublet.ir.graph import CaseOf, Graph, Node, Value
+from sublet.ir.recipe import PLAIN
 from sublet.ops.nn import indexing, loss
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.rules import FLOATS
@@ -102,6 +104,7 @@ class PlannedCall:
     """The executable of the calls ending at the trie node `end`.
 
     path_nodes  the trie nodes from the first step to `end`
+    model       the graph of the call, with the scratch memory of the kernels
     updated     the parameters updated by the call
     early       the updated parameters possibly overwritten before a command may refuse its inputs
     """
@@ -113,13 +116,13 @@ class PlannedCall:
         self.trace: Trace = trace_call([moment.step for moment in path if moment.step is not None])
         parameters = self.trace.parameters
         homes = {name: bound_storage_of(parameter).array for name, parameter in parameters.items()}
-        ready = model_with_kernels(
-            self.trace.model, backend=[SuspensionBackend(), *map(WeightBlindBackend, backends)], weights=homes
-        )
-        self.plan = plan_memory(ready.model)
+        sources: list[Backend] = [SuspensionBackend(), *map(WeightBlindBackend, backends)]
+        ready = model_with_kernels(CompileRequest(self.trace.model, backend=sources, weights=homes))
+        self.model = replace(ready.model, recipe=PLAIN)  # `model` is what a user sees: scratch memory included
+        self.plan = plan_memory(self.model)
         self.executable = ready.to_executable(self.plan)
         for name in self.trace.parameters:
-            if bound_storage_name(name) in self.executable._memory.storages:
+            if bound_storage_name(name) in self.executable.planned_memory.storages:
                 self.executable.bind(name, homes[name])
         self.updated = [parameters[value.name] for value in ready.model.graph.updated_values]
         early = updates_before_refusal(ready.model.graph, self.plan)
@@ -134,7 +137,7 @@ class PlannedCall:
         All values read after the suspension point must be saved at the point, and no saved value may be a renamed
         loop-carried value.
         """
-        kept, pointers = self.trace.kept[piece - 1], self.executable._memory.pointers
+        kept, pointers = self.trace.kept[piece - 1], self.executable.planned_memory.pointers
         return self.trace.closed[piece - 1] and not any(value.name in pointers for value in kept.values())
 
     def bind_memory(self, begun: Mapping[Parameter, TensorStorage]) -> None:
@@ -214,6 +217,7 @@ def bound_storage_of(parameter: Parameter) -> TensorStorage:
     if parameter.bound_storage is None:
         assert parameter._storage is not None
         parameter.bound_storage = parameter._storage.pool.store_copy(parameter._kind, parameter._storage.array)
+        parameter.bound_storage.is_rewritten = True
     return parameter.bound_storage
 
 
@@ -248,3 +252,4 @@ def copy_for_other_holders(parameter: Parameter, holders: int = 0) -> None:
         if parameter._storage is home:
             parameter._storage = moved
         parameter.bound_storage = moved
+        home.is_rewritten, moved.is_rewritten = False, True

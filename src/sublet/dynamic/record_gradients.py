@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.base.errors import GradientError
+from sublet.base.names import NameGenerator
 from sublet.dynamic.control_flow_commands import node_of_command, operands_and_attributes
 from sublet.dynamic.eager_executor import EagerExecutor
 from sublet.dynamic.gradient_record import RecordedApplication, SingleResult, Symbol
@@ -13,7 +14,7 @@ from sublet.dynamic.tensor_storage import TensorStorage
 from sublet.ir.dataflow import required_values
 from sublet.ir.graph import Node, Value
 from sublet.nn.source_location import at_line, format_position, user_line
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, with_zeros
 

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import GradientError, RunError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.tensor_storage import BlockPool, KindRegistry, TensorStorage
 from sublet.ir.graph import Node, Value
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops import lookup
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.rules import FLOATS
 from sublet.passes.autodiff import backward
@@ -96,7 +98,7 @@ class SpecializedCommand:
     """
 
     __slots__ = (
-        *("_beside", "_compute", "_keeps", "_library", "_plain", "_see"),
+        *("_beside", "_compute", "_keeps", "_library", "_plain", "_see", "_views"),
         *("attrs", "direct", "kind", "node", "outputs", "recorded", "scratch"),
     )
 
@@ -110,6 +112,7 @@ class SpecializedCommand:
         self._keeps: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         # `keeps` for a number input without a gradient, by the position of the number
         self._beside: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._views = _views_of_inputs(node)
         self._library: object = None
         self._see: Callable[[Any], Any] | None = None
         self.direct = kernel.function if isinstance(kernel, Direct) else None
@@ -121,7 +124,15 @@ class SpecializedCommand:
         self._plain = self._see is not None and self.scratch is None and len(self.outputs) == 1
 
     def run(self, inputs: Sequence[TensorStorage | None], pool: BlockPool) -> list[TensorStorage]:
-        """Compute the command into new storages, and return the storages. Raises any error of the kernel."""
+        """Compute the command into new storages, and return the storages. Raises any error of the kernel.
+
+        The results of a command that computes nothing, as a reshape or a slice of rows, are views of the inputs.
+        """
+        if self._views:
+            bases = [inputs[position] for position, _ in self._views]
+            if not any(base is None or base.is_rewritten for base in bases):
+                shares = zip(bases, self.outputs, self._views, strict=True)
+                return [base.part(kind, offset) for base, kind, (_, offset) in shares if base is not None]
         see, library = self._see, self._library
         if self.direct is not None:
             result = TensorStorage(pool, self.kind)
@@ -184,6 +195,22 @@ def specialize_command(
         if kernel is not None:
             return SpecializedCommand(node, kernel, kinds)
     raise RunError(f"no backend among {', '.join(backend.name for backend in backends)} has a kernel for {op}")
+
+
+def _views_of_inputs(node: Node) -> tuple[tuple[int, int], ...]:
+    """Return for each output the position of the input with all bytes of the output, and their offset there.
+
+    The result is empty if an output is not such a view. A view needs whole elements: an offset of a multiple of the
+    size of an element.
+    """
+    if node.subgraphs:
+        return ()
+    found = {share.output: (share.input, share.offset) for share in lookup(node.op).views(node)}
+    specs = {i: _tensor_spec(value) for i, value in enumerate(node.outputs) if value is not None}
+    fits = all(
+        i in found and spec.dtype.bits >= 8 and not found[i][1] * 8 % spec.dtype.bits for i, spec in specs.items()
+    )
+    return tuple(found[i] for i in specs) if fits and len(specs) == len(node.outputs) else ()
 
 
 def _compute_by_binding(kernel: Kernel) -> Compute:

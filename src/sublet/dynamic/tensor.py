@@ -49,8 +49,15 @@ class TensorOwner(Protocol):
     def _eager(self) -> CommandExecutor:
         """The executor computing at once."""
 
+    @property
+    def prefix(self) -> str:
+        """The prefix of new names: the open scopes."""
+
     def apply(self, op: str, *inputs: Any, **attrs: Any) -> tuple[Tensor, ...]:
         """Return the outputs of a command."""
+
+    def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
+        """Return a number or an array as a tensor."""
 
     def materialize(self, tensor: EagerTensor) -> TensorStorage:
         """Return the storage of a tensor observed by the user; a deferred tensor is computed first."""

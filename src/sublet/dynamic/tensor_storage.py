@@ -76,9 +76,12 @@ class PoolBlock:
 
 
 class TensorStorage:
-    """The memory of one tensor. After the last reference the block returns to the pool."""
+    """The memory of one tensor. After the last reference, and the last view, the block returns to the pool.
 
-    __slots__ = ("__weakref__", "block", "pool", "view")
+    is_rewritten  True for the fixed memory of a parameter, which plans write to; the content of other memory stays
+    """
+
+    __slots__ = ("__weakref__", "_shared", "block", "is_rewritten", "pool", "view")
 
     def __init__(self, pool: BlockPool, kind: TensorKind) -> None:
         nbytes = kind.block_bytes
@@ -93,6 +96,8 @@ class TensorStorage:
             pool.most_bytes = pool.used_bytes
         self.pool = pool
         self.block = block
+        self.is_rewritten = False
+        self._shared: SharedBlock | None = None
         self.view = block.views.get(kind) or block.view(kind)
 
     @property
@@ -100,17 +105,45 @@ class TensorStorage:
         """The elements, as an array over the block."""
         return self.view.array
 
+    def part(self, kind: TensorKind, offset: int) -> StorageView:
+        """Return the bytes from `offset` on as the memory of another tensor, without a copy."""
+        if self._shared is None:
+            self._shared = SharedBlock(self.pool, self.block)
+        return StorageView(self._shared, kind, offset)
+
     def __del__(self) -> None:
-        pool, block = self.pool, self.block
-        pool.used_bytes -= block.nbytes
-        if pool.open:
-            blocks = pool.free.get(block.nbytes)
-            if blocks is None:
-                blocks = pool.free[block.nbytes] = []
-            blocks.append(block)
-            pool.kept_bytes += block.nbytes
-            if pool.kept_bytes > pool.most_bytes:
-                pool.trim()
+        if self._shared is None:
+            self.pool.give_back(self.block)
+
+
+class SharedBlock:
+    """A block used by a storage and by views of the storage; the last one returns the block to the pool."""
+
+    __slots__ = ("block", "pool")
+
+    def __init__(self, pool: BlockPool, block: PoolBlock) -> None:
+        self.pool = pool
+        self.block = block
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.block)
+
+
+class StorageView(TensorStorage):
+    """The memory of a tensor inside the memory of another tensor, as of a slice or a reshape: no bytes of its own."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, shared: SharedBlock, kind: TensorKind, offset: int) -> None:
+        self.pool, self.block, self.is_rewritten = shared.pool, shared.block, False
+        self._shared, self._offset = shared, offset
+        raw = shared.block.raw[offset : offset + kind.spec.nbytes]
+        self.view = BlockView(array_over(raw, kind.spec)) if offset else shared.block.view(kind)
+
+    def part(self, kind: TensorKind, offset: int) -> StorageView:
+        """Return the bytes from `offset` on, counted from the begin of the view, as the memory of another tensor."""
+        assert self._shared is not None
+        return StorageView(self._shared, kind, self._offset + offset)
 
 
 class BlockPool:
@@ -137,6 +170,18 @@ class BlockPool:
         storage = self.take(kind)
         np.copyto(storage.view.array, array, casting="no")
         return storage
+
+    def give_back(self, block: PoolBlock) -> None:
+        """Keep a block without users for the next tensors."""
+        self.used_bytes -= block.nbytes
+        if self.open:
+            blocks = self.free.get(block.nbytes)
+            if blocks is None:
+                blocks = self.free[block.nbytes] = []
+            blocks.append(block)
+            self.kept_bytes += block.nbytes
+            if self.kept_bytes > self.most_bytes:
+                self.trim()
 
     def trim(self) -> None:
         """Free blocks until at most half of the limit is kept: first the sizes freed first."""

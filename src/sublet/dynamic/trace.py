@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sublet.base.names import NameGenerator
 from sublet.dynamic.call_trie import APPLY, DETACH, GRADIENTS, OBSERVE, UPDATE, CallStep, ExternalTensor, NumberOperand
 from sublet.dynamic.control_flow_commands import ControlFlowCommand, node_of_command
 from sublet.dynamic.tensor import Parameter
 from sublet.ir.dataflow import producing_nodes, rename_values_in_node, required_values, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, with_zeros
@@ -103,10 +104,10 @@ class _TraceWriter:
         """Append the nodes of a step."""
         emit, before = self.emit, len(self.emit.nodes)
         earlier = {node.name for node in emit.nodes} if step.what is GRADIENTS else set()
-        emit.source = step.source
+        emit.source, emit.scope = step.source, step.scope
         operands = [None if slot is None else self.values[slot] for slot in step.operand_slots]
         if step.what is APPLY and isinstance(step.command, ControlFlowCommand):
-            results = [Value(self.names.fresh(step.op), kind.spec) for kind in step.kinds]
+            results = [Value(self.names.fresh(f"{step.scope}{step.op}"), kind.spec) for kind in step.kinds]
             emit.nodes.append(node_of_command(emit, step.command, operands, results, step.source))
         elif step.what is APPLY:
             results = list(emit.all_outputs(step.op, *operands, **dict(step.attrs)))

@@ -12,6 +12,7 @@ slices_and_rows        the slices and rows of one iteration of a loop
 max_trip_count         the trip count allowed by the extents of a loop's sequences
 map_subgraphs          a node with other sub-graphs
 rename_values          a program with some values replaced
+all_names              the names of all values and nodes of a program
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ Substitution = Callable[[Value], Value]
 def results(graph: Graph) -> tuple[Value, ...]:
     """Return the values computed for the caller: outputs, followed by the sources of updates."""
     return (*graph.outputs, *(source for _, source in graph.updates))
+
+
+def all_names(graph: Graph) -> Iterator[str]:
+    """Yield the names of all values and nodes of a program."""
+    yield from (value.name for value in graph.values())
+    yield from (node.name for node in graph.walk())
 
 
 def conditions_of(node: Node) -> tuple[Value, ...]:

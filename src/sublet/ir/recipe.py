@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sublet.base.names import unused_name
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.dataflow import map_subgraphs
 from sublet.ir.graph import Graph, Node, Value
@@ -109,10 +110,7 @@ def _add_scratch(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Gr
     for node in graph.nodes:
         scratch = nbytes.get(node.name, 0)
         if scratch and not node.subgraphs:
-            name = f"{node.name}.scratch"
-            while name in taken:
-                name += "_"
-            taken.add(name)
+            name = unused_name(f"{node.name}.scratch", taken)
             nodes.append(replace(node, scratch=Value(name, TensorSpec(DType.U8, (scratch,)))))
         else:
             nodes.append(map_subgraphs(node, lambda sub: _add_scratch(sub, nbytes, taken)))

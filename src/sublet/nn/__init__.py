@@ -1,8 +1,8 @@
 """The commands of the nn dialect as functions: `nn.relu(x)`, `nn.conv(x, w, b, strides=(2, 2), pads=(1, 1, 1, 1))`.
 
-Each record of the dialect has one function. Inputs are Tensors of one graph; numbers and arrays become constants;
-attributes are keywords. A command with several outputs returns a tuple. Every function raises SpecError, beginning with
-the user's line, for inputs or attributes not accepted by the command.
+Each record of the dialect has one function; `nn.composed` has functions composed of commands. Inputs are Tensors of
+one graph; numbers and arrays become constants; attributes are keywords. A command with several outputs returns a tuple.
+Every function raises SpecError, beginning with the user's line, for inputs or attributes not accepted by the command.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Any
 
-from sublet.base.errors import SpecError
-from sublet.nn.source_location import at_line
-from sublet.nn.tensor import Tensor
+from sublet.nn import composed
+from sublet.nn.tensor import FUNCTION_NAMES, first_tensor
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, Command, Required
 
@@ -26,11 +25,7 @@ def _command_function(record: Command) -> Callable[..., Any]:
     def apply(*inputs: Any, **attrs: Any) -> Any:
         if len(inputs) == 1 and isinstance(inputs[0], list | tuple):  # as nn.concat([a, b], axis=0)
             inputs = tuple(inputs[0])
-        graph = next((given.graph for given in inputs if isinstance(given, Tensor)), None)
-        if graph is None:
-            hint = f"pass one from g.constant, or call g.apply('nn.{record.name}', ...)"
-            raise SpecError(at_line(f"nn.{record.name} needs a Tensor among its inputs: {hint}"))
-        outputs = graph.apply(PREFIX + record.name, *inputs, **attrs)
+        outputs = first_tensor(inputs, record.name).graph.apply(PREFIX + record.name, *inputs, **attrs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     apply.__name__ = apply.__qualname__ = record.name
@@ -54,8 +49,13 @@ def _command_signature(record: Command) -> Signature:
     return Signature([*inputs, *attrs])
 
 
-__all__ = sorted(COMMANDS)
-globals().update({name: _command_function(record) for name, record in COMMANDS.items()})
+_FUNCTIONS = {
+    **{name: _command_function(record) for name, record in COMMANDS.items()},
+    **{name: getattr(composed, name) for name in composed.__all__},
+}
+__all__ = sorted(_FUNCTIONS)
+globals().update(_FUNCTIONS)
+FUNCTION_NAMES.update(_FUNCTIONS)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

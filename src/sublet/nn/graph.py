@@ -14,6 +14,7 @@ import numpy as np
 
 from sublet.base.arrays import array_of, has_memory
 from sublet.base.errors import RunError, SpecError, SubletError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
@@ -23,7 +24,7 @@ from sublet.nn.level_stack import LevelStack
 from sublet.nn.scope_names import Array, ArrayContent, NamedModule, RandomContent, ScopeNames
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import FLOATS
 from sublet.ops.verify import verify

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType
 from sublet.nn.control_flow_base import ControlFlowWriter
@@ -66,6 +68,7 @@ def graph_of(tensor: Tensor) -> Graph | EagerGraph:
     """Return the graph of a tensor. Raises SpecError for other than a tensor."""
     if not isinstance(tensor, Tensor):
         hint = ": pass one item of the tuple, as nn.softmax_cross_entropy(...)[0]" if isinstance(tensor, tuple) else ""
+        hint = ": convert the array with d.tensor or g.constant" if isinstance(tensor, np.ndarray) else hint
         raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
     graph: Any = tensor.graph
     return graph  # type: ignore[no-any-return]

@@ -53,13 +53,14 @@ class LevelStack:
         return Tensor(self._graph, value)
 
     def value_of(self, tensor: Tensor) -> Value:
-        """Return the value of a tensor. Raises SpecError for a tensor of another graph, or of a closed level."""
+        """Return the value of a tensor; an array becomes a constant.
+
+        Raises SpecError for a tensor of another graph, and for a tensor of a closed level.
+        """
+        if isinstance(tensor, np.ndarray):
+            return self.value_of(self._graph.constant(tensor))
         if not isinstance(tensor, Tensor):
-            hint = (
-                ": convert it with g.constant"
-                if isinstance(tensor, bool | int | float | np.ndarray | np.generic)
-                else ""
-            )
+            hint = ": convert it with g.constant" if isinstance(tensor, bool | int | float | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
         if tensor.graph is not self._graph:
             raise SpecError(at_line(f"{describe(tensor)} belongs to another graph"))

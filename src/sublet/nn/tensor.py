@@ -12,6 +12,7 @@ from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType
 from sublet.ir.graph import Value
 from sublet.nn.source_location import at_line
+from sublet.nn.tensor_index import IndexedBlock, UpdatableSlices
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
@@ -28,11 +29,18 @@ TYPE_NAMES = {
 """Sublet's type names by NumPy's type names."""
 
 
+FUNCTION_NAMES = {*COMMANDS}
+"""The names of the functions of `sublet.nn`, which adds the functions composed of commands."""
+
+
 class TensorWriter(Protocol):
     """The interface of graphs for tensors."""
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
         """Append a node and return the outputs."""
+
+    def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
+        """Return a number or an array as a tensor."""
 
 
 def describe(given: object) -> str:
@@ -186,7 +194,7 @@ class Tensor:
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        hint = f"; call nn.{name}(...)" if name in COMMANDS else ""
+        hint = f"; call nn.{name}(...)" if name in FUNCTION_NAMES else ""
         raise AttributeError(f"a Tensor has no {name!r}{hint}")
 
     def detach(self) -> Tensor:
@@ -196,34 +204,47 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         """Return a slice: integers remove an axis, slices need positive steps, and `...` and None work as in NumPy.
 
-        A tensor of integers selects along axis 0: one index removes the axis, a list of indices gives as many rows.
+        A tensor or an array of integers selects along axis 0: one index removes the axis, a list of indices gives as
+        many rows.
         """
-        if isinstance(index, Tensor):
-            return self._select_rows(index)
-        starts, ends, steps, shape = [], [], [], []
-        axis = 0
-        for item in _index_per_axis(self, index if isinstance(index, tuple) else (index,)):
-            if item is None:
-                shape.append(1)
-                continue
-            start, end, step, kept = _axis_slice(self, axis, item)
-            shape += [len(range(start, end, step))] if kept else []
-            starts.append(start)
-            ends.append(max(start, end))
-            steps.append(step)
-            axis += 1
-        part = self._apply("nn.slice", self, starts=starts, ends=ends, steps=steps)
-        return part if part.shape == tuple(shape) else part.reshape(*shape)
+        rows = self._row_indices(index)
+        if rows is not None:
+            op, attrs = ("nn.index_select", {"axis": 0}) if rows.ndim else ("nn.select", {})
+            return self._apply(op, self, rows, **attrs)
+        block = IndexedBlock(self, index)
+        part = block.slice_of(self)
+        return part if part.shape == block.shape else part.reshape(*block.shape)
 
-    def _select_rows(self, index: Tensor) -> Tensor:
-        """Return the row at an index, or the rows at a tensor of indices. Raises SpecError for other than integers."""
-        if index.dtype not in (DType.I32, DType.I64):
-            raise SpecError(
-                at_line(f"{index!r} is not an index: expected i32 or i64; for a mask use nn.where or nn.masked_fill")
-            )
-        return (
-            self._apply("nn.index_select", self, index, axis=0) if index.ndim else self._apply("nn.select", self, index)
+    def _row_indices(self, index: Any) -> Tensor | None:
+        """Return an index along axis 0, as a tensor, list or array of integers; None for integers and slices.
+
+        Raises SpecError for a tensor or array of other elements.
+        """
+        rows = np.asarray(index) if isinstance(index, list) else index
+        rows = self._operand(rows) if isinstance(rows, np.ndarray) and rows.ndim else rows
+        if not isinstance(rows, Tensor):
+            return None
+        if rows.dtype not in (DType.I32, DType.I64):
+            hint = "expected i32 or i64; for a mask use nn.where or nn.masked_fill"
+            raise SpecError(at_line(f"{rows!r} is not an index: {hint}"))
+        return rows
+
+    def _operand(self, given: Operand) -> Tensor:
+        """Return a tensor, an array or a number as a tensor of the graph; a number takes the type of the tensor."""
+        if isinstance(given, Tensor):
+            return given
+        is_number = isinstance(given, bool | int | float | np.generic)
+        return self.graph.constant(given, self.dtype if is_number else None)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise SpecError(
+            at_line(f"{describe(self)} cannot be assigned to: write `x = x.at[...].set(v)`, or nn.update(x, index, v)")
         )
+
+    @property
+    def at(self) -> UpdatableSlices:
+        """The slices of the tensor, for updated copies: `x.at[1:3].set(0)`, `x.at[..., 0].add(y)`; see `nn.update`."""
+        return UpdatableSlices(self)
 
     def _require_float(self) -> Tensor:
         """Return the tensor. Raises SpecError unless the elements are floating-point numbers."""
@@ -265,6 +286,15 @@ class Tensor:
         return self._apply("nn.cast", self, dtype=dtype_of(dtype))
 
 
+def first_tensor(inputs: Sequence[Operand], name: str) -> Tensor:
+    """Return the first tensor among the inputs of nn.`name`. Raises SpecError, with the user's line, if none is one."""
+    for given in inputs:
+        if isinstance(given, Tensor):
+            return given
+    hint = f"pass one from g.constant, or call g.apply('nn.{name}', ...)"
+    raise SpecError(at_line(f"nn.{name} needs a Tensor among its inputs: {hint}"))
+
+
 def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
     """Return integers given one by one, or as one sequence. Raises SpecError for other arguments."""
     chosen = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
@@ -272,50 +302,6 @@ def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
         return tuple(integer(item) for item in chosen)  # type: ignore[arg-type]
     except TypeError:
         raise SpecError(at_line(f"{list(given)} must be integers")) from None
-
-
-def _index_per_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
-    """Return an index with one item an axis: `...` and missing items at the end are replaced by slices."""
-    places = [i for i, item in enumerate(items) if item is Ellipsis]
-    missing = tensor.ndim - sum(item is not None and item is not Ellipsis for item in items)
-    if missing < 0 or len(places) > 1:
-        raise SpecError(at_line(f"{describe(tensor)} takes up to {tensor.ndim} integers or slices, not {list(items)}"))
-    place = places[0] if places else len(items)
-    return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
-
-
-def _axis_slice(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
-    """Return start, end and step of one item of an index, and True if the axis is kept."""
-    extent = tensor.shape[axis]
-    if isinstance(item, slice):
-        start, end, step = _slice_bounds(tensor, item, extent)
-        if step < 1:
-            raise SpecError(
-                at_line(
-                    f"{describe(tensor)}: the step {step} along axis {axis} is not positive: use nn.flip to reverse"
-                )
-            )
-        return start, end, step, True
-    try:
-        position = integer(item)
-    except TypeError:
-        position = None
-    if position is None or isinstance(item, bool):
-        what = f"{describe(tensor)} takes integers and slices, not {item!r}: use nn.index_select or nn.gather"
-        raise SpecError(at_line(what))
-    if not -extent <= position < extent:
-        raise SpecError(at_line(f"{describe(tensor)}: there is no index {position} along axis {axis}"))
-    return position % extent, position % extent + 1, 1, False
-
-
-def _slice_bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
-    """Return start, end and step of a slice. Raises SpecError for a bound known only at run time."""
-    try:
-        return item.indices(extent)
-    except (TypeError, ValueError) as error:
-        raise SpecError(
-            at_line(f"{describe(tensor)}: {item}: {error}; for a start known only at run time use nn.gather")
-        ) from None
 
 
 def _complete_shape(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

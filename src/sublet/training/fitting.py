@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sublet.base.errors import RunError
 from sublet.base.interrupts import record_first_interrupt
+from sublet.base.safetensors import write_tensors
 from sublet.base.tensor import TensorSpec
 from sublet.plan import bound_storage_name
 from sublet.runtime.dtypes import array_over
@@ -43,10 +46,55 @@ class History:
 
     epochs       for each epoch the means of all scalar outputs, by name
     interrupted  True if an interrupt ended the training
+    best_epoch   the number of the epoch with the best monitored value, from 0; None without `monitor`
+    stopped      True if `patience` ended the training
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     interrupted: bool = False
+    best_epoch: int | None = None
+    stopped: bool = False
+
+
+@dataclass
+class _EpochMonitor:
+    """The best epoch so far, and the file with the weights of the best or latest epoch.
+
+    weights  the weights of the step, saved to the file; None without a file
+    """
+
+    name: str | None
+    maximize: bool
+    patience: int | None
+    path: str | Path | None
+    weights: Any
+
+    def end_epoch(self, history: History) -> None:
+        """Compare the latest epoch with the best epoch, save the weights, and set `history.stopped`.
+
+        Raises RunError if the epoch has no value of the monitored name.
+        """
+        latest, is_best = len(history.epochs) - 1, True
+        if self.name is not None:
+            if self.name not in history.epochs[-1]:
+                known = ", ".join(history.epochs[-1]) or "nothing"
+                raise RunError(f"monitor={self.name!r} is not among the values of an epoch: {known}")
+            is_best = self._is_better(history)
+            history.best_epoch = latest if is_best else history.best_epoch
+        if is_best and self.path is not None:
+            with self.weights.reading() as arrays:
+                write_tensors(self.path, arrays)
+        best = -1 if history.best_epoch is None else history.best_epoch
+        history.stopped = self.patience is not None and latest - best >= self.patience
+
+    def _is_better(self, history: History) -> bool:
+        """True if the latest monitored value is better than the best; NaN is worse than every number."""
+        assert self.name is not None
+        value = history.epochs[-1][self.name]
+        if history.best_epoch is None or isnan(value):
+            return not isnan(value)
+        best = history.epochs[history.best_epoch][self.name]
+        return value > best if self.maximize else value < best
 
 
 def fit(
@@ -56,6 +104,10 @@ def fit(
     epochs: int = 1,
     validate: Callable[[], Mapping[str, float]] | None = None,
     progress: bool | None = None,
+    monitor: str | None = None,
+    maximize: bool = False,
+    patience: int | None = None,
+    checkpoint: str | Path | None = None,
 ) -> History:
     """Run a training step over all batches, `epochs` times, and return the history.
 
@@ -65,16 +117,28 @@ def fit(
     epochs    the number of epochs
     validate  a function returning metrics by name, called after each epoch (`lambda: sublet.evaluate(net, tests)`)
     progress  show a progress bar on standard error; by default only on a terminal
+    monitor   the name of the mean or metric by which epochs are compared; "loss" by default with `patience`
+    maximize  compare for the largest value instead of the smallest
+    patience  the number of epochs in a row without a better value after which the training ends
+    checkpoint  a safetensors file for the weights after each epoch, with `monitor` or `patience` only after each best
+              epoch; written as a whole or not at all, and read by `sublet.load_weights`
 
     After each epoch the history receives the means of the loss and of all other scalar outputs, and the metrics of
     `validate`; a metric named like an output is recorded as "validation <name>". At Ctrl-C the running step is finished
     and the history returned. The state is then the state after a whole step, and another `fit` continues from there. A
     second Ctrl-C raises KeyboardInterrupt at once.
 
-    Raises RunError for several epochs over an iterator, as an iterator can be consumed only once.
+    Raises RunError for several epochs over an iterator, as an iterator can be consumed only once; for an unknown
+    `monitor`; and for a `checkpoint` of a function without weights.
     """
     if epochs > 1 and isinstance(batches, Iterator):
         raise RunError("batches can be iterated only once: pass a list, or a function of the epoch")
+    if checkpoint is not None and not hasattr(step, "weights"):
+        raise RunError(
+            "a plain function has no weights to save: pass an executable or a jit function, or no checkpoint"
+        )
+    name = "loss" if monitor is None and patience is not None else monitor
+    watch = _EpochMonitor(name, maximize, patience, checkpoint, getattr(step, "weights", None))
     history = History()
     with record_first_interrupt() as interrupts, _progress_display(progress) as display:
         for epoch in range(epochs):
@@ -94,8 +158,10 @@ def fit(
                 }
                 display.update(task, means=_format_means(metrics))
             history.epochs.append(metrics)
-            if interrupts:
-                history.interrupted = True
+            history.interrupted = bool(interrupts)
+            if not interrupts:
+                watch.end_epoch(history)
+            if history.interrupted or history.stopped:
                 break
     return history
 

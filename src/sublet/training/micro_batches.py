@@ -109,13 +109,13 @@ def _part_attributes(cut: BatchPartition, node: Node, along: set[int]) -> dict[s
 
     If necessary, whole operands with equally many rows are sliced too.
     """
-    attrs = attrs_of_part(node, along, Fraction(1, cut.parts))
+    attrs = attrs_of_part(node, along, Fraction(1, cut.parts), exact=False)
     if attrs is None and not node.subgraphs:
         extents = {(shape_of(node.inputs[i]) or (0,))[0] for i in along}
         further = {
             i for i, value in enumerate(node.inputs) if (shape_of(value) or (0,))[0] in extents and i not in along
         }
-        attrs = attrs_of_part(node, along | further, Fraction(1, cut.parts)) if further else None
+        attrs = attrs_of_part(node, along | further, Fraction(1, cut.parts), exact=False) if further else None
         if attrs is not None:
             cut.sliced_values.update((value, None) for i in further if (value := node.inputs[i]) is not None)
             cut.row_values.update(value for i in further if (value := node.inputs[i]) is not None)

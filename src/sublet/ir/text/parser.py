@@ -12,6 +12,7 @@ import re
 from sublet.base.errors import SubletError
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
+from sublet.ir.model import Model
 from sublet.ir.text.printer import default_node_name
 from sublet.ir.text.tokens import MAX_SHOWN, Cursor, truncate
 
@@ -23,10 +24,16 @@ MAX_DEPTH = 100
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """Return the graph described by a text. Raises TextError with the line of the first mistake."""
+    return parse_model(text, source).graph
+
+
+def parse_model(text: str, source: str = "<text>") -> Model:
+    """Return the graph described by a text, with the names of its outputs. Raises TextError as `parse`."""
     parser = _Parser(text, source)
     graph = parser.graph()
     parser.expect_end()
-    return graph
+    names = tuple(parser.output_names.get(i, value.name) for i, value in enumerate(graph.outputs))
+    return Model(graph, outputs=names if parser.output_names else ())
 
 
 def _is_element_of(item: Scalar, dtype: DType) -> bool:
@@ -50,6 +57,7 @@ class _Parser(Cursor):
         super().__init__(text, source)
         self.depth = 0
         self.values: dict[str, Value] = {}
+        self.output_names: dict[int, str] = {}
 
     # -- values and types -----------------------------------------------------------------------
 
@@ -187,9 +195,27 @@ class _Parser(Cursor):
         if self.token_at(self.at - 1).text == "update":
             updates = self.sequence(self.update, "return")
             self.expect("return")
-        outputs = self.sequence(self.use, "}")
-        self.expect("}")
+        outputs = self.outputs()
         return Graph(name, tuple(inputs), nodes, tuple(outputs), tuple(weights), tuple(updates))
+
+    def outputs(self) -> list[Value]:
+        """Return the outputs of the program up to the closing brace, and keep the names after `as`."""
+        outputs: list[Value] = []
+        taken: dict[str, bool] = {}  # the names of earlier outputs: True for a name after `as`
+
+        def output() -> None:
+            value = self.use()
+            name = self.string("the name of the output as a string") if self.accept("as") else value.name
+            if taken.get(name, False) or (name in taken and name != value.name):
+                raise self.error_at_last("is the name of another output")
+            taken[name] = name != value.name
+            if name != value.name:
+                self.output_names[len(outputs)] = name
+            outputs.append(value)
+
+        self.sequence(output, "}")
+        self.expect("}")
+        return outputs
 
     def update(self) -> tuple[Value, Value]:
         target = self.use()

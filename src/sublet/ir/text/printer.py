@@ -9,8 +9,9 @@
       return %z
     }
 
-A node has the name of its first output unless `@name` gives another name; `_` marks an omitted
-input or output. docs/text_form.md explains every part. Loops and branches:
+A node has the name of its first output unless `@name` gives another name; `_` marks an omitted input or output. An
+output of a model known under another name is written `return %z as "probabilities"`. docs/text_form.md explains every
+part. Loops and branches:
 
     %h: f32[3], %ys: f32[9,3] = while(%i: i64[]; %p: f32[3] = %h0; %x: f32[3] in %xs axis 0) body @b {
       %c: bool[] = onnx.Less(%i, %limit)
@@ -33,17 +34,19 @@ from collections.abc import Iterator, Sequence
 
 from sublet.base.tensor import Spec, TensorSpec
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
+from sublet.ir.model import GraphInPython, Model, as_model
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_./+$-]+")
 PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def to_text(graph: Graph) -> str:
-    """Return the text form of a whole program."""
-    return "\n".join(_graph(graph)) + "\n"
+def to_text(network: Graph | Model | GraphInPython) -> str:
+    """Return the text form of a whole program: a graph, a model with the names of its outputs, or a written graph."""
+    model = as_model(network)
+    return "\n".join(_graph(model.graph, model.outputs)) + "\n"
 
 
-def _graph(graph: Graph) -> Iterator[str]:
+def _graph(graph: Graph, names: Sequence[str]) -> Iterator[str]:
     yield f"graph {_at(graph.name)}({_list(map(_declare, graph.inputs))}) {{"
     if graph.weights:
         yield f"  weights {_list(map(_declare, graph.weights))}"
@@ -51,7 +54,11 @@ def _graph(graph: Graph) -> Iterator[str]:
         yield from _indent(_node(node))
     if graph.updates:
         yield f"  update {_list(f'{_use(target)} = {_use(source)}' for target, source in graph.updates)}"
-    yield f"  return {_list(map(_use, graph.outputs))}".rstrip()
+    known = zip(graph.outputs, names or [value.name for value in graph.outputs], strict=True)
+    outputs = _list(
+        _use(value) if name == value.name else f"{_use(value)} as {json.dumps(name)}" for value, name in known
+    )
+    yield f"  return {outputs}".rstrip()
     yield "}"
 
 

@@ -16,7 +16,16 @@ from sublet.nn.modules.containers import (
 )
 from sublet.nn.modules.convolution import Conv, ConvTranspose
 from sublet.nn.modules.linear import CrossAttention, Dense, Embedding, SelfAttention
-from sublet.nn.modules.module import Module, normal, pytorch_name, uniform
+from sublet.nn.modules.module import (
+    Module,
+    kaiming_normal,
+    kaiming_uniform,
+    normal,
+    pytorch_name,
+    uniform,
+    xavier_normal,
+    xavier_uniform,
+)
 from sublet.nn.modules.normalization import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm
 from sublet.nn.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from sublet.nn.modules.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -51,7 +60,11 @@ __all__ = [
     "SelfAttention",
     "Sequential",
     "TransformerBlock",
+    "kaiming_normal",
+    "kaiming_uniform",
     "normal",
     "pytorch_name",
     "uniform",
+    "xavier_normal",
+    "xavier_uniform",
 ]

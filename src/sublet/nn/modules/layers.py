@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from sublet.nn.modules.convolution import Conv
 from sublet.nn.modules.linear import Dense, Embedding, SelfAttention
-from sublet.nn.modules.module import normal, uniform
+from sublet.nn.modules.module import kaiming_normal, kaiming_uniform, normal, uniform, xavier_normal, xavier_uniform
 from sublet.nn.modules.normalization import BatchNorm, Dropout, LayerNorm
 from sublet.nn.modules.recurrent import LSTM
+from sublet.nn.scope_names import Draw
 from sublet.nn.tensor import Tensor
 
 __all__ = [
@@ -21,17 +22,21 @@ __all__ = [
     "dense",
     "dropout",
     "embedding",
+    "kaiming_normal",
+    "kaiming_uniform",
     "layer_norm",
     "lstm",
     "normal",
     "self_attention",
     "uniform",
+    "xavier_normal",
+    "xavier_uniform",
 ]
 
 
-def dense(x: Tensor, units: int, *, bias: bool = True, name: str | None = None) -> Tensor:
-    """Return x[..., I] @ weight[units, I].T + bias[units], of shape [..., units]."""
-    result: Tensor = Dense(units, bias, name=name)(x)
+def dense(x: Tensor, units: int, *, bias: bool = True, initial: Draw | None = None, name: str | None = None) -> Tensor:
+    """Return x[..., I] @ weight[units, I].T + bias[units], of shape [..., units]; see `sublet.nn.modules.Dense`."""
+    result: Tensor = Dense(units, bias, initial, name=name)(x)
     return result
 
 
@@ -45,10 +50,11 @@ def conv(
     dilations: int | tuple[int, ...] = 1,
     groups: int = 1,
     bias: bool = True,
+    initial: Draw | None = None,
     name: str | None = None,
 ) -> Tensor:
     """Return a convolution of x[N, C, spatial...], of shape [N, channels, spatial...]; see `sublet.nn.modules.Conv`."""
-    result: Tensor = Conv(channels, kernel, strides, pads, dilations, groups, bias, name=name)(x)
+    result: Tensor = Conv(channels, kernel, strides, pads, dilations, groups, bias, initial, name=name)(x)
     return result
 
 
@@ -68,9 +74,11 @@ def layer_norm(x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> 
     return result
 
 
-def embedding(indices: Tensor, rows: int, width: int, *, dtype: str = "f32", name: str | None = None) -> Tensor:
+def embedding(
+    indices: Tensor, rows: int, width: int, *, dtype: str = "f32", initial: Draw | None = None, name: str | None = None
+) -> Tensor:
     """Return row i of weight[rows, width] for every index i: indices[...] -> [..., width]."""
-    result: Tensor = Embedding(rows, width, dtype, name=name)(indices)
+    result: Tensor = Embedding(rows, width, dtype, initial, name=name)(indices)
     return result
 
 

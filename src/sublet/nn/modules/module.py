@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from math import prod, sqrt
 from typing import Any
+
+import numpy as np
 
 from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
@@ -35,6 +38,40 @@ def uniform_by_fan_in(extents: tuple[int, ...]) -> Draw:
     return uniform(1 / sqrt(max(1, prod(extents))))
 
 
+def kaiming_uniform(gain: float = sqrt(2)) -> Draw:
+    """Return a function drawing uniformly with the variance gain^2 / fan in, the default for ReLU (He et al., 2015).
+
+    The fan in of a weight [units, I] is I, and of [channels, C, kernel...] the elements of [C, kernel...].
+    """
+    return lambda random, shape: uniform(gain * sqrt(3 / _fans(shape)[0]))(random, shape)
+
+
+def kaiming_normal(gain: float = sqrt(2)) -> Draw:
+    """Return a function drawing normally with the variance gain^2 / fan in, see `kaiming_uniform`."""
+    return lambda random, shape: normal(gain / sqrt(_fans(shape)[0]))(random, shape)
+
+
+def xavier_uniform(gain: float = 1.0) -> Draw:
+    """Return a function drawing uniformly with the variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, 2010)."""
+    return lambda random, shape: uniform(gain * sqrt(6 / sum(_fans(shape))))(random, shape)
+
+
+def xavier_normal(gain: float = 1.0) -> Draw:
+    """Return a function drawing normally with the variance 2 gain^2 / (fan in + fan out), see `xavier_uniform`."""
+    return lambda random, shape: normal(gain * sqrt(2 / sum(_fans(shape))))(random, shape)
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the fan in and the fan out of a weight. Raises SpecError for fewer than two axes."""
+    if len(shape) < 2:
+        raise SpecError(at_line(f"a parameter {list(shape)} has no fan in: pass layers.uniform or layers.normal"))
+    return max(1, prod(shape[1:])), max(1, prod((shape[0], *shape[2:])))
+
+
+_graph_of_module: ContextVar[Graph | EagerGraph | None] = ContextVar("graph_of_module", default=None)
+"""The graph of the module being called; None outside of modules."""
+
+
 class Module:
     """A layer or network: created once, without arrays, and called on tensors of any graph.
 
@@ -58,9 +95,22 @@ class Module:
         raise SpecError(at_line(f"{type(self).__name__} computes nothing: write its `forward`"))
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return the result of `forward` for some tensors, computed in the scope of the module."""
-        with graph_of(_first_tensor(inputs, named)).module(self):
-            return self.forward(*inputs, **named)
+        """Return the result of `forward` for some tensors, computed in the scope of the module.
+
+        Arrays instead of tensors are possible inside another module, and then become constants.
+        """
+        first, outer = _first_tensor(inputs, named), _graph_of_module.get()
+        if isinstance(first, np.ndarray) and outer is not None:
+            inputs = tuple(outer.constant(one) if isinstance(one, np.ndarray) else one for one in inputs)
+            named = {key: outer.constant(one) if isinstance(one, np.ndarray) else one for key, one in named.items()}
+            first = _first_tensor(inputs, named)
+        graph = graph_of(first)
+        token = _graph_of_module.set(graph)
+        try:
+            with graph.module(self):
+                return self.forward(*inputs, **named)
+        finally:
+            _graph_of_module.reset(token)
 
     @property
     def kind(self) -> str:
