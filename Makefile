@@ -61,7 +61,7 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	build/check 2000 1
 	build/recompute 2000 1
 	build/ordering 2000 1
-	for kind in programs steps plans foreign onnx shapes folding; do \
+	for kind in programs carries steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.hostile_files --flips 10000
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000

@@ -12,6 +12,7 @@ only are listed, and must be rare.
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
     python -m tests.fuzz --seconds 600 --seed 1 --kind shapes   # ONNX models beside ONNX Runtime's runs
     python -m tests.fuzz --seconds 600 --seed 1 --kind foreign  # plans of other tools, with and without a model
+    python -m tests.fuzz --count 500 --kind carries             # delay lines, rotations: no copy in any iteration
     python -m tests.fuzz --count 10000 --seed 1 --kind onnx     # so many seeds, however long that takes
 """
 
@@ -41,6 +42,7 @@ from sublet.plan import MemoryPlan
 from sublet.planning.assemble_plan import assemble_plan, placement_in_one_arena
 from sublet.planning.checker_fallback import is_without_fallback
 from sublet.planning.pipeline import plan_memory
+from tests.carry_maps import check_carry_map
 from tests.exchanges import exchanging
 from tests.foreign.mutated import of_lifetimes, of_programs
 from tests.frontends import shape_cases, unknown_models
@@ -167,6 +169,16 @@ def one_step(seed: int, tally: Tally) -> None:
         tally.accepted[kind] += accepted
 
 
+def one_carry_map(seed: int, tally: Tally) -> None:
+    """A loop of delay lines and rotations, and its plan mutated. Raises AssertionError naming the seed."""
+    carries, graph, plan = check_carry_map(seed)
+    tally.programs += 1
+    tally.nodes += sum(1 for _ in graph.walk())
+    tally.plans += 1
+    if len(carries.sources) <= 24:
+        judge_mutants(seed, random.Random(seed), graph, plan, tally)
+
+
 def one_folding(seed: int, tally: Tally) -> None:
     """Nodes of every row of the table of what may be folded. Raises AssertionError naming what differs."""
     for op_type, types in FOLDABLE.items():
@@ -214,6 +226,7 @@ def one_model(seed: int, tally: Tally) -> None:
 KINDS: dict[str, Callable[[int, Tally], None]] = {
     "programs": one_program,
     "steps": one_step,
+    "carries": one_carry_map,
     "folding": one_folding,
     "plans": one_file,
     "shapes": one_shape,

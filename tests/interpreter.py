@@ -120,11 +120,15 @@ def kernel(node: Node, operands: Sequence[bytes], salt: bytes) -> list[bytes]:
 
 
 def _scalar(node: Node, name: str, operands: Sequence[bytes], salt: bytes) -> int:
-    """`choose`: one of `count` indices from `low` on. `below`: whether the counter is under a small limit."""
+    """`choose`: one of `count` indices from `low` on. `below`: whether the counter is under a small limit.
+
+    The limit is the attribute `rounds`; or drawn, up to the attribute `most`, or out of ROUNDS.
+    """
     drawn = shake_128(salt + node.name.encode() + operands[-1]).digest(1)[0]
     if name == "choose":
         return int(str(node.attrs["low"])) + drawn % int(str(node.attrs["count"]))
-    return int(int.from_bytes(operands[0], "little") < ROUNDS[drawn % len(ROUNDS)])
+    limit = drawn % (int(str(node.attrs["most"])) + 1) if "most" in node.attrs else ROUNDS[drawn % len(ROUNDS)]
+    return int(int.from_bytes(operands[0], "little") < int(str(node.attrs.get("rounds", limit))))
 
 
 def _size(value: Value) -> int:
@@ -420,7 +424,8 @@ class _Run:
                 self.store.write(stacked, bytes(stacked.nbytes))
         self.store.begin_loop(node.name)
         limit = max_trip_count(node)
-        for round_number in range(max(ROUNDS) + 2):
+        known = [int(str(inner.attrs.get(name, 0))) for inner in node.body.nodes for name in ("rounds", "most")]
+        for round_number in range(max(*ROUNDS, *known) + 2):
             self.store.begin_round(node.name, round_number)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
             self.nodes(node.body.nodes[: node.check], body)

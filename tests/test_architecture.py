@@ -53,8 +53,21 @@ CHECKER_MAY_REACH = (
     "plan",
     "integrations.registry",
     "base.errors",
+    "base.names",
     "base.tensor",
 )
+COMMANDS_MAY_REACH = {
+    # Records, which api takes and returns.
+    "analysis.options", "ir.graph", "ir.model", "ir.recipe", "packing.problem", "planning.budget.result",
+    # Functions and packages that the documentation offers to Python users as well.
+    "checker", "checker.external", "packing", "planning.pipeline", "runtime.executable", "runtime.differential",
+    "runtime.poison",
+    # Only commands need these: files of other tools, progress of advice, patches, and the report of a run.
+    "checker.external.files", "planning.advice.candidates", "planning.order_advice", "planning.budget.patches",
+    "runtime.backends.registry", "runtime.dtypes", "runtime.profile",
+}  # fmt: skip
+"""The modules that `cli/` and `viz/` import from rooms below `api/`, beside `base/` and `plan/`."""
+
 EMPTY_NAMES = {"info", "data", "manager", "helper", "helpers", "util", "utils", "prep", "misc", "flags", "process"}
 
 
@@ -200,6 +213,13 @@ def test_ir_knows_no_memory_and_no_streams() -> None:
     assert not [pair for pair in known if pair[1].partition(".")[0] in ("plan", "packing", "analysis", "runtime")]
 
 
+def test_commands_and_pictures_import_api_and_records() -> None:
+    """Another module below `api/` is for a function of `api/` that calls it."""
+    free = {*of_room("api"), *of_room("base"), *of_room("plan"), *of_room("viz"), *of_room("cli")}
+    reached = {target for module in (*of_room("cli"), *of_room("viz")) for target in edges(module)}
+    assert reached - free - {"integrations.registry"} == COMMANDS_MAY_REACH
+
+
 def test_no_import_inside_a_function() -> None:
     inside = [
         (module, name)
@@ -314,6 +334,19 @@ def test_architecture_names_definitions_and_tests_that_exist() -> None:
             rf"^\s*(?:(?:def|class) {name}\b|{name}\b\s*[:=])", path.read_text(encoding="utf-8"), re.MULTILINE
         )
     ]
+    assert not missing
+
+
+def test_docstrings_name_files_and_modules_that_exist() -> None:
+    """Files of users, such as `train.py`, stand in no docstring as `room/file.py` or `room.module`."""
+    rooms = "|".join(room for room in FLOORS if "." not in room and not room.startswith("__") and room != "nn")
+    names, missing = {path.name for path in SOURCE.rglob("*.py")} | {"script.py", "train.py"}, []
+    for module, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        missing += [(module, name) for name in re.findall(r"`(\w+\.py)`", text) if name not in names]
+        for name in re.findall(rf"`((?:{rooms})\.[a-z_.]+)`", text):
+            if name not in modules() and name.rpartition(".")[0] not in modules():
+                missing.append((module, name))
     assert not missing
 
 

@@ -51,7 +51,7 @@ def test_slices_and_rows_are_moves() -> None:
     ("options", "edge", "why"),
     [
         (Options(forbid_copies=True, share=False), "next turn", "sharing is off"),
-        (Options(forbid_copies=True, io="bound"), "next turn", "lies in the caller's memory"),
+        (Options(forbid_copies=True, io="bound"), "exit turn", "lies in the caller's memory"),
     ],
 )
 def test_a_refusal_names_edge_values_bytes_and_why(options: Options, edge: str, why: str) -> None:
@@ -115,10 +115,7 @@ graph @g(%flag: bool[], %x: f32[16], %n: i64[]) {
 
 def test_a_copy_names_what_is_assigned_where_that_stands_for_one_of_several() -> None:
     moves = plan_memory(parse(DELAYED_CHOICE), Options(io="bound")).moves
-    assert {(str(m.edge), m.source, m.destination) for m in moves} == {
-        ("enter turn", "first", "q"),
-        ("next turn", "p", "q"),
-    }
+    assert {(str(m.edge), m.source, m.destination) for m in moves} == {("exit turn", "q", "last")}
 
 
 class Counted(frozenset[Value]):

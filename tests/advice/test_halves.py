@@ -13,8 +13,7 @@ import pytest
 import sublet
 from benchmarks.models.builder import Builder
 from sublet.integrations.onnx.reader.model import from_proto
-from sublet.integrations.onnx.region_split import RegionSplit, propose_splits, split_region
-from sublet.integrations.onnx.slice_propagation import AxisSlice
+from sublet.integrations.onnx.region_split import AxisSlice, RegionSplit, propose_splits, split_region
 from sublet.ir.model import Constant, Model
 
 pytest.importorskip("onnxruntime")
@@ -101,6 +100,7 @@ def test_what_is_not_known_to_be_exact_is_left_whole() -> None:
         'onnx.MaxPool(%x) {kernel_shape = [1, 1], auto_pad = "SAME_UPPER"}': 2,
         "onnx.MaxPool(%x) {kernel_shape = [1, 1], ceil_mode = 1}": 2,
         "onnx.BatchNormalization(%x, %s, %s, %s, %s) {training_mode = 1}": 0,
+        "onnx.BatchNormalization(%x, %s, %s, %s, %s) {spatial = 0}": 2,
         "onnx.QuantizeLinear(%x, %s)": 1,
         "onnx.GlobalAveragePool(%x)": 2,
     }

@@ -92,6 +92,32 @@ def test_the_nn_dialect_has_patches_too() -> None:
         same(graph, changed, runs=1, tolerance=1e-6)
 
 
+BRANCHES = """
+    graph @g(%x: f32[1,2,8,9]) {
+      weights %w: f32[3,2,3,3], %m: f32[1,5,1,1]
+      %a: f32[1,3,8,9] = nn.conv(%x, %w) {strides = [], pads = [1, 1, 1, 1], CONV} @a
+      %b: f32[1,5,8,9] = nn.concat(%a, %x) {axis = 1} @b
+      %c: f32[1,5,8,9] = nn.softmax(%b) {axis = 1} @c
+      %d: f32[1,5,8,9] = nn.pow(%c, %m) @d
+      %e: f32[1,5,4,4] = nn.max_pool(%d) {kernel = [2, 2], strides = [], pads = [], dilations = [], ceil = 0, LAYOUT} @e
+      %f: f32[1,5,1,4] = nn.max(%e) {axes = [2], keepdims = 1} @f
+      %g: f32[1,5,4,4] = nn.mul(%e, %f) @g
+      return %g
+    }
+    """.replace("CONV", CONV).replace("LAYOUT", 'layout = "nchw"')
+
+
+def test_branches_and_what_computes_along_channels_is_in_patches_too() -> None:
+    graph = parse(BRANCHES)
+    for text in ("3x2@d", "2x4@e"):
+        changed = with_patched_front(graph, text)
+        verify(changed)
+        same(graph, changed, runs=1, tolerance=1e-6)
+    for last, why in (("f", "'f' reads more than the area"), ("g", "'f' reads more than the area")):
+        with pytest.raises(PlanError, match=why):
+            with_patched_front(graph, f"2x2@{last}")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -16,15 +16,16 @@ from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import operand
+from sublet.ops.slice_maps import no_slices
 from sublet.ops.verify import verify
 from sublet.passes.splitting.split_nodes import split_nodes
 from sublet.passes.splitting.split_rules import (
     BATCH,
-    BY_BATCH,
     BY_RESULT,
     EARLY,
     MOMENTUM,
     ONTO,
+    OPTIMIZERS,
     RESULT,
     split_rule_for,
 )
@@ -35,6 +36,10 @@ from tests.nn.examples import EXAMPLES, case_of
 from tests.nn.facts import expected, nearly, weights
 from tests.training.steps import UNPLANNED, Step
 
+WHOLE = OPTIMIZERS | {"batch_norm", "dropout"}
+"""Commands with slice maps that are not split by batch: rows of weights, or other results for a part."""
+
+BY_BATCH = {name for name, record in COMMANDS.items() if record.slices is not no_slices} - WHOLE
 KNOWN = sorted({(BATCH, name) for name in BY_BATCH} | {(RESULT, name) for name in BY_RESULT})
 
 
@@ -172,6 +177,13 @@ def test_what_somebody_else_reads_is_no_term_of_a_momentum() -> None:
         update = next(node for node in given.nodes if node.name == name)
         for value in (terms[1].defs[0], terms[-1].defs[0], operand(update, 3)):
             assert name not in accumulable_terms(replace(given, outputs=(*given.outputs, value)))
+
+
+def test_no_part_of_a_statistic_or_of_a_mask_is_split_off() -> None:
+    for name in WHOLE:
+        for example in EXAMPLES[name]:
+            (node,) = case_of(COMMANDS[name], example).graph.nodes
+            assert split_rule_for(node, BATCH, 2) is None
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,7 +11,6 @@ from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, Placement, Region
 from sublet.plan.schedule import Schedule, ScheduleStep
 from sublet.viz.view_model import (
-    live_bytes_by_column,
     partly_used_buffers,
     picture_of_packing,
     picture_of_plan,
@@ -141,6 +140,10 @@ def test_a_packing_of_another_problem_is_refused() -> None:
 def test_columns_of_time_show_their_highest_level() -> None:
     picture = picture_of_plan(small_plan())
     kib = 1024
-    assert live_bytes_by_column(picture, 7) == [level * kib for level in (2, 6, 3, 4, 4, 6, 2)]
-    assert live_bytes_by_column(picture, 2) == [6 * kib, 6 * kib]
-    assert live_bytes_by_column(picture, 14)[::2] == live_bytes_by_column(picture, 7)
+
+    def columns(count: int) -> list[int]:
+        return picture.curve.peak_by_column(picture.begin, picture.end, count)
+
+    assert columns(7) == [level * kib for level in (2, 6, 3, 4, 4, 6, 2)]
+    assert columns(2) == [6 * kib, 6 * kib]
+    assert columns(14)[::2] == columns(7)

@@ -179,17 +179,20 @@ class AliasPlanner:
 
         `known` maps values excluded from renaming to the reason. The parameters in `carried` are renamed from the first
         attempt on; the assignment without renaming is then no candidate. Among assignments with equally many copied
-        bytes the last attempt wins. In several streams the attempts end at more than MAX_BUFFERS arena buffers.
+        bytes the last attempt wins; but first the assignment without renaming, if no iteration copies. In several
+        streams the attempts end at more than MAX_BUFFERS arena buffers.
         """
         if not self.without_renaming.residual_copies and not carried:
             return self.without_renaming
         pointing = CarryRenaming(self._graph, self._schedule, self.without_renaming, self._may_reuse, known, carried)
-        current, tried = self.without_renaming, [] if carried else [self.without_renaming]
+        current, tried = self.without_renaming, list[BufferAssignment]()
         while (timeline := pointing.next_control_flow(current)) is not None:
             current = self.assignment_of(timeline)
             if not timeline.is_serial and sum(buffer.needs_arena for buffer in current.buffers) > MAX_BUFFERS:
                 break
             tried.insert(0, current)  # so that `min` prefers the last attempt among equals
+        if not carried:
+            tried.insert(len(tried) if self.without_renaming.copied_bytes[0] else 0, self.without_renaming)
         best = min(tried, key=lambda layout: layout.copied_bytes, default=self.without_renaming)
         return replace(best, renaming_obstacles=pointing.renaming_obstacles)
 

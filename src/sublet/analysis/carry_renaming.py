@@ -9,6 +9,8 @@ the plan copies the value instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 from itertools import count
 
 from sublet.analysis.byte_provenance import compute_provenance
@@ -17,7 +19,8 @@ from sublet.analysis.control_flow import ControlFlowGraph
 from sublet.analysis.control_flow_builder import build_control_flow
 from sublet.analysis.sharing import BufferAssignment, allowed_overwrites
 from sublet.analysis.streams import Concurrency
-from sublet.analysis.value_versions import MustRenameToo, RenamingRefused, ReusePredicate
+from sublet.analysis.value_versions import MustRenameToo, NotRenamable, RenamingRefused, ReusePredicate
+from sublet.base.disjoint_sets import DisjointSets
 from sublet.ir.dataflow import assignments, slices_and_rows
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan.schedule import Schedule
@@ -38,6 +41,9 @@ MIN_ADDED_POINTS = 2048
 
 MAX_ADDED_POINTS = 4096
 """Points that unrolling may add to any program, however long."""
+
+MAX_RING_POINTS = 4096
+"""Points that unrolling may add for delay lines and rotations: 64 rows in a body of 8 nodes, 8 rows in one of 250."""
 
 
 class CarryRenaming:
@@ -73,6 +79,7 @@ class CarryRenaming:
         self._reusable = reusable
         self._max_added = min(max(len(plain.flow.points), MIN_ADDED_POINTS), MAX_ADDED_POINTS)
         self._facts = plain.flow.unrolling.facts
+        self._ring_places: dict[Value, int] = {}
         self._attempts = 0
         self._points_built = 0  # built so far, discarded points included
 
@@ -99,13 +106,36 @@ class CarryRenaming:
         for attempt in count():
             try:
                 return build_control_flow(
-                    self._graph, self._schedule, pointers, self._reusable, self._max_added, self._facts
+                    self._graph,
+                    self._schedule,
+                    pointers,
+                    self._reusable,
+                    self._max_added,
+                    self._facts,
+                    most_in_rings=MAX_RING_POINTS,
+                    ring_places=self._ring_places,
                 )
             except RenamingRefused as refusal:
                 self._points_built += refusal.points
                 halving = attempt < MAX_ATTEMPTS and self._points_built <= MAX_POINTS_BUILT
+                if halving:
+                    reasons = [self._align_rings(reason) for reason in refusal.reasons]
+                    refusal = RenamingRefused(reasons, refusal.points)
                 pointers = roles.drop_refused(refusal, pointers, self.renaming_obstacles, halving=halving)
         raise AssertionError("unreachable")
+
+    def _align_rings(self, reason: MustRenameToo | NotRenamable) -> MustRenameToo | NotRenamable:
+        """Lengthen the rings of a loop with too many body versions, and refuse only the carries without a place.
+
+        The reason is returned unchanged if the rings already have these lengths: another cost is too high.
+        """
+        if isinstance(reason, MustRenameToo) or reason.alignment is None:
+            return reason
+        alignment = reason.alignment
+        if not alignment.copied and alignment.places.items() <= self._ring_places.items():
+            return reason
+        self._ring_places.update(alignment.places)
+        return NotRenamable(alignment.copied, reason.why, reason.loop)
 
 
 def row_carries(graph: Graph, may_be_window: Callable[[Value, Value, int], bool]) -> Iterator[Value]:
@@ -127,7 +157,8 @@ def reuse_predicate(plain: BufferAssignment) -> ReusePredicate:
     """
     base, ranges = plain.flow, plain.ranges
     ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
-    allowed, concurrency = allowed_overwrites(base) | ends, Concurrency(base)
+    rules, concurrency = allowed_overwrites(base), Concurrency(base)
+    allowed = replace(rules, listed=rules.listed | ends)
     views: dict[Value, list[Value]] = {}
     for value, content in compute_provenance(base).items():
         tokens = {segment.origin for segment in content}
@@ -152,7 +183,6 @@ class _AssignedValues:
         self._final: dict[Value, Value] = {}
         self._parameter: dict[Value, Value] = {}
         self._same_loop: dict[Value, frozenset[Value]] = {}
-        self._parents: dict[Value, Value] = {}
         self._sources: dict[Value, tuple[Value, ...]] = {}
         for node in graph.walk():
             self._sources.update(assignments(node))
@@ -195,7 +225,7 @@ class _AssignedValues:
             else:
                 why = reason.why
                 gone = self._cheaper_half(reason.pointers) if reason.some and halving else reason.pointers
-            refused |= dict.fromkeys((value for one in gone for value in self._with_final(one)), why)
+            refused |= dict.fromkeys((value for one in gone for value in (one, self._final.get(one, one))), why)
         return self.select_with_finals(wanted, refused)
 
     def _parameters_flowing_into(self, parameter: Value, pointers: frozenset[Value]) -> set[Value]:
@@ -219,33 +249,25 @@ class _AssignedValues:
         """Return half of the connected groups of renamed values: the groups with fewer bytes."""
         groups: dict[Value, list[Value]] = {}
         for pointer in pointers:
-            groups.setdefault(self._connected_group(pointer), []).append(pointer)
+            groups.setdefault(self._connected_values.find(pointer), []).append(pointer)
         by_bytes = sorted(groups.values(), key=lambda group: -sum(value.nbytes for value in group))
         return [value for group in by_bytes[len(by_bytes) // 2 :] for value in group]
 
-    def _connected_group(self, value: Value) -> Value:
-        """Return the representative of all control-flow values connected to `value` by assignments (union-find)."""
-        if not self._parents:
-            for to, sources in self._sources.items():
-                for source in sources[1:] if to in self._same_loop else sources:
-                    if source in self._sources:
-                        self._parents[self._find_root(source)] = self._find_root(to)
-        return self._find_root(value)
-
-    def _find_root(self, value: Value) -> Value:
-        """Return the union-find root of `value`, and shorten the path."""
-        while (above := self._parents.setdefault(value, value)) != value:
-            self._parents[value] = self._parents.setdefault(above, above)
-            value = above
-        return value
+    @cached_property
+    def _connected_values(self) -> DisjointSets[Value]:
+        """The sets of control-flow values connected by assignments."""
+        sets = DisjointSets[Value]()
+        for to, sources in self._sources.items():
+            for source in sources[1:] if to in self._same_loop else sources:
+                if source in self._sources:
+                    sets.union(to, source)
+        return sets
 
     def select_with_finals(self, wanted: Iterable[Value], refused: Mapping[Value, str]) -> frozenset[Value]:
-        """Return the plannable values of `wanted` not in `refused`; a parameter and its final only together."""
-        together = [self._with_final(value) for value in wanted]
-        kept = [both for both in together if both.isdisjoint(refused) and all(value.plannable for value in both)]
-        return frozenset().union(*kept)
+        """Return the plannable values of `wanted` not in `refused`, and their finals; a final never alone.
 
-    def _with_final(self, value: Value) -> frozenset[Value]:
-        """Return a parameter and the matching final, given either; a branch output alone."""
-        parameter = self._parameter.get(value, value)
-        return frozenset((parameter, self._final.get(parameter, parameter)))
+        A refused final is copied when the loop ends, in a single iteration.
+        """
+        parameters = {self._parameter.get(value, value) for value in wanted}
+        kept = {value for value in parameters if value.plannable and value not in refused}
+        return frozenset(kept | {self._final[value] for value in kept & self._final.keys()} - refused.keys())

@@ -32,10 +32,22 @@ from sublet.analysis.program_facts import LoopView
 from sublet.analysis.streams import Concurrency
 from sublet.ir.graph import Value
 
-AllowedOverwrites = frozenset[tuple[int, Value, Value]]
-"""Permitted overwrites: (point, value read for the last time, value written over it)."""
+Overwrite = tuple[int, Value, Value]
+"""An overwrite: (point, value read for the last time, value written over it)."""
 
-NO_OVERWRITES: AllowedOverwrites = frozenset()
+
+@dataclass(frozen=True, slots=True)
+class AllowedOverwrites:
+    """The permitted overwrites: the listed overwrites, and any by the definition of an alias, which writes no bytes."""
+
+    listed: frozenset[Overwrite] = frozenset()
+    aliases: frozenset[Value] = frozenset()
+
+    def __contains__(self, overwrite: Overwrite) -> bool:
+        return overwrite[2] in self.aliases or overwrite in self.listed
+
+
+NO_OVERWRITES = AllowedOverwrites()
 
 
 class NodeCopy(NamedTuple):

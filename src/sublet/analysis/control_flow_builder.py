@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import is_not
 
@@ -25,8 +25,14 @@ from sublet.plan.schedule import Schedule, happens_before
 STEPS_PER_POINT = 64
 """Steps of the search for free versions that cost as much as one point."""
 
-MAX_BINDINGS = 16
-"""Versions that may be bound to a renamed value at a point. A value with more is copied."""
+BINDINGS_PER_POINT = 4
+"""Bindings of renamed values that cost as much as one point."""
+
+MAX_BINDINGS = 256
+"""Versions that may be bound to the result of a loop or branch. A result with more is copied, once at the exit."""
+
+MAX_EXIT_BINDINGS = 1 << 17
+"""Bindings of all results of a program together, each counted at every exit. A further result is copied at the exit."""
 
 
 def build_control_flow(
@@ -36,15 +42,20 @@ def build_control_flow(
     reusable: ReusePredicate = never_reuse,
     most_added: int | None = None,
     scopes: ProgramFacts | None = None,
+    *,
+    most_in_rings: int = 0,
+    ring_places: Mapping[Value, int] | None = None,
 ) -> ControlFlowGraph:
     """Return the control flow graph of `graph` under `schedule`.
 
     `pointers` are the renamed values: parameters, finals and branch outputs without bytes. `reusable(first, second)` is
     true if the update `second` may overwrite the parameter `first` within an iteration. Renaming adds at most
-    `most_added` points. `scopes` are the program facts of an earlier control flow graph of `graph`. Raises
+    `most_added` points; or `most_in_rings`, if more, where no branch decides a binding. `scopes` are the program facts
+    of an earlier control flow graph of `graph`. `ring_places` are the places of lengthened rings. Raises
     RenamingRefused if some values cannot be renamed.
     """
-    builder = _ControlFlowBuilder(scopes or ProgramFacts(graph), pointers, reusable, most_added)
+    versions = ValueVersions(pointers, reusable, ring_places)
+    builder = _ControlFlowBuilder(scopes or ProgramFacts(graph), versions, most_added, most_in_rings)
     builder.emit_start(graph)
     builder.emit_graph(graph, schedule, ())
     if graph.updates:
@@ -96,7 +107,7 @@ class _ControlFlowBuilder:
     """Builder of a control flow graph, with the current bindings and the open ends of the point list."""
 
     def __init__(
-        self, scopes: ProgramFacts, pointers: frozenset[Value], reusable: ReusePredicate, most_added: int | None
+        self, scopes: ProgramFacts, versions: ValueVersions, most_added: int | None, most_in_rings: int
     ) -> None:
         self.facts = scopes
         self.points: list[_DraftPoint] = []
@@ -105,7 +116,7 @@ class _ControlFlowBuilder:
         self.predecessors: list[int] = []  # predecessors of the next point
         self.nodes_of_schedule: dict[int, list[Node]] = {}  # the nodes of each schedule in order, by id of the schedule
         self.path: tuple[tuple[int, int], ...] = ()
-        self.versions = ValueVersions(pointers, reusable)
+        self.versions = versions
         self.exit_edges: dict[Value, ExitEdges] = {}
         self.active_loops: list[BodyVersions] = []
         self.rolled_loops: list[RolledLoop] = []
@@ -114,8 +125,10 @@ class _ControlFlowBuilder:
         self.loop_views: dict[tuple[str, Value, Value], LoopView] = {}
         self.renamed_sources: dict[Value, set[Edge]] = {}
         self.max_added = most_added
+        self.max_in_rings = most_in_rings
         self.points_built = 0  # points built, discarded points included
         self.points_added = 0  # points in body versions but the first; bindings of renamed values count too
+        self.exit_bindings = 0  # bindings of results at all exits
         self.refusals: list[MustRenameToo | NotRenamable] = []
 
     def to_control_flow(self) -> ControlFlowGraph:
@@ -182,12 +195,10 @@ class _ControlFlowBuilder:
     def charge_points(self, by: int) -> None:
         """Charge `by` added points; beyond the limit, refuse to rename the parameters of the outermost renamed loop."""
         self.points_added += by
-        if (
-            self.max_added is not None
-            and self.points_added + self.versions.search_steps // STEPS_PER_POINT > self.max_added
-        ):
-            outermost = next((copies for copies in self.active_loops if copies.has_renamed), None)
-            if outermost is not None:
+        added = self.points_added + self.versions.search_steps // STEPS_PER_POINT
+        if self.max_added is not None and added > self.max_added:
+            outermost = next((copies for copies in self.active_loops if copies.renamed_count), None)
+            if outermost is not None and (added > self.max_in_rings or not outermost.is_ring):
                 raise outermost.plan_too_long()
 
     def emit_graph(self, graph: Graph, schedule: Schedule, path: tuple[tuple[int, int], ...]) -> None:
@@ -253,24 +264,26 @@ class _ControlFlowBuilder:
         `sources[i]` are the versions assigned at the point `ends[i]`. The path by which a source was bound matters only
         if the path decides the next body version; otherwise sources are merged by storage.
         """
-        if not any(copies.has_renamed for copies in self.active_loops):
+        if not any(copies.renamed_count for copies in self.active_loops):
             sources = [tuple(dict.fromkeys(map(self.versions.root_of, several))) for several in sources]
         targets = tuple(dict.fromkeys(source for several in sources for source in several))
-        if len(targets) > MAX_BINDINGS:
-            what = f"it may be bound to more than {MAX_BINDINGS} values"
+        self.exit_bindings += len(targets) * len(ends)
+        if len(targets) > MAX_BINDINGS or self.exit_bindings > MAX_EXIT_BINDINGS:
+            what = "it may be bound to too many values"
             self.refusals.append(NotRenamable([pointer], what))
             self.versions.define_version(pointer)
             return
-        self.charge_points(len(targets) // 4)
-        aliases = self.versions.bind_to_any(pointer, targets)
-        for alias, source in zip(aliases, targets, strict=True):
-            ways = frozenset(i for i, several in enumerate(sources) if source in several)
-            self.exit_edges[alias] = (node.name, self.versions.context, ways)
-        for i, end in enumerate(ends):
-            real = tuple(alias for alias in aliases if i in self.exit_edges[alias][2])
-            rest = tuple(alias for alias in aliases if i not in self.exit_edges[alias][2])
-            self.points[end].defs += real
-            self.points[end].kills += rest
+        self.charge_points(len(targets) // BINDINGS_PER_POINT)
+        aliases = dict(zip(targets, self.versions.bind_to_any(pointer, targets), strict=True))
+        ways: dict[Value, list[int]] = {}
+        for i, several in enumerate(sources):
+            for source in dict.fromkeys(several):
+                ways.setdefault(source, []).append(i)
+        for source, alias in aliases.items():
+            self.exit_edges[alias] = (node.name, self.versions.context, frozenset(ways[source]))
+        for end, several in zip(ends, sources, strict=True):
+            self.points[end].defs += tuple(aliases[source] for source in targets if source in several)
+            self.points[end].kills += tuple(alias for source, alias in aliases.items() if source not in several)
 
     def emit_loop(self, node: While, schedule: Schedule) -> None:
         """Add the points of a loop; if renaming its parameters fails, record the refusal and skip the loop."""
@@ -299,6 +312,7 @@ class _ControlFlowBuilder:
         following: list[tuple[int, list[int]]] = []
         while copies.begin_version():
             self.path = path
+            self.charge_points(copies.renamed_count // BINDINGS_PER_POINT)
             tops.append(len(self.points))
             self.levels.append(before)
             checks.append(self.emit_body_version(node, schedule, len(self.levels) - 1, path, stacked))
@@ -345,7 +359,7 @@ class _ControlFlowBuilder:
             ends.append(self.emit_move("exit", node, node.parameters, node.finals, uses=stacked))
         self.predecessors = ends
         for position, final in enumerate(node.finals):
-            if final is not None and final in self.versions.renamed_values:
+            if final is not None and final in self.versions.renamed_values & self.facts.read_values:
                 self.bind_phi(node, final, ends, copies.bindings_at(position))
 
     def emit_move(

@@ -5,7 +5,8 @@ initial value. A definition of a carried value goes to the first of its versions
 bindings therefore return to an earlier state, and the body versions repeat: `first` body versions, the prologue, run
 once, and the remaining `ring` body versions form the period [NNC: the unrolled loop; type II and type I multi-view
 tensors]. Swaps, rotations, delay lines and several parameters updated by the same value need nothing more, and each
-carried value has as many versions as it needs.
+carried value has as many versions as it needs; more, if only a longer ring gives the loop a short period
+(`analysis.ring_alignment`).
 
 If the binding of an update depends on the exit of an inner loop or on the arm of a branch, each path leads to a
 separate body version: the states are the states of a finite automaton.
@@ -17,20 +18,23 @@ version. An alias keeps its target live only in body versions that can reach the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count, product
+from itertools import chain, count, product
 
 from sublet.analysis.program_facts import ProgramFacts
+from sublet.analysis.ring_alignment import align_rings, carry_periods
 from sublet.analysis.value_versions import MustRenameToo, NotRenamable, PossibleVersions, ValueVersions
 from sublet.ir.graph import Value, While
 from sublet.plan import Context, RolledLoop, VersionTransition
 
-MAX_BODY_VERSIONS = 64
-"""Body versions of a loop. A loop with more is not unrolled: its carried values are copied."""
+MAX_BODY_VERSIONS = 256
+"""Body versions of a loop of delay lines and rotations. With more, rings are aligned, or carried values copied."""
+
+MAX_DECIDED_VERSIONS = 64
+"""Body versions of a loop with bindings decided by a branch or an inner loop. With more, carried values are copied."""
 
 MAX_TRANSITIONS = 16
 """Transitions out of a body version. A loop with more is not unrolled either."""
 
-TOO_MANY_VERSIONS = f"renaming needs more than {MAX_BODY_VERSIONS} body versions"
 TOO_MANY_TRANSITIONS = f"a body version has more than {MAX_TRANSITIONS} transitions"
 PLAN_TOO_LONG = "renaming would make the plan too long"
 
@@ -87,7 +91,10 @@ class BodyVersions:
             )
             fixed = [value for value in self._node.parameters if value not in self._renamed_parameters]
             self._versions.naming_rules |= dict.fromkeys(fixed, self._copied_parameter_version)
-        self._current_state = self._entry_states[number]
+        self._users: dict[Value, list[Value]] = {}  # by version with bytes, the parameters bound to the version
+        for parameter, targets in zip(self._renamed_parameters, self._entry_states[number], strict=True):
+            for root in dict.fromkeys(map(self._versions.root_of, targets)):
+                self._users.setdefault(root, []).append(parameter)
         self.restore_entry(number)
         return True
 
@@ -115,22 +122,34 @@ class BodyVersions:
 
     def _refuse(self, why: str) -> NotRenamable:
         """Return the exception refusing to rename the parameters of the loop because of the cost."""
-        return NotRenamable(self._renamed_parameters, why, self._node.name, some=True)
+        stored = set(self._node.updates) - self._versions.renamed_values
+        ring_sizes = {value: self._versions.version_count(value, self._outer_context) for value in stored}
+        updates = dict(zip(self._node.parameters, self._node.updates, strict=True))
+        carries = carry_periods(updates, self._renamed_parameters, ring_sizes)
+        alignment = align_rings(carries, len(self._transitions)) if carries and self._transitions else None
+        return NotRenamable(self._renamed_parameters, why, self._node.name, some=True, alignment=alignment)
 
     def plan_too_long(self) -> NotRenamable:
         """Return the exception for a loop with too many points in all body versions together."""
         return self._refuse(PLAN_TOO_LONG)
 
     @property
-    def has_renamed(self) -> bool:
-        """True if any parameter is renamed."""
-        return bool(self._renamed_parameters)
+    def is_ring(self) -> bool:
+        """True if no branch or inner loop decides a binding: every body version has a single successor."""
+        updates = {self._node.updates[i] for i in self._renamed_positions}
+        return updates.isdisjoint(self._versions.renamed_values.difference(self._node.parameters))
+
+    @property
+    def renamed_count(self) -> int:
+        """The number of renamed parameters."""
+        return len(self._renamed_parameters)
 
     def _version_number_of(self, state: EntryState) -> int:
         """Return the number of the body version for an entry state, adding a body version for a new state."""
         if state not in self._version_numbers:
-            if len(self._entry_states) == MAX_BODY_VERSIONS:
-                raise self._refuse(TOO_MANY_VERSIONS)
+            most = MAX_BODY_VERSIONS if self.is_ring else MAX_DECIDED_VERSIONS
+            if len(self._entry_states) == most:
+                raise self._refuse(f"renaming needs more than {most} body versions")
             self._version_numbers[state] = len(self._entry_states)
             self._entry_states.append(state)
         return self._version_numbers[state]
@@ -203,9 +222,13 @@ class BodyVersions:
         )
 
     def _first_free_version(self, value: Value) -> Value:
-        """Return the first version of a carried value free for a write here, for all loops carrying the value."""
+        """Return the first version of a carried value free for a write here, for all loops carrying the value.
+
+        A value with a lengthened ring takes the places of the ring in turn.
+        """
         holders = [copies for copies in self._active_loops if value in copies._carried_values]
-        for i in count():
+        places = self._versions.ring_places.get(value, 0)
+        for i in chain([len(self._transitions) % places] if places else (), count()):
             instance = self._versions.version_of(value, holders[0]._outer_context, f"~{i}")
             if not any(holder._is_needed(instance, value) for holder in holders):
                 return self._versions.record_write(instance, self._versions.context)
@@ -213,12 +236,7 @@ class BodyVersions:
 
     def _is_needed(self, instance: Value, value: Value) -> bool:
         """True if a definition of `value` in `instance` would destroy bytes still needed by a bound value."""
-        users = [
-            parameter
-            for parameter, targets in zip(self._renamed_parameters, self._current_state, strict=True)
-            if any(self._versions.root_of(target) == instance for target in targets)
-        ]
-        users += dict.fromkeys(self._versions.outputs_bound_to(instance))
+        users = [*self._users.get(instance, ()), *dict.fromkeys(self._versions.outputs_bound_to(instance))]
         self._versions.search_steps += len(users)
         return any(not self._versions.may_reuse(user, value) for user in users)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sublet.base.tensor import TensorSpec
-from sublet.ir.dataflow import assignments
+from sublet.ir.dataflow import assignments, reads, results
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ops import Share, lookup
 from sublet.plan import Stride
@@ -27,11 +27,16 @@ class SharingFacts:
 class ProgramFacts:
     """Facts of a program: the order of definitions, the assignments of loops and branches, the sharing facts of ops.
 
-    position   of each value in the order of definition; the values of a loop body are consecutive
+    position        of each value in the order of definition; the values of a loop body are consecutive
+    read_values     the values read by a node or by the caller
+    nodes_in_loops  the names of all nodes inside the bodies of loops
     """
 
     def __init__(self, graph: Graph) -> None:
         self.position = {value: i for i, value in enumerate(graph.values())}
+        self.read_values = {*results(graph), *(value for node in graph.walk() for value in reads(node))}
+        loops = (node for node in graph.walk() if isinstance(node, While))
+        self.nodes_in_loops = {inner.name for loop in loops for inner in loop.body.walk()}
         self._sources: dict[Value, tuple[Value, ...]] = {}
         self._body_ends: dict[str, int] = {}  # by loop, the position after the last value of the body
         self._facts: dict[str, SharingFacts] = {}

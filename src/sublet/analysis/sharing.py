@@ -57,11 +57,16 @@ class BufferAssignment:
         return tuple(buffer for buffer in self.buffers if buffer.needs_arena)
 
     @cached_property
-    def copied_bytes(self) -> int:
-        """The bytes copied by moves, slices and rows; body versions of the same move count once."""
-        bases = self.flow.unrolling.versions
-        once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.residual_copies}
-        return sum(once.values()) + sum(self.copied_loop_views.values())
+    def copied_bytes(self) -> tuple[int, int]:
+        """The bytes copied by moves, slices and rows: in an iteration of any loop, and altogether.
+
+        Body versions of the same move count once.
+        """
+        bases, inside = self.flow.unrolling.versions, self.flow.unrolling.facts.nodes_in_loops
+        moved = {(point.kind, bases[to].base): point.node for point, _, to in self.residual_copies}
+        often = {to for (kind, to), node in moved.items() if kind == "next" or (node and node.name in inside)}
+        views = sum(self.copied_loop_views.values())
+        return sum(to.nbytes for to in often) + views, sum(to.nbytes for _, to in moved) + views
 
     @cached_property
     def placed_loop_views(self) -> frozenset[tuple[Value, Value]]:
@@ -225,7 +230,11 @@ def _place_loop_views(merger: Coalescer, flow: ControlFlowGraph, alignment: int,
     aliases: dict[Value, list[Value]] = {}
     for alias, source in flow.unrolling.aliases:
         aliases.setdefault(source, []).append(alias)
-    replaced = {(source, 2 * point + 1) for point, source, _ in merger.allowed_overwrites}
+    replaced = {(source, 2 * point + 1) for point, source, _ in merger.allowed_overwrites.listed}
+    if flow.unrolling.loop_views:
+        known = merger.allowed_overwrites.aliases
+        bound = (t for t, point in enumerate(flow.points) if not known.isdisjoint(point.defs))
+        replaced |= {(source, 2 * t + 1) for t in bound for source in flow.points[t].uses}
     for window in flow.unrolling.loop_views:
         if why_not_view(window.value, window.whole, window.axis, alignment, smallest):
             continue
@@ -279,16 +288,9 @@ def allowed_overwrites(flow: ControlFlowGraph) -> AllowedOverwrites:
     Ops and moves permit an overwrite. The definition of a renamed value writes no bytes, hence may coincide with the
     last use of any value read at the same point.
     """
-    return frozenset(_generate_overwrites(flow))
-
-
-def _generate_overwrites(flow: ControlFlowGraph) -> Iterator[tuple[int, Value, Value]]:
-    """Yield the entries of `allowed_overwrites`: definitions of renamed values, moves, in-place outputs."""
-    aliases = {alias for alias, _ in flow.unrolling.aliases}
-    for t, point in enumerate(flow.points):
-        yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
-        yield from ((t, source, destination) for source, destination in point.moves)
-        yield from ((t, source, output) for output, source in _inplace_pairs(point))
+    moves = {(t, source, to) for t, point in enumerate(flow.points) for source, to in point.moves}
+    inplace = {(t, source, output) for t, point in enumerate(flow.points) for output, source in _inplace_pairs(point)}
+    return AllowedOverwrites(frozenset(moves | inplace), frozenset(alias for alias, _ in flow.unrolling.aliases))
 
 
 def _multiple_definitions(flow: ControlFlowGraph) -> dict[Value, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sublet.analysis.ring_alignment import RingAlignment
 from sublet.ir.graph import Value
 from sublet.plan import Context
 
@@ -28,14 +29,23 @@ class NotRenamable(Exception):
     """Raised when values cannot be renamed, and must be copied.
 
     `pointers` are the values; with `some`, copying a part of the values may be enough. `loop` names the loop with these
-    parameters; "" for an output with too many possible bindings.
+    parameters; "" for an output with too many possible bindings. `alignment` says how a shorter period fits the values.
     """
 
-    def __init__(self, pointers: Iterable[Value], why: str, loop: str = "", *, some: bool = False) -> None:
+    def __init__(
+        self,
+        pointers: Iterable[Value],
+        why: str,
+        loop: str = "",
+        *,
+        some: bool = False,
+        alignment: RingAlignment | None = None,
+    ) -> None:
         self.pointers = tuple(pointers)
         self.why = why
         self.loop = loop
         self.some = some
+        self.alignment = alignment
         super().__init__(", ".join(map(str, self.pointers)))
 
 
@@ -67,8 +77,11 @@ class VersionOrigin:
 class ValueVersions:
     """All versions created so far, and the versions bound to every value at the current point."""
 
-    def __init__(self, pointers: frozenset[Value], reusable: ReusePredicate) -> None:
+    def __init__(
+        self, pointers: frozenset[Value], reusable: ReusePredicate, ring_places: Mapping[Value, int] | None = None
+    ) -> None:
         self.renamed_values = pointers
+        self.ring_places = ring_places or {}  # the number of places of each lengthened ring, see `ring_alignment`
         self.may_reuse = reusable
         self.context: Context = ()
         self.aliases: dict[Value, Value] = {}
@@ -140,6 +153,11 @@ class ValueVersions:
             instance = self._by_name[base, suffix] = Value(f"{base.name}@{suffix}", base.spec, base.literal)
             self.origins.setdefault(instance, VersionOrigin(base))
         return instance
+
+    def version_count(self, base: Value, within: Context) -> int:
+        """Return the number of versions of a value written in a context; 1 for a value written outside."""
+        contexts = [origin.contexts for origin in self.origins.values() if origin.base is base]
+        return max(1, sum(any(context[: len(within)] == within for context in several) for several in contexts))
 
     def record_write(self, instance: Value, context: Context) -> Value:
         """Record a write of a version in a context, and return the version."""

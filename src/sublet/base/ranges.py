@@ -20,6 +20,11 @@ def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
+def union_length(pieces: Iterable[tuple[int, int]]) -> int:
+    """Return the count of numbers in any of the ranges; the ranges may overlap."""
+    return sum(end - begin for begin, end in merge(pieces))
+
+
 def gaps(pieces: Sequence[tuple[int, int]]) -> Ranges:
     """Return the gaps between sorted, disjoint ranges."""
     return tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
@@ -33,29 +38,6 @@ def holds(pieces: Iterable[tuple[int, int]], number: int) -> bool:
 def split_evenly(extent: int, parts: int) -> Ranges:
     """Split the numbers from 0 to `extent` into `parts` ranges with lengths that differ by at most 1."""
     return tuple((extent * i // parts, extent * (i + 1) // parts) for i in range(parts))
-
-
-def levels(held: Iterable[tuple[Ranges, int]]) -> list[tuple[int, int]]:
-    """Return (time, bytes live from then on) at every change, for (live ranges, bytes) pairs.
-
-    The last level is 0 bytes.
-    """
-    change: dict[int, int] = {}
-    for ranges, nbytes in held:
-        for begin, end in ranges:
-            change[begin] = change.get(begin, 0) + nbytes
-            change[end] = change.get(end, 0) - nbytes
-    now, steps = 0, []
-    for time, step in sorted(change.items()):
-        if step:
-            now += step
-            steps.append((time, now))
-    return steps
-
-
-def highest(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the first of the `levels` with the most bytes; (0, 0) without any level."""
-    return max(steps, key=lambda step: step[1], default=(0, 0))
 
 
 def overlap(one: Ranges, other: Ranges) -> bool:

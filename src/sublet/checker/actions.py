@@ -34,7 +34,7 @@ class Write(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An atomic event: first all reads, then all writes. `kind` is a kind of point (see `analysis.flow`), or "store".
+    """An atomic event: first all reads, then all writes. `kind` is a kind of point (see `analysis.control_flow`), or "store".
 
     The rows of an iteration are stored ("store") before the updates are assigned ("next").
     """

@@ -22,7 +22,7 @@ Invariant: memory at the start of an iteration holds no token of the body, see `
 the parameters with own bytes, so the regions of these parameters hold the parameters' own tokens.
 
 Rules: clobbered (a read finds bytes of another value), undefined (a read finds unknown bytes), output-lost,
-weight-clobbered, too-many-states, bad-jumps, false-heads; and the rules of `overlaps`, in each body version.
+weight-clobbered, too-many-states, bad-jumps, false-heads; and the rules of `actions.py` on overlaps, in each body version.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ from sublet.checker.version_transitions import (
     decisions_in,
     varying_entries,
 )
-from sublet.ir.dataflow import conditions_of, required_values, results
+from sublet.ir.dataflow import conditions_of, reads, required_values, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Region, RolledLoop
 from sublet.plan.schedule import Schedule, is_serial
 
-MOST_TARGETS = 64
+MOST_TARGETS = 256
 """Regions of one pointer in one state. The replay gives up on a plan with more (rule too-many-states)."""
 
 MOST_COPIES = 1024
 """Body versions of one loop. The replay gives up on a plan with more."""
 MOST_STEPS = 1 << 17
-"""Steps of one replay, or MOST_TARGETS a node if more, in all body versions. Beyond the limit the replay gives up."""
+"""Steps of one replay in all body versions, or MOST_STEPS_A_NODE a node if more. The replay gives up beyond."""
+MOST_STEPS_A_NODE = 64
 
 Origins = Mapping[str, tuple[tuple[ByteSource, ...], ...]]
 Build = Callable[[ActionBuilder], Action]
@@ -118,8 +119,9 @@ class _PlanReplay:
         self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         self._dropped: dict[tuple[str, int], dict[int, set[str]]] = {}
         self._cached_actions: dict[tuple[str, Context], tuple[Action, list[Finding]]] = {}
+        self._read = {*results(graph), *(value for node in graph.walk() for value in reads(node))}
         self._steps = 0
-        self._most = max(MOST_STEPS, MOST_TARGETS * sum(1 for _ in graph.walk()))
+        self._most = max(MOST_STEPS, MOST_STEPS_A_NODE * sum(1 for _ in graph.walk()))
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
 
@@ -293,7 +295,7 @@ class _PlanReplay:
         state = self.run_nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.read_condition(node))
         left = state.copy()
-        edge(left, build=lambda actions: actions.exit_loop(node), moves=_pairs(node.parameters, node.finals))
+        edge(left, build=lambda actions: actions.exit_loop(node), moves=self._read_finals(node))
         left.end_scope(self._names_in_body(node)[0])
         edge(state, build=lambda actions: actions.fetch_slices(node))
         state = self.run_nodes(node.body.nodes[node.check :], body, state, context, node.body.outputs)
@@ -301,6 +303,10 @@ class _PlanReplay:
         back = _pairs(node.updates, node.parameters)
         edge(state, build=lambda actions: actions.assign_updates(node), moves=back, ends_round=node)
         return left, state
+
+    def _read_finals(self, node: While) -> list[tuple[Value, Value]]:
+        """Return the (parameter, final) pairs of a loop, without the finals that no node and no caller reads."""
+        return [pair for pair in _pairs(node.parameters, node.finals) if pair[1] in self._read]
 
     def perform(
         self,

@@ -7,6 +7,7 @@ in its concatenation, an output over an input, both ends of a move at one place,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 
 from sublet.base.tensor import TensorSpec
 from sublet.checker.contents import op_facts
@@ -34,10 +35,12 @@ def sharing_reasons(walk: StateSpace) -> SharingReasons:
         for how, one, other, names in _reasons_at(walk, visit):
             reasons.setdefault((how, one, other), set()).update(names)
     for numbers in heads.values():
-        for one in numbers:
-            for other in numbers - {one}:
-                if is_at_distance(walk.placement_by_number(one), walk.placement_by_number(other), 0):
-                    reasons.setdefault(("carry", one, other), set()).add(walk.placement_by_number(other).value)
+        by_address: dict[object, list[int]] = {}
+        for number in numbers:
+            place = walk.placement_by_number(number)
+            by_address.setdefault((place.region.storage, place.strides, place.region.offset), []).append(number)
+        for one, other in (pair for alike in by_address.values() for pair in permutations(alike, 2)):
+            reasons.setdefault(("carry", one, other), set()).add(walk.placement_by_number(other).value)
     return reasons
 
 

@@ -170,7 +170,12 @@ class Pointer:
         """Return the pointer with `name` as a choice of all bindings, if there are several regions."""
         if len(self.targets) == 1:
             return self
-        return self.map_targets(lambda target: target.with_choice(name))
+        lacking = {
+            region: merge_targets(target.with_choice(name) for target in bindings)
+            for region, bindings in self.targets.items()
+            if any(name not in target.choices for target in bindings)
+        }
+        return replace(self, targets={**self.targets, **lacking}) if lacking else self
 
     def restricted_to(self, ways: Mapping[str, int]) -> Pointer | None:
         """Return the pointer restricted to runs with the exits `ways`; None if no binding allows the exits."""

@@ -64,7 +64,7 @@ class PointState:
 class StateSpace:
     """All reachable point states of a plan. Raises TooManyStatesError.
 
-    `asked` are pointers and exits requested at points without a read of the pointers.
+    `requested` are pointers and exits requested at points without a read of the pointers.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Integration:
     alignment           the alignment in bytes of all offsets for the vendor's runtime; 0 for Sublet's default
     embedded_plan       (model, path) -> the model and the external plan in its file
     plan_suffixes       the suffixes of files that `judge_plan` judges without a model
-    judge_plan          (path) -> ExternalVerdict
+    judge_plan          (path) -> ForeignVerdict
     problem_suffixes    the suffixes of recorded allocations
     read_problem        (path) -> Problem
     dialects            op prefix -> function from the name of an op to its `Op`

@@ -1,8 +1,8 @@
 """Operators as records of facts, in dialects."""
 
 from sublet.ops.nn import nn_op
-from sublet.ops.op import Op, Share, lookup, present_shares, register
+from sublet.ops.op import Op, Share, lookup, present_shares, register, slice_maps_of
 
 register("nn", nn_op)
 
-__all__ = ["Op", "Share", "lookup", "present_shares", "register"]
+__all__ = ["Op", "Share", "lookup", "present_shares", "register", "slice_maps_of"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sublet.base.errors import SpecError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.dataflow import all_names
 from sublet.ir.graph import Attr, Graph, Node, Value
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, Command, spec_of
@@ -13,32 +15,6 @@ from sublet.ops.op import is_registered, lookup
 
 CONSTANT_ELEMENTS = 16
 """Maximum elements of a literal of the root graph; larger constants are filled at run time."""
-
-
-class NameGenerator:
-    """A generator of names, unique in a whole program."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-        self._next: dict[str, int] = {}
-
-    @classmethod
-    def from_graph(cls, graph: Graph) -> NameGenerator:
-        """Return a generator avoiding all names of values and nodes of a program."""
-        return cls([v.name for v in graph.values()] + [n.name for n in graph.walk()])
-
-    def fresh(self, hint: str) -> str:
-        """Return `hint`, or `hint_2`, `hint_3`, ... if `hint` is taken."""
-        if hint not in self._taken:
-            self._taken.add(hint)
-            return hint
-        number = self._next.get(hint, 2)
-        while f"{hint}_{number}" in self._taken:
-            number += 1
-        self._next[hint] = number + 1
-        name = f"{hint}_{number}"
-        self._taken.add(name)
-        return name
 
 
 class LiteralPool:
@@ -76,7 +52,7 @@ class Emitter:
     @classmethod
     def from_graph(cls, graph: Graph) -> Emitter:
         """Return an emitter for `graph`, the root of a program, appending after the last node."""
-        names = NameGenerator.from_graph(graph)
+        names = NameGenerator(all_names(graph))
         emitter = cls(names, LiteralPool(names, graph.weights))
         emitter.nodes.extend(graph.nodes)
         return emitter

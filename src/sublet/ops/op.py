@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol
 
-from sublet.base.errors import SubletError
+from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.slice_maps import SliceMaps, Slices, no_slices
 
 
 class Share(NamedTuple):
@@ -109,6 +110,7 @@ class Op:
               bytes are overwritten.
     inplace   the kernel may overwrite the input with the output (Relu), provided no later node reads the input. Both
               have the same number of bytes.
+    slices    the slices of the inputs needed for slices of the outputs, see `ops.slice_maps`.
     pure      equal inputs give equal outputs, without side effects.
     inputs, outputs   minimum and maximum number; None if unknown.
     infer     the specs of the outputs; None if unknown
@@ -119,6 +121,7 @@ class Op:
     views: Shares = no_shares
     parts: Shares = no_shares
     inplace: Shares = no_shares
+    slices: Slices = no_slices
     pure: bool = True
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
@@ -149,6 +152,14 @@ def lookup(name: str) -> Op:
     if prefix not in _dialects:
         register(prefix, dialect)
     return dialect(name)
+
+
+def slice_maps_of(node: Node) -> SliceMaps:
+    """Return the slice maps of a node; none for sub-graphs, values of unknown shape, or attributes that do not fit."""
+    try:
+        return lookup(node.op).slices(node) if node.plannable and not node.subgraphs else ()
+    except SpecError:
+        return ()
 
 
 # Contiguous slices: the blocks of a row-major tensor with a contiguous range of bytes.

@@ -3,18 +3,17 @@
 The package knows bytes and time, but no tensors.
 
     problem                     data types: Buffer, Precedence, Companion, Problem, Packing
-    files, csv_format, json_format    readers and writers of files
+    files, csv_format           readers and writers of files
     rigid_groups, normalize     reduction of offset constraints, pins and permitted overlaps to plain interference
-    conflicts, reuse_order      the interference graph; which buffer can take over the bytes of which
+    conflicts                   the interference graph
     greedy                      strategies that fill holes in a fixed order of the buffers
-    allocation_order, interference_order    strategies that fill an allocation_graph
-    strategies                  all strategies by name
+    allocation_graph            which buffer can take over the bytes of which, and the graph of such successions
+    strategies                  strategies that fill an allocation graph; all strategies by name
     search                      exact search, limited by steps or time
-    bounds, antichain           lower bounds on the arena size
+    bounds                      lower bounds on the arena size
     validate                    checker of packings
-    local_search                improvement of packings with offset constraints, by reinsertion
-    regions, region_assignment, region_cost    assignment of buffers to several memory regions
-    dedicated_region            a memory region reserved for transfers
+    regions, region_assignment  assignment of buffers to several memory regions, and to one reserved for transfers
+    portfolio                   the best packing of all strategies; improvement by reinsertion
 
 `portfolio.pack` runs the strategies and the search, and returns the best packing, checked.
 """

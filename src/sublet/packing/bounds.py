@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from sublet.base.ranges import highest, holds, levels
+from sublet.base.live_curve import LiveCurve
+from sublet.base.ranges import holds
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.normalize import overlaps_as_precedence
 from sublet.packing.problem import Precedence, Problem, round_up
@@ -55,13 +55,14 @@ def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tu
     columns = np.concatenate((left, right[ends], np.full(count, target)))
     values = np.concatenate((capacities, np.full(len(begins), _CAPACITY, dtype=np.int32), capacities))
     shape = (2 * count + 2, 2 * count + 2)
-    network = csr_array((values.astype(np.int32), (rows, columns)), shape=shape)
-    flow = maximum_flow(network, source, target).flow
-    residual = csr_array(network - flow)
+    sparse, csgraph = import_module("scipy.sparse"), import_module("scipy.sparse.csgraph")  # slow to import
+    network = sparse.csr_array((values.astype(np.int32), (rows, columns)), shape=shape)
+    flow = csgraph.maximum_flow(network, source, target).flow
+    residual = sparse.csr_array(network - flow)
     residual.data = np.maximum(residual.data, 0)
     residual.eliminate_zeros()
     reached = np.zeros(2 * count + 2, dtype=np.bool_)
-    reached[breadth_first_order(residual, source, return_predecessors=False)] = True
+    reached[csgraph.breadth_first_order(residual, source, return_predecessors=False)] = True
     chosen = reached[left] & ~reached[right] & (capacities > 0)
     return tuple(int(position) for position in np.flatnonzero(chosen))
 
@@ -181,7 +182,7 @@ def _common_alignment(problem: Problem, positions: Iterable[int]) -> int:
 def _live_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
     """Return the buffers with bytes at the first time with the largest sum of live weights."""
     lives = [tuple(buffer.pieces) for buffer in problem.buffers]
-    peak, _ = highest(levels(zip(lives, weights, strict=True)))
+    peak, _ = LiveCurve.from_sizes(zip(lives, weights, strict=True)).peak
     return tuple(position for position, live in enumerate(lives) if weights[position] > 0 and holds(live, peak))
 
 

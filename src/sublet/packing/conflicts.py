@@ -6,7 +6,6 @@ comparison of all lifetimes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.errors import ProblemError
 from sublet.packing.problem import Problem
 
@@ -113,31 +113,17 @@ class Cluster:
     alignment: int
 
 
-def smallest_in_component(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each number below `count` the smallest number of its component (union-find over `pairs`)."""
-    first = list(range(count))
-
-    def find(number: int) -> int:
-        while first[number] != number:
-            first[number] = first[first[number]]
-            number = first[number]
-        return number
-
-    for one, other in pairs:
-        low, high = sorted((find(one), find(other)))
-        first[high] = low
-    return [find(number) for number in range(count)]
-
-
 def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
     """Return the clusters of the companions (transitively), in order of the first member.
 
     Raises ProblemError when two members of a cluster conflict: no common offset can exist.
     """
-    pairs = ((companion.first, companion.second) for companion in problem.companions)
+    sets = DisjointSets[int]()
+    for companion in problem.companions:
+        sets.union(companion.first, companion.second)
     members: dict[int, list[int]] = {}
-    for position, first in enumerate(smallest_in_component(len(problem.buffers), pairs)):
-        members.setdefault(first, []).append(position)
+    for position in range(len(problem.buffers)):
+        members.setdefault(sets.find(position), []).append(position)
     return [_cluster(problem, conflicts, tuple(group)) for group in members.values()]
 
 

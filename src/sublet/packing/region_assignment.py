@@ -13,11 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from sublet.base.errors import ProblemError
 from sublet.packing.bounds import clique_within
@@ -175,10 +174,13 @@ def _dual_prices(
         values.append(size / unit)
         limits.append(np.full(sections, capacity / unit))
     shape = (len(tight) * sections, units * regions)
-    inequalities = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
+    optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")  # slow to import
+    inequalities = sparse.coo_array(
+        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape
+    )
     each = np.arange(units * regions)
-    equalities = coo_array((np.ones(len(each)), (each // regions, each)), shape=(units, units * regions))
-    solved = linprog(  # type: ignore[call-overload]  # the stubs lack sparse matrices
+    equalities = sparse.coo_array((np.ones(len(each)), (each // regions, each)), shape=(units, units * regions))
+    solved = optimize.linprog(
         [max(cost, 0) / scale for row in costs for cost in row],
         A_ub=inequalities.tocsr(),
         b_ub=np.concatenate(limits),

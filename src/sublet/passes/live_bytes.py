@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet.ir.dataflow import reads_inside
+from sublet.ir.dataflow import reads_inside, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup, present_shares
 
@@ -43,23 +43,26 @@ class LiveBlocks:
     extra: list[int] = field(default_factory=list)
     block_of: dict[Value, int] = field(default_factory=dict)
 
+    @property
+    def bytes_at_start(self) -> int:
+        """The bytes live before the first node."""
+        return sum(self.nbytes[block] for block in self.live_in)
+
     def peak(self, order: Sequence[int]) -> tuple[int, int]:
         """Return the peak of live bytes and the sum of live bytes over all nodes, for this order."""
         curve = self.curve(order)
-        return max([sum(self.nbytes[block] for block in self.live_in), *curve]), sum(curve)
+        return max([self.bytes_at_start, *curve]), sum(curve)
 
     def curve(self, order: Sequence[int]) -> list[int]:
         """Return the live bytes at each node of this order."""
         waiting = [len(readers) for readers in self.readers]
-        live = sum(self.nbytes[block] for block in self.live_in)
+        live = self.bytes_at_start
         found: list[int] = []
         for i in order:
             ending = [block for block in self.read[i] if waiting[block] == 1 and block not in self.kept]
-            taken = self._overwritten_blocks(i, ending)
             home = sum(self.nbytes[block] for block, target in self.update_in_place[i] if waiting[target] == 1)
             made = sum(self.nbytes[block] for block in self.born[i]) - home
-            saved = sum(self.nbytes[block] for block in taken)
-            found.append(live + made - saved + self.extra[i])
+            found.append(live + made - self.bytes_overwritten(i, ending) + self.extra[i])
             for block in self.read[i]:
                 waiting[block] -= 1
             unread = (b for b in self.born[i] if not self.readers[b] and b not in self.kept)
@@ -71,18 +74,28 @@ class LiveBlocks:
         home = {block for block, _ in self.update_in_place[i]}
         return sum(self.nbytes[block] for block in self.born[i] if block not in home and counts(block))
 
-    def _overwritten_blocks(self, i: int, ending: Sequence[int]) -> list[int]:
-        """Return the blocks with a last use at node `i` and overwritten by the results of the node."""
-        taken: list[int] = []
+    def bytes_overwritten(self, i: int, ending: Sequence[int]) -> int:
+        """Return the bytes overwritten by the results of node `i`, of the blocks in `ending`: last used at the node."""
+        taken: set[int] = set()
         done: set[int] = set()
         for made, source in self.inplace[i]:
             part = (
                 self.nbytes[source] < self.nbytes[made]
             )  # a concatenation overwrites several parts, any other result one operand
             if source in ending and source not in taken and (part or made not in done):
-                taken.append(source)
+                taken.add(source)
                 done.add(made)
-        return taken
+        return sum(self.nbytes[block] for block in taken)
+
+
+def estimated_peak(graph: Graph) -> tuple[int, int]:
+    """Return the estimated peak of live bytes of the root level, and the position of the first node at the peak.
+
+    Bytes inside sub-graphs do not count.
+    """
+    blocks = blocks_of(graph, graph.nodes, results(graph), {})
+    curve = blocks.curve(range(len(graph.nodes)))
+    return max([blocks.bytes_at_start, *curve]), curve.index(max(curve)) if curve else 0
 
 
 def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extra: Mapping[str, int]) -> LiveBlocks:

@@ -24,7 +24,7 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import pick, spec_of
-from sublet.passes.live_bytes import blocks_of
+from sublet.passes.live_bytes import estimated_peak
 
 MAX_REPEATS = 4
 """Maximum number of repetitions, each at the peak of the last."""
@@ -38,24 +38,16 @@ MIN_BYTES = 1 << 14
 
 def with_resliced_operands(graph: Graph) -> Graph:
     """Return the graph with late readers of concatenated values reading slices, while the peak falls."""
-    peak = _estimated_peak(graph)
+    peak = estimated_peak(graph)
     for _ in range(MAX_REPEATS):
         changed = _reslice_after(graph, peak[1])
         if changed is None:
             break
-        lower = _estimated_peak(changed)
+        lower = estimated_peak(changed)
         if lower[0] >= peak[0]:
             break
         graph, peak = changed, lower
     return graph
-
-
-def _estimated_peak(graph: Graph) -> tuple[int, int]:
-    """Return the estimated peak of live bytes and the position of the node at the peak."""
-    blocks = blocks_of(graph, graph.nodes, results(graph), {})
-    curve = blocks.curve(range(len(graph.nodes)))
-    highest = max(curve, default=0)
-    return highest, curve.index(highest) if curve else 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sublet.base.names import NameGenerator
 from sublet.ir.dataflow import (
+    all_names,
     conditions_of,
     map_subgraphs,
     reads,
@@ -26,7 +28,7 @@ from sublet.ir.dataflow import (
 )
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ops import lookup
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 
 
 def literal_weights(graph: Graph) -> tuple[Value, ...]:
@@ -128,7 +130,7 @@ class Rewriter:
     leave: Callable[[Graph], None] = lambda graph: None
 
     def __post_init__(self) -> None:
-        self.names = NameGenerator.from_graph(self.graph)
+        self.names = NameGenerator(all_names(self.graph))
         self.literals = LiteralPool(self.names, literal_weights(self.graph))
         self._fixed = set(self.graph.outputs)
 

@@ -21,7 +21,7 @@ from functools import partial
 from sublet.ir.dataflow import reads_inside, rename_values, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
-from sublet.passes.live_bytes import blocks_of
+from sublet.passes.live_bytes import blocks_of, estimated_peak
 from sublet.passes.reordering import reorder_levels
 from sublet.passes.rewriting import attribute_key, is_pure
 
@@ -221,9 +221,9 @@ def with_late_updates(graph: Graph, measure: Callable[[Graph], tuple[int, ...]])
     """Return the graph with the updates last, or unchanged if any number returned by `measure` (bytes) would grow."""
     updating = _update_only_nodes(graph)
     nodes = tuple(sorted(graph.nodes, key=lambda node: node.name in updating))
-    if nodes == graph.nodes or _estimated_peak(graph, nodes) > _estimated_peak(graph, graph.nodes):
-        return graph
     candidate = replace(graph, nodes=nodes)
+    if nodes == graph.nodes or estimated_peak(candidate)[0] > estimated_peak(graph)[0]:
+        return graph
     return candidate if all(a <= b for a, b in zip(measure(candidate), measure(graph), strict=True)) else graph
 
 
@@ -238,8 +238,3 @@ def _update_only_nodes(graph: Graph) -> set[str]:
         else:
             needed |= reads_inside(node)
     return names
-
-
-def _estimated_peak(graph: Graph, nodes: tuple[Node, ...]) -> int:
-    """Return the estimated peak in bytes of the root level in this order, without the bytes of sub-graphs."""
-    return blocks_of(graph, nodes, results(graph), {}).peak(range(len(nodes)))[0]

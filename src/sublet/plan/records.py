@@ -39,7 +39,7 @@ Context = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A control-flow edge: the kind of point (see `analysis.flow`) and the loop or branch, "" for none."""
+    """A control-flow edge: the kind of point (see `analysis.control_flow`) and the loop or branch, "" for none."""
 
     kind: str
     node: str = ""
@@ -50,7 +50,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class PlanPoint:
-    """A program point: the event (see `analysis.flow`), the node, and the body versions of enclosing rolled loops."""
+    """A program point: the event (see `analysis.control_flow`), the node, and the body versions of enclosing rolled loops."""
 
     kind: str
     node: str = ""
@@ -124,7 +124,7 @@ class Stride:
 class Placement:
     """The region of one value, with facts for readers of the plan.
 
-    live      half-open ranges of points (see `analysis.flow`) where the bytes are needed: the live range
+    live      half-open ranges of points (see `analysis.control_flow`) where the bytes are needed: the live range
     buffer    the number of the buffer; values of one buffer share or overlap bytes on purpose; -1 outside the arena
     region    the bytes; for a value with strides, the bytes in iteration 0 of the loops of the strides
     how       the reason to share the buffer of `shares`: "own", "view", "part" (concat operand in place), "inplace" or

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, human, printable
-from sublet.base.ranges import LiveSegment, Ranges, highest, holds, levels, merge, single_segment, split_into_segments
+from sublet.base.live_curve import LiveCurve
+from sublet.base.ranges import LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, UnplannedValue
 from sublet.plan.records import UPDATE, Edge, MemoryPlan, Peak, Placement, Region
@@ -79,15 +78,15 @@ def buffers_from(placements: Iterable[Placement], shape: Segmenter) -> Iterator[
             yield PlannedBuffer(buffer, places[0].region.storage, low, high - low, live, tuple(places), shape(needed))
 
 
-def live_bytes_curve(blocks: Iterable[PlannedBuffer]) -> list[tuple[int, int]]:
-    """Return (point, bytes live from then on) at every change, ending at 0; shared bytes of a buffer count once."""
-    return levels((strip.live, strip.nbytes) for block in blocks for strip in block.segments)
+def live_curve_of(blocks: Iterable[PlannedBuffer]) -> LiveCurve:
+    """Return the live bytes of buffers; shared bytes of a buffer count once."""
+    return LiveCurve.from_sizes((strip.live, strip.nbytes) for block in blocks for strip in block.segments)
 
 
 def find_peak(plan: MemoryPlan) -> Peak:
     """Return the first point with the most live bytes, and the values live there."""
     buffers = list(planned_buffers(plan))
-    point, nbytes = highest(live_bytes_curve(buffers))
+    point, nbytes = live_curve_of(buffers).peak
     members = {id(place) for block in buffers for place in block.members}
     alive = (place.value for place in plan.placements if id(place) in members and holds(place.live, point))
     return Peak(point, nbytes, tuple(dict.fromkeys(alive)))
@@ -215,20 +214,12 @@ class PeakContributor:
 def peak_contributors(plan: MemoryPlan) -> tuple[PeakContributor, ...]:
     """Return the contributors to the peak, in order of the peak without the buffer, smallest first."""
     blocks = list(planned_buffers(plan))
-    levels = np.zeros(len(plan.points) + 1, dtype=np.int64)
-    for block in blocks:
-        for strip in block.segments:
-            for begin, end in strip.live:
-                levels[begin] += strip.nbytes
-                levels[end] -= strip.nbytes
-    levels = np.cumsum(levels)
+    curve = live_curve_of(blocks)
     point = plan.peak.point
     at_peak = [(sum(block.sizes_needed_at(point)), block) for block in blocks if holds(block.live, point)]
     largest = sorted(at_peak, key=lambda pair: -pair[0])[:MOST]
     contributors = [
-        PeakContributor(
-            nbytes, _live_values(block, point), _peak_without(levels, block, 1), _peak_without(levels, block, 2)
-        )
+        PeakContributor(nbytes, _live_values(block, point), *(_peak_without(curve, block, part) for part in (1, 2)))
         for nbytes, block in largest
     ]
     return tuple(sorted(contributors, key=lambda one: (one.without_bytes, -one.nbytes)))
@@ -240,10 +231,6 @@ def _live_values(block: PlannedBuffer, point: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(alive))
 
 
-def _peak_without(levels: np.typing.NDArray[np.int64], block: PlannedBuffer, part: int) -> int:
+def _peak_without(curve: LiveCurve, block: PlannedBuffer, part: int) -> int:
     """Return the peak of live bytes if a buffer were smaller by a fraction 1/`part`."""
-    left = levels.copy()
-    for strip in block.segments:
-        for begin, end in strip.live:
-            left[begin:end] -= strip.nbytes // part
-    return int(left.max())
+    return curve.peak_without((strip.live, strip.nbytes // part) for strip in block.segments)

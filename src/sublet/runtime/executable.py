@@ -85,20 +85,20 @@ class Executable:
         self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
-        self._memory = ExecutableMemory(graph, plan)
-        self._locks = self._memory.locks
-        self.point_accesses = accesses_of_points(graph, plan, self._memory.pointers)
-        self._state = ExecutableState(graph, self._memory)
-        self._contents = CallerContents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
+        self.planned_memory = ExecutableMemory(graph, plan)
+        self._locks = self.planned_memory.locks
+        self.point_accesses = accesses_of_points(graph, plan, self.planned_memory.pointers)
+        self._state = ExecutableState(graph, self.planned_memory)
+        self._contents = CallerContents(graph, self.planned_memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
         self._program: BoundProgram | None = None  # the latest program
-        self._programs = ProgramCache(self._memory, lambda: self._build_program(pass_through, self._workers))
+        self._programs = ProgramCache(self.planned_memory, lambda: self._build_program(pass_through, self._workers))
         self._form: Form = as_numpy
         self._runs = 0  # number of runs and rebinds: views of an older count are invalid
         self._has_outputs = False  # True if the storages hold outputs of a run
         self._kept_bytes = kept_bytes
-        parts = self._contents, self._memory, self._state
+        parts = self._contents, self.planned_memory, self._state
         self.weights = ExecutableWeights(graph, *parts, constants, self.inputs, self._forget_programs)
         self._allocated = Allocated(reason=NOT_YET)
         renew_in_children(self)
@@ -141,25 +141,28 @@ class Executable:
             value = self.outputs.get(name)
             if value is None:
                 raise RunError(f"there is no output {printable(name)!r}; there are {known_names(self.outputs)}")
-            storage = bound_storage_name(value.name)
-            apart = (
-                storage in self._memory.storages and self._memory.places_after_run().region(value).storage == storage
-            )
+            storage, memory = bound_storage_name(value.name), self.planned_memory
+            apart = storage in memory.storages and memory.places_after_run().region(value).storage == storage
             exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
             if not apart or exchanged or value in self.graph.updated_values:
                 hint = "plan with io='bound', or use the copy that a call returns"
                 raise RunError(f"{name!r} has no memory of its own: {hint}")
             if not self._has_outputs:
                 raise RunError(f"{name!r} has no content: run first, and hold it before binding other memory")
-            found = self._form(self._result(value, self._memory.places_after_run(), copy=False))
-            self._memory.adopt_bytes(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
+            found = self._form(self._result(value, memory.places_after_run(), copy=False))
+            memory.adopt_bytes(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
             self._rebind(storage)
             return found
 
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, as the first run does otherwise."""
+        self.bound_program()
+
+    def bound_program(self) -> BoundProgram:
+        """Return the program of the next run, bound to kernels and memory."""
         with self._locks.own:
-            self._program = self._programs.current_program()
+            self._program = program = self._programs.current_program()
+            return program
 
     def bind(self, name: str, memory: Any) -> None:
         """Use memory of the caller for an input, output or weight, or for a whole arena.
@@ -173,11 +176,11 @@ class Executable:
             self._invalidate_views()
             if self._programs.try_repoint(name, memory):
                 return
-            if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
+            if name in self.planned_memory.arenas and name not in (*self.inputs, *self.outputs):
                 with self._locks.shared_lock():
                     saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
-                self._memory.adopt_bytes(name, raw, f"the {name}", self.plan.alignment)
+                self.planned_memory.adopt_bytes(name, raw, f"the {name}", self.plan.alignment)
                 with self._locks.shared_lock():  # possibly another lock: the lock shared over the new memory
                     self._contents.load_weights()
                     self._state.restore(saved)
@@ -235,7 +238,7 @@ class Executable:
         """All memory needed to run; allocations of libraries are known only after `measured`."""
         with self._locks.own:
             scratch = [chosen.kernel.scratch for chosen in self._chosen_kernels().values() if chosen]
-            contents = [cell.content for cell in self._memory.cells.values()]
+            contents = [cell.content for cell in self.planned_memory.cells.values()]
             return workspace_of(self.plan, scratch, contents, self._allocated)
 
     def measured(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
@@ -250,14 +253,14 @@ class Executable:
             self._run(given)
             self._state.restore(saved)
             self._contents.load_inputs(given)
-            peak, reason = measure_peak(self._execute, self._memory.written_storages())
+            peak, reason = measure_peak(self._execute, self.planned_memory.written_storages())
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
             return self._outputs_for_caller(copy=True)
 
     def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
         """Return the current bytes of a value."""
         region = self.region_of(value, copies)
-        return self._memory.bytes_at(region) if region else np.empty(0, np.uint8)
+        return self.planned_memory.bytes_at(region) if region else np.empty(0, np.uint8)
 
     def region_of(self, value: Value, copies: Context = ()) -> Region | None:
         """Return the current region of a value in the body versions `copies`; None for a value without bytes.
@@ -265,7 +268,7 @@ class Executable:
         A value moving from iteration to iteration lies at its place in the current iteration, a renamed carry in the
         region bound to it.
         """
-        return self._memory.region(value, copies) if value.nbytes else None
+        return self.planned_memory.region(value, copies) if value.nbytes else None
 
     def close(self) -> None:
         """Let the threads of the streams end."""
@@ -294,10 +297,10 @@ class Executable:
             self._state.restoring() as saved,
         ):
             self._invalidate_views()
-            before = {name: self._memory.raw(name) for name in arenas}
+            before = {name: self.planned_memory.raw(name) for name in arenas}
             try:
                 for name, arena in arenas.items():
-                    self._memory.adopt_bytes(name, arena, f"the {name}", self.plan.alignment)
+                    self.planned_memory.adopt_bytes(name, arena, f"the {name}", self.plan.alignment)
                 self._contents.load_weights()
                 self._state.restore(saved)
                 self._contents.load_inputs(inputs)
@@ -308,7 +311,7 @@ class Executable:
                 return self._results(copy=True)
             finally:
                 for name, arena in before.items():
-                    self._memory.adopt_bytes(name, arena, f"the {name}", 1)
+                    self.planned_memory.adopt_bytes(name, arena, f"the {name}", 1)
 
     def renew_in_child(self) -> None:
         """Free the locks in the child of a fork, and drop everything with threads of the parent."""
@@ -332,7 +335,7 @@ class Executable:
     def _build_program(self, watch: Watch, workers: Workers | None) -> BoundProgram:
         """Return a program bound with the chosen kernels."""
         bind = partial(bind_node, kernels=self._chosen_kernels())
-        return build_program(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
+        return build_program(self.graph, self.plan.schedule, self.planned_memory, bind, workers, watch)
 
     def _outputs_for_caller(self, *, copy: bool) -> dict[str, Any]:
         """Return the outputs in the array type set by the caller; contents other than arrays stay unchanged."""
@@ -343,13 +346,13 @@ class Executable:
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
         """Return the outputs by name, as NumPy arrays."""
-        places = self._memory.places_after_run()
+        places = self.planned_memory.places_after_run()
         return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
 
     def _chosen_kernels(self) -> Kernels:
         """Return the kernels, chosen on first use."""
         if self._kernels is None:
-            here, known = self._memory.places_at(), self.graph.constants
+            here, known = self.planned_memory.places_at(), self.graph.constants
             self._kernels = self._make_kernels({v: here.array(v) for v in known if isinstance(v.spec, TensorSpec)})
         return self._kernels
 
@@ -378,7 +381,8 @@ class Executable:
 
     def _own_bytes(self) -> int:
         """Return the bytes held by the executable: storages, and contents outside the plan."""
-        return self._memory.allocated_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
+        contents = (cell.content for cell in self.planned_memory.cells.values())
+        return self.planned_memory.allocated_bytes + sum(map(content_bytes, contents))
 
     def _execute(self) -> None:
         """Run the current program on the present contents."""
@@ -392,7 +396,7 @@ class Executable:
 
     def _copy_of_state(self, value: Value) -> Any:
         """Return a copy of the current content of a value."""
-        return self._result(value, self._memory.places_at(), copy=True)
+        return self._result(value, self.planned_memory.places_at(), copy=True)
 
     def _result(self, value: Value, places: ValuePlaces, *, copy: bool) -> Any:
         operand = places.operand(value)
@@ -400,7 +404,7 @@ class Executable:
             return operand.content
         assert isinstance(value.spec, TensorSpec)
         if value in self._stacked:
-            operand = self._stacked[value].computed_rows(operand, self._memory.trip_counts)
+            operand = self._stacked[value].computed_rows(operand, self.planned_memory.trip_counts)
         if is_packed(value.spec):
             return unpacked_elements(operand, value.spec)
         return operand.copy() if copy else operand

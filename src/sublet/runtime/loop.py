@@ -61,7 +61,7 @@ class BoundBodyVersion:
 
 @dataclass
 class BoundLoop:
-    """A loop, bound. `following[c]` gives the body version after version c; `collecting` cells collect rows."""
+    """A loop, bound. `next_version[c]` gives the body version after version c; `collecting` cells collect rows."""
 
     node: While
     enter: Call

@@ -72,14 +72,14 @@ class ExecutableMemory:
 
     Invariant: an array returned by `operand` stays valid until its storage is replaced or swapped.
 
-    pointers  names of the renamed carries: loop-carried values bound to a region, without a copy
-    pointed   the regions bound to renamed carries during the run, by name
-    rounds    the number of iterations of each loop in its latest execution
-    current   the current iteration of each loop with moving values
-    moving    the loops with values moving from iteration to iteration
-    ways      the latest exit edge of each loop and branch that decides a transition between body versions
-    deciding  the names of these loops and branches
-    callers   the storages bound by the caller
+    pointers            names of the renamed values: bound to a region, without a copy
+    pointed             the regions bound to renamed values during the run, by name
+    trip_counts         the number of iterations of each loop in its latest execution
+    current_iterations  the current iteration of each loop with moving values
+    striding_loops      the loops with values moving from iteration to iteration
+    exits_taken         the latest exit edge of each loop and branch that decides a transition between body versions
+    deciding_nodes      the names of these loops and branches
+    caller_storages     the storages bound by the caller
     """
 
     def __init__(self, graph: Graph, plan: MemoryPlan) -> None:

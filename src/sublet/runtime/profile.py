@@ -16,7 +16,7 @@ from typing import Any
 
 from sublet.base.errors import RunError
 from sublet.base.files import write
-from sublet.base.ranges import merge
+from sublet.base.ranges import union_length
 from sublet.ir.graph import Graph
 from sublet.plan import Placement
 from sublet.plan.schedule import Schedule
@@ -197,6 +197,5 @@ class _LiveRegions:
     def nbytes(self, points: tuple[int, ...]) -> int:
         """Return the bytes live at any of the points; shared bytes count once."""
         if points not in self._known:
-            regions = merge(region for point in points for region in self._at[point])
-            self._known[points] = sum(end - begin for begin, end in regions)
+            self._known[points] = union_length(region for point in points for region in self._at[point])
         return self._known[points]

@@ -21,21 +21,19 @@ class ResumableExecutable:
     """
 
     def __init__(self, executable: Executable) -> None:
-        executable.prepare()
-        program = executable._program
-        assert program is not None
+        program = executable.bound_program()
         self._pieces = calls_between_suspensions(program)
         self._executable = executable
         self._moved = program.moved
         self._arrays: dict[str, Array] = {}
-        self._ended = executable._memory.places_after_run()
+        self._ended = executable.planned_memory.places_after_run()
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def run(self, number: int) -> None:
         """Run one piece. The preceding pieces must have run, since the first began."""
-        turn = self._executable._locks
+        turn = self._executable.planned_memory.locks
         with turn.own, turn.shared_lock(), turn.running(self._executable.graph.name):
             if not number:
                 self._moved.nbytes = 0
@@ -46,7 +44,7 @@ class ResumableExecutable:
         """Return the array of a value before the end of the run."""
         found = self._arrays.get(value.name)
         if found is None:
-            memory = self._executable._memory
+            memory = self._executable.planned_memory
             found = memory.places_at().array(value)
             if value.name not in memory.pointers:  # the binding of a renamed carry changes during the run
                 self._arrays[value.name] = found
@@ -70,4 +68,4 @@ def calls_between_suspensions(program: BoundProgram) -> list[tuple[Call, ...]]:
 
 def bound_storage_of(executable: Executable, value: Value) -> Any:
     """Return the storage of a value bound by the caller."""
-    return executable._memory.raw(bound_storage_name(value.name))
+    return executable.planned_memory.raw(bound_storage_name(value.name))

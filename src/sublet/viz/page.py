@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.files import write
+from sublet.base.live_curve import LiveCurve
 from sublet.plan.advice import Advised
 from sublet.viz.frontier import Frontier
-from sublet.viz.view_model import Curve, Picture, partly_used_buffers
+from sublet.viz.view_model import Picture, partly_used_buffers
 
 # Columns of integers as little-endian typed arrays, of the narrowest sufficient type.
 
@@ -213,7 +214,7 @@ def _advice_data(advised: Advised) -> dict[str, Any]:
     }
 
 
-def _curve_columns(picture: Picture, columns: Columns, curve: Curve) -> dict[str, Any]:
+def _curve_columns(picture: Picture, columns: Columns, curve: LiveCurve) -> dict[str, Any]:
     return {
         "point": columns.add(point - picture.begin for point, _ in curve),
         "bytes": columns.add(level for _, level in curve),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sublet.base.formatting import human
 from sublet.base.optional_imports import require
 from sublet.plan import UNLIMITED
 from sublet.viz.terminal import ARENA, BOUND, CURVE, OTHER_CURVE, PEAK, mix_colours, rgb, value_colour
-from sublet.viz.view_model import Picture, Rectangle, live_bytes_by_column, partly_used_buffers, point_label
+from sublet.viz.view_model import Picture, Rectangle, partly_used_buffers, point_label
 
 MAX_SVG_RECTANGLES = 5_000
 """Maximum rectangles of an SVG: a larger file takes minutes to open, and is refused."""
@@ -154,13 +153,13 @@ def _draw_curve(panel: Any, picture: Picture) -> None:
     span = picture.end - picture.begin
     count = min(span, _CURVE_COLUMNS)
     edges = [picture.begin + span * i / count for i in range(count + 1)]
-    levels = live_bytes_by_column(picture, count)
+    levels = picture.curve.peak_by_column(picture.begin, picture.end, count)
     width = 1.2 if count < _CURVE_COLUMNS else 0.6
     panel.stairs(levels, edges, fill=True, color=mix_colours(CURVE, "#ffffff", 0.84))
     label = f"live bytes{_printable_line(picture.plan_suffix)}" if picture.others else None
     panel.stairs(levels, edges, color=CURVE, linewidth=width, label=label)
     for other in picture.others:
-        levels = live_bytes_by_column(replace(picture, curve=other.curve), count)
+        levels = other.curve.peak_by_column(picture.begin, picture.end, count)
         panel.stairs(
             levels, edges, color=OTHER_CURVE, linewidth=width, label=f"live bytes of {_printable_line(other.label)}"
         )

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sublet.base.ranges import highest
 from sublet.ir.recipe import Recipe
 from sublet.plan import OPEN, POINTER, UNLIMITED, MemoryPlan
 from sublet.plan.statistics import (
     bytes_by_edge,
-    live_bytes_curve,
+    live_curve_of,
     multiview_values,
     peak_contributors,
     planned_buffers,
@@ -123,7 +122,7 @@ def _regions_json(plan: MemoryPlan) -> list[dict[str, Any]]:
             "nbytes": storage.nbytes,
             "capacity_bytes": None if storage.capacity == UNLIMITED else storage.capacity,
             "bytes_a_second": storage.rate or None,
-            "peak_bytes": highest(live_bytes_curve(b for b in blocks if b.arena == storage.name))[1],
+            "peak_bytes": live_curve_of(b for b in blocks if b.arena == storage.name).peak_bytes,
             "buffers": sum(block.arena == storage.name for block in blocks),
         }
         for storage in plan.arenas

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from sublet.base.formatting import human
-from sublet.viz.view_model import Picture, live_bytes_by_column, point_label
+from sublet.viz.view_model import Picture, point_label
 
 # The colours of buffers: Paul Tol's "light" scheme, distinguishable with any common colour blindness.
 
@@ -315,8 +315,10 @@ class _MapDrawing:
         """Return the live bytes in two lines of eight steps each, with the column of the peak in a separate colour."""
         bars = _PLAIN_BARS if self.ascii_only else _BARS
         steps = 2 * len(bars)
-        top = max(self.picture.arena_bytes, self.picture.peak.nbytes, 1)
-        levels = [-(-level * steps // top) for level in live_bytes_by_column(self.picture, self.columns)]
+        picture = self.picture
+        top = max(picture.arena_bytes, picture.peak.nbytes, 1)
+        highest = picture.curve.peak_by_column(picture.begin, picture.end, self.columns)
+        levels = [-(-level * steps // top) for level in highest]
         labels = ("live", "bytes")
         lines = []
         for line, floor in enumerate((len(bars), 0)):

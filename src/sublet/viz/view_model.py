@@ -13,7 +13,8 @@ from functools import cached_property
 
 from sublet.base.errors import ProblemError
 from sublet.base.formatting import human, percent
-from sublet.base.ranges import highest, holds, single_segment
+from sublet.base.live_curve import LiveCurve
+from sublet.base.ranges import holds, single_segment
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import (
     ARENA,
@@ -36,7 +37,7 @@ from sublet.plan.statistics import (
     assumptions,
     buffers_from,
     coverage,
-    live_bytes_curve,
+    live_curve_of,
     segmenter_of,
 )
 from sublet.viz.loop_bands import Band, iterations_at, loop_bands
@@ -154,10 +155,6 @@ def _count_groups(scopes_: Iterable[str]) -> int:
     return len({scope for scope in scopes_ if scope})
 
 
-Curve = tuple[tuple[int, int], ...]
-"""A step function as (point, live bytes from the point on)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rectangle:
     """Points [begin, end) x bytes [offset, offset + nbytes) of the placement at position `placement`."""
@@ -175,7 +172,7 @@ class ComparedPlan:
 
     label: str
     arena_bytes: int
-    curve: Curve
+    curve: LiveCurve
     first_placement: int
 
 
@@ -186,7 +183,7 @@ class Picture:
     placements  the values in the arena; `buffer` is never -1
     rectangles  in drawing order: by begin, larger first
     blocks      one a buffer, by first use; the position selects the colour
-    curve       (point, live bytes from the point on), a step function ending at 0
+    curve       the live bytes over the points
     bound       storages outside the arena: (kind, bytes)
     begin, end  the range of time
     arenas      from the lowest address upwards, each at its drawn address
@@ -217,7 +214,7 @@ class Picture:
     placements: tuple[Placement, ...]
     rectangles: tuple[Rectangle, ...]
     blocks: tuple[PlannedBuffer, ...]
-    curve: Curve
+    curve: LiveCurve
     peak: Peak
     points: tuple[str, ...]
     begin: int
@@ -299,7 +296,7 @@ def picture_of_plan(plan: MemoryPlan, claimed: str = "") -> Picture:
         placements=placements,
         rectangles=_placement_rectangles(placements),
         blocks=buffers,
-        curve=tuple(live_bytes_curve(buffers)),
+        curve=live_curve_of(buffers),
         peak=plan.peak,
         points=tuple(map(str, plan.points)),
         begin=0,
@@ -323,7 +320,7 @@ def _drawn_arenas(plan: MemoryPlan) -> tuple[DrawnArena, ...]:
         return (DrawnArena(ARENA, 0, plan.arena_bytes, plan.lower_bound_bytes, capacity),)
     needed = segmenter_of(plan)
     bounds = [
-        highest(live_bytes_curve(buffers_from(_with_buffer_numbers(_placements_in(plan, storage)), needed)))[1]
+        live_curve_of(buffers_from(_with_buffer_numbers(_placements_in(plan, storage)), needed)).peak_bytes
         for storage in plan.arenas
     ]
     starts = drawn_begins(max(storage.nbytes, bound) for storage, bound in zip(plan.arenas, bounds, strict=True))
@@ -359,8 +356,8 @@ def picture_of_packing(
         )
     placements = tuple(_placements_of(problem, packing))
     buffers = _ordered_buffers(placements, single_segment)
-    steps = tuple(live_bytes_curve(buffers))
-    peak = _first_peak(steps, placements)
+    curve = live_curve_of(buffers)
+    peak = _first_peak(curve, placements)
     low = peak.nbytes if lower_bound_bytes is None else lower_bound_bytes
     return Picture(
         title=problem.name,
@@ -376,7 +373,7 @@ def picture_of_packing(
         placements=placements,
         rectangles=_placement_rectangles(placements),
         blocks=buffers,
-        curve=steps,
+        curve=curve,
         peak=peak,
         points=(),
         begin=min((place.begin for place in placements), default=0),
@@ -399,19 +396,6 @@ def partly_used_buffers(picture: Picture) -> tuple[tuple[int, PlannedBuffer], ..
         smallest[place.buffer] = min(place.region.nbytes, smallest.get(place.buffer, place.region.nbytes))
     candidates = ((i, block) for i, block in enumerate(picture.blocks) if len(block.segments) == 1)
     return tuple((i, block) for i, block in candidates if smallest[block.buffer] < block.nbytes)
-
-
-def live_bytes_by_column(picture: Picture, columns: int) -> list[int]:
-    """Return the maximum of the live bytes in each of `columns` equal parts of the time."""
-    highest = [0] * columns
-    span = picture.end - picture.begin
-    ends = [point for point, _ in picture.curve[1:]] + [picture.end]
-    for (point, level), end in zip(picture.curve, ends, strict=False):
-        first = (point - picture.begin) * columns // span
-        last = -(-(end - picture.begin) * columns // span)
-        for column in range(first, min(max(last, first + 1), columns)):
-            highest[column] = max(highest[column], level)
-    return highest
 
 
 def _placements_of(problem: Problem, packing: Packing) -> Iterator[Placement]:
@@ -457,8 +441,8 @@ def _ordered_buffers(placements: tuple[Placement, ...], shape: Segmenter) -> tup
     )
 
 
-def _first_peak(steps: Curve, placements: tuple[Placement, ...]) -> Peak:
+def _first_peak(curve: LiveCurve, placements: tuple[Placement, ...]) -> Peak:
     """Return the first point with the most live bytes, and the values live there."""
-    point, nbytes = highest(steps)
+    point, nbytes = curve.peak
     alive = tuple(place.value for place in placements if holds(place.live, point))
     return Peak(point, nbytes, alive)

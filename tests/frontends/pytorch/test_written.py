@@ -11,7 +11,7 @@ import sublet
 from sublet.integrations.torch.compile.arena_pool import ArenaPool
 from sublet.integrations.torch.compile.joint_graph import capture_program
 from sublet.integrations.torch.dialect import ROW_BY_ROW
-from sublet.integrations.torch.kernels.out_variants import CHUNK_BYTES, CHUNK_RULES, OUT_VARIANTS
+from sublet.integrations.torch.kernels.out_variants import CHUNK_BYTES, CHUNK_RULES, CHUNKERS, OUT_VARIANTS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -41,6 +41,17 @@ def flash_gradient(dy: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
 def pool_gradient(dy: Any, x: Any) -> Any:
     _, at = A.max_pool2d_with_indices(x, [2, 2], [2, 2])
     return A.max_pool2d_with_indices_backward(dy, x, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+
+
+def group_norm(groups: int, x: Any, *affine: Any) -> Any:
+    scale, bias = affine or (None, None)
+    return A.native_group_norm(x, scale, bias, *x.shape[:2], x[0, 0].numel(), groups, 1e-5)
+
+
+def group_norm_gradient(groups: int, dy: Any, x: Any, scale: Any) -> Any:
+    _, mean, rstd = group_norm(groups, x)
+    sizes = (*x.shape[:2], x[0, 0].numel(), groups)
+    return A.native_group_norm_backward(dy, x, mean, rstd, scale, *sizes, [True] * 3)
 
 
 HEADS = [rows(3, 2, 256, 64) for _ in range(4)]
@@ -99,6 +110,34 @@ CASES: dict[str, Case] = {
         flash_gradient, (*HEADS, rows(256, 256))
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (flash_gradient, (*HEADS, rows(3, 1, 256, 256))),
+    "_unsafe_index": (
+        lambda x, i, j: A._unsafe_index(x, [None, i, j]) + 1, (rows(3, 5, 7), indices(5, 4, 1), indices(7, 6))
+    ),
+    "_unsafe_index_put": (
+        lambda x, i, y: A._unsafe_index_put(x, [None, i], y, True), (rows(3, 5), indices(5, 9), rows(3, 9))
+    ),
+    "index_put": (lambda x, i, y: A.index_put(x, [i], y), (rows(5, 3), torch.arange(4), rows(4, 3))),
+    "native_group_norm": (lambda *xs: group_norm(3, *xs), (rows(2, 6, 5), rows(6), rows(6))),
+    "native_group_norm, several samples a piece": (
+        lambda *xs: group_norm(4, *xs), (rows(9, 8, 60, 70), rows(8), rows(8))
+    ),
+    "native_group_norm, some groups a piece": (
+        lambda *xs: group_norm(5, *xs), (rows(2, 10, 90, 400), rows(10), rows(10))
+    ),
+    "native_group_norm, channels last": (
+        lambda x: group_norm(5, x.contiguous(memory_format=torch.channels_last)), (rows(3, 10, 90, 200),)
+    ),
+    "native_group_norm_backward": (lambda *xs: group_norm_gradient(3, *xs), (rows(2, 6, 5), rows(2, 6, 5), rows(6))),
+    "native_group_norm_backward, several samples a piece": (
+        lambda *xs: group_norm_gradient(4, *xs), (rows(9, 8, 60, 70) / 100, rows(9, 8, 60, 70), rows(8))
+    ),
+    "native_group_norm_backward, some groups a piece": (
+        lambda *xs: group_norm_gradient(5, *xs), (rows(2, 10, 90, 400) / 100, rows(2, 10, 90, 400), rows(10))
+    ),
+    "native_group_norm_backward, channels last": (
+        lambda dy, x, w: group_norm_gradient(5, dy, x.contiguous(memory_format=torch.channels_last), w),
+        (rows(3, 10, 90, 200) / 100, rows(3, 10, 90, 200), rows(10)),
+    ),
     "convolution, transposed, of a turned image": (
         lambda x, w: A.convolution(x.transpose(2, 3), w, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1),
         (rows(3, 8, 64, 64), rows(8, 32, 2, 2)),
@@ -176,5 +215,5 @@ def test_every_operator_that_is_written_or_cut_is_tried() -> None:
     tried = {name.partition(",")[0] for name in CASES}
     made_whole = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # of which nothing is known
     creating = {"full", "scalar_tensor"}  # of no tensor: tracing makes constants of them
-    named = {name.partition(".")[0] for name in (*OUT_VARIANTS, *CHUNK_RULES)} - made_whole - creating
+    named = {name.partition(".")[0] for name in (*OUT_VARIANTS, *CHUNK_RULES, *CHUNKERS)} - made_whole - creating
     assert named <= tried

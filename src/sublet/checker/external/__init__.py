@@ -5,7 +5,7 @@ judge_by_replay      judge a plan of a model: the checker replays the model byte
 judge_by_lifetimes   judge a plan with lifetimes: tensors with overlapping lifetimes must not overlap in memory
 judge_packing        judge the offsets of a packing problem, region by region
 ForeignVerdict       the violations, the tensors that could not be judged, and the distance to a lower bound
-json_form            the documented JSON format for plans of any tool (docs/foreign.md)
+plan_from_json       the documented JSON format for plans of any tool (docs/foreign.md)
 """
 
 from sublet.checker.external.against_model import judge_by_replay

@@ -33,7 +33,7 @@ from sublet.plan.statistics import find_peak
 # Derived claims of a foreign plan: live ranges, buffers, byte sums and copies.
 
 MAX_POINTS = 1 << 22
-"""Limit of program points. Beyond, `timeline` raises TooLongError."""
+"""Limit of program points. Beyond, `build_timeline` raises TooLongError."""
 
 
 def derive_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.errors import ModelError
 from sublet.base.ranges import Ranges, merge
 from sublet.integrations.executorch.program import ByteRange, MethodProgram, MethodStep
 from sublet.packing import Buffer, Problem, lower_bound
-from sublet.packing.conflicts import smallest_in_component
 
 MAX_VISITED_TENSORS = 50_000_000
 """The limit of visited tensors over all fixpoint passes: a larger program raises ModelError."""
@@ -42,10 +42,14 @@ def content_live_ranges(program: MethodProgram) -> list[Ranges]:
 
 def memory_lower_bounds(program: MethodProgram, when: list[Ranges]) -> dict[int, int]:
     """Return the lower bound in bytes of each memory, over all plans running the steps in the given order."""
-    groups = _alias_groups(program)
+    aliases = DisjointSets[int]()
+    """Tensors possibly sharing the same bytes through moves and views."""
+    for step in program.steps:
+        for pair in (*step.moves, *step.views):
+            aliases.union(*pair)
     members: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
-        members.setdefault(group, []).append(number)
+    for number in range(len(program.tensors)):
+        members.setdefault(aliases.find(number), []).append(number)
     buffers: dict[int, list[Buffer]] = {memory: [] for memory in program.memories}
     for group, numbers in members.items():
         memories = {place.memory for n in numbers if when[n] and (place := program.tensors[n].place) is not None}
@@ -130,10 +134,3 @@ def _checked_work(program: MethodProgram, work: int) -> int:
     if work > MAX_VISITED_TENSORS:
         raise ModelError(f"{program.name}: the liveness analysis visits more than {MAX_VISITED_TENSORS:,} tensors")
     return work
-
-
-def _alias_groups(program: MethodProgram) -> list[int]:
-    """Return, for each tensor, the first tensor possibly sharing the same bytes through moves and views."""
-    return smallest_in_component(
-        len(program.tensors), (pair for step in program.steps for pair in (*step.moves, *step.views))
-    )

@@ -1,4 +1,4 @@
-"""In-place facts of ONNX operators: the inputs overwritable by the output.
+"""Facts of ONNX operators: the inputs overwritable by the output, views, slice maps.
 
 An element-wise kernel reads element i of an input with the output's shape only to write element i. Tests verify every
 entry by running ONNX Runtime's CPU kernels in a single buffer. Gelu, FastGelu and QuickGelu are missing: their kernels
@@ -8,6 +8,7 @@ read the input again after writing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -15,6 +16,10 @@ from sublet.base.errors import MissingExtraError
 from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
+from sublet.ops import slice_maps
+from sublet.ops.nn.convolution import convolution_slices
+from sublet.ops.nn.normalization import channel_slices
+from sublet.ops.nn.windows import Windows, window_axes, windows_from_attrs
 from sublet.ops.op import (
     Op,
     Share,
@@ -26,6 +31,7 @@ from sublet.ops.op import (
     no_shares,
     overwrite_any_of,
 )
+from sublet.ops.slice_maps import SliceMaps, Slices, same_axes, shape_of, slice_map
 
 UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu"),
@@ -317,6 +323,60 @@ VIEWS: Mapping[str, Shares] = {
 PARTS: Mapping[str, Shares] = {"Concat": _concat}
 
 
+# Slice maps of ONNX operators with one output, see `ops.slice_maps`.
+
+
+def _quantization(node: Node) -> SliceMaps:
+    """Return the maps along each axis, for one scale and one zero point."""
+    return slice_maps.elementwise_axes(node) if all(prod(shape_of(value)) == 1 for value in node.inputs[1:]) else ()
+
+
+def _windows(node: Node, kernel: Sequence[int]) -> Windows | None:
+    """Return the windows of a node; None for padding or rounding by rules. Raises SpecError."""
+    extents, auto_pad = _integer_attribute(node, "kernel_shape") or kernel, node.attrs.get("auto_pad", "NOTSET")
+    ruled = node.attrs.get("ceil_mode", 0) or auto_pad not in ("NOTSET", "VALID")
+    if ruled or len(extents) != len(shape_of(node.inputs[0])) - 2:
+        return None
+    return windows_from_attrs({**node.attrs, "pads": ()} if auto_pad == "VALID" else node.attrs, extents)
+
+
+def _gemm(node: Node) -> SliceMaps:
+    """Return the map along the rows of the first factor and of the addend, unless transposed."""
+    addend = shape_of(node.inputs[2]) if len(node.inputs) > 2 else ()
+    inputs = [0, None, 0 if len(addend) == 2 and addend[0] != 1 else None][: len(node.inputs)]
+    return () if node.attrs.get("transA", 0) else slice_map(node, inputs, [0])
+
+
+def _normalization(node: Node) -> SliceMaps:
+    """Return the maps for given statistics of each channel; old versions with `spatial` 0 have statistics of places."""
+    other = node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1)
+    return () if other else channel_slices(node)
+
+
+def _pool(node: Node) -> SliceMaps:
+    return same_axes(node, (0, 1)) + window_axes(node, _windows(node, ()), 2)
+
+
+SLICES: Mapping[str, Slices] = {
+    **dict.fromkeys((*UNARY, *BINARY, *VARIADIC, *EXTREMES, "Gelu", "Identity", "Where"), slice_maps.elementwise_axes),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantization),
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), lambda node: same_axes(node, (0, 1))),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), slice_maps.axes_beside(default=1, after=False)),
+    "LayerNormalization": slice_maps.axes_beside(1, 2, default=-1, after=False),
+    "BatchNormalization": _normalization,
+    "Conv": lambda node: convolution_slices(node, _windows(node, shape_of(node.inputs[1])[2:]), "group"),
+    "Gemm": _gemm,
+    "MatMul": lambda node: slice_maps.rows_of_first(node) if len(shape_of(node.inputs[1])) == 2 else (),
+}
+
+
+def _slices(node: Node) -> SliceMaps:
+    known = SLICES.get(node.op.removeprefix(PREFIX))
+    complete = node.inputs and node.inputs[0] is not None and node.outputs and not any(node.outputs[1:])
+    return known(replace(node, outputs=node.outputs[:1])) if known is not None and complete else ()
+
+
 # The `onnx` dialect: ONNX operators under the names "onnx.Conv" or "onnx.com.microsoft.FusedConv".
 
 PREFIX = "onnx."
@@ -344,6 +404,7 @@ def onnx_op(name: str) -> Op:
         views=VIEWS.get(key, no_shares),
         parts=PARTS.get(key, no_shares),
         inplace=INPLACE.get(key, no_shares),
+        slices=_slices,
         pure=is_standard and op_type not in RANDOM,
         inputs=arity and arity[0],
         outputs=arity and arity[1],

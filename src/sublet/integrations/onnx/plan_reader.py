@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import PlanError
+from sublet.base.names import unused_name
 from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
 from sublet.integrations.onnx.reader.model_file import read_model, require_utf8
 from sublet.ir.dataflow import reads_inside
@@ -42,7 +43,7 @@ def with_constant_nodes(graph: Graph, model: onnx.ModelProto, placed_names: Coll
     nodes: list[Node] = []
     for i, node in enumerate((*graph.nodes, None)):
         for value in sorted((value for value in moved if due[value] == i), key=lambda value: moved[value]):
-            name = _unused_name(f"{model.graph.node[moved[value]].op_type} {value.name}", used_names)
+            name = unused_name(f"{model.graph.node[moved[value]].op_type} {value.name}", used_names)
             nodes.append(Node(name, CONSTANT, (), (value,)))
         nodes += [] if node is None else [node]
     return replace(graph, nodes=tuple(nodes), weights=tuple(value for value in graph.weights if value not in moved))
@@ -66,14 +67,6 @@ def _insertion_positions(graph: Graph, position: Mapping[str, int], moved: Mappi
             if value in due:
                 due[value] = min(due[value], i)
     return due
-
-
-def _unused_name(name: str, used_names: set[str]) -> str:
-    """Return `name` with underscores appended until unused, and add the result to `used_names`."""
-    while name in used_names:
-        name += "_"
-    used_names.add(name)
-    return name
 
 
 # Reader of a plan from the metadata of an ONNX file, under the keys of onnxsim and of `sublet export --to onnx`.

@@ -5,22 +5,23 @@
     %c = onnx.MaxPool(%b)                  %b0 = onnx.Relu(%a0)          ...
                                            %c0 = onnx.MaxPool(%b0)       %c = onnx.Concat(%c0, %c1)
 
-Halves are taken along the batch, the channels or the rows. Slice propagation (`slice_propagation`) derives the inputs
-of each half backwards from the last node; rows needed by both halves are computed twice. If a half needs only a part of
-a weight, the weight is cut into two weights.
+Halves are taken along the batch, the channels or the rows. The slice maps of the operators give the inputs of each
+half, backwards from the last node; rows needed by both halves are computed twice. If a half needs only a part of a
+weight, the weight is cut into two weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
-from sublet.integrations.onnx.slice_propagation import AxisSlice, InputSlices, propagate_slice
-from sublet.ir.dataflow import producing_nodes, reads_inside, results
-from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.emitter import NameGenerator
-from sublet.passes.live_bytes import blocks_of
+from sublet.ir.dataflow import all_names, producing_nodes, reads_inside
+from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ops import slice_maps_of
+from sublet.ops.slice_maps import one_axis
+from sublet.passes.live_bytes import estimated_peak
 from sublet.passes.rewriting import count_readers
 
 MAX_REACH = 6
@@ -30,6 +31,35 @@ LARGE_GRAPH_NODES, LARGE_GRAPH_REACH = 2000, 2
 PLANNED_SPLITS = 3
 """Splits to plan: those with the lowest estimated peak."""
 AXIS_NAMES = ("the batch", "the channels", "the rows")
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSlice:
+    """The elements [begin, end) along an axis."""
+
+    axis: int
+    begin: int
+    end: int
+
+    def sliced_spec(self, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of the slice of a tensor with the given spec."""
+        shape = (*spec.shape[: self.axis], self.end - self.begin, *spec.shape[self.axis + 1 :])
+        return TensorSpec(spec.dtype, shape)
+
+
+InputSlices = tuple[Mapping[int, AxisSlice], Mapping[str, Attr]]
+"""The slices of the inputs, by position, and the attributes for a slice; inputs not listed are needed whole."""
+
+
+def propagate_slice(node: Node, cut: AxisSlice) -> InputSlices | None:
+    """Return the slices of the inputs needed for a slice of the only output; None if no slice map allows the slice."""
+    maps = slice_maps_of(node) if node.op.startswith("onnx.") else ()
+    found = next((each for each in maps if each.outputs[0] == one_axis(cut.axis)), None)
+    begin, end = found.operand_slice(cut.begin, cut.end) if found is not None else (0, 0)
+    if found is None or begin >= end:
+        return None
+    slices = {i: AxisSlice(axes.start, begin, end) for i, axes in enumerate(found.inputs) if axes is not None}
+    return slices, found.attrs(node.attrs, cut.begin, cut.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +90,8 @@ def propose_splits(graph: Graph, name: str) -> Iterator[RegionSplit]:
         for axis in range(len(AXIS_NAMES)):
             split = split_region(graph, chain[first : last + 1], axis)
             if split is not None:
-                splits.setdefault(_estimated_peak(split.graph), split)
+                splits.setdefault(estimated_peak(split.graph)[0], split)
     yield from (splits[estimate] for estimate in sorted(splits)[:PLANNED_SPLITS])
-
-
-def _estimated_peak(graph: Graph) -> int:
-    """Return the estimated peak of live bytes of a graph."""
-    return blocks_of(graph, graph.nodes, results(graph), {}).peak(range(len(graph.nodes)))[0]
 
 
 def _chain_around(graph: Graph, place: int) -> tuple[list[Node], int]:
@@ -109,7 +134,7 @@ def split_region(graph: Graph, stretch: list[Node], axis: int) -> RegionSplit | 
     counts = count_readers(graph)
     if any(counts[node.defs[0]] != 1 for node in stretch[:-1]):
         return None
-    writer = _HalfWriter(graph, NameGenerator.from_graph(graph))
+    writer = _HalfWriter(graph, NameGenerator(all_names(graph)))
     parts: list[Value] = []
     for half, cut in enumerate((AxisSlice(axis, 0, extent // 2), AxisSlice(axis, extent // 2, extent))):
         part = writer.write_half(stretch, cut, half)
@@ -150,18 +175,18 @@ class _HalfWriter:
                 return None
             wanted.insert(0, (node, cut, needed))
             if i:
-                passed = [needed.slices.get(k) for k, v in enumerate(node.inputs) if v == stretch[i - 1].outputs[0]]
+                passed = [needed[0].get(k) for k, v in enumerate(node.inputs) if v == stretch[i - 1].outputs[0]]
                 if not passed or passed[0] is None or any(each != passed[0] for each in passed):
                     return None
                 if passed[0].axis != cut.axis:
                     return None
                 cut = passed[0]
         written: dict[Value, Value] = {}
-        for node, part, needed in wanted:
+        for node, part, (slices, attrs) in wanted:
             inputs: list[Value | None] = []
             for k, value in enumerate(node.inputs):
                 half_value = written.get(value) if value is not None else None
-                cut_of = needed.slices.get(k)
+                cut_of = slices.get(k)
                 inputs.append(
                     half_value or (value if value is None or cut_of is None else self.slice_value(value, cut_of, half))
                 )
@@ -171,7 +196,7 @@ class _HalfWriter:
             assert isinstance(output.spec, TensorSpec)
             value = Value(self.names.fresh(f"{output.name}.{half}"), part.sliced_spec(output.spec))
             name = self.names.fresh(f"{node.name}.{half}")
-            self.nodes.append(Node(name, node.op, tuple(inputs), (value,), {**node.attrs, **needed.attrs}))
+            self.nodes.append(Node(name, node.op, tuple(inputs), (value,), attrs))
             written[output] = value
         return written[stretch[-1].defs[0]]
 

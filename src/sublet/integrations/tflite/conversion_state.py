@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.tflite.program import Operator, TFLiteProgram, TFLiteTensor
 from sublet.ir.graph import Graph, Node, Value
@@ -71,8 +72,7 @@ class TFLiteConversion:
     persistent: dict[Value, VariableKey] = field(default_factory=dict)
     nodes: int = 0
     _constants: dict[tuple[int, int], Value] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=dict)
-    _taken: set[str] = field(default_factory=set)
+    names: NameGenerator = field(default_factory=partial(NameGenerator, separator="#"))
 
     @cached_property
     def max_nodes(self) -> int:
@@ -84,19 +84,10 @@ class TFLiteConversion:
         at = "" if position is None else f", operator {position}"
         return ModelError(f"{self.program.where}: subgraph {graph}{at}: {what}")
 
-    def fresh(self, name: str) -> str:
-        """Return an unused name derived from `name`."""
-        base, candidate = name or "tensor", name or "tensor"
-        while candidate in self._taken:
-            self._counts[base] = self._counts.get(base, 1) + 1
-            candidate = f"{base}#{self._counts[base]}"
-        self._taken.add(candidate)
-        return candidate
-
     def new_value(self, graph: int, index: int) -> Value:
         """Return a new value for an input or computed tensor."""
         tensor = self.program.subgraphs[graph].tensors[index]
-        value = Value(self.fresh(tensor.name or f"tensor{index}"), tensor.spec)
+        value = Value(self.names.fresh(tensor.name or f"tensor{index}"), tensor.spec)
         if graph == 0:
             self.tensors.setdefault(index, value)
         return value
@@ -112,7 +103,7 @@ class TFLiteConversion:
         if content is None and not empty:
             return None
         stored = self._constant_content(graph, index, tensor, content)
-        value = Value(self.fresh(tensor.name or f"tensor{index}"), tensor.spec, _literal_of(stored))
+        value = Value(self.names.fresh(tensor.name or f"tensor{index}"), tensor.spec, _literal_of(stored))
         self.weights[value] = stored
         self._constants[graph, index] = value
         return value
@@ -138,14 +129,14 @@ class TFLiteConversion:
 
     def flag_value(self, name: str, literal: tuple[bool, ...] | None) -> Value:
         """Return a new bool scalar: a constant, or a variable if `literal` is None."""
-        value = Value(self.fresh(name), TRUE, literal)
+        value = Value(self.names.fresh(name), TRUE, literal)
         self.weights[value] = None if literal is None else FileConstant(TRUE, memoryview(bytes(literal)))
         return value
 
     def state_value(self, key: VariableKey, variables: VariableState) -> Value:
         """Return the current value of a variable in the state `variables`."""
         if key not in self.initial_state:
-            value = Value(self.fresh(key[-1] or "variable"), self.specs[key])
+            value = Value(self.names.fresh(key[-1] or "variable"), self.specs[key])
             self.weights[value] = None
             self.initial_state[key] = value
             self.persistent[value] = key
@@ -153,7 +144,7 @@ class TFLiteConversion:
 
     def next_state_value(self, key: VariableKey) -> Value:
         """Return a new value for the next content of a variable."""
-        value = Value(self.fresh(f"{key[-1] or 'variable'}.next"), self.specs[key])
+        value = Value(self.names.fresh(f"{key[-1] or 'variable'}.next"), self.specs[key])
         self.persistent[value] = key
         return value
 
@@ -166,7 +157,7 @@ class TFLiteConversion:
         quantised = next((tensor.quantisation_text for tensor in outputs if tensor.quantisation_text), "")
         where = f"subgraph {graph}, operator {position}" if graph else f"operator {position}"
         source = f"{where}: {quantised}" if quantised else where
-        return replace(node, name=self.fresh(f"{operator.name}.{position}"), source=source)
+        return replace(node, name=self.names.fresh(f"{operator.name}.{position}"), source=source)
 
     def finish_graph(
         self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value], variables: VariableState

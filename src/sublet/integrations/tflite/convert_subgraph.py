@@ -161,9 +161,8 @@ def _scratch_nodes(conversion: TFLiteConversion, graph: int, position: int, valu
         if isinstance(tensor.spec, TensorSpec) and conversion.constant(graph, index) is None:
             values[index] = conversion.new_value(graph, index)
             attrs: dict[str, Attr] = {"shape": tensor.spec.shape, "dtype": tensor.spec.dtype.text}
-            nodes.append(
-                Node(conversion.fresh(f"{tensor.name or index}.scratch"), "nn.undefined", (), (values[index],), attrs)
-            )
+            name = conversion.names.fresh(f"{tensor.name or index}.scratch")
+            nodes.append(Node(name, "nn.undefined", (), (values[index],), attrs))
     return nodes
 
 
@@ -334,9 +333,8 @@ def _case_node(
     graphs = []
     for nodes, outputs, arm_state in arms:
         final_values = (arm_state.get(key, before[key]) for key in keys)
-        graphs.append(
-            Graph(conversion.fresh(f"{operator.name}.{position}.arm"), (), tuple(nodes), (*outputs, *final_values))
-        )
+        name = conversion.names.fresh(f"{operator.name}.{position}.arm")
+        graphs.append(Graph(name, (), tuple(nodes), (*outputs, *final_values)))
     for key in keys:
         variables[key] = conversion.next_state_value(key)
     outputs = (*results, *(variables[key] for key in keys))
@@ -395,8 +393,8 @@ def add_loop(
     inputs, results = operands
     keys = changed_variables(conversion.program, body, conversion.keys)
     inits = [*inputs, *(conversion.state_value(key, variables) for key in keys)]
-    counter = Value(conversion.fresh(f"{operator.name}.{position}.round"), COUNT)
-    parameters = [Value(conversion.fresh(f"{value.name}.carried"), value.spec) for value in inits]
+    counter = Value(conversion.names.fresh(f"{operator.name}.{position}.round"), COUNT)
+    parameters = [Value(conversion.names.fresh(f"{value.name}.carried"), value.spec) for value in inits]
     body_state = {**variables, **dict(zip(keys, parameters[len(inputs) :], strict=True))}
     conversion.persistent.update(zip(parameters[len(inputs) :], keys, strict=True))
     nodes, conditions = convert(conversion, check, parameters[: len(inputs)], body_state, depth + 1)
@@ -413,7 +411,7 @@ def add_loop(
         variables[key] = conversion.next_state_value(key)
     finals = (*results, *(variables[key] for key in keys))
     graph_ = Graph(
-        conversion.fresh(f"{operator.name}.{position}.body"),
+        conversion.names.fresh(f"{operator.name}.{position}.body"),
         (counter, *parameters),
         (*nodes, *body_nodes),
         body_outputs,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.errors import Finding, ModelError, ProblemError
-from sublet.base.ranges import highest, levels
+from sublet.base.live_curve import LiveCurve
 from sublet.integrations.torch.safe_pickle import MAX_BYTES, safe_unpickle
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
 from sublet.packing.validate import find_violations
@@ -193,15 +193,9 @@ class _AllocatorReplay:
         problem = Problem(tuple(buffers), name=f"{where}, device {self._device}")
         base = min(addresses)
         packing = Packing(tuple(address - base for address in addresses), max(ends) - base, "PyTorch")
-        allocated = peak_allocated_bytes(problem)
-        return Snapshot(
-            self._device, problem, packing, allocated, max(self._peak, 0), tuple(find_violations(problem, packing))
-        )
-
-
-def peak_allocated_bytes(problem: Problem) -> int:
-    """Return the most bytes live at the same time."""
-    return highest(levels((((buffer.lower, buffer.upper),), buffer.size) for buffer in problem.buffers))[1]
+        allocated = LiveCurve.from_sizes((((buffer.lower, buffer.upper),), buffer.size) for buffer in buffers)
+        findings = tuple(find_violations(problem, packing))
+        return Snapshot(self._device, problem, packing, allocated.peak_bytes, max(self._peak, 0), findings)
 
 
 def _common_alignment(addresses: list[int]) -> int:

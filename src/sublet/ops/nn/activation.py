@@ -31,6 +31,7 @@ from sublet.ops.nn.rules import (
     scale_by,
 )
 from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Shares, Specs
+from sublet.ops.slice_maps import Slices, axes_beside, elementwise
 
 Slope = Callable[[Emit, Node, Value], Value]
 """(emit, node, y or x) -> the derivative, in smaller commands."""
@@ -64,6 +65,7 @@ def activation_commands(
     attrs: Mapping[str, Attr] | None = None,
     checked: Callable[[Infer], Infer] = lambda infer: infer,
     inplace: Shares = OVER_EITHER,
+    slices: Slices = elementwise,
 ) -> tuple[Command, Command]:
     """Return the commands `<name>(x) -> y` and `<name>_gradient(dy, y or x) -> dx`, both in place.
 
@@ -82,8 +84,9 @@ def activation_commands(
             rule,
             attrs or {},
             inplace=overwrite_any(0),
+            slices=slices,
         ),
-        Command(op, to_dx, checked(infer_pair), gradient, again, attrs or {}, inputs=(2, 2), inplace=inplace),
+        Command(op, to_dx, checked(infer_pair), gradient, again, attrs or {}, (2, 2), inplace=inplace, slices=slices),
     )
 
 
@@ -293,6 +296,7 @@ ELEMENTWISE_ACTIVATIONS = (
         erf,
         elementwise_gradient(_erf_rule),
         inplace=overwrite_any(0),
+        slices=elementwise,
     ),
 )
 
@@ -347,6 +351,7 @@ COMMANDS = (
         GradientByExpansion(_softmax_parts),
         attrs={"axis": -1},
         checked=_with_valid_axis,
+        slices=axes_beside(),
     ),
     *activation_commands(
         "log_softmax",
@@ -356,5 +361,6 @@ COMMANDS = (
         GradientByExpansion(_log_softmax_parts),
         attrs={"axis": -1},
         checked=_with_valid_axis,
+        slices=axes_beside(),
     ),
 )

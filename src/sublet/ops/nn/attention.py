@@ -26,6 +26,7 @@ from sublet.ops.nn.rules import (
     sum_to_shape,
 )
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
+from sublet.ops.slice_maps import SliceMaps, Slices, same_axes, shape_of
 
 
 def score_scale(attrs: Attrs, width: int) -> float:
@@ -182,6 +183,17 @@ def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
     return [dq, dk, emit("nn.matmul", p, dy, transpose_a=1)]
 
 
+def slices_with_mask(position: int) -> Slices:
+    """Return the fact: computed sample by sample, with the mask of each sample or one mask for all."""
+
+    def slices(node: Node) -> SliceMaps:
+        mask = shape_of(node.inputs[position]) if len(node.inputs) > position else ()
+        one = len(mask) < len(shape_of(node.inputs[0])) or mask[0] == 1
+        return same_axes(node, (0,), whole=(position,) if one else ())
+
+    return slices
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "attention",
@@ -194,6 +206,7 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(3, 4),
         outputs=(2, 2),
         inplace=overwrite_unless_repeated((0, 0)),
+        slices=slices_with_mask(3),
     ),
     Command(
         "attention_gradient",
@@ -205,5 +218,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(4, 5),
         outputs=(3, 3),
         inplace=overwrite_unless_repeated((0, 0), (0, 1)),
+        slices=slices_with_mask(4),
     ),
 )

@@ -15,6 +15,7 @@ from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.op import Attrs, Gradient, GradientByExpansion, Infer, Op, Share, Shares, Specs, no_shares
+from sublet.ops.slice_maps import Slices, no_slices
 
 PREFIX = "nn."
 
@@ -55,7 +56,7 @@ class Command:
                default defines the kind: False for 0 or 1, 0, 0.0, "" or () for integers
     gradient   the rule of reverse mode, a graph of commands; None without a gradient
     inputs, outputs   minimum and maximum number
-    views, parts, inplace, pure   see `Op`
+    views, parts, inplace, slices, pure   see `Op`
     """
 
     name: str
@@ -69,6 +70,7 @@ class Command:
     views: Shares = no_shares
     parts: Shares = no_shares
     inplace: Shares = no_shares
+    slices: Slices = no_slices
     pure: bool = True
 
     @property
@@ -79,6 +81,7 @@ class Command:
             views=self.views,
             parts=self.parts,
             inplace=self.inplace,
+            slices=self.slices,
             pure=self.pure,
             inputs=self.inputs,
             outputs=self.outputs,

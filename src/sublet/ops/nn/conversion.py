@@ -32,6 +32,7 @@ from sublet.ops.nn.rules import (
     require_type,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, keeps_element_order
+from sublet.ops.slice_maps import elementwise
 
 
 def spec_from_attrs(attrs: Attrs) -> TensorSpec:
@@ -158,6 +159,7 @@ COMMANDS = (
         {"dtype": REQUIRED_TEXT},
         views=_cast_views,
         inplace=_cast_inplace,
+        slices=elementwise,
     ),
     Command(
         "copy",
@@ -165,6 +167,7 @@ COMMANDS = (
         _copy_infer,
         lambda x: x,
         _pass_gradient,
+        slices=elementwise,
     ),
     Command(
         OFFLOAD.removeprefix("nn."),
@@ -186,6 +189,7 @@ COMMANDS = (
         _copy_infer,
         lambda x: x,
         views=same_bytes,
+        slices=elementwise,
     ),
     _layout_command("to_nhwc", "[N, C, *spatial] -> [N, *spatial, C].", to_nhwc_axes, "[N, C, *spatial]", "nn.to_nchw"),
     _layout_command("to_nchw", "[N, *spatial, C] -> [N, C, *spatial].", to_nchw_axes, "[N, *spatial, C]", "nn.to_nhwc"),

@@ -26,9 +26,11 @@ from sublet.ops.nn.windows import (
     image_shape,
     is_channels_last,
     to_channels_first,
+    window_axes,
     windows_from_attrs,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.ops.slice_maps import SliceMaps, leading_axis, resize, same_axes, shape_of, slice_map
 
 SHARED_ATTRS: dict[str, Attr | Required] = {"strides": (), "pads": (), "dilations": (), "groups": 1, "layout": "nchw"}
 
@@ -232,6 +234,28 @@ def _conv_transpose(x: Any, w: Any, b: Any = None, **attrs: Any) -> Any:
     return from_channels_first(_with_bias(y, b), layout)
 
 
+def _conv_slices(node: Node) -> SliceMaps:
+    over = windows_from_attrs(node.attrs, shape_of(node.inputs[1])[2:])
+    return convolution_slices(node, over, "groups", channels_last=is_channels_last(node.attrs))
+
+
+def convolution_slices(node: Node, over: Windows | None, groups: str, *, channels_last: bool = False) -> SliceMaps:
+    """Return the slice maps of (x, w, bias?) -> y: along samples, positions, and output channels with their filters.
+
+    `over` is None for windows that allow no slices of positions, and `groups` the attribute with the number of groups.
+    """
+    x, filters = shape_of(node.inputs[0]), [None if value is None else 0 for value in node.inputs[1:]]
+    channels, count = len(x) - 1 if channels_last else 1, node.attrs.get(groups, 1)
+    maps = same_axes(node, (0,), whole=range(1, len(node.inputs)))
+    maps += window_axes(node, over, 1 if channels_last else 2)
+    if count == 1:
+        return maps + slice_map(node, [None, *filters], [channels])
+    if count != x[channels] or count != shape_of(node.inputs[1])[0]:
+        return maps
+    attrs = lambda given, begin, end: {**given, groups: end - begin}  # noqa: E731
+    return maps + slice_map(node, [channels, *filters], [channels], attrs=attrs)
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "conv",
@@ -242,6 +266,7 @@ COMMANDS: tuple[Command, ...] = (
         _conv_rule,
         dict(SHARED_ATTRS),
         inputs=(2, 3),
+        slices=_conv_slices,
     ),
     Command(
         "conv_input_gradient",
@@ -251,6 +276,7 @@ COMMANDS: tuple[Command, ...] = (
         _input_gradient_rule,
         {**SHARED_ATTRS, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
+        slices=leading_axis(1, attrs=resize("shape")),
     ),
     Command(
         "conv_weight_gradient",
@@ -260,6 +286,7 @@ COMMANDS: tuple[Command, ...] = (
         _weight_gradient_rule,
         {**SHARED_ATTRS, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
+        slices=leading_axis(sums=(0,)),
     ),
     Command(
         "conv_transpose",
@@ -270,5 +297,6 @@ COMMANDS: tuple[Command, ...] = (
         _input_gradient_rule,
         {**SHARED_ATTRS, "output_pads": ()},
         inputs=(2, 3),
+        slices=leading_axis(1, 2),
     ),
 )

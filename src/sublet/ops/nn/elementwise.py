@@ -27,6 +27,7 @@ from sublet.ops.nn.rules import (
 )
 from sublet.ops.nn.rules import elementwise_infer as infer_elementwise
 from sublet.ops.op import Attrs, Emit, Specs
+from sublet.ops.slice_maps import elementwise
 
 
 def unary(
@@ -45,6 +46,7 @@ def unary(
         elementwise_gradient(rule) if rule else None,
         attrs or {},
         inplace=overwrite_any(0),
+        slices=elementwise,
     )
 
 
@@ -58,6 +60,7 @@ def binary(name: str, text: str, compute: Callable[..., Any], a: TermRule | None
         elementwise_gradient(a, b) if a or b else None,
         inputs=(2, 2),
         inplace=overwrite_any(0, 1),
+        slices=elementwise,
     )
 
 
@@ -70,6 +73,7 @@ def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
         lambda a, b: compute(a, b),
         inputs=(2, 2),
         inplace=overwrite_any(0, 1),
+        slices=elementwise,
     )
 
 
@@ -82,6 +86,7 @@ def logical(name: str, text: str, compute: Callable[..., Any], count: int) -> Co
         (lambda x: compute(x)) if count == 1 else (lambda a, b: compute(a, b)),
         inputs=(count, count),
         inplace=overwrite_any(*range(count)),
+        slices=elementwise,
     )
 
 
@@ -259,6 +264,7 @@ COMMANDS = (
         "True where x is NaN, as bools.",
         infer_elementwise(FLOATS, DType.BOOL),
         lambda x: np.isnan(x),
+        slices=elementwise,
     ),
     logical("logical_and", "Logical and.", np.logical_and, 2),
     logical("logical_or", "Logical or.", np.logical_or, 2),
@@ -271,5 +277,6 @@ COMMANDS = (
         elementwise_gradient(None, _gradient_of_a, _gradient_of_b),
         inputs=(3, 3),
         inplace=overwrite_any(1, 2),
+        slices=elementwise,
     ),
 )

@@ -34,6 +34,7 @@ from sublet.ops.nn.rules import (
     require_type,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, block_share
+from sublet.ops.slice_maps import leading_axis
 
 
 def require_in_range(indices: Any, extent: int) -> Any:
@@ -231,6 +232,7 @@ COMMANDS = (
         lambda w, indices: _index_select(w, indices, 0),
         _embedding_back,
         inputs=(2, 2),
+        slices=leading_axis(0),
     ),
     Command(
         "embedding_gradient",
@@ -240,6 +242,7 @@ COMMANDS = (
         _embedding_gradient_back,
         {"rows": REQUIRED_INTEGER},
         inputs=(2, 2),
+        slices=leading_axis(sums=(0,)),
     ),
     Command(
         "gather",
@@ -266,6 +269,7 @@ COMMANDS = (
         _one_hot_infer,
         _one_hot,
         attrs={"depth": REQUIRED_INTEGER, "dtype": "f32"},
+        slices=leading_axis(),
     ),
     Command(
         "masked_fill",

@@ -35,6 +35,7 @@ from sublet.ops.op import (
     concat_shares,
     keeps_element_order,
 )
+from sublet.ops.slice_maps import SliceMaps, axes_beside, resize, same_axes, shape_of, slice_map
 
 MAX_OPERANDS = 1 << 20
 """Maximum inputs or outputs of a command."""
@@ -291,6 +292,18 @@ def _tile_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     return [emit("nn.sum", emit("nn.reshape", only_gradient(grads), shape=apart), axes=tuple(range(0, len(apart), 2)))]
 
 
+def _transpose_slices(node: Node) -> SliceMaps:
+    axes = _permutation(node.attrs, len(shape_of(node.inputs[0])))
+    return tuple(found for to, axis in enumerate(axes) for found in slice_map(node, [axis], [to]))
+
+
+def _slice_slices(node: Node) -> SliceMaps:
+    """Return the maps along the axes not sliced."""
+    ranges = zip(*(pick(node.attrs, key) for key in ("starts", "ends", "steps")), strict=True)
+    kept = [axis for axis, each in enumerate(ranges) if each == (0, shape_of(node.inputs[0])[axis], 1)]
+    return tuple(found for axis in kept for found in same_axes(node, (axis,), attrs=resize("ends", axis)))
+
+
 COMMANDS = (
     Command(
         "transpose",
@@ -300,6 +313,7 @@ COMMANDS = (
         _transpose_back,
         {"axes": REQUIRED_INTEGERS},
         views=_transpose_views,
+        slices=_transpose_slices,
     ),
     Command(
         "slice",
@@ -309,6 +323,7 @@ COMMANDS = (
         _slice_back,
         {"starts": REQUIRED_INTEGERS, "ends": REQUIRED_INTEGERS, "steps": REQUIRED_INTEGERS},
         views=_slice_views,
+        slices=_slice_slices,
     ),
     Command(
         "concat",
@@ -319,6 +334,7 @@ COMMANDS = (
         {"axis": REQUIRED_INTEGER},
         inputs=(1, MAX_OPERANDS),
         parts=_concat_parts,
+        slices=axes_beside(),
     ),
     Command(
         "split",
@@ -329,6 +345,7 @@ COMMANDS = (
         {"axis": REQUIRED_INTEGER, "sizes": REQUIRED_INTEGERS},
         outputs=(1, MAX_OPERANDS),
         views=_split_views,
+        slices=axes_beside(),
     ),
     Command(
         "pad",

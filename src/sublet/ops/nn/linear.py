@@ -23,6 +23,7 @@ from sublet.ops.nn.rules import (
     sum_to_shape,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.ops.slice_maps import SliceMaps, rows_of_first, same_axes, shape_of, slice_map
 
 FACTOR_NAMES = ("a", "b")
 
@@ -161,6 +162,26 @@ def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | N
     return [*gradients, None if b is None else sum_to_shape(emit, dy, b)]
 
 
+def _matmul_slices(node: Node) -> SliceMaps:
+    """Return the maps along rows of a, or a batch axis of both; for matrices also along summed rows and rows of a^T."""
+    ranks, transposed = [len(shape_of(value)) for value in node.inputs], pick(node.attrs, "transpose_a")
+    if ranks[0] == ranks[1] > 2:
+        return same_axes(node, (0,))
+    if ranks[1] != 2:
+        return ()
+    if not transposed:
+        return rows_of_first(node)
+    if ranks[0] > 2:
+        return same_axes(node, (0,), whole=(1,))
+    return _summed_rows(node) + slice_map(node, [1, None], [0])
+
+
+def _summed_rows(node: Node) -> SliceMaps:
+    """Return the map along the summed rows of a product, if both factors have the rows first."""
+    rows_first = pick(node.attrs, "transpose_a") and not pick(node.attrs, "transpose_b")
+    return same_axes(node, (0,), whole=(2,), sums=(0,), addend=2) if rows_first else ()
+
+
 _FLAGS = {"transpose_a": False, "transpose_b": False}
 
 COMMANDS: tuple[Command, ...] = (
@@ -172,6 +193,7 @@ COMMANDS: tuple[Command, ...] = (
         _matmul_gradient,
         {**_FLAGS},
         inputs=(2, 2),
+        slices=_matmul_slices,
     ),
     Command(
         "gemm",
@@ -182,6 +204,7 @@ COMMANDS: tuple[Command, ...] = (
         {"alpha": 1.0, "beta": 1.0, **_FLAGS},
         inputs=(2, 3),
         inplace=overwrite_unless_repeated((0, 2)),
+        slices=_summed_rows,
     ),
     Command(
         "linear",
@@ -190,5 +213,6 @@ COMMANDS: tuple[Command, ...] = (
         _linear,
         _linear_gradient,
         inputs=(2, 3),
+        slices=rows_of_first,
     ),
 )

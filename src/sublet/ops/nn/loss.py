@@ -30,6 +30,7 @@ from sublet.ops.nn.rules import (
     term_by_op,
 )
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Shares, Specs
+from sublet.ops.slice_maps import elementwise, leading_axis
 
 TINY = 1e-12
 """Minimum divisor p (1 - p) in the gradient of binary cross entropy (as in PyTorch)."""
@@ -188,6 +189,7 @@ def _pairwise(
             attrs or {},
             inputs=(2, 2),
             inplace=overwrite_any(0, 1),
+            slices=elementwise,
         ),
         Command(
             f"{name}_gradient",
@@ -198,6 +200,7 @@ def _pairwise(
             attrs or {},
             inputs=(3, 3),
             inplace=inplace,
+            slices=elementwise,
         ),
     )
 
@@ -255,6 +258,7 @@ COMMANDS = (
         _cross_entropy,
         elementwise_gradient(term_by_op("nn.categorical_cross_entropy_gradient", 0, 1), None),
         inputs=(2, 2),
+        slices=leading_axis(),
     ),
     Command(
         "categorical_cross_entropy_gradient",
@@ -275,6 +279,7 @@ COMMANDS = (
         inputs=(2, 2),
         outputs=(2, 2),
         inplace=overwrite_any(0, output=1),
+        slices=leading_axis(),
     ),
     Command(
         "softmax_cross_entropy_gradient",
@@ -284,6 +289,7 @@ COMMANDS = (
         GradientByExpansion(_softmax_cross_entropy_parts),
         inputs=(3, 3),
         inplace=overwrite_any(1),
+        slices=leading_axis(),
     ),
     *_pairwise(
         "sigmoid_binary_cross_entropy",

@@ -29,6 +29,7 @@ from sublet.ops.nn.rules import (
     sum_present,
 )
 from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Specs
+from sublet.ops.slice_maps import SliceMaps, Slices, same_axes, shape_of, slice_map
 
 # Shapes.
 
@@ -240,6 +241,7 @@ def _row_commands(
             inputs=(1, 1 + scales),
             outputs=(1 + scales, 1 + scales),
             inplace=overwrite_unless_repeated((0, 0)),
+            slices=_slices_by_row(1, 2),
         ),
         Command(
             gradient_name,
@@ -251,8 +253,33 @@ def _row_commands(
             inputs=(3 + scales, 3 + scales),
             outputs=(1, 1 + scales),
             inplace=overwrite_unless_repeated((0, 0), (0, 1)),
+            slices=_slices_by_row(2, sums=(1, 2)),
         ),
     )
+
+
+def channel_slices(node: Node) -> SliceMaps:
+    """Return the slice maps of a normalisation by given statistics: along each axis, of channels with their numbers."""
+    rank, others = len(shape_of(node.inputs[0])), range(1, len(node.inputs))
+    channels = pick({"axis": 1, **node.attrs}, "axis") % max(rank, 1)
+    maps = same_axes(node, [axis for axis in range(rank) if axis != channels], whole=others)
+    return maps + slice_map(node, [channels, *(0 for _ in others)], [channels])
+
+
+def _slices_by_row(*whole: int, sums: tuple[int, ...] = ()) -> Slices:
+    """Return the fact of a norm over rows: along the axes before the last `axes`; along samples for groups."""
+
+    def slices(node: Node) -> SliceMaps:
+        before = len(shape_of(node.outputs[0])) - pick(node.attrs, "axes") if "axes" in node.attrs else 1
+        return same_axes(node, range(before), whole, sums)
+
+    return slices
+
+
+def _batch_slices(node: Node) -> SliceMaps:
+    """Return the map along samples; the statistics are those of the samples of the slice."""
+    channels = pick(node.attrs, "axis") % len(shape_of(node.inputs[0]))
+    return same_axes(node, (0,), (1, 2, 3, 4), (1, 2, 3, 4), exact=False) if channels else ()
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -268,6 +295,7 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(5, 5),
         outputs=(5, 5),
         inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
+        slices=_batch_slices,
     ),
     Command(
         "batch_norm_gradient",
@@ -289,6 +317,7 @@ COMMANDS: tuple[Command, ...] = (
         {"epsilon": 1e-5, "axis": 1},
         inputs=(5, 5),
         inplace=overwrite_unless_repeated((0, 0)),
+        slices=channel_slices,
     ),
     *_row_commands(
         "layer_norm",

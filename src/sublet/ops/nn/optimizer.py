@@ -18,6 +18,7 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.nn.command import Command, overwrite_unless_repeated, pick
 from sublet.ops.nn.rules import FLOATS, require_equal, require_type
 from sublet.ops.op import Attrs, Specs
+from sublet.ops.slice_maps import elementwise_axes, no_slices
 
 RATE = TensorSpec(DType.F32, ())
 STEP = TensorSpec(DType.I64, ())
@@ -162,6 +163,7 @@ def _adaptive_command(name: str, text: str, compute: Callable[..., Any], epsilon
         inputs=(6, 6),
         outputs=(3, 3),
         inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
+        slices=no_slices if name == "lamb" else elementwise_axes,
     )
 
 
@@ -175,6 +177,7 @@ COMMANDS = (
         inputs=(3, 4),
         outputs=(1, 2),
         inplace=overwrite_unless_repeated((0, 0), (1, 3)),
+        slices=elementwise_axes,
     ),
     _adaptive_command(
         "adam",
@@ -206,5 +209,6 @@ COMMANDS = (
         inputs=(4, 5),
         outputs=(2, 3),
         inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
+        slices=elementwise_axes,
     ),
 )

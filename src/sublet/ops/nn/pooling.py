@@ -34,10 +34,13 @@ from sublet.ops.nn.windows import (
     from_channels_first,
     image_dims,
     image_shape,
+    is_channels_last,
     to_channels_first,
+    window_axes,
     windows_from_attrs,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.ops.slice_maps import SliceMaps, leading_axis, resize, same_axes, shape_of
 
 MAX_ATTRS: dict[str, Attr | Required] = {
     "kernel": REQUIRED_INTEGERS,
@@ -168,6 +171,12 @@ def _average_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Val
     return [emit("nn.avg_pool", only_gradient(grads), **attrs)]
 
 
+def _pool_slices(node: Node) -> SliceMaps:
+    last = is_channels_last(node.attrs)
+    maps = same_axes(node, (0, len(shape_of(node.inputs[0])) - 1 if last else 1))
+    return maps + window_axes(node, pool_windows(node.attrs), 1 if last else 2)
+
+
 POOLING_COMMANDS: tuple[Command, ...] = (
     Command(
         "max_pool",
@@ -176,6 +185,7 @@ POOLING_COMMANDS: tuple[Command, ...] = (
         _max_pool,
         elementwise_gradient(term_by_op("nn.max_pool_gradient", 0)),
         MAX_ATTRS,
+        slices=_pool_slices,
     ),
     Command(
         "max_pool_gradient",
@@ -186,6 +196,7 @@ POOLING_COMMANDS: tuple[Command, ...] = (
         elementwise_gradient(term_by_op("nn.max_pool_gather", 1), None),
         MAX_ATTRS,
         inputs=(2, 2),
+        slices=leading_axis(),
     ),
     Command(
         "max_pool_gather",
@@ -195,6 +206,7 @@ POOLING_COMMANDS: tuple[Command, ...] = (
         elementwise_gradient(term_by_op("nn.max_pool_gradient", 1), None),
         MAX_ATTRS,
         inputs=(2, 2),
+        slices=leading_axis(),
     ),
     Command(
         "avg_pool",
@@ -203,6 +215,7 @@ POOLING_COMMANDS: tuple[Command, ...] = (
         _avg_pool,
         _average_rule,
         AVERAGE_ATTRS,
+        slices=_pool_slices,
     ),
     Command(
         "avg_pool_gradient",
@@ -211,6 +224,7 @@ POOLING_COMMANDS: tuple[Command, ...] = (
         _avg_pool_gradient,
         _average_gradient_rule,
         {**AVERAGE_ATTRS, "shape": REQUIRED_INTEGERS},
+        slices=leading_axis(attrs=resize("shape")),
     ),
 )
 
@@ -280,7 +294,7 @@ def _resampling(name: str, text: str, compute: Compute, other: str) -> Command:
         return [emit(other, only_gradient(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
 
     attrs: dict[str, Attr | Required] = {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False}
-    return Command(name, text, _infer_resized, compute, gradient, attrs, views=_views)
+    return Command(name, text, _infer_resized, compute, gradient, attrs, views=_views, slices=leading_axis())
 
 
 COMMANDS = (

@@ -34,6 +34,7 @@ from sublet.ops.nn.rules import (
     term_by_op,
 )
 from sublet.ops.op import Attrs, Infer, Share, Specs
+from sublet.ops.slice_maps import leading_axis, no_slices
 
 
 def generator(key: Any, stream: int) -> np.random.Generator:
@@ -115,6 +116,7 @@ def _dropout_command(name: str, text: str, gradient: str) -> Command:
         inputs=(2, 2),
         views=_dropout_views,
         inplace=overwrite_any(0),
+        slices=leading_axis(1, exact=False) if name == "dropout" else no_slices,
     )
 
 

@@ -27,6 +27,7 @@ from sublet.ops.nn.rules import (
     zeros_like,
 )
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
+from sublet.ops.slice_maps import leading_axis
 
 
 def _lstm_gates(gates: Any) -> tuple[Any, ...]:
@@ -170,6 +171,7 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(2, 2),
         outputs=(2, 2),
         inplace=overwrite_unless_repeated((1, 1)),
+        slices=leading_axis(),
     ),
     Command(
         "lstm_cell_gradient",
@@ -189,6 +191,7 @@ COMMANDS: tuple[Command, ...] = (
         _gru_rule,
         inputs=(3, 3),
         inplace=overwrite_unless_repeated((0, 2)),
+        slices=leading_axis(),
     ),
     Command(
         "gru_cell_gradient",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
+from sublet.ops import slice_maps
 from sublet.ops.nn.command import (
     REQUIRED_INTEGER,
     REQUIRED_INTEGERS,
@@ -41,6 +43,7 @@ from sublet.ops.nn.rules import (
     term_by_op,
 )
 from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Specs
+from sublet.ops.slice_maps import SliceMaps, same_axes, shape_of, slice_map
 
 
 def reduced_shape(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[int, ...]:
@@ -74,6 +77,13 @@ def spread_gradient(emit: Emit, node: Node, grad: Value) -> Value:
     return emit("nn.broadcast_to", emit("nn.reshape", grad, shape=kept), shape=x.shape)
 
 
+def _reduced_slices(node: Node, *, sums: bool) -> SliceMaps:
+    """Return the maps along the axes not reduced, and, with `sums`, along those reduced: the result is a sum."""
+    reduced = normalize_axes(pick(node.attrs, "axes"), len(shape_of(node.inputs[0])))
+    added = same_axes(node, reduced, sums=(0,)) if sums else ()
+    return slice_maps.reduced_axes(node, reduced, keepdims=bool(pick(node.attrs, "keepdims"))) + added
+
+
 def reduction_command(name: str, text: str, infer: Infer, function: Callable[..., Any], rule: Gradient) -> Command:
     """Return a command reducing over `axes`; over all axes for ()."""
 
@@ -88,6 +98,7 @@ def reduction_command(name: str, text: str, infer: Infer, function: Callable[...
         rule,
         {"axes": (), "keepdims": False},
         views=same_bytes,
+        slices=partial(_reduced_slices, sums=name == "sum"),
     )
 
 
@@ -139,6 +150,27 @@ def gradient_with_shape(op: str) -> Gradient:
     return gradient
 
 
+def _sum_to_slices(node: Node) -> SliceMaps:
+    """Return the maps along each axis of the input: along the axis of the result, or, for axes not kept, as sums."""
+    maps: SliceMaps = ()
+    for axis in range(len(shape_of(node.inputs[0]))):
+        to = slice_maps.aligned_axis(node.outputs[0], node.inputs[0], axis)
+        facts = {} if to is None else {"attrs": slice_maps.resize("shape", to)}
+        maps += slice_map(node, [axis], [to], **facts)
+    return maps
+
+
+def _reshape_slices(node: Node) -> SliceMaps:
+    """Return the map along all axes, flattened: a reshape keeps the order of elements. Slices must be rows of both."""
+
+    def attrs(given: Attrs, begin: int, end: int) -> dict[str, Attr]:
+        first, *rest = pick(given, "shape")
+        return {**given, "shape": (first * (end - begin) // spec_of(operand(node, 0)).size, *rest)}
+
+    x, y = (range(len(shape_of(value))) for value in (node.inputs[0], node.outputs[0]))
+    return slice_map(node, [x], [y], attrs=attrs)
+
+
 REDUCTION_COMMANDS = (
     reduction_command("sum", "The sum over axes; over all for ().", infer_reduced, np.sum, _sum),
     reduction_command("mean", "The mean over axes; over all for ().", _infer_mean, _mean_of, _mean),
@@ -150,6 +182,7 @@ REDUCTION_COMMANDS = (
         gradient_with_shape("nn.broadcast_to"),
         {"shape": REQUIRED_INTEGERS},
         views=same_bytes,
+        slices=_sum_to_slices,
     ),
     Command(
         "broadcast_to",
@@ -159,6 +192,7 @@ REDUCTION_COMMANDS = (
         gradient_with_shape("nn.sum_to"),
         {"shape": REQUIRED_INTEGERS},
         views=same_bytes,
+        slices=lambda node: slice_maps.elementwise_axes(node, partial(slice_maps.resize, "shape")),
     ),
     Command(
         "reshape",
@@ -168,6 +202,7 @@ REDUCTION_COMMANDS = (
         gradient_with_shape("nn.reshape"),
         {"shape": REQUIRED_INTEGERS},
         views=same_bytes,
+        slices=_reshape_slices,
     ),
 )
 
@@ -383,6 +418,7 @@ def _position_command(name: str, text: str, function: Callable[..., Any]) -> Com
         _position_infer,
         lambda x, axis, keepdims: function(x, axis, keepdims=bool(keepdims)),
         attrs={"axis": REQUIRED_INTEGER, "keepdims": False},
+        slices=slice_maps.axes_beside(after=False),
     )
 
 
@@ -458,5 +494,6 @@ COMMANDS = (
         _running_back,
         {"axis": REQUIRED_INTEGER, "reverse": False},
         inplace=overwrite_any(0),
+        slices=slice_maps.axes_beside(),
     ),
 )

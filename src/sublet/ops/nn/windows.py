@@ -11,8 +11,10 @@ import numpy as np
 
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Attr, Node
 from sublet.ops.nn.command import pick
 from sublet.ops.op import Attrs
+from sublet.ops.slice_maps import SliceAttrs, SliceMaps, Window, shape_of, slice_map
 
 LAYOUTS = ("nchw", "nhwc")
 Extents = tuple[int, ...]
@@ -101,6 +103,35 @@ def _per_axis(attrs: Attrs, key: str, length: int, default: int, smallest: int) 
     if len(numbers) != length or any(number < smallest for number in numbers):
         raise SpecError(f"{key} = {list(numbers)} must be {length} integers, each at least {smallest}")
     return numbers
+
+
+def window_axes(node: Node, over: Windows | None, first: int) -> SliceMaps:
+    """Return the slice maps along the spatial axes, from axis `first` on: input 0 under the windows, all others whole.
+
+    None without windows, and with `ceil`: a last window may extend beyond the padding.
+    """
+    rank = len(over.kernel) if over is not None else 0
+    x, y = (shape_of(value)[first : first + rank] for value in (node.inputs[0], node.outputs[0]))
+    maps: SliceMaps = ()
+    if over is None or over.ceil or over.count_windows(x) != y:
+        return maps
+    for i, axis in enumerate(range(first, first + rank)):
+        window = Window(over.strides[i], over.begins[i], over.spans[i], x[i])
+        inputs = [axis, *[None] * (len(node.inputs) - 1)]
+        maps += slice_map(node, inputs, [axis], attrs=_pad_at_borders(window, i, rank), window=window)
+    return maps
+
+
+def _pad_at_borders(window: Window, axis: int, rank: int) -> SliceAttrs:
+    """Return the change of the attributes for a slice: the slice has padding only at the borders of the whole."""
+
+    def changed(attrs: Attrs, begin: int, end: int) -> dict[str, Attr]:
+        given: Any = attrs.get("pads") if attrs.get("auto_pad") != "VALID" else ()
+        pads = [*(given or (0,) * (2 * rank))]
+        pads[axis], pads[axis + rank] = window.padding(begin, end)
+        return {**{key: value for key, value in attrs.items() if key != "auto_pad"}, "pads": tuple(pads)}
+
+    return changed
 
 
 def is_channels_last(attrs: Attrs) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.base.names import NameGenerator
 from sublet.ir.dataflow import map_subgraphs, rename_values, rename_values_in_node
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.emitter import NameGenerator
 
 
 def copy_node(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from sublet.ir.dataflow import captures, rename_values_in_node, required_values
 from sublet.ir.graph import Graph, Node, Value
@@ -42,10 +41,11 @@ def min_cut_values(
         edges += [(begin, at[value], endless) for begin in begins]
     edges += [(at[value] + 1, sink, endless) for value in dict.fromkeys(wanted) if value in at]
     rows, columns, most = np.array(edges, np.int32).T
-    capacity = csr_array(coo_array((most, (rows, columns)), shape=(sink + 1, sink + 1)))
-    left = (capacity - maximum_flow(capacity, source, sink).flow).tocsr()
+    sparse, csgraph = import_module("scipy.sparse"), import_module("scipy.sparse.csgraph")  # slow to import
+    capacity = sparse.csr_array(sparse.coo_array((most, (rows, columns)), shape=(sink + 1, sink + 1)))
+    left = (capacity - csgraph.maximum_flow(capacity, source, sink).flow).tocsr()
     left.eliminate_zeros()
-    before_the_sink = set(breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
+    before_the_sink = set(csgraph.breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
     return {value for value, i in at.items() if i not in before_the_sink and i + 1 in before_the_sink}
 
 

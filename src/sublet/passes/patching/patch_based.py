@@ -14,25 +14,27 @@ of the maps.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.base.errors import PlanError
+from sublet.base.names import NameGenerator
 from sublet.base.ranges import split_evenly
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.dataflow import producer_positions, reads_inside, results
-from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.emitter import LiteralPool, NameGenerator
-from sublet.passes.patching.receptive_field import (
-    Area,
-    Axes,
-    attributes_for_area,
-    input_area,
-    spatial_axes_of,
-    spatial_extents,
-    spec_of_area,
-    why_not_by_areas,
-)
+from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ops import slice_maps_of
+from sublet.ops.emitter import LiteralPool
+from sublet.ops.slice_maps import SliceMap, one_axis, shape_of
+
+Area = tuple[tuple[int, int], ...]
+"""(begin, end) along each of the two spatial axes."""
+
+Axes = tuple[int, int]
+"""The two spatial axes: height and width."""
+
+AreaMaps = tuple[SliceMap, ...]
+"""The slice maps of a node along the two spatial axes."""
 
 MAX_PATCHES = 1 << 12
 """Maximum number of patches."""
@@ -52,11 +54,20 @@ class Patches:
 
 @dataclass(frozen=True)
 class Front:
-    """The nodes to compute in patches, in order, the result of the last node, and the spatial axes of the maps."""
+    """The nodes to compute in patches, in order, the result of the last node, and the spatial axes of the maps.
+
+    along  the slice maps of each node along the spatial axes
+    """
 
     nodes: tuple[Node, ...]
+    along: tuple[AreaMaps, ...]
     result: Value
     axes: Axes
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """The spatial extents of the result."""
+        return spatial_extents(self.result, self.axes)
 
 
 def parse_patches(text: str) -> Patches:
@@ -76,8 +87,8 @@ def with_patched_front(graph: Graph, text: str) -> Graph:
     front = front_up_to(graph, patches.node)
     if isinstance(front, str):
         raise PlanError(f"patches {text[:80]!r}: {front}")
-    size = spatial_extents(front.result, front.axes)
-    if size is None or patches.rows > size[0] or patches.columns > size[1]:
+    size = front.extents
+    if patches.rows > size[0] or patches.columns > size[1]:
         raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} rows and columns")
     writer = _PatchWriter(graph, front)
     made = writer.write_patches([split_evenly(size[0], patches.rows), split_evenly(size[1], patches.columns)])
@@ -96,15 +107,13 @@ def recompute_factors(front: Front, rows: int, columns: int) -> dict[str, float]
 
     The front is divided into `rows` x `columns` patches. A ratio above 1 is due to overlapping receptive fields.
     """
-    size = spatial_extents(front.result, front.axes)
-    assert size is not None
+    size = front.extents
     down = [needed_areas(front, (cut, (0, size[1]))) for cut in split_evenly(size[0], rows)]
     across = [needed_areas(front, ((0, size[0]), cut)) for cut in split_evenly(size[1], columns)]
     factors = {}
     for node in front.nodes:
         (out,) = node.defs
         whole = spatial_extents(out, front.axes)
-        assert whole is not None
         lengths = [sum(areas[out][i][1] - areas[out][i][0] for areas in kind) for i, kind in enumerate((down, across))]
         factors[node.name] = lengths[0] * lengths[1] / max(1, whole[0] * whole[1])
     return factors
@@ -114,8 +123,8 @@ def needed_areas(front: Front, area: Area) -> dict[Value, Area]:
     """Return the needed area of each map of the front, for an area of the result."""
     areas = {front.result: area}
     made = {value for node in front.nodes for value in node.defs}
-    for node in reversed(front.nodes):
-        wanted = input_area(node, areas[node.defs[0]], front.axes)
+    for node, along in zip(reversed(front.nodes), reversed(front.along), strict=True):
+        wanted = input_area(along, areas[node.defs[0]])
         for value in node.uses:
             if value in made:
                 known = areas.get(value, wanted)
@@ -142,13 +151,15 @@ def front_up_to(graph: Graph, name: str) -> Front | str:
     nodes = tuple(graph.nodes[i] for i in sorted(inside))
     axes = next((found for node in nodes if (found := spatial_axes_of(node)) is not None), (2, 3))
     maps = frozenset({*graph.inputs} | {value for node in nodes for value in node.defs})
+    along: list[AreaMaps] = []
     for node in nodes:
-        reason = why_not_by_areas(node, axes, maps & varying)
-        if reason:
-            return f"node {node.name!r} {reason}"
+        by_area = area_maps(node, axes, maps & varying)
+        if isinstance(by_area, str):
+            return f"node {node.name!r} {by_area}"
+        along.append(by_area)
     read = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
     shared = [v for node in nodes for v in node.defs if v != last.defs[0] and v in read | {*results(graph)}]
-    return f"{shared[0]} is also read behind the front" if shared else Front(nodes, last.defs[0], axes)
+    return f"{shared[0]} is also read behind the front" if shared else Front(nodes, tuple(along), last.defs[0], axes)
 
 
 def _input_dependent_values(graph: Graph) -> frozenset[Value]:
@@ -158,6 +169,63 @@ def _input_dependent_values(graph: Graph) -> frozenset[Value]:
         if not varying.isdisjoint(reads_inside(node)):
             varying.update(node.defs)
     return frozenset(varying)
+
+
+# Receptive fields: the area of the operands needed for an area of the output, by slice maps along the spatial axes.
+
+
+def spatial_extents(value: Value, axes: Axes) -> tuple[int, int]:
+    """Return the spatial extents of a map with four axes."""
+    return shape_of(value)[axes[0]], shape_of(value)[axes[1]]
+
+
+def spec_of_area(value: Value, area: Area, axes: Axes) -> TensorSpec:
+    """Return the type of an area of a map."""
+    assert isinstance(value.spec, TensorSpec)
+    shape = list(value.spec.shape)
+    for axis, (begin, end) in zip(axes, area, strict=True):
+        shape[axis] = end - begin
+    return TensorSpec(value.spec.dtype, tuple(shape))
+
+
+def spatial_axes_of(node: Node) -> Axes | None:
+    """Return the spatial axes of a node with two-dimensional windows, None for any other node."""
+    axes = [found.outputs[0] for found in slice_maps_of(node) if found.window is not None]
+    return (axes[0].start, axes[1].start) if len(axes) == 2 and axes[0] and axes[1] else None
+
+
+def area_maps(node: Node, axes: Axes, maps: frozenset[Value]) -> AreaMaps | str:
+    """Return the slice maps of a node along the spatial axes, or the reason why areas cannot be computed alone.
+
+    `maps` are the operands split into areas.
+    """
+    if node.subgraphs or len(node.defs) != 1 or len(shape_of(node.defs[0])) != 4:
+        return "must have one output with four axes"
+    known = {found.outputs[0]: found for found in slice_maps_of(node) if found.exact}
+    along = tuple(known[one_axis(axis)] for axis in axes if one_axis(axis) in known)
+    if len(along) != 2 or node.outputs[0] is None:
+        return "reads more than the area of its output, or has windows of an unsupported kind"
+    for position, value in enumerate(node.inputs):
+        sliced = [found.inputs[position] for found in along]
+        if value in maps and sliced != [one_axis(axis) for axis in axes]:
+            return "reads a map of other extents"
+        if value not in maps and sliced != [None, None]:
+            return "reads a map outside the front"
+    ends = [found.operand_slice(i, i + 1) for found in along for i in (0, found.extent - 1)]
+    return along if all(begin < end for begin, end in ends) else "has windows that hold only padding"
+
+
+def input_area(along: AreaMaps, area: Area) -> Area:
+    """Return the area of the operand maps needed for an area of the output."""
+    return tuple(found.operand_slice(*side) for found, side in zip(along, area, strict=True))
+
+
+def attributes_for_area(node: Node, along: AreaMaps, area: Area) -> Mapping[str, Attr]:
+    """Return the attributes of the node computing an area of the output from the area of `input_area`."""
+    attrs = node.attrs
+    for found, (begin, end) in zip(along, area, strict=True):
+        attrs = found.attrs(attrs, begin, end)
+    return attrs
 
 
 class _PatchWriter:
@@ -187,11 +255,10 @@ class _PatchWriter:
                 written, piece = self._write_patch(area, f"{r}.{c}")
                 nodes += written
                 pieces.append(piece)
-            width = spatial_extents(result, axes)
-            assert width is not None
+            width = self.front.extents[1]
             rows.append(pieces[0])
             if len(pieces) > 1:
-                row = Value(self.values.fresh(f"{result.name}.{r}"), spec_of_area(result, (down, (0, width[1])), axes))
+                row = Value(self.values.fresh(f"{result.name}.{r}"), spec_of_area(result, (down, (0, width)), axes))
                 nodes.append(self._concat_node(pieces, row, axes[1]))
                 rows[-1] = row
         if len(rows) > 1:
@@ -215,11 +282,7 @@ class _PatchWriter:
 
         def part(value: Value, wanted: Area) -> Value:
             """Return an area of a map, cut from the area of the map in this patch."""
-            has = (
-                areas[value]
-                if value in self.made
-                else tuple((0, extent) for extent in spatial_extents(value, axes) or ())
-            )
+            has = areas[value] if value in self.made else tuple((0, extent) for extent in spatial_extents(value, axes))
             source = computed.get(value, value)
             if has == wanted:
                 return source
@@ -231,13 +294,13 @@ class _PatchWriter:
                 slices[value, wanted] = out
             return slices[value, wanted]
 
-        for node in self.front.nodes:
+        for node, along in zip(self.front.nodes, self.front.along, strict=True):
             (out,) = node.defs
-            wanted = input_area(node, areas[out], axes)
+            wanted = input_area(along, areas[out])
             inputs = tuple(part(v, wanted) if v is not None and v in self.maps else v for v in node.inputs)
             computed[out] = Value(self.values.fresh(f"{out.name}.{mark}"), spec_of_area(out, areas[out], axes))
             outputs = tuple(None if value is None else computed[out] for value in node.outputs)
-            attrs = attributes_for_area(node, areas[out], axes)
+            attrs = attributes_for_area(node, along, areas[out])
             name = self.names.fresh(f"{node.name}.{mark}")
             nodes.append(Node(name, node.op, inputs, outputs, attrs, node.source))
         return nodes, computed[self.front.result]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from sublet.base.disjoint_sets import DisjointSets
 from sublet.ir.dataflow import required_values, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup, present_shares
@@ -57,25 +58,6 @@ def memory_bound_of(graph: Graph, *, io_bound: bool, weights_bound: bool, offloa
     return MemoryBound(highest.nbytes + steady, highest.node, highest.values, steady)
 
 
-class _AliasSets:
-    """Union-find over values that may share bytes."""
-
-    def __init__(self) -> None:
-        self._of: dict[Value, Value] = {}
-
-    def find(self, value: Value) -> Value:
-        """Return the representative of the set of a value."""
-        while value in self._of:
-            value = self._of[value]
-        return value
-
-    def union(self, values: Iterable[Value | None]) -> None:
-        """Merge the sets of the values."""
-        firsts = list(dict.fromkeys(self.find(value) for value in values if value is not None))
-        for other in firsts[1:]:
-            self._of[other] = firsts[0]
-
-
 class _BoundLevel:
     """The root level of a graph, prepared for bounds at each node."""
 
@@ -109,20 +91,20 @@ class _BoundLevel:
         fixed = (*graph.weights, *((*graph.inputs, *graph.outputs) if io_bound else ()))
         self.fixed = {self.same.find(value) for value in fixed}
 
-    def _alias_sets(self) -> tuple[_AliasSets, _AliasSets]:
+    def _alias_sets(self) -> tuple[DisjointSets[Value], DisjointSets[Value]]:
         """Return two partitions of the values: by views and parts, and additionally by in-place results and updates."""
-        same, linked = _AliasSets(), _AliasSets()
+        same, linked = DisjointSets[Value](), DisjointSets[Value]()
         for node in self.nodes:
             if node.subgraphs:
-                same.union((*required_values(node), *node.defs))
-                linked.union((*required_values(node), *node.defs))
+                same.union(*required_values(node), *node.defs)
+                linked.union(*required_values(node), *node.defs)
                 continue
             op = lookup(node.op)
             for sets, facts in ((same, (op.views, op.parts)), (linked, (op.views, op.parts, op.inplace))):
                 for output, operand in _alias_pairs(node, facts):
-                    sets.union((output, operand))
+                    sets.union(output, operand)
         for target, source in self.graph.updates:
-            linked.union((target, source))
+            linked.union(target, source)
         return same, linked
 
     def bound_at(self, i: int) -> MemoryBound:

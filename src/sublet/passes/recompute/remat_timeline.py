@@ -146,15 +146,13 @@ def _live_bytes(
 ) -> NDArray[np.int64]:
     """Return the live bytes at each moment, computed like `LiveBlocks.curve`."""
     blocks, sizes = level.blocks, level.blocks.nbytes
-    live = level.steady + sum(sizes[block] for block in blocks.live_in)
+    live = level.steady + blocks.bytes_at_start
     live_at = np.empty(len(nodes), np.int64)
     for moment, (j, r) in enumerate(zip(nodes, slots, strict=True)):
         original = j == r
         ending = [lives[n].block for n in reads[moment] if lives[n].read[-1] == moment and not lives[n].kept]
         made = sum(sizes[lives[n].block] for n in born[moment]) + (0 if original else level.wasted[j])
-        saved, over = 0, blocks.inplace[j]
-        if over and ending:
-            saved = bytes_written_over(level, over, ending)
+        saved = blocks.bytes_overwritten(j, ending)
         if original:
             for block, target in blocks.update_in_place[j]:
                 at = next((n for n in reads[moment] if lives[n].block == target), None)
@@ -163,17 +161,3 @@ def _live_bytes(
         unread = sum(sizes[lives[n].block] for n in born[moment] if not lives[n].read and not lives[n].kept)
         live += made - sum(sizes[b] for b in ending) - unread - (0 if original else level.wasted[j])
     return live_at
-
-
-def bytes_written_over(level: RematProblem, over: list[tuple[int, int]], ending: list[int]) -> int:
-    """Return the bytes of the blocks in `ending` overwritten by a node with the in-place pairs `over`."""
-    taken: set[int] = set()
-    done: set[int] = set()
-    saved = 0
-    for made, source in over:
-        part = level.blocks.nbytes[source] < level.blocks.nbytes[made]  # a concatenation overwrites several parts
-        if source in ending and source not in taken and (part or made not in done):
-            taken.add(source)
-            done.add(made)
-            saved += level.blocks.nbytes[source]
-    return saved

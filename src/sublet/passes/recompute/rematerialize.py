@@ -18,7 +18,7 @@ A clone reading an input or weight never stands after the node computing the new
 the old. A batch normalisation reads the running statistics only to update the statistics; a clone, whose updated
 statistics have no reader, reads the scale instead.
 
-A pair may also name the offload of a value (`offload.py`): the clone then reloads the value from slow memory.
+A pair may also name the offload of a value: the clone then reloads the value from slow memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sublet.base.errors import PlanError
-from sublet.ir.dataflow import producer_positions, reads_inside, rename_values_in_node, results
+from sublet.base.names import NameGenerator
+from sublet.ir.dataflow import all_names, producer_positions, reads_inside, rename_values_in_node, results
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.recipe import OFFLOAD_SUFFIX
 from sublet.ops import lookup
-from sublet.ops.emitter import NameGenerator
 from sublet.ops.nn.conversion import OFFLOAD, RELOAD
 
 # Offloading of values to a slow memory and back, represented for the search as a node with clones.
@@ -140,7 +140,7 @@ def _insert_clones(graph: Graph, again: Rematerializations) -> tuple[Sequence[No
     """Return the nodes with clones, and the pairs with a live clone."""
     graph = with_offloads(graph, values_to_offload(graph, (name for name, _ in again)))
     places = _positions_by_reader(graph, again)
-    names = NameGenerator([value.name for value in graph.values()] + [node.name for node in graph.walk()])
+    names = NameGenerator(all_names(graph))
     now: dict[Value, Value] = {}
     made: list[Node] = []
     pairs: dict[str, tuple[str, str]] = {}

@@ -1,7 +1,7 @@
 """Lower bounds on extra time: two bounds by linear programming, of which the better is returned.
 
-Both hold for programs in the given order with every node at its position, plus clones. The bound of
-`time_bound_stages.py` covers few moments, and whole recomputed chains. The bound of this module covers all moments: a
+Both hold for programs in the given order with every node at its position, plus clones. The bound by
+stages covers few moments, and whole recomputed chains. The bound by fractions covers all moments: a
 block dropped somewhere between two readers costs a share of a clone of the defining node, plus the least needs of the
 clone (see `_CloneCosts`); savings count in full, in-place results included, and the bytes defined by clones count zero.
 Fractions of a block may be dropped. The optimum is therefore at most the cost of any real program.
@@ -13,13 +13,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from sublet.passes.recompute.remat_problem import NO_CLONES, RematProblem
-from sublet.passes.recompute.remat_timeline import ContentLifetime, RematTimeline, bytes_written_over, remat_timeline
+from sublet.passes.recompute.remat_timeline import ContentLifetime, RematTimeline, remat_timeline
 
 # Linear programs over variables from 0 to 1, built row by row, solved by HiGHS through SciPy.
 
@@ -60,11 +59,12 @@ class LinearProgram:
         if not self.entries:
             return 0.0 if min(self.limits, default=0.0) >= 0 else None
         rows, columns, factors = zip(*self.entries, strict=True)
-        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.costs))).tocsr()
-        solution = milp(
+        optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")  # slow to import
+        matrix = sparse.coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.costs))).tocsr()
+        solution = optimize.milp(
             self.costs,
-            constraints=LinearConstraint(matrix, -np.inf, self.limits),
-            bounds=Bounds(0, 1),
+            constraints=optimize.LinearConstraint(matrix, -np.inf, self.limits),
+            bounds=optimize.Bounds(0, 1),
             integrality=np.full(len(self.costs), int(nodes > 0)),
             options={"node_limit": nodes, "mip_rel_gap": RELATIVE_GAP} if nodes else None,
         )
@@ -129,7 +129,7 @@ class StageFacts:
         """Return the bytes saved by in-place results at a moment of the plain program."""
         lives = self.plain.contents
         ending = [c.block for c in lives if c.read and c.read[-1] == moment and not c.kept]
-        return bytes_written_over(self.level, self.level.blocks.inplace[moment], ending)
+        return self.level.blocks.bytes_overwritten(moment, ending)
 
     def maker_with_clone(self, block: int) -> int | None:
         """Return the node whose clone redefines the block, or None."""

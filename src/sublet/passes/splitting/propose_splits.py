@@ -17,13 +17,15 @@ from sublet.passes.rewriting import count_readers
 from sublet.passes.splitting.split_nodes import Splits, added_lookup_gradient, split_nodes
 from sublet.passes.splitting.split_rules import (
     BATCH,
-    BY_RESULT,
     EARLY,
     MOMENTUM,
     ONTO,
+    OPTIMIZERS,
     POINTWISE,
     RESULT,
-    split_rule_for,
+    SplitRule,
+    fitting_rule,
+    split_rules,
 )
 from sublet.passes.splitting.weight_updates import accumulable_terms
 
@@ -32,8 +34,6 @@ SHARES = (4, 8)
 
 MAX_PIECES = 64
 """Maximum number of pieces of a node."""
-
-OPTIMIZERS = frozenset(BY_RESULT) - frozenset(POINTWISE) - {"matmul", "embedding_gradient", "reshape"}
 
 STAGES = ((BATCH,), (RESULT,), (BATCH, RESULT))
 
@@ -97,20 +97,21 @@ class _SplitChooser:
             return
         touching = [node for node in self.graph.nodes if large & {*node.uses, *node.defs}]
         least = -(-max(value.nbytes for value in large) // max(1, largest))
-        pieces = _piece_count(touching, kind, min(least, MAX_PIECES))
-        for node in touching:
-            if pieces and split_rule_for(node, kind, pieces) is not None:
+        rules = [(node, split_rules(node, kind)) for node in touching]
+        pieces = _piece_count(rules, min(least, MAX_PIECES))
+        for node, known in rules:
+            if fitting_rule(node, known, pieces) is not None:
                 chosen[node.name] = kind, pieces
 
 
-def _piece_count(nodes: Sequence[Node], kind: str, min_count: int) -> int:
+def _piece_count(nodes: Sequence[tuple[Node, Sequence[SplitRule]]], min_count: int) -> int:
     """Return the number of pieces to split the most nodes, equally if possible; 0 if none can be split.
 
-    The numbers from `min_count` to `2 * least` are tried first, then smaller numbers.
+    `nodes` have their rules. The numbers from `min_count` to `2 * min_count` are tried first, then smaller numbers.
     """
     best, most = 0, (0, 0)
     for count in [*range(max(2, min_count), 2 * min_count + 1), *range(max(2, min_count) - 1, 1, -1)]:
-        rules = [rule for node in nodes if (rule := split_rule_for(node, kind, count)) is not None]
+        rules = [rule for node, known in nodes if (rule := fitting_rule(node, known, count)) is not None]
         score = len(rules), sum(rule.extent % count == 0 for rule in rules)
         if score > most:
             best, most = count, score

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import floor
 
 from sublet.base.errors import SpecError
 from sublet.ir.dataflow import rename_values, required_values
 from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ops import slice_maps_of
 from sublet.ops.nn.command import PREFIX, pick, spec_of
-from sublet.passes.splitting.split_rules import BY_BATCH, OF_A_PART, SplitRule, applicable_rules
+from sublet.ops.slice_maps import are_leading
 
 # Commands computing sample by sample, with the same results for leading rows alone as for all rows.
 
@@ -24,36 +24,25 @@ BATCH_NORM = "nn.batch_norm"
 """The statistics of a part differ from the statistics of the whole batch. The caller decides on splitting."""
 
 
-def attrs_of_part(node: Node, rows: Collection[int], share: Fraction) -> Mapping[str, Attr] | None:
-    """Return the attributes of a node computing `share` of the rows, or None if no rule allows the part.
+def attrs_of_part(
+    node: Node, rows: Collection[int], share: Fraction, *, exact: bool = True
+) -> Mapping[str, Attr] | None:
+    """Return the attributes of a node computing `share` of the rows, or None if no slice map allows the part.
 
-    `rows` are the positions of the operands with rows.
+    `rows` are the positions of the operands with rows. With `exact` False, a part of the rows may have other results
+    alone than in the whole batch.
     """
-    extents = {(shape_of(value) or (0,))[0] for value in outputs_with_rows(node)}
+    results = outputs_with_rows(node)
+    extents = {(shape_of(value) or (0,))[0] for value in results}
     if any(not extent or (extent * share).denominator > 1 for extent in extents):
         return None
-    for way in applicable_rules(node, {**BY_BATCH, **OF_A_PART}):
-        if _row_positions(way.reads) == set(rows) and 0 in _row_positions(way.gives) and not way.write:
-            return {**node.attrs, **_part_attributes(node, way, share)}
+    for found in slice_maps_of(node):
+        along = {i for i, axes in enumerate(found.inputs) if axes is not None}
+        given = {value for value, axes in zip(node.outputs, found.outputs, strict=False) if axes is not None}
+        contiguous = are_leading(*found.inputs, *found.outputs)
+        if contiguous and along == set(rows) and given.issuperset(results) and (found.exact or not exact):
+            return found.attrs(node.attrs, 0, int(found.extent * share))
     return None
-
-
-def depends_on_whole_batch(node: Node) -> bool:
-    """True if a part of the rows has different results alone than in the whole batch."""
-    return node.op.removeprefix(PREFIX) in OF_A_PART
-
-
-def _row_positions(each: Collection[object | None]) -> set[int]:
-    """Return the positions of the entries with rows."""
-    return {i for i, row in enumerate(each) if row is not None}
-
-
-def _part_attributes(node: Node, way: SplitRule, share: Fraction) -> Mapping[str, Attr]:
-    """Return the attributes to change for the share of rows."""
-    if node.op == "nn.reshape":
-        first, *rest = pick(node.attrs, "shape")
-        return {"shape": (floor(first * share), *rest)}  # -1 stays -1: floor(-1 * share) is -1 for any share up to 1
-    return way.attrs(int(way.extent * share))
 
 
 def common_row_count(inputs: Sequence[Value], why: str) -> int:
@@ -118,7 +107,7 @@ def _row_count(graph: Graph, rows: int) -> int:
 def _node_of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
     """Return the node with attributes for the share of rows. Raises SpecError unless computed row by row."""
     along = {i for i, value in enumerate(node.inputs) if value in part}
-    attrs = None if node.subgraphs or depends_on_whole_batch(node) else attrs_of_part(node, along, share)
+    attrs = None if node.subgraphs else attrs_of_part(node, along, share)
     if attrs is None:
         what = f"{node.op} is not known to compute row by row, along the first axis"
         raise SpecError(f"fewer rows: node {node.label}: {what}")

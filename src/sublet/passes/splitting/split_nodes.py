@@ -304,7 +304,8 @@ class _SplitWriter:
         if rule.write is not None:
             made = rule.write(self.emit, node, operands, begin, end)
         else:
-            made = self.emit.all_outputs(node.op, *operands, **{**node.attrs, **rule.attrs(end - begin)})
+            operands = rule.sliced_operands(self.emit, operands, begin, end)
+            made = self.emit.all_outputs(node.op, *operands, **rule.slices.attrs(node.attrs, begin, end))
             outputs = tuple(
                 piece if value is not None else None for value, piece in zip(node.outputs, made, strict=False)
             )

@@ -13,10 +13,11 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+from sublet.base.names import unused_name
 from sublet.base.ranges import LiveSegment, gaps
 from sublet.plan.export.table import sharing_reason
 from sublet.plan.records import MemoryPlan
-from sublet.plan.statistics import PlannedBuffer, live_bytes_curve, planned_buffers, require_counted
+from sublet.plan.statistics import PlannedBuffer, live_curve_of, planned_buffers, require_counted
 
 
 def minimalloc(plan: MemoryPlan) -> str:
@@ -33,9 +34,9 @@ def minimalloc(plan: MemoryPlan) -> str:
     taken: set[str] = set()
     for block in buffers:
         lowest = block.segments[0]
-        first = _unused_name(block.owner.value, taken)
+        first = _row_name(block.owner.value, taken)
         for strip in block.segments:
-            name = first if strip is lowest else _unused_name(first, taken)
+            name = first if strip is lowest else _row_name(first, taken)
             distance = ["", ""] if strip is lowest else [first, strip.begin - lowest.begin]
             row = [name, strip.live[0][0], strip.live[-1][1], strip.nbytes, *([plan.alignment] if aligned else [])]
             row += [" ".join(f"{begin}-{end}" for begin, end in gaps(strip.live)), *(distance if segmented else [])]
@@ -43,13 +44,9 @@ def minimalloc(plan: MemoryPlan) -> str:
     return text.getvalue()
 
 
-def _unused_name(base: str, taken: set[str]) -> str:
+def _row_name(base: str, taken: set[str]) -> str:
     """Return a name without a row, and add the name to `taken`: one value may have several rows."""
-    name = base
-    while name in taken:
-        name = f"{base}@{len(taken)}"
-    taken.add(name)
-    return name
+    return unused_name(f"{base}@{len(taken)}" if base in taken else base, taken)
 
 
 # A plan as a trace for ui.perfetto.dev and chrome://tracing: one point of the plan is one microsecond.
@@ -111,7 +108,7 @@ def _counters(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     for name, nbytes in {"arena": plan.arena_bytes, **bound}.items():
         for point in (0, last):
             yield {"ph": "C", "pid": 1, "ts": point, "name": name, "args": {"bytes": nbytes}}
-    for point, nbytes in live_bytes_curve(list(planned_buffers(plan))):
+    for point, nbytes in live_curve_of(planned_buffers(plan)):
         yield {"ph": "C", "pid": 1, "ts": point, "name": "live", "args": {"bytes": nbytes}}
 
 

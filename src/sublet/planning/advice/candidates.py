@@ -11,7 +11,7 @@ from sublet.analysis.options import Options
 from sublet.base.errors import SubletError
 from sublet.base.formatting import abbreviated_list, human
 from sublet.base.tensor import DType, TensorSpec
-from sublet.integrations.registry import integrations, resolve
+from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.dataflow import reads_inside, rename_values, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
@@ -234,7 +234,7 @@ def _graph_candidates(model: Model, options: Options, plan: MemoryPlan) -> Itera
         growth = f"the weights grow from {human(stored.bytes_before)} to {human(stored.bytes_after)}"
         how = f"fold them when exporting: {growth}"
         yield idea("model", what, how, stored.graph)
-    for propose in (function for each in integrations() for function in each.region_splits):
+    for propose in (function for each in installed_integrations() for function in each.region_splits):
         for split in resolve(propose)(graph, plan.peak_point.node):
             yield idea("model", split.what, split.how, split.graph)
     for name in _producers_at_peak(plan)[:MAX_PRODUCERS]:

@@ -17,7 +17,6 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import PATCHES_PREFIX
 from sublet.passes.ordering.order_search import peak_live_bytes
 from sublet.passes.patching.patch_based import Front, Patches, front_up_to, recompute_factors, with_patched_front
-from sublet.passes.patching.receptive_field import spatial_axes_of, spatial_extents
 from sublet.passes.sinking import with_late_invariants
 from sublet.planning.budget.cost_model import count_products
 from sublet.planning.pipeline import plan_memory, values_outside_arena
@@ -117,19 +116,19 @@ def _fronts_of(graph: Graph) -> list[tuple[str, Front]]:
             run += 1
         elif nbytes:
             front = front_up_to(graph, node.name)
-            if not isinstance(front, str) and any(spatial_axes_of(each) for each in front.nodes):
+            if not isinstance(front, str) and any(each.window for along in front.along for each in along):
                 least, fronts[run, nbytes] = nbytes, (node.name, front)
     return list(fronts.values())
 
 
 def _finest_grids(front: Front, most: float) -> Iterator[tuple[int, int]]:
     """Yield the two finest grids of each kind within `most` repeated operations."""
-    size = spatial_extents(front.result, front.axes)
+    size = front.extents
     cost = {node.name: count_products(node) for node in front.nodes}
     for kind in PATCH_GRIDS:
         fitting = []
         for rows, columns in kind:
-            if size is None or rows > size[0] or columns > size[1]:
+            if rows > size[0] or columns > size[1]:
                 break
             more = sum(cost[name] * (times - 1) for name, times in recompute_factors(front, rows, columns).items())
             if more > most:

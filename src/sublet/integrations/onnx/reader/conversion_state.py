@@ -6,12 +6,14 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sublet.base.errors import Finding, ModelError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
 from sublet.integrations.onnx.reader.model_file import node_title
@@ -42,40 +44,7 @@ Scope = ChainMap[str, KnownValue]
 """The values readable in a graph, by name in the file; a sub-graph's scope is a child."""
 
 
-@dataclass
-class UniqueNames:
-    """Generator of names unique in the whole program, with undo."""
-
-    _uses: dict[str, int] = field(default_factory=dict)
-    _log: list[tuple[str, str, int]] = field(default_factory=list)
-
-    def fresh(self, base: str) -> str:
-        """Return `base` if unused, else the first unused name of base.1, base.2, ..."""
-        if base not in self._uses:
-            self._uses[base] = 1
-            self._log.append((base, base, 0))
-            return base
-        before = self._uses[base]
-        count = before
-        while (name := f"{base}.{count}") in self._uses:
-            count += 1
-        self._uses[base] = count + 1
-        self._uses[name] = 1
-        self._log.append((name, base, before))
-        return name
-
-    @property
-    def mark(self) -> int:
-        """The position in the log of names, for `rewind`."""
-        return len(self._log)
-
-    def rewind(self, mark: int) -> None:
-        """Release every name generated since `mark`."""
-        while len(self._log) > mark:
-            name, base, before = self._log.pop()
-            del self._uses[name]
-            if base != name:
-                self._uses[base] = before
+_new_generator = partial(NameGenerator, separator=".", first=1)
 
 
 @dataclass
@@ -94,8 +63,8 @@ class ImportState:
     opsets: Mapping[str, int]
     dims: Mapping[str, int]
     budget: int
-    values: UniqueNames = field(default_factory=UniqueNames)
-    nodes: UniqueNames = field(default_factory=UniqueNames)
+    values: NameGenerator = field(default_factory=_new_generator)
+    nodes: NameGenerator = field(default_factory=_new_generator)
     weights: dict[str, KnownValue] = field(default_factory=dict)
     assumed: AssumedShapes = field(default_factory=AssumedShapes)
     fold_bytes: int = MAX_FOLD_BYTES

@@ -29,7 +29,7 @@ from sublet.integrations.onnx.reader.model_file import (
     opsets_of,
     read_model,
     require_utf8,
-    with_written_outputs,
+    with_explicit_nodes,
 )
 from sublet.integrations.onnx.reader.types import TensorType, Type, read_type
 from sublet.ir.graph import Graph
@@ -68,11 +68,11 @@ def bind_inputs(
     """Return the types of `inputs` with open dimensions bound by `shapes` and `dims`.
 
     Raises ModelError for dimensions left open (listing all, with the missing options), for a name in `dims` unknown to
-    the model, for a shape of another rank, and for an extent outside 1 to 2^56.
+    the model, for a shape of another rank, and for an extent outside 0 to 2^56.
     """
     for name, extent in dims.items():
-        if isinstance(extent, bool) or not isinstance(extent, int) or not 1 <= extent <= MAX_BYTES:
-            raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 1 to 2^56")
+        if isinstance(extent, bool) or not isinstance(extent, int) or not 0 <= extent <= MAX_BYTES:
+            raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 0 to 2^56")
     known: dict[str, None] = {}
     missing: dict[str, str] = {}
     types: dict[str, Type] = {}
@@ -165,7 +165,7 @@ def from_proto(
     shapes = shapes or {}
     require_utf8(model, where)
     opsets = opsets_of(model, where)
-    model = with_written_outputs(inline_functions(_without_defaults(model, shapes), where))
+    model = with_explicit_nodes(inline_functions(_without_defaults(model, shapes), where))
     graph = model.graph
     dims = {**named_extents(graph.input, shapes), **(dims or {})}
     count = sum(1 for _ in all_nodes(iter(graph.node)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
+from sublet.base.names import unused_name
 from sublet.base.optional_imports import require
 from sublet.integrations.onnx.dialect import always_written_outputs
 
@@ -241,9 +242,13 @@ if TYPE_CHECKING:
     import onnx
 
 
-def with_written_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with a name for every output written by a kernel unconditionally."""
-    if not any(_unnamed_written_outputs(node) for node in _nodes_of(model)):
+DISPUTED_DEFAULTS = {"STFT": ("onesided", 1)}
+"""Attributes whose default differs in ONNX's shape inference, with the default of the specification and its kernels."""
+
+
+def with_explicit_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a name for every output written by a kernel, and with disputed defaults as attributes."""
+    if not any(_unnamed_written_outputs(node) or _disputed_default(node) for node in _nodes_of(model)):
         return model
     named = type(model)()
     named.CopyFrom(model)
@@ -252,8 +257,18 @@ def with_written_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
         for i in _unnamed_written_outputs(node):
             while len(node.output) <= i:
                 node.output.append("")
-            node.output[i] = _unused_name(next(filter(None, node.output), node.op_type), i, taken)
+            node.output[i] = unused_name(f"{next(filter(None, node.output), node.op_type)}.{i}", taken)
+        default = _disputed_default(node)
+        if default is not None:
+            node.attribute.append(require("onnx.helper", extra="onnx").make_attribute(*default))
     return named
+
+
+def _disputed_default(node: onnx.NodeProto) -> tuple[str, int] | None:
+    """Return the name and value of a disputed default that the node does not declare; None without one."""
+    default = DISPUTED_DEFAULTS.get(node.op_type) if domain_of(node.domain) == "" else None
+    is_declared = default is not None and any(attribute.name == default[0] for attribute in node.attribute)
+    return None if is_declared else default
 
 
 def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -275,12 +290,3 @@ def _unnamed_written_outputs(node: onnx.NodeProto) -> list[int]:
     given = [bool(name) for name in node.input]
     written = always_written_outputs(domain_of(node.domain), node.op_type, given, len(node.output))
     return sorted(i for i in written if i >= len(node.output) or not node.output[i])
-
-
-def _unused_name(first: str, position: int, taken: set[str]) -> str:
-    """Return an unused name derived from `first` and `position`, and add the name to `taken`."""
-    name = f"{first}.{position}"
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

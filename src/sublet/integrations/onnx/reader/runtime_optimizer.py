@@ -31,7 +31,7 @@ from sublet.integrations.onnx.reader.model_file import (
     inline_functions,
     opsets_of,
     read_model,
-    with_written_outputs,
+    with_explicit_nodes,
 )
 from sublet.integrations.onnx.reader.type_inference import inferred_types, open_session, session_options
 from sublet.integrations.onnx.reader.types import TensorType, spec_of, write_type
@@ -125,7 +125,7 @@ def _write_entry(
     Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's inlining
     gives two values one name and then rejects the written model.
     """
-    model = with_written_outputs(inline_functions(model, where))
+    model = with_explicit_nodes(inline_functions(model, where))
     try:
         _write_rewritten(_with_bound_inputs(model, dims, where), level, folder, fresh)
     except (

@@ -127,6 +127,9 @@ TOO_STRICTLY_INFERRED = frozenset({"Range"})
 
 ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 
+RULE_SINCE = {"GreaterOrEqual": 16, "LessOrEqual": 16}
+"""The first version with a rule in the onnx package, for operators with the same shapes in earlier versions."""
+
 SAME_AS_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 """Operators without a rule in the onnx package: the output has the type of the first input."""
 
@@ -179,7 +182,7 @@ def infer_types(
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
         types, error = [inputs[0].type] * len(node.output), ""
     else:
-        types, error = _infer_by_schema(program, node, inputs, version)
+        types, error = _infer_by_schema(program, node, inputs, max(version, RULE_SINCE.get(node.op_type, 0)))
     if not error and is_corrected(node.op_type, domain):
         types = _with_kernel_shapes(node, node_shapes_of(node, inputs, types, version), types)
     node_shapes = node_shapes_of(node, inputs, types, version)

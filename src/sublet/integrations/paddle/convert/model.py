@@ -49,7 +49,7 @@ def add_loop(conversion: PaddleConversion, block: int, position: int, scope: Sco
     inner = dict(scope)
     parameters = _bind_new_values(conversion, carried, extents, inner)
     flag = conversion.condition_value(block, condition, inner)
-    counter = Value(conversion.fresh_name(f"{name}.round"), COUNTER_SPEC)
+    counter = Value(conversion.names.fresh(f"{name}.round"), COUNTER_SPEC)
     nodes = convert(conversion, body, inner)
     updates = tuple(inner[key] for key in carried)
     graph = Graph(f"block{body}", (counter, *parameters), tuple(nodes), updates)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sublet.base.errors import ModelError, SpecError, SubletError
 from sublet.base.files import read_text
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, format_dims
 from sublet.integrations.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode_pir
 from sublet.integrations.paddle.operators.dialect import PREFIX
@@ -171,8 +173,7 @@ class _PirConversion:
     values: dict[int, tuple[Value, ...]] = field(default_factory=dict)
     inputs: list[Value] = field(default_factory=list)
     weights: list[Value] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
-    count: int = 0
+    names: NameGenerator = field(default_factory=partial(NameGenerator, separator=".", first=1, is_shared=True))
 
     def infer_block(self, block: PirBlock) -> tuple[int, ...]:
         """Infer the extents in a block, and return the numbers of the yielded values."""
@@ -265,21 +266,12 @@ class _PirConversion:
             dims = tuple(requested)
         return Operand(dims, ruled.values)
 
-    def fresh_name(self, base: str) -> str:
-        """Return an unused name, formed from `base`."""
-        name = base
-        while name in self.names:
-            self.count += 1
-            name = f"{base}.{self.count}"
-        self.names.add(name)
-        return name
-
     def new_value(self, base: str, value: PirValue, position: int = 0) -> Value:
         """Return a new value for a PIR value, or for a part of a list of tensors."""
         part = value.parts[position] if value.parts else value
         every = self.operands[value.number]
         dims = every[position].dims if position < len(every) else None
-        return Value(self.fresh_name(base), self._spec_of(part.dtype, dims, part.kind, base))
+        return Value(self.names.fresh(base), self._spec_of(part.dtype, dims, part.kind, base))
 
     def _spec_of(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
         """Return the spec of a value; unplannable for open extents and for values other than tensors."""
@@ -370,7 +362,7 @@ class _PirConversion:
             "inputs": tuple(slot for slot, _ in slots), "outputs": tuple(slot for slot, _ in results_)
         }  # fmt: skip
         kind = spelling.type if spelling else f"pir.{op.type}"
-        name = self.fresh_name(f"{op.type}:{op.outputs[0].number if op.outputs else self.count}")
+        name = self.names.fresh(f"{op.type}:{op.outputs[0].number if op.outputs else self.names.last_number}")
         sources, targets = tuple(value for _, value in slots), tuple(value for _, value in results_)
         return Node(name, f"{PREFIX}{kind}", sources, targets, attrs)
 
@@ -403,12 +395,12 @@ class _PirConversion:
     def _loop_node(self, op: PirOp) -> Node:
         """Return the loop node. The condition is the first loop-carried value."""
         flag, body = self._condition_of(op), self._loop_body(op)
-        name = self.fresh_name(f"while:{op.outputs[0].number if op.outputs else self.count}")
-        goes_on = Value(self.fresh_name(f"{flag.name}.again"), flag.spec)
-        counter = Value(self.fresh_name(f"{name}.round"), TensorSpec(DType.I64))
+        name = self.names.fresh(f"while:{op.outputs[0].number if op.outputs else self.names.last_number}")
+        goes_on = Value(self.names.fresh(f"{flag.name}.again"), flag.spec)
+        counter = Value(self.names.fresh(f"{name}.round"), TensorSpec(DType.I64))
         args = self._bind_results(op, body.args)
         nodes, updates = self.convert_block(body)
-        last = Value(self.fresh_name(f"{flag.name}.last"), flag.spec)
+        last = Value(self.names.fresh(f"{flag.name}.last"), flag.spec)
         finals = (last, *self._bind_results(op, op.outputs))
         graph = Graph(
             f"body_{body.args[0].number if body.args else 0}", (counter, goes_on, *args), tuple(nodes), tuple(updates)
@@ -419,7 +411,7 @@ class _PirConversion:
     def _branch_node(self, op: PirOp) -> Node:
         """Return the branch node; arm 0 is the else block."""
         index = self._condition_of(op)
-        name = self.fresh_name(f"if:{op.outputs[0].number if op.outputs else self.count}")
+        name = self.names.fresh(f"if:{op.outputs[0].number if op.outputs else self.names.last_number}")
         sides = [self.convert_block(inner) for inner in reversed(op.blocks)]
         arms = tuple(Graph(f"arm_{i}", (), tuple(nodes), tuple(ends)) for i, (nodes, ends) in enumerate(sides))
         return CaseOf(name, "case", (index,), tuple(self._bind_results(op, op.outputs)), arms=arms)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from sublet.base.errors import ModelError, SubletError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 from sublet.integrations.paddle.format.program import ARRAY, ROWS, TENSOR, PaddleOp, PaddleProgram
 from sublet.integrations.paddle.operators.dialect import PREFIX, UNDEFINED
@@ -35,24 +37,12 @@ class PaddleConversion:
     sizes: VariableSizes
     where: str
     fed: bool
-    names: dict[str, int] = field(default_factory=dict)
     inputs: dict[VariableKey, Value] = field(default_factory=dict)
     weights: dict[VariableKey, Value] = field(default_factory=dict)
     selections: dict[tuple[VariableKey, VariableKey], Value] = field(default_factory=dict)
     wanted: frozenset[VariableKey] = frozenset()
     read_elsewhere: frozenset[VariableKey] = frozenset()
-
-    def fresh_name(self, base: str) -> str:
-        """Return `base` if unused, else the first unused name of base.1, base.2, ..."""
-        count = self.names.get(base, 0)
-        name = base if not count else f"{base}.{count}"
-        while count and name in self.names:
-            count += 1
-            name = f"{base}.{count}"
-        self.names[base] = count + 1
-        if name != base:
-            self.names[name] = 1
-        return name
+    names: NameGenerator = field(default_factory=partial(NameGenerator, separator=".", first=1))
 
     def variable_key(self, block: int, name: str) -> VariableKey:
         """Return the variable of a name in a block. Raises ModelError for an undeclared name."""
@@ -88,7 +78,7 @@ class PaddleConversion:
 
     def new_value(self, key: VariableKey, dims: Dims) -> Value:
         """Return a new value for an assignment of a variable."""
-        return Value(self.fresh_name(key[1]), self.spec_of(key, dims))
+        return Value(self.names.fresh(key[1]), self.spec_of(key, dims))
 
     def read_value(self, block: int, name: str, scope: Scope) -> Value:
         """Return the current value of a name.
@@ -112,7 +102,7 @@ class PaddleConversion:
         """Return the value of a variable before control flow; an unwritten variable gets an `undefined` node."""
         if key not in scope and not self.program.blocks[key[0]].vars[key[1]].persistable:
             scope[key] = self.new_value(key, self.sizes.dims(*key))
-            name = self.fresh_name(f"{scope[key].name}.{UNDEFINED}")
+            name = self.names.fresh(f"{scope[key].name}.{UNDEFINED}")
             nodes.append(Node(name, f"{PREFIX}{UNDEFINED}", (), (scope[key],)))
         scope[key] = self.read_value(key[0], key[1], scope)
         return scope[key]

@@ -73,7 +73,7 @@ def _var(message: WireMessage) -> PaddleVar:
 def _tensor(type_: WireMessage, kind: str) -> tuple[DType | None, tuple[int, ...], int]:
     """Decode element type, extents and level of detail, as far as present.
 
-    Paddle writes some gradients without an element type (`missing_types.py`).
+    Paddle writes some gradients without an element type (see `with_missing_types` of `transpile.py`).
     """
     tag, nested = TENSOR_FIELD.get(kind, (0, False))
     outer = type_.message(tag) if tag else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, product
+from itertools import islice, product
 
+from sublet.base.live_curve import LiveCurve
 from sublet.integrations.paddle.format.program import PaddleOp, PaddleProgram
 from sublet.integrations.paddle.lives.scopes import PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.operators.facts import SlotPairs, effects_of, facts_of, nonempty_names
@@ -148,11 +149,7 @@ class _LiveBytesRun(SimulatedRun[_LiveValue]):
                     given.add(id(source))
                     value.takes_over = True
                     break
-        changes: dict[int, int] = {}
-        for value in self.values:
-            changes[value.begin] = changes.get(value.begin, 0) + value.nbytes
-            changes[value.end] = changes.get(value.end, 0) - value.nbytes
-        return max(accumulate(changes[moment] for moment in sorted(changes)), default=0)
+        return LiveCurve.from_sizes((((value.begin, value.end),), value.nbytes) for value in self.values).peak_bytes
 
 
 MAX_CONDITION_COMBINATIONS = 64

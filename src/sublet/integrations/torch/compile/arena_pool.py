@@ -13,6 +13,7 @@ import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.binding import ModelWithKernels, model_with_kernels
+from sublet.api.compile_request import CompileRequest
 from sublet.base.errors import KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
@@ -25,10 +26,9 @@ from sublet.integrations.torch.compile.shared_scratch import (
     StackRegion,
     program_sizes_of,
 )
-from sublet.integrations.torch.dialect import COLLECTIVES, PREFIX
+from sublet.integrations.torch.dialect import COLLECTIVES, PREFIX, StridedLayout
 from sublet.integrations.torch.kernels.backend import AtenKernel, operand_tensor, strided_tensor
 from sublet.integrations.torch.reader.exported_program import TorchContent, torch_contents
-from sublet.integrations.torch.reader.traced_tensor import TracedTensor
 from sublet.ir.graph import Value
 from sublet.plan import ARENA, KEPT, MemoryPlan
 from sublet.planning.pipeline import plan_memory
@@ -139,7 +139,7 @@ def prepare_captured(captured: CapturedProgram) -> tuple[CallerOutputs, ModelWit
     """Return a captured program with kernels for planning, and the backend receiving the results."""
     taking = CallerOutputs(captured.computed)
     backends: list[str | Backend] = [taking, SuspensionBackend(), "torch", "numpy", "reference"]
-    return taking, model_with_kernels(captured.model, backend=backends, optimize="none")
+    return taking, model_with_kernels(CompileRequest(captured.model, backend=backends, optimize="none"))
 
 
 def allocating_operators(captured: CapturedProgram) -> tuple[tuple[str, int], ...]:
@@ -219,7 +219,8 @@ class ArenaPool:
         """Claim a free arena in conflict with no call in flight, or create an arena above all calls in flight."""
         with stack.guard:
             free = [(each, each.region) for each in self._free if each.region is not None]
-            free.sort(key=lambda each: (not (args and each[0].is_bound_to(args)), each[1].begin))
+            if len(free) > 1:
+                free.sort(key=lambda each: (not (args and each[0].is_bound_to(args)), each[1].begin))
             for arena, place in free:
                 if stack.claim(arena, place):
                     self._free.remove(arena)
@@ -337,7 +338,10 @@ class ArenaPool:
     def _resumable_and_places(self, run: Executable) -> tuple[ResumableExecutable, dict[int, Any]]:
         """Return an executable resumable after each pass, and tensors for the copied arguments of the forward pass."""
         pieces = ResumableExecutable(run)
-        return pieces, {at: _tensor_in_arena(pieces, each) for at, each in self.captured.passes[0].arguments.items()}
+        return pieces, {
+            at: _tensor_in_arena(pieces, each.value, each.layout_or_none)
+            for at, each in self.captured.passes[0].arguments.items()
+        }
 
     def run_pass(
         self, arena: BoundArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
@@ -376,8 +380,8 @@ class ArenaPool:
 
     def results_of_pass(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:
         """Return the results of a finished pass, None for tensors in the arena."""
-        results = self.captured.passes[number].results
-        return [_resolve_result(result, position, args, arena) for position, result in enumerate(results)]
+        results, computed = self.captured.passes[number].results, arena.results
+        return [_resolve_result(result, position, args, computed) for position, result in enumerate(results)]
 
     def _rebind_weights(self, arena: BoundArena, args: Sequence[Any]) -> None:
         """Bind each weight with a new address."""
@@ -395,7 +399,7 @@ class ArenaPool:
     def saved_tensors(self, flight: ArenaLease) -> list[tuple[int, Any]]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
         return [
-            (position, _tensor_in_arena(flight.arena.resumable, result.tensor, flight))
+            (position, _tensor_in_arena(flight.arena.resumable, result.tensor.value, result.layout, flight))
             for position, result in enumerate(self.captured.passes[0].results)
             if result.tensor is not None and result.argument is None and not result.leaves_arena
         ]
@@ -407,18 +411,20 @@ class _LeaseArray(np.ndarray):
     lease: ArenaLease | None = None
 
 
-def _tensor_in_arena(pieces: ResumableExecutable, tensor: TracedTensor, flight: ArenaLease | None = None) -> Any:
-    """Return a PyTorch tensor over the bytes of `tensor` in the arena, with a reference to the lease if given."""
-    array = pieces.array(tensor.value).view(_LeaseArray)
+def _tensor_in_arena(
+    pieces: ResumableExecutable, value: Value, layout: StridedLayout | None, flight: ArenaLease | None = None
+) -> Any:
+    """Return a PyTorch tensor over the bytes of a value in the arena, with a reference to the lease if given."""
+    array = pieces.array(value).view(_LeaseArray)
     array.lease = flight
-    return strided_tensor(operand_tensor(array), tensor.layout_or_none)
+    return strided_tensor(operand_tensor(array), layout)
 
 
-def _resolve_result(result: CallResult, position: int, args: Sequence[Any], arena: BoundArena) -> Any:
+def _resolve_result(result: CallResult, position: int, args: Sequence[Any], computed: Mapping[int, Any]) -> Any:
     """Return one result: a view of a shared result, a result in the caller's memory, or an argument."""
     if result.shared_with is not None and result.tensor is not None:
         # Detached from the shared result: for autograd, one of both results may have no gradient.
-        return strided_tensor(arena.results[result.shared_with].detach(), result.tensor.layout_or_none)
+        return strided_tensor(computed[result.shared_with].detach(), result.layout)
     if result.leaves_arena:
-        return arena.results[position]
+        return computed[position]
     return result.resolve_from(args)

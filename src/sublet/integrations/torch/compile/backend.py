@@ -333,7 +333,7 @@ class CompiledRegion:
 
     def _lease_of(self, args: Sequence[Any]) -> ArenaLease | None:
         """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
-        tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
+        tensors = (each for each in reversed(args) if hasattr(each, "data_ptr") and each.numel())
         lease = next(filter(None, (self._leases.get(each.data_ptr()) for each in tensors)), None)
         return lease if lease is not None and lease.release.alive else None
 

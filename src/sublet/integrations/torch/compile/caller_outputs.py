@@ -6,13 +6,14 @@ has no place in the arena before the point of the copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sublet.base.arrays import array_of, torch_name
 from sublet.integrations.torch.dialect import StridedLayout, TensorArgument, decode
-from sublet.integrations.torch.kernels.backend import TorchBackend, operand_tensor, strided_tensor
+from sublet.integrations.torch.kernels.backend import BoundTorchCall, TorchBackend, operand_tensor, strided_tensor
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
@@ -190,17 +191,44 @@ class _ComputeOutKernel:
             _position_of(self.copy_out),
             spec_of(self.node.defs[0]),
         )
-        dtype, taken, bind = getattr(torch(), torch_name(spec.dtype)), self.results, self.inner.bind
+        t, taken, layout = torch(), self.results, use.layout
+        dtype, write = (
+            getattr(t, torch_name(spec.dtype)),
+            _write_to_new_place(partial(self.inner.bind, inputs), scratch),
+        )
 
         def compute() -> None:
             place = taken.get(position)
-            whole = None if place is None else _whole_tensor_of(place, spec.shape, use.layout)
-            tensor = torch().empty(spec.shape, dtype=dtype, device="cpu") if whole is None else whole
-            bind(inputs, [array_of(tensor, "a result")], scratch)()
-            result = strided_tensor(tensor, use.layout)
+            whole = None if place is None else _whole_tensor_of(place, spec.shape, layout)
+            tensor = t.empty(spec.shape, dtype=dtype, device="cpu") if whole is None else whole
+            write(tensor)
+            result = strided_tensor(tensor, layout)
             taken[position] = place.copy_(result) if place is not None and whole is None else result
 
         return compute
+
+
+def _write_to_new_place(
+    bind: Callable[[Sequence[Operand], Array | None], Call], scratch: Array | None
+) -> Callable[[Any], None]:
+    """Return a function running the call of a kernel with the result in a given tensor.
+
+    Binding takes longer than many calls: later runs make only the arguments over the result again, if all are known.
+    """
+    inference_mode = torch().inference_mode()  # entered again by every run
+    template: list[Any] = []  # after the first run, the template; None if each run has to bind
+
+    def write(tensor: Any) -> None:
+        if template and template[0] is not None:
+            with inference_mode:
+                template[0](tensor)()
+            return
+        call = bind([array_of(tensor, "a result")], scratch)
+        call()
+        if not template:
+            template.append(call.template() if isinstance(call, BoundTorchCall) else None)
+
+    return write
 
 
 def _whole_tensor_of(place: Any, shape: tuple[int, ...], layout: StridedLayout | None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sublet.base.errors import ModelError
@@ -54,6 +55,11 @@ class CallResult:
     shared_with: int | None = None
     argument_tensor: TracedTensor | None = None
 
+    @cached_property
+    def layout(self) -> StridedLayout | None:
+        """The layout of the tensor in the value; None for the whole value, and without a tensor."""
+        return None if self.tensor is None else self.tensor.layout_or_none
+
     def resolve_from(self, args: Sequence[Any]) -> Any:
         """Return the argument, the elements of the argument, or the number."""
         if self.argument is None:
@@ -69,7 +75,9 @@ def view_as_traced(given: Any, whole: TracedTensor, part: TracedTensor) -> Any:
     A tensor with another layout than traced is copied first.
     """
     t, layout = torch(), whole.layout
-    same_layout = StridedLayout(tuple(given.shape), tuple(given.stride())).canonical == layout.canonical
+    same_layout = (given.shape, given.stride()) == (layout.size, layout.stride) or StridedLayout(
+        tuple(given.shape), tuple(given.stride())
+    ).canonical == layout.canonical
     if not same_layout:
         given = t.empty_strided(layout.size, layout.stride, dtype=given.dtype, device=given.device).copy_(given)
     view = part.layout
@@ -117,12 +125,12 @@ class CapturedProgram:
         Dynamo's guards check strides, but not in every version and on every device. Without the copy, a weight replaced
         by a tensor of other strides would be read in the old order.
         """
-        t, layout = torch(), self.layouts[position]
+        layout = self.layouts[position]
         if tensor.stride() == layout.stride:
             return tensor
         if StridedLayout(tuple(tensor.shape), tuple(tensor.stride())).canonical.stride == layout.canonical.stride:
             return tensor
-        copy = t.empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
+        copy = torch().empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
         return copy.copy_(tensor.detach())
 
 

@@ -36,6 +36,7 @@ from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
 __all__ = [
     "KERNELS",
     "AtenKernel",
+    "BoundTorchCall",
     "CallRecorder",
     "DeviceBackend",
     "DeviceKernel",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from sublet.base.errors import RunError
+from sublet.integrations.torch.kernels.call_template import OpaquePartError, Template, template_of
 from sublet.integrations.torch.kernels.kernel import Tensor, tensor_over, torch
 from sublet.ir.graph import Node
 from sublet.runtime.calls import CallSequence
@@ -79,6 +80,13 @@ class BoundTorchCall:
         moved = [tensor if i in operands else each for i, each in enumerate((*self.given, *self.places))]
         return BoundTorchCall(self.call, moved[len(self.given) :], self.node, moved[: len(self.given)])
 
+    def template(self) -> Template | None:
+        """Return the template of the call, for its single result in a new place; None if a part is opaque."""
+        try:
+            return template_of(self.call, self.places[0])
+        except OpaquePartError:
+            return None
+
     def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
         """Merge the call with directly following PyTorch calls; return the merged call and the number merged."""
         bounds = [self]
@@ -100,7 +108,7 @@ class _MergedTorchCalls(CallSequence):
 
     def __init__(self, bounds: Sequence[BoundTorchCall]) -> None:
         super().__init__([bound.call for bound in bounds])
-        self.inference_mode = torch().inference_mode
+        self.inference_mode = torch().inference_mode()  # entered again by every run
         self.watched = dict(enumerate(bounds))
         self.arguments: dict[int, ArgumentPositions | None] = {}
 
@@ -140,7 +148,7 @@ class _MergedTorchCalls(CallSequence):
         return point
 
     def __call__(self) -> None:
-        with self.inference_mode():
+        with self.inference_mode:
             super().__call__()
         while self.watched:
             self.watched.popitem()[1].verify()

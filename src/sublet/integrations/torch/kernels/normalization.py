@@ -1,14 +1,13 @@
 """Batch, layer, group and RMS normalisation.
 
-Batch norm uses ATen's kernels where ATen writes to the planned place; the remaining forward norms are a few calls in
-place. ATen returns gradients of row norms only in newly allocated memory, so the kernels request a few rows at a time.
+Batch norm uses ATen's kernels where ATen writes to the planned place; RMS norm is a few calls in place. ATen returns
+layer and group norms, and the gradients, only in newly allocated memory, so the kernels request a few rows at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 from sublet.integrations.torch.kernels.kernel import (
@@ -21,6 +20,12 @@ from sublet.integrations.torch.kernels.kernel import (
     scratch_tensor,
     torch,
 )
+from sublet.integrations.torch.kernels.out_variants import (
+    ChunkedCall,
+    chunk_group_norm,
+    chunk_group_norm_gradient,
+    results_at,
+)
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.normalization_forms import NormForm, batch_form, group_form, layer_form, rms_form
@@ -28,7 +33,7 @@ from sublet.ops.nn.rules import operand
 from sublet.runtime.kernel import Call
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of input per call of an ATen gradient: small allocations, yet enough work to keep ATen busy."""
+"""Bytes of input per call of ATen: small allocations that stay in the cache, yet enough work to keep ATen busy."""
 
 
 def _form(form_of: Any, node: Node, position: int) -> NormForm:
@@ -206,46 +211,6 @@ def _copy_affine_gradients(backward: Callable[..., Any], dscale: Tensor, dbias: 
 # Norms over rows and groups.
 
 
-def _norm_scratch(node: Node) -> int:
-    """Return the scratch bytes of a group norm with scale: a factor for each channel of each sample."""
-    x, scale = operand(node, 0), (*node.inputs, None)[1]
-    channels = prod(group_form(spec_of(x).shape, node.attrs).affine_view[:2])
-    return 0 if scale is None else channels * spec_of(x).dtype.bits // 8
-
-
-def _norm(form_of: Any) -> Any:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-        t, form = torch(), _form(form_of, node, 0)
-        x, scale, bias = (*inputs, None, None)[:3]
-        y, rstd = outputs[0].view(form.rows), outputs[-1].view(form.statistics_shape)
-        rows = x.view(form.rows)
-        calls: list[Call] = []
-        if form.centred:
-            mean = outputs[1].view(form.statistics_shape)
-            calls += [partial(t.mean, rows, form.axes, True, out=mean), partial(t.sub, rows, mean, out=y)]
-            rows = y
-        calls += _variance(rows, y, rstd, form.axes)
-        calls += [partial(rstd.square_), *_rstd(rstd, form.count, pick(node.attrs, "epsilon"))]
-        seen = outputs[0].view(form.affine_view)
-        if scale is not None and scratch is not None:
-            factor = scratch_tensor(scratch, x.dtype, (*outputs[-1].shape, scale.numel() // outputs[-1].shape[1]))
-            calls.append(partial(t.mul, outputs[-1].unsqueeze(-1), scale.view(1, *factor.shape[1:]), out=factor))
-            calls.append(partial(t.mul, rows.view(form.affine_view), factor.view(*form.affine_view[:2], 1), out=seen))
-        else:
-            calls.append(partial(t.mul, rows, rstd, out=y))
-        return [*calls, *_affine(scale if scratch is None else None, bias, seen, form)]
-
-    return make
-
-
-def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: NormForm) -> list[Call]:
-    """Return calls for the remaining scale and bias, in place."""
-    if scale is not None and bias is not None:
-        return [partial(torch().addcmul, bias.view(form.affine_shape), seen, scale.view(form.affine_shape), out=seen)]
-    calls: list[Call] = [] if scale is None else [partial(seen.mul_, scale.view(form.affine_shape))]
-    return calls if bias is None else [*calls, partial(seen.add_, bias.view(form.affine_shape))]
-
-
 def _rows_per_chunk(count: int, nbytes: int) -> int:
     """Return the number of rows or samples in `CHUNK_BYTES`, of `count` rows or samples with `nbytes` bytes in all."""
     return min(count, max(1, CHUNK_BYTES * count // nbytes))
@@ -257,16 +222,38 @@ def _row_slices(count: int, nbytes: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, count, step)]
 
 
-def _row_gradient(backward: Callable[..., Any], first: Call | None, pieces: Sequence[tuple[Any, ...]]) -> Call:
-    """Return a call running `first`, then copying the gradient by x of each piece to the planned place."""
+def _layer_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    form, epsilon = _form(layer_form, node, 0), pick(node.attrs, "epsilon")
+    x, scale, bias = (*inputs, None, None)[:3]
+    shape = form.rows[1:]
+    affine = [None if each is None else each.view(shape) for each in (scale, bias)]
+    function, rows = torch().ops.aten.native_layer_norm, x.view(form.rows)
+    places = [outputs[0].view(form.rows), *(each.view(form.statistics_shape) for each in outputs[1:])]
+    return ChunkedCall(
+        [
+            (partial(function, rows[piece], shape, *affine, epsilon), [each[piece] for each in places])
+            for piece in _row_slices(form.rows[0], x.nbytes)
+        ]
+    )
 
-    def run() -> None:
-        if first is not None:
-            first()
-        for place, *operands in pieces:
-            place.copy_(backward(*operands, output_mask=[True, False, False])[0])
 
-    return run
+def _group_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    form = _form(group_form, node, 0)
+    sizes = (*form.affine_view, pick(node.attrs, "groups"), pick(node.attrs, "epsilon"))
+    return chunk_group_norm([*(*inputs, None, None)[:3], *sizes], outputs)
+
+
+def _rms_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    t, form = torch(), _form(rms_form, node, 0)
+    rows, scale = inputs[0].view(form.rows), (*inputs, None)[1]
+    y, rstd = outputs[0].view(form.rows), outputs[1].view(form.statistics_shape)
+    calls: list[Call] = [
+        *_variance(rows, y, rstd, form.axes),
+        partial(rstd.square_),
+        *_rstd(rstd, form.count, pick(node.attrs, "epsilon")),
+        partial(t.mul, rows, rstd, out=y),
+    ]
+    return calls if scale is None else [*calls, partial(y.mul_, scale.view(form.affine_shape))]
 
 
 def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
@@ -275,31 +262,19 @@ def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     backward, shape = torch().ops.aten.native_layer_norm_backward, list(form.rows[1:])
     given = [dy.view(form.rows), x.view(form.rows), mean.view(form.statistics_shape), rstd.view(form.statistics_shape)]
     weight = None if scale is None else scale.view(shape)
-    full_gradient = partial(backward, given[0], given[1], shape, given[2], given[3], weight, weight)
-    first = (
-        None
-        if scale is None
-        else partial(_copy_affine_gradients, full_gradient, *(out.view(shape) for out in outputs[1:]))
-    )
-    dx, pieces = outputs[0].view(form.rows), []
+    sums, mask = [each.view(shape) for each in outputs[1:]], [True, scale is not None, scale is not None]
+    dx, calls = outputs[0].view(form.rows), []
     for piece in _row_slices(form.rows[0], x.nbytes):
         grad, part, *stats = (tensor[piece] for tensor in given)
-        pieces.append((dx[piece], grad, part, shape, *stats, weight, weight))
-    return _row_gradient(backward, first, pieces)
+        function = partial(backward, grad, part, shape, *stats, weight, weight, mask)
+        calls.append((partial(results_at, function, range(1 + len(sums))), [dx[piece], *sums]))
+    return ChunkedCall(calls, sums)
 
 
 def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, scale, mean, rstd = inputs
-    samples, channels, places = _form(group_form, node, 1).affine_view
-    groups = pick(node.attrs, "groups")
-    backward = torch().ops.aten.native_group_norm_backward
-    full_gradient = partial(backward, dy, x, mean, rstd, scale, samples, channels, places, groups)
-    first = None if scale is None else partial(_copy_affine_gradients, full_gradient, *outputs[1:])
-    pieces = []
-    for piece in _row_slices(samples, x.nbytes):
-        parts = [tensor[piece] for tensor in (dy, x, mean, rstd)]
-        pieces.append((outputs[0][piece], *parts, scale, len(parts[0]), channels, places, groups))
-    return _row_gradient(backward, first, pieces)
+    sizes = (*_form(group_form, node, 1).affine_view, pick(node.attrs, "groups"))
+    return chunk_group_norm_gradient([dy, x, mean, rstd, scale, *sizes, None], outputs)
 
 
 def _rms_scratch(node: Node) -> int:
@@ -344,9 +319,9 @@ KERNELS: Mapping[str, TorchKernel] = {
     "batch_norm_gradient": computed_in_f32(
         TorchKernel(_batch_gradient, _batch_gradient_scratch, has_f32_or_f64, allocates=True)
     ),
-    "layer_norm": computed_in_f32(TorchKernel(_norm(layer_form), supports=has_f32_or_f64)),
-    "group_norm": computed_in_f32(TorchKernel(_norm(group_form), _norm_scratch, has_f32_or_f64)),
-    "rms_norm": computed_in_f32(TorchKernel(_norm(rms_form), supports=has_f32_or_f64)),
+    "layer_norm": computed_in_f32(TorchKernel(_layer_norm, supports=has_f32_or_f64, allocates=True)),
+    "group_norm": computed_in_f32(TorchKernel(_group_norm, supports=has_f32_or_f64, allocates=True)),
+    "rms_norm": computed_in_f32(TorchKernel(_rms_norm, supports=has_f32_or_f64)),
     "layer_norm_gradient": computed_in_f32(TorchKernel(_layer_gradient, supports=has_f32_or_f64, allocates=True)),
     "group_norm_gradient": computed_in_f32(TorchKernel(_group_gradient, supports=has_f32_or_f64, allocates=True)),
     "rms_norm_gradient": computed_in_f32(TorchKernel(_rms_gradient, _rms_scratch, has_f32_or_f64)),

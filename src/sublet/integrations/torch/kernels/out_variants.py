@@ -46,17 +46,26 @@ CHUNK_RULES: Mapping[str, ChunkRule] = {
 
 @dataclass(frozen=True)
 class ChunkedCall:
-    """Calls returning tensors, each with the places to copy the tensors to."""
+    """Calls returning tensors, each with the places to copy the tensors to.
+
+    `sums` are the places of sums over all calls: every call returns its terms after the tensors to copy, and the places
+    of a call end with parts of `sums`, to add the terms to.
+    """
 
     calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]
+    sums: Sequence[Tensor] = ()
 
     def __call__(self) -> None:
+        for place in self.sums:
+            place.zero_()
         for call, places in self.calls:
             returned = call()
-            for place, result in zip(
-                places, returned if isinstance(returned, tuple | list) else (returned,), strict=True
-            ):
+            results = returned if isinstance(returned, tuple | list) else (returned,)
+            copied = len(places) - len(self.sums)
+            for place, result in zip(places[:copied], results[:copied], strict=True):
                 copy_result(place, result)
+            for place, result in zip(places[copied:], results[copied:], strict=True):
+                place.add_(result)
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +93,9 @@ def chunked_call(
 ) -> ChunkedCall | None:
     """Return a call computing the results in chunks; None if no chunk rule applies."""
     given = [each for each in results if each is not None]
+    if name in CHUNKERS:
+        return CHUNKERS[name](args, results)
     how = CHUNK_RULES.get(name) or _pointwise_rule(function, args, given)
-    if name == "convolution_backward.default":
-        return _chunk_convolution_gradient(function, args, results)
     if how is None or len(given) != len(results) or not given:
         return None
     if is_faster_in_chunks(name, args):
@@ -153,26 +162,77 @@ def _chunk_kwargs(rank: int, kwargs: Mapping[str, Any], how: ChunkRule, cut: Chu
     return {**kwargs, **{name: _chunk_of(each[(None,) * (rank - each.dim())], cut) for name, each in listed.items()}}
 
 
-def _chunk_convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> ChunkedCall:
+def _chunk_convolution_gradient(args: Sequence[Any], results: Sequence[Tensor]) -> ChunkedCall:
     """Return the chunked gradient of a convolution: by the input in chunks of samples, by weight and bias whole."""
+    function = torch().ops.aten.convolution_backward
     dy, x, *rest, _ = args
     calls: list[tuple[Callable[[], Any], Sequence[Tensor]]] = []
     if results[0] is not None:
         for cut in _chunk_indices([results[0]], 1):
             part = partial(function, _chunk_of(dy, cut), _chunk_of(x, cut), *rest, [True, False, False])
-            calls.append((partial(_results_at, part, (0,)), [_chunk_of(results[0], cut)]))
+            calls.append((partial(results_at, part, (0,)), [_chunk_of(results[0], cut)]))
     others = [i for i in (1, 2) if results[i] is not None]
     if others:
         full_gradient = partial(function, dy, x, *rest, [False, 1 in others, 2 in others])
-        calls.append((partial(_results_at, full_gradient, others), [results[i] for i in others]))
+        calls.append((partial(results_at, full_gradient, others), [results[i] for i in others]))
     return ChunkedCall(calls)
 
 
-def _results_at(call: Callable[[], Any], positions: Sequence[int]) -> Sequence[Tensor]:
+def results_at(call: Callable[[], Any], positions: Sequence[int]) -> Sequence[Tensor]:
     """Return the results of `call` at `positions`; PyTorch may compute more results than requested."""
     results = call()
     return [results[i] for i in positions]
 
+
+def _group_slices(x: Tensor, groups: int) -> list[tuple[slice, slice, slice]]:
+    """Return slices of samples, channels and groups: some samples, or some groups of one sample.
+
+    A slice of half a chunk stays in the cache together with its result.
+    """
+    samples, width = x.shape[0], x.shape[1] // groups
+    samples_per_byte = samples / max(1, x.nbytes)
+    rows, step = max(1, int(CHUNK_BYTES / 2 * samples_per_byte)), groups
+    if rows == 1 and x.is_contiguous():
+        step = max(1, int(CHUNK_BYTES / 2 * samples_per_byte * groups))
+    return [
+        (slice(n, n + rows), slice(g * width, min(g + step, groups) * width), slice(g, min(g + step, groups)))
+        for n in range(0, samples, rows)
+        for g in range(0, groups, step)
+    ]
+
+
+def chunk_group_norm(args: Sequence[Any], results: Sequence[Tensor]) -> ChunkedCall:
+    """Return the chunked call of `native_group_norm`."""
+    x, scale, bias, _, _, places, groups, epsilon = args
+    wanted, calls = [i for i, each in enumerate(results) if each is not None], []
+    for n, c, g in _group_slices(x, groups):
+        part = x[n, c]
+        affine = [None if each is None else each[c] for each in (scale, bias)]
+        given = (part, *affine, *part.shape[:2], places, g.stop - g.start, epsilon)
+        function = partial(torch().ops.aten.native_group_norm, *given)
+        calls.append((partial(results_at, function, wanted), [results[i][n, g if i else c] for i in wanted]))
+    return ChunkedCall(calls)
+
+
+def chunk_group_norm_gradient(args: Sequence[Any], results: Sequence[Tensor]) -> ChunkedCall:
+    """Return the chunked call of `native_group_norm_backward`; by scale and bias, each chunk adds its terms."""
+    dy, x, mean, rstd, scale, _, _, places, groups, _ = args
+    wanted = [i for i, each in enumerate(results) if each is not None]
+    mask, calls = [i in wanted for i in range(3)], []
+    for n, c, g in _group_slices(x if dy.is_contiguous() else dy, groups):
+        part, weight = x[n, c], None if scale is None else scale[c]
+        given = (dy[n, c], part, mean[n, g], rstd[n, g], weight, *part.shape[:2], places, g.stop - g.start, mask)
+        function = partial(torch().ops.aten.native_group_norm_backward, *given)
+        calls.append((partial(results_at, function, wanted), [results[i][(c,) if i else (n, c)] for i in wanted]))
+    return ChunkedCall(calls, [results[i] for i in wanted if i])
+
+
+CHUNKERS: Mapping[str, Callable[[Sequence[Any], Sequence[Tensor]], ChunkedCall]] = {
+    "convolution_backward.default": _chunk_convolution_gradient,
+    "native_group_norm.default": chunk_group_norm,
+    "native_group_norm_backward.default": chunk_group_norm_gradient,
+}
+"""(arguments, results) -> the chunked call, of each operator with chunks of its own kind."""
 
 OutVariant = Callable[..., "Sequence[Call] | None"]
 """(result, *arguments of the operator) -> calls writing the result; None for unsupported arguments."""
@@ -287,6 +347,17 @@ def _repeat(out: Tensor, x: Tensor, repeats: Sequence[int]) -> Sequence[Call]:
     return [partial(out.view(both).copy_, inner.expand(both))]
 
 
+def _index(out: Tensor, x: Tensor, indices: Sequence[Tensor | None]) -> Sequence[Call]:
+    return [partial(torch().ops.aten.index.Tensor_out, x, indices, out=out)]
+
+
+def _index_put(
+    out: Tensor, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Sequence[Call]:
+    write = partial(torch().ops.aten.index_put_.default, out, indices, values, accumulate)
+    return [write] if out.data_ptr() == x.data_ptr() else [partial(out.copy_, x), write]
+
+
 def _repeat_into(out: Tensor, x: Tensor, repeats: Sequence[int]) -> None:
     out.copy_(x.repeat(repeats))
 
@@ -317,5 +388,8 @@ OUT_VARIANTS: Mapping[str, OutVariant] = {
     "roll.default": _roll,
     "_adaptive_avg_pool2d_backward.default": _mean_gradient,
     "repeat.default": _repeat,
+    "_unsafe_index.Tensor": _index,
+    "_unsafe_index_put.default": _index_put,
+    "index_put.default": _index_put,
 }
 """The out variant of each operator. No operator here draws random numbers, and each has a single result."""

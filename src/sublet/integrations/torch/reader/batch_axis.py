@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sublet.base.errors import ModelError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.torch.reader.fx_conversion import source_line
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.ir.graph import Node, Value
+from sublet.ops.slice_maps import Slices, elementwise_axes
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,28 @@ class BatchedCall:
         self.require(axis is None or not axis.holds_indices)
         return axis
 
-    def require_unbatched(self, *names: str) -> None:
-        """Raise ModelError unless the arguments are equal for all samples."""
-        self.require(all(self.any_axis(name) is None for name in names if self.has_argument(name)))
+    def axes_by(
+        self, slices: Slices, arguments: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+    ) -> list[OptionalBatchAxis]:
+        """Return the batch axes of results of the given extents, by slice maps of a node.
+
+        The inputs of the node are `arguments`, its attributes all arguments of the call. Raises ModelError unless a map
+        slices each batched input along the batch axis, and no other input.
+        """
+        axes = [self.value_axis_of(each) for each in arguments]
+        states = {replace(each, axis=0) for each in axes if each is not None}
+        if not states:
+            return [None] * len(shapes)
+        given = [node_shape(each) if isinstance(each, torch().fx.Node) else None for each in arguments]
+        inputs, outputs = (
+            tuple(None if shape is None else Value("", TensorSpec(DType.F32, shape)) for shape in part)
+            for part in (given, shapes)
+        )
+        along = [each and each.axis for each in axes]
+        maps = slices(Node("", str(self.node.target), inputs, outputs, self._arguments))
+        fitting = [each.outputs for each in maps if [sliced and sliced.start for sliced in each.inputs] == along]
+        self.require(len(states) == 1 and bool(fitting) and None not in fitting[0])
+        return [replace(*states, axis=sliced.start) for sliced in fitting[0] if sliced is not None]
 
     def argument_shape(self, name: str) -> tuple[int, ...]:
         """Return the extents of an argument for all samples."""
@@ -119,26 +141,13 @@ class BatchedCall:
         """Raise ModelError if the argument `dim`, an axis of a tensor of this shape, is the batch axis."""
         self.require(found is None or self.axis_argument("dim", len(shape)) != found.axis)
 
-    def elementwise_axis(self, operands: Iterable[Any], rank: int) -> OptionalBatchAxis:
-        """Return the batch axis of an element-wise result of operands broadcast to this rank.
+    def elementwise_axis(self, operands: Sequence[Any], shape: tuple[int, ...]) -> OptionalBatchAxis:
+        """Return the batch axis of an element-wise result of these extents.
 
         Raises ModelError for operands with different batch axes, or an unbatched operand with different rows on the
         batch axis.
         """
-        nodes = [each for each in operands if isinstance(each, torch().fx.Node)]
-        axes = set()
-        for node in nodes:
-            state = self.value_axis_of(node)
-            if state is not None:
-                axes.add(replace(state, axis=state.axis + rank - len(node_shape(node))))
-        if not axes:
-            return None
-        self.require(len(axes) == 1)
-        (state,) = axes
-        for node in nodes:
-            shape, axis = node_shape(node), state.axis - rank + len(node_shape(node))
-            self.require(self.axis_of(node) is not None or axis < 0 or shape[axis] == 1)
-        return state
+        return self.axes_by(elementwise_axes, operands, [shape])[0]
 
     def smaller_extents(self, sizes: Sequence[Any], axis: int) -> list[Any]:
         """Return extents with the extent on `axis` changed to fewer samples; an extent of -1 stays."""

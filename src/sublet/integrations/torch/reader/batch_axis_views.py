@@ -162,7 +162,7 @@ def _slice_scatter(call: BatchedCall) -> OptionalBatchAxis:
 
     The slice must not cut the batch axis.
     """
-    batch = call.elementwise_axis([call["self"], call["src"]], len(node_shape(call.node)))
+    batch = call.elementwise_axis([call["self"], call["src"]], node_shape(call.node))
     call.require_other_axis(batch, node_shape(call.node))
     return batch
 

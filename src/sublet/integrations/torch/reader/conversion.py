@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.base.errors import ModelError
+from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.torch.dialect import (
     AS_STRIDED,
@@ -20,7 +21,7 @@ from sublet.integrations.torch.dialect import (
 )
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, layout_of, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.emitter import Emitter, LiteralPool, NameGenerator
+from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.verify import verify
 
 PLAIN_TYPES = (bool, int, float, str)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sublet.base.arrays import NAMES, torch_name
 from sublet.base.errors import ModelError
-from sublet.base.optional_imports import require
+from sublet.base.optional_imports import imported_module, require
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.torch.dialect import StridedLayout, TensorArgument
 from sublet.ir.graph import Value
@@ -34,7 +34,7 @@ DTYPES_BY_NAME = {
 
 def torch() -> ModuleType:
     """Return the module `torch`. Raises MissingExtraError, with the name of the extra, without PyTorch."""
-    module: ModuleType = require("torch", extra="torch")
+    module: ModuleType = imported_module("torch") or require("torch", extra="torch")
     return module
 
 

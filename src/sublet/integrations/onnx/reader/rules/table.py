@@ -14,9 +14,7 @@ LARGEST_I32 = (1 << 31) - 1
 
 def has_disputed_shape(op_type: str, node: NodeShapes) -> bool:
     """True if ONNX's inference and ONNX Runtime give different shapes to the node's output."""
-    if op_type == "Slice":
-        return _slices_back_to_largest(node)
-    return op_type == "STFT" and "onesided" not in node.attributes  # ONNX infers with 0, ONNX Runtime runs with 1
+    return op_type == "Slice" and _slices_back_to_largest(node)
 
 
 def _slices_back_to_largest(node: NodeShapes) -> bool:
