@@ -602,7 +602,7 @@ def _pools_made(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ArenaPool], list[
 
 def _spans(pool: ArenaPool) -> set[int]:
     """Return the addresses of the arenas of a pool."""
-    return {arena.executable._memory.raw("arena").ctypes.data for arena in pool._all}
+    return {arena.executable.planned_memory.raw("arena").ctypes.data for arena in pool._all}
 
 
 @pytest.mark.parametrize("blocks", [2, 5])
@@ -673,7 +673,7 @@ def test_threads_of_an_inference_have_arenas_of_their_own(monkeypatch: pytest.Mo
     (pool,) = pools
     args = [[*each.parameters(), x] for each in modules]
     flights = [pool.lease(each) for each in args[:2]]
-    assert len({each.arena.executable._memory.raw("arena").ctypes.data for each in flights}) == 2
+    assert len({each.arena.executable.planned_memory.raw("arena").ctypes.data for each in flights}) == 2
     for each in flights:
         each.release()
     assert pool.arena_count == 2
