@@ -34,9 +34,10 @@ class Write(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An atomic event: first all reads, then all writes. `kind` is a kind of point (see `analysis.control_flow`), or "store".
+    """An atomic event: first all reads, then all writes.
 
-    The rows of an iteration are stored ("store") before the updates are assigned ("next").
+    `kind` is a kind of point (see `analysis.control_flow`), or "store". The rows of an iteration are stored
+    ("store") before the updates are assigned ("next").
     """
 
     kind: str

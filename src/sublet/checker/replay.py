@@ -22,7 +22,8 @@ Invariant: memory at the start of an iteration holds no token of the body, see `
 the parameters with own bytes, so the regions of these parameters hold the parameters' own tokens.
 
 Rules: clobbered (a read finds bytes of another value), undefined (a read finds unknown bytes), output-lost,
-weight-clobbered, too-many-states, bad-jumps, false-heads; and the rules of `actions.py` on overlaps, in each body version.
+weight-clobbered, too-many-states, bad-jumps, false-heads; and the rules of `actions.py` on overlaps, in each body
+version.
 """
 
 from __future__ import annotations
