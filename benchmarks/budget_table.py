@@ -24,7 +24,7 @@ from rich.table import Table
 
 import sublet
 from benchmarks.train_steps import Step, training_step
-from sublet.api.budget import measure_node_seconds
+from sublet.api.advising import measure_node_seconds
 from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.result import BudgetResult, SearchOutcome
 from sublet.planning.budget.search import BudgetSearch

@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sublet.analysis.options import Options
-from sublet.integrations.tflite.plan_offsets import offsets_of_plan, select_offsets
+from sublet.integrations.tflite.plan_offsets import PACKAGE, Trial, offsets_of_plan, run_trials, select_offsets, version
 from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
-from sublet.integrations.tflite.tflm import PACKAGE, Trial, run_trials, version
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.tflite.generated import residual, straight, streaming
 from tests.frontends.tflite.written import branch, chain, counting, loop

@@ -34,7 +34,7 @@ from sublet.analysis.interference import build_packing_problem, build_segmented_
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
 from sublet.checker.external import ForeignOutcome
-from sublet.integrations.onnx.reader.foldable_operators import FOLDABLE
+from sublet.integrations.onnx.reader.constant_folding import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack

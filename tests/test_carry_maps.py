@@ -10,7 +10,7 @@ import pytest
 
 import sublet
 from sublet import nn
-from sublet.analysis.ring_alignment import CarryPeriod, align_rings
+from sublet.analysis.value_versions import CarryPeriod, align_rings
 from sublet.base.tensor import DType, TensorSpec
 from sublet.checker import check_bytes, judge
 from sublet.ir.graph import Value

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from sublet.base.errors import MissingExtraError, ProblemError
 from sublet.base.optional_imports import require
-from sublet.cli.option_records import command_from
+from sublet.cli.options import command_from
 from sublet.plan.file import load, save
 from tests.commands import Cli
 

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from sublet.base.live_curve import LiveCurve
-from sublet.base.ranges import Ranges, merge, union_length
+from sublet.base.ranges import LiveCurve, Ranges, merge, union_length
 
 Sizes = list[tuple[Ranges, int]]
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sublet.integrations.paddle.operators.facts import FACTS
+from sublet.integrations.paddle.operators.dialect import FACTS
 
 ENOUGH = 3
 """Different uses in which something must have held: what is right in fewer may be right by chance."""

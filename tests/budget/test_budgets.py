@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import sublet
 from sublet import layers, nn
 from sublet.analysis.options import Options
-from sublet.api.budget import measure_node_seconds
+from sublet.api.advising import measure_node_seconds
 from sublet.api.sources import model_of_plan
 from sublet.base.errors import CapacityError, PlanError
 from sublet.base.tensor import DType, TensorSpec

@@ -17,8 +17,8 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, PlanPoint, Storage
 from sublet.plan.schedule import Schedule, ScheduleStep
+from sublet.planning.checker_fallback import reprove_bound
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.reprove_bound import reprove_bound
 from tests.generate import program
 from tests.plan_files import JUMPING, judge_files
 

@@ -16,7 +16,7 @@ import pytest
 import sublet
 from benchmarks.models.convolutional import MOBILENET_STAGES, mobilenet_v2
 from sublet.analysis.options import Options
-from sublet.api.exporting import export_plan
+from sublet.api.plans import export_plan
 from sublet.base.errors import PlanError
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.packing import MemoryRegion

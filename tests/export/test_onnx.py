@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sublet.analysis.options import Options
-from sublet.api.exporting import export_plan
+from sublet.api.plans import export_plan
 from sublet.api.sources import read_source
 from sublet.base.errors import PlanError, SubletError
 from sublet.checker.external import ForeignOutcome

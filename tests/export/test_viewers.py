@@ -15,7 +15,7 @@ import torch.cuda._memory_viz as viz
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.api.exporting import export_plan
+from sublet.api.plans import export_plan
 from sublet.base.errors import PlanError
 from sublet.checker.external import ForeignOutcome
 from sublet.checker.external.files import judge_plan_file

@@ -12,7 +12,7 @@ from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from sublet.base.tensor import NUMPY, DType
-from sublet.integrations.onnx.reader.foldable_operators import NEWEST_FOLDABLE_OPSET, OLDEST_FOLDABLE_OPSET
+from sublet.integrations.onnx.reader.constant_folding import NEWEST_FOLDABLE_OPSET, OLDEST_FOLDABLE_OPSET
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.integrations.onnx.reader.type_inference import schema_of
 from tests.frontends.fold_cases import MAKE, Array, Case, Draw

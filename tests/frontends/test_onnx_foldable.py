@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from sublet.integrations.onnx.reader.foldable_operators import FOLDABLE
+from sublet.integrations.onnx.reader.constant_folding import FOLDABLE
 from sublet.integrations.onnx.reader.model import from_proto
 from tests.frontends.fold_cases import MAKE
 from tests.frontends.folding import compare

@@ -9,7 +9,7 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.passes.elementwise_fusion import MIN_CHAIN_BYTES, with_chains
+from sublet.passes.fusion import MIN_CHAIN_BYTES, with_chains
 from sublet.passes.pass_pipeline import simplify
 from tests.passes.text import becomes, stays
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet import parse
+from sublet.passes.fusion import with_fused_patterns as run
 from sublet.passes.pass_pipeline import simplify
-from sublet.passes.pattern_fusion import with_fused_patterns as run
 from tests.passes.programs import same
 from tests.passes.text import becomes, stays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.ops.verify import verify
-from sublet.passes.elementwise_fusion import with_chains
+from sublet.passes.fusion import with_chains
 from sublet.passes.pass_pipeline import PASSES, run_passes, simplify
 from tests.passes.programs import nodes_of, program, same
 

@@ -40,7 +40,7 @@ FEW, MANY = range(1, 51), range(51, 1051)
 SOURCE = Path(sublet.__file__).parent
 
 BY_NAME = {
-    "integrations/paddle/operators/facts.py": ("_facts_file", "_other_facts", "_plain_facts"),
+    "integrations/paddle/operators/dialect.py": ("_facts_file", "_other_facts", "_plain_facts"),
     "integrations/tflite/dialect.py": ("_measured_kinds", "kernel_facts"),
     "integrations/torch/dialect.py": (
         "_facts_file",

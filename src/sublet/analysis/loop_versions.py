@@ -6,7 +6,7 @@ bindings therefore return to an earlier state, and the body versions repeat: `fi
 once, and the remaining `ring` body versions form the period [NNC: the unrolled loop; type II and type I multi-view
 tensors]. Swaps, rotations, delay lines and several parameters updated by the same value need nothing more, and each
 carried value has as many versions as it needs; more, if only a longer ring gives the loop a short period
-(`analysis.ring_alignment`).
+(`analysis.value_versions`).
 
 If the binding of an update depends on the exit of an inner loop or on the arm of a branch, each path leads to a
 separate body version: the states are the states of a finite automaton.
@@ -21,8 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, count, product
 
 from sublet.analysis.program_facts import ProgramFacts
-from sublet.analysis.ring_alignment import align_rings, carry_periods
-from sublet.analysis.value_versions import MustRenameToo, NotRenamable, PossibleVersions, ValueVersions
+from sublet.analysis.value_versions import (
+    MustRenameToo,
+    NotRenamable,
+    PossibleVersions,
+    ValueVersions,
+    align_rings,
+    carry_periods,
+)
 from sublet.ir.graph import Value, While
 from sublet.plan import Context, RolledLoop, VersionTransition
 

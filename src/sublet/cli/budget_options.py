@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.budget import search_budget
+from sublet.api.advising import search_budget
 from sublet.base.errors import CapacityError, PlanError
 from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json

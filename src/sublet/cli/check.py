@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from sublet.api.checking import check_plan
+from sublet.api.plans import check_plan
 from sublet.api.sources import read_source
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, human, parse_bytes, percent, printable
@@ -25,8 +25,7 @@ from sublet.checker.external.files import (
 )
 from sublet.cli import options as shared
 from sublet.cli.console import BAD_INPUT, DOES_NOT_FIT, FITS, UNKNOWN, answer_console, print_json, refuse_overwriting
-from sublet.cli.option_records import command_from
-from sublet.cli.options import parse_dims, parse_max_trips
+from sublet.cli.options import command_from, parse_dims, parse_max_trips
 from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
 from sublet.integrations.registry import command
 from sublet.packing import Buffer, Lifetimes, Packing, Problem

@@ -11,15 +11,14 @@ import typer
 from sublet.analysis.options import Options
 from sublet.api.binding import model_to_run
 from sublet.api.compile_request import CompileRequest
-from sublet.api.exporting import export_forms, export_plan
+from sublet.api.plans import export_forms, export_plan
 from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError
 from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, refuse_overwriting
-from sublet.cli.option_records import command_from
-from sublet.cli.options import choose_alignment, parse_dims, parse_max_trips
+from sublet.cli.options import choose_alignment, command_from, parse_dims, parse_max_trips
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import AS_IS

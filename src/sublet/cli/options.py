@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -14,10 +16,35 @@ from sublet.api.model_files import has_option
 from sublet.api.sources import Optimize
 from sublet.base.errors import ModelError, PlanError, ProblemError
 from sublet.base.formatting import parse_bytes
+from sublet.cli.console import reporting_errors
 from sublet.integrations.registry import integration_of_file
 from sublet.packing import STRATEGIES, MemoryRegion
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
+
+# Commands from option records: each field of a frozen record is one argument or option of the command line.
+
+Record = TypeVar("Record")
+
+
+def command_from(record: type[Record]) -> Callable[[Callable[[Record], None]], Callable[..., None]]:
+    """Decorate the function of a command, a function of one `record`: return the command with an option a field.
+
+    Typer reads the signature of the command. Names, types, helps and defaults of the options are those of the fields,
+    in the order of the fields. The command reports errors of the function; the field `in_json` selects JSON.
+    """
+
+    def make_command(function: Callable[[Record], None]) -> Callable[..., None]:
+        @wraps(function)
+        def run_command(**values: Any) -> None:
+            with reporting_errors(in_json=bool(values.get("in_json"))):
+                function(record(**values))
+
+        run_command.__signature__ = signature(record, eval_str=True)  # type: ignore[attr-defined]
+        return run_command
+
+    return make_command
+
 
 COST_FACTOR = 10
 """Factor between the costs of successive regions if no costs are given."""

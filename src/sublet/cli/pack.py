@@ -17,7 +17,7 @@ from sublet.base.formatting import human, parse_bytes, percent, printable
 from sublet.checker.external.files import packing_problem
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, print_json, refuse_overwriting
-from sublet.cli.option_records import command_from
+from sublet.cli.options import command_from
 from sublet.cli.plan_output import print_memory_map, write_pictures
 from sublet.packing import Lifetimes, Packing, PackingReport, Problem, RegionPacking, place_in_regions, write_csv
 from sublet.packing import pack as pack_problem

@@ -13,9 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.advising import advise_on, optimize_levels
+from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
 from sublet.api.binding import model_to_run
-from sublet.api.budget import can_rematerialize
 from sublet.api.compile_request import CompileRequest
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
@@ -30,11 +29,11 @@ from sublet.cli.console import (
     refuse_overwriting,
     warnings_json,
 )
-from sublet.cli.option_records import command_from
 from sublet.cli.options import (
     ALIGNMENT,
     BudgetQuestion,
     choose_alignment,
+    command_from,
     parse_assumed_shapes,
     parse_dims,
     parse_extents,

@@ -33,8 +33,7 @@ from sublet.cli.console import (
     refuse_overwriting,
     warnings_json,
 )
-from sublet.cli.option_records import command_from
-from sublet.cli.options import BudgetQuestion, parse_assumed_shapes, parse_dims, parse_max_trips
+from sublet.cli.options import BudgetQuestion, command_from, parse_assumed_shapes, parse_dims, parse_max_trips
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan

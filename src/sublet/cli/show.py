@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sublet.api.checking import check_plan
+from sublet.api.plans import check_plan
 from sublet.cli import options as shared
 from sublet.cli.console import print_json, refuse_overwriting
-from sublet.cli.option_records import command_from
+from sublet.cli.options import command_from
 from sublet.cli.plan_output import (
     distinct_names,
     print_check_result,

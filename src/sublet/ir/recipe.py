@@ -35,7 +35,7 @@ OFFLOAD_SUFFIX = ".offload"
 class Recipe:
     """The changes made to the model of a file before planning.
 
-    optimize   the optimiser: "none", or a level of ONNX Runtime's optimiser (see `integrations.onnx.reader.runtime_optimizer`)
+    optimize   the optimiser: "none", or a level of the integration's optimiser (`optimize_levels` of its record)
     by         further dependencies of the optimiser, as text: the version of ONNX Runtime and the processor
     changed    the passes of Sublet applied to the nodes: "" for no pass, "simplify" or "less_memory"; followed by
                "patches 4x4@NODE" for a front computed in patches (`passes/patching`)

@@ -27,8 +27,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.base.live_curve import LiveCurve
-from sublet.base.ranges import holds
+from sublet.base.ranges import LiveCurve, holds
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.normalize import overlaps_as_precedence
 from sublet.packing.problem import Precedence, Problem, round_up

@@ -26,8 +26,8 @@ from typing import TextIO
 
 from sublet.base.errors import ProblemError
 from sublet.base.files import read_text, write
+from sublet.packing.normalize import groups_of
 from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Companion, Packing, Problem
-from sublet.packing.rigid_groups import groups_of
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "gaps", "pinned", "companion", "distance", "may_overlap", "accesses", "offset")

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from sublet.base.errors import ProblemError
 from sublet.packing.bounds import clique_within
 from sublet.packing.conflicts import PrecedenceConflicts
+from sublet.packing.normalize import groups_of
 from sublet.packing.portfolio import PackingReport
 from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem
-from sublet.packing.rigid_groups import groups_of
 
 # Cost of an assignment to memory regions, and a lower bound on the cost of every assignment.
 

@@ -15,8 +15,7 @@ from sublet.ir.graph import Graph
 from sublet.ops.verify import findings, verify
 from sublet.passes.algebraic_simplification import without_identities
 from sublet.passes.constant_folding import with_folded_constants
-from sublet.passes.elementwise_fusion import with_chains
-from sublet.passes.pattern_fusion import with_fused_patterns
+from sublet.passes.fusion import with_chains, with_fused_patterns
 from sublet.passes.redundant_nodes import without_common_subexpressions, without_dead_code
 from sublet.passes.reordering import with_lower_peak
 from sublet.passes.reslice_concat import with_resliced_operands

@@ -50,7 +50,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class PlanPoint:
-    """A program point: the event (see `analysis.control_flow`), the node, and the body versions of enclosing rolled loops."""
+    """A program point: the event (see `analysis.control_flow`), the node, and the body versions of enclosing loops."""
 
     kind: str
     node: str = ""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, human, printable
-from sublet.base.live_curve import LiveCurve
-from sublet.base.ranges import LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
+from sublet.base.ranges import LiveCurve, LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, UnplannedValue
 from sublet.plan.records import UPDATE, Edge, MemoryPlan, Peak, Placement, Region

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from sublet.analysis.alias_planner import NOT_FOLLOWED_BY_CHECKER
 from sublet.base.errors import Finding
+from sublet.checker import CheckResult
 from sublet.ir.dataflow import assignments
 from sublet.ir.graph import Graph, Value
+from sublet.packing import Buffer, Packing, Problem, lower_bound
+from sublet.packing.normalize import normalize
+from sublet.packing.search import SEARCH, Limits, decide_capacity
 from sublet.plan import MemoryPlan
 
 MAX_NAMED_ATTEMPTS = 3
@@ -36,3 +41,45 @@ def carries_to_copy(
 def is_without_fallback(plan: MemoryPlan) -> bool:
     """True if the checker could follow every binding the planner wanted."""
     return all(move.why != NOT_FOLLOWED_BY_CHECKER for move in plan.moves)
+
+
+# Repeated proof of a lower bound that a search found: no placement of the same buffers is smaller.
+
+BOUND_FIELD = "lower_bound_bytes"
+
+
+def reprove_bound(plan: MemoryPlan, checked: CheckResult) -> CheckResult:
+    """Return the judgement with the bound proven, false, or unproven for a better reason.
+
+    The judgement is returned unchanged if it has findings or if its bound is settled.
+    """
+    needed = checked.bound.must_live_buffers
+    if checked.findings or not checked.bound.unproven_reason or not needed:
+        return checked
+    if len(plan.arenas) != 1 or any(step.stream for step in plan.schedule.steps):
+        return _with_unproven_bound(checked, "only a bound for one arena and one stream can be proven again")
+    strips = [block.segments for block in needed.values() if block.segments]
+    if any(len(several) > 1 for several in strips):
+        return _with_unproven_bound(checked, "only a bound of buffers needed as a whole can be proven again")
+    buffers = [
+        Buffer.alive_in(str(number), strip.high - strip.low, strip.live, plan.alignment)
+        for number, (strip,) in enumerate(strips)
+    ]
+    problem = normalize(Problem(tuple(buffers))).problem
+    known = Packing(tuple(strip.low for (strip,) in strips), plan.arena_bytes, plan.strategy)
+    repeated = decide_capacity(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
+    if repeated.packing.arena_bytes < plan.lower_bound_bytes:
+        claim = f"is {plan.lower_bound_bytes} bytes, but a packing exists with "
+        finding = Finding("false-bound", "the lower bound", claim + f"{repeated.packing.arena_bytes}")
+        return replace(checked, findings=(finding,))
+    if repeated.bound.bytes >= plan.lower_bound_bytes:
+        unproven = {name: why for name, why in checked.unproven.items() if name != BOUND_FIELD}
+        return replace(checked, unproven=unproven, bound=replace(checked.bound, unproven_reason=""))
+    return _with_unproven_bound(checked, f"the {SEARCH} ended before refuting {plan.lower_bound_bytes - 1} bytes")
+
+
+def _with_unproven_bound(checked: CheckResult, why: str) -> CheckResult:
+    """Return the judgement with an unproven bound and the reason `why`."""
+    return replace(
+        checked, unproven={**checked.unproven, BOUND_FIELD: why}, bound=replace(checked.bound, unproven_reason=why)
+    )

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
-from sublet.base.errors import RunError
+from sublet.base.errors import RunError, SubletError
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import renew_in_children
 from sublet.base.tensor import TensorSpec
@@ -25,7 +25,7 @@ from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
 from sublet.runtime.point_accesses import accesses_of_points
 from sublet.runtime.program import BoundProgram, Watch, build_program, pass_through
-from sublet.runtime.program_cache import ProgramCache
+from sublet.runtime.rebinding import BindNode
 from sublet.runtime.results import Form, Views, as_numpy, output_form
 from sublet.runtime.state import NO_POINTS, ExecutableState, state_after_failure
 from sublet.runtime.streams import Workers
@@ -41,6 +41,60 @@ from sublet.runtime.workspace import (
     returning_freed_memory,
     workspace_of,
 )
+
+# Cache of the bound programs of an executable: a program per arrangement of swapped storages.
+
+
+class ProgramCache:
+    """The programs of an executable, bound on demand, and rebound after a change of memory."""
+
+    def __init__(self, memory: ExecutableMemory, build: Callable[[], BoundProgram]) -> None:
+        self._memory = memory
+        self._build = build
+        self._programs: dict[tuple[int, ...], BoundProgram] = {}  # by the addresses of swapped storages
+
+    def current_program(self) -> BoundProgram:
+        """Return the program for the current arrangement; also bind programs for the following arrangements."""
+        found, memory = self._programs, self._memory
+        if memory.arrangement not in found:
+            with memory.restoring_storages():
+                while (arrangement := memory.arrangement) not in found:
+                    found[arrangement] = self._build()
+                    memory.swap_storages()
+        return found[memory.arrangement]
+
+    def forget(self) -> None:
+        """Drop all programs; each is bound again on demand."""
+        self._programs.clear()
+
+    def try_repoint(self, name: str, given: Any) -> bool:
+        """True if repointing a few calls sufficed to bind new memory. Raises RunError if the memory does not fit."""
+        program = self._programs.get(())
+        try:
+            return program is not None and program.holders.try_repoint(name, given)
+        except SubletError:
+            raise
+        except BaseException:  # some calls may be repointed, and others not
+            self.forget()
+            raise
+
+    def rebind(self, storage: str, bind: Callable[[], BindNode]) -> bool:
+        """Rebind the calls holding addresses of a storage; False if the whole program must be bound again."""
+        if not self._programs:
+            return False
+        done = False
+        try:
+            program = self._programs.get(())
+            done = program is not None and program.holders.rebind(storage, bind())
+        finally:
+            if not done:
+                self.forget()
+        return done
+
+    def learn(self, name: str, value: Value) -> None:
+        """Prepare fast repointing of a value under the name `name`, since callers rebind the same value often."""
+        self._programs[()].holders.learn(name, value)
+
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
 """Chooses the kernels, given the weights in memory."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.files import write
-from sublet.base.live_curve import LiveCurve
+from sublet.base.ranges import LiveCurve
 from sublet.plan.advice import Advised
 from sublet.viz.frontier import Frontier
 from sublet.viz.view_model import Picture, partly_used_buffers

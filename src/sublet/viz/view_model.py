@@ -13,8 +13,7 @@ from functools import cached_property
 
 from sublet.base.errors import ProblemError
 from sublet.base.formatting import human, percent
-from sublet.base.live_curve import LiveCurve
-from sublet.base.ranges import holds, single_segment
+from sublet.base.ranges import LiveCurve, holds, single_segment
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import (
     ARENA,

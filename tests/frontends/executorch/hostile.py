@@ -13,10 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import ModelError
-from sublet.integrations.executorch.instructions import ExecutorchMethod
-from sublet.integrations.executorch.plan_reader import judge_programs
-from sublet.integrations.executorch.program import ByteRange
-from sublet.integrations.executorch.pte import methods_of
+from sublet.integrations.executorch.instructions import ByteRange, ExecutorchMethod
+from sublet.integrations.executorch.plan_reader import judge_programs, methods_of
 from sublet.integrations.executorch.replay import replay
 from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.executorch.executed import Executed

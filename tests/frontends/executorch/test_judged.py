@@ -12,8 +12,7 @@ import pytest
 
 from sublet.checker.external import Evidence, ForeignOutcome
 from sublet.integrations.executorch.instructions import ExecutorchMethod
-from sublet.integrations.executorch.plan_reader import judge_pte
-from sublet.integrations.executorch.pte import methods_of
+from sublet.integrations.executorch.plan_reader import judge_pte, methods_of
 from sublet.integrations.executorch.replay import replay
 from tests.frontends.damage import judge_many
 from tests.frontends.executorch.executed import Executed

@@ -28,7 +28,7 @@ from sublet.integrations.paddle.format.encoding import encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.policies.ours import apply_own_policy
-from sublet.integrations.paddle.policies.ours.update_order import run_updates_early
+from sublet.integrations.paddle.policies.ours.policy import run_updates_early
 
 from .mutants import MUTATIONS, Mutation
 

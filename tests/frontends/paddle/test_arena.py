@@ -13,7 +13,7 @@ from sublet.integrations.paddle.format.decoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.control_flow import build_flow
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
-from sublet.integrations.paddle.operators import facts
+from sublet.integrations.paddle.operators import dialect as facts
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from tests.frontends.paddle.given import program_files
 

@@ -22,7 +22,7 @@ from sublet.integrations.paddle.format.program import (
     new_op,
     new_var,
 )
-from sublet.integrations.paddle.operators.facts import FACTS, OpFacts, facts_for_dims, facts_of, facts_of_shapes
+from sublet.integrations.paddle.operators.dialect import FACTS, OpFacts, facts_for_dims, facts_of, facts_of_shapes
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory

@@ -28,7 +28,7 @@ from sublet.integrations.paddle.format.decoding import decode_program
 from sublet.integrations.paddle.format.encoding import encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram, new_op
 from sublet.integrations.paddle.lives.control_flow import build_flow
-from sublet.integrations.paddle.operators.facts import nonempty_names
+from sublet.integrations.paddle.operators.dialect import nonempty_names
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.policies.ours import apply_own_policy
 from sublet.integrations.paddle.running.verify import (

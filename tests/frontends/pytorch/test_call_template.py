@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.integrations.torch.kernels.call_template import OpaquePartError, template_of
+from sublet.integrations.torch.kernels.bound_call import OpaquePartError, template_of
 from sublet.runtime.calls import CallSequence
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

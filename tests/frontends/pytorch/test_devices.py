@@ -24,7 +24,7 @@ from sublet.integrations.torch.compile.device_pool import DeviceArena  # noqa: E
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
 from sublet.integrations.torch.dialect import DEVICE, ROW_BY_ROW, facts_by_name  # noqa: E402
 from sublet.integrations.torch.kernels.device import _AllocatingCall, _VerifiedCall  # noqa: E402
-from sublet.integrations.torch.reader.devices import device_of  # noqa: E402
+from sublet.integrations.torch.reader.exported_program import device_of  # noqa: E402
 from sublet.ir.graph import Node  # noqa: E402
 from sublet.runtime.moves import copy_elements  # noqa: E402
 from tests.frontends.pytorch.on_device import Tape, backend, recorded  # noqa: E402

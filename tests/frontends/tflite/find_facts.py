@@ -19,7 +19,7 @@ from typing import Any
 
 import sublet.integrations.tflite
 from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets
-from sublet.integrations.tflite.tflm import CRASHED, Trial, run_trials, version
+from sublet.integrations.tflite.plan_offsets import CRASHED, Trial, run_trials, version
 from tests.frontends.tflite.kernels import Case, Piece, binary, mixing, others, pieces, unary
 from tests.frontends.tflite.kernels_elsewhere import elsewhere
 from tests.frontends.tflite.written import NUMBERS, G, O, T, tflite

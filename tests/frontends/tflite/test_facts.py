@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.integrations.tflite import tflm
+from sublet.integrations.tflite import plan_offsets as tflm
 from sublet.integrations.tflite.dialect import kernel_facts
 from sublet.integrations.tflite.program import OPERATORS, PLACEHOLDER, decode
 from sublet.integrations.tflite.reader import from_program

@@ -15,7 +15,7 @@ from typing import Any
 
 from sublet.base.errors import PlanError
 from sublet.base.optional_imports import require
-from sublet.integrations.executorch.program import ByteRange, MethodProgram, MethodStep, MethodTensor
+from sublet.integrations.executorch.instructions import ByteRange, MethodProgram, MethodStep, MethodTensor
 
 # Graph modules as planned by ExecuTorch: nodes, node live ranges, and modules run by control flow.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sublet.base.errors import Finding, ModelError
-from sublet.integrations.executorch.program import ByteRange, MethodProgram, MethodStep, MethodTensor
+from sublet.integrations.executorch.instructions import ByteRange, MethodProgram, MethodStep, MethodTensor
 
 UNWRITTEN = (-1, -1)
 """The (step, tensor) of a tensor never written."""

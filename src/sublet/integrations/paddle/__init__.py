@@ -6,7 +6,7 @@ INTEGRATION = Integration(
     "paddle",
     suffixes=(".pdmodel", ".pb", ".json"),
     file_names=("__model__",),
-    read_model="sublet.integrations.paddle.reading:read_file",
+    read_model="sublet.integrations.paddle.convert.pir:read_file",
     options=("dims", "shape"),
     dialects={"paddle": "sublet.integrations.paddle.operators.dialect:paddle_op"},
     commands={"transpile": "sublet.integrations.paddle.command:transpile_"},

@@ -30,7 +30,7 @@ from sublet.integrations.paddle.format.program import (
 )
 from sublet.integrations.paddle.lives.control_flow import PaddleFlow, build_flow, maybe_uninitialized_names
 from sublet.integrations.paddle.lives.scopes import FORWARD_OWNERS, ScopedVariable, linked_gradient_names
-from sublet.integrations.paddle.operators.facts import OpFacts, facts_for_dims, nonempty_names
+from sublet.integrations.paddle.operators.dialect import OpFacts, facts_for_dims, nonempty_names
 from sublet.integrations.paddle.operators.shapes import VariableSizes
 from sublet.packing import Buffer, Problem, lower_bound, pack
 

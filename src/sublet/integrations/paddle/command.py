@@ -17,8 +17,7 @@ from sublet.base.files import write
 from sublet.base.formatting import abbreviated_list, printable
 from sublet.cli import options as shared
 from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json, refuse_overwriting
-from sublet.cli.option_records import command_from
-from sublet.cli.options import parse_dims, parse_extents, parse_max_trips
+from sublet.cli.options import command_from, parse_dims, parse_extents, parse_max_trips
 from sublet.integrations.paddle.format.decoding import decode_program
 from sublet.integrations.paddle.format.encoding import encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram

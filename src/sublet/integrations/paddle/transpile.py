@@ -19,7 +19,7 @@ from sublet.integrations.paddle.checking import EquivalenceVerdict, judge_equiva
 from sublet.integrations.paddle.format.program import GRAD, TENSOR, TENSOR_FIELD, PaddleBlock, PaddleProgram, PaddleVar
 from sublet.integrations.paddle.format.wire import WireMessage
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
-from sublet.integrations.paddle.operators.facts import facts_of, nonempty_names
+from sublet.integrations.paddle.operators.dialect import facts_of, nonempty_names
 from sublet.integrations.paddle.operators.shapes import VariableSizes, infer_sizes
 from sublet.integrations.paddle.peaks.memory import (
     BytesInArena,

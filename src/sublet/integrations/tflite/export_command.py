@@ -11,7 +11,7 @@ from pathlib import Path
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import read_bytes, write
 from sublet.cli.console import answer_console, refuse_overwriting
-from sublet.integrations.tflite import tflm
+from sublet.integrations.tflite import plan_offsets as tflm
 from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
 from sublet.integrations.tflite.plan_offsets import RUNS_PER_TRIAL, OffsetSelection, offsets_of_plan, select_offsets
 from sublet.integrations.tflite.program import decode

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.errors import Finding, ModelError, ProblemError
-from sublet.base.live_curve import LiveCurve
+from sublet.base.ranges import LiveCurve
 from sublet.integrations.torch.safe_pickle import MAX_BYTES, safe_unpickle
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
 from sublet.packing.validate import find_violations

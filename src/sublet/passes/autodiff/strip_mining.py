@@ -22,9 +22,8 @@ from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Graph, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff.backward_level import SCALAR
+from sublet.passes.autodiff.backward_level import SCALAR, copy_graph
 from sublet.passes.autodiff.checkpoint_schedules import Chunk
-from sublet.passes.autodiff.node_copies import copy_graph
 from sublet.passes.gradient_sums import Box, slice_box
 
 

@@ -12,7 +12,7 @@ from sublet.ir.dataflow import captures, rename_values_in_node, required_values
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
-from sublet.passes.autodiff.node_copies import copy_node
+from sublet.passes.autodiff.backward_level import copy_node
 from sublet.passes.rewriting import is_pure
 
 # Choice of values to store for recomputation: a minimum cut, in bytes, between lost values and values to read.

@@ -1,6 +1,6 @@
 """Exports of plans: C for a device, tables for a review, timelines and snapshots for viewers.
 
-`api.exporting` has the full table of export forms: the forms below, forms that need more than a plan, and forms added
+`api.plans` has the full table of export forms: the forms below, forms that need more than a plan, and forms added
 by other packages.
 """
 

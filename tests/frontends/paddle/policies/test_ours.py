@@ -18,13 +18,13 @@ from sublet.integrations.paddle.format.decoding import decode_program
 from sublet.integrations.paddle.format.encoding import encode_program
 from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
-from sublet.integrations.paddle.operators.facts import effects_of
+from sublet.integrations.paddle.operators.dialect import effects_of
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import predict_memory
 from sublet.integrations.paddle.policies.ours import PASSES, apply_own_policy
 from sublet.integrations.paddle.policies.ours.inplace import rename_in_place, use_shape_proxies
+from sublet.integrations.paddle.policies.ours.policy import add_update_barriers, run_updates_early
 from sublet.integrations.paddle.policies.ours.rename_constraints import rename_constraints
-from sublet.integrations.paddle.policies.ours.update_order import add_update_barriers, run_updates_early
 from tests.frontends.paddle.written import runs, straight, tensors
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sublet.base.errors import Finding
 from sublet.integrations.paddle.checking.control import run_block
-from sublet.integrations.paddle.checking.name_rules import VIEW, new_operand_types, unlisted_captures
+from sublet.integrations.paddle.checking.ordinary_operators import VIEW, new_operand_types, unlisted_captures
 from sublet.integrations.paddle.checking.storage import BranchOutcomes, Term, Terms
 from sublet.integrations.paddle.checking.symbolic_machine import (
     KnownExtents,

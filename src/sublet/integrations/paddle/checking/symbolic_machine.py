@@ -25,7 +25,7 @@ from sublet.integrations.paddle.checking.storage import (
     TermVariable,
 )
 from sublet.integrations.paddle.format.program import EMPTY_NAME, PaddleBlock, PaddleOp, PaddleProgram
-from sublet.integrations.paddle.operators.facts import OpFacts, facts_from_declaration
+from sublet.integrations.paddle.operators.dialect import OpFacts, facts_from_declaration
 
 IGNORED_ATTRIBUTES = {
     *("op_callstack", "op_role", "op_role_var", "op_namescope", "op_device"),

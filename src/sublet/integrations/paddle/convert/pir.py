@@ -11,6 +11,7 @@ from sublet.base.errors import ModelError, SpecError, SubletError
 from sublet.base.files import read_text
 from sublet.base.names import NameGenerator
 from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, format_dims
+from sublet.integrations.paddle.convert.model import load_program
 from sublet.integrations.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode_pir
 from sublet.integrations.paddle.operators.dialect import PREFIX
 from sublet.integrations.paddle.operators.rules.call import Operand, PaddleCall
@@ -422,3 +423,11 @@ def _fill_open_extents(ruled: Dims, declared: Dims) -> Dims:
     if ruled is None or declared is None or len(ruled) != len(declared):
         return declared if ruled is None else ruled
     return tuple(b if a is None else a for a, b in zip(ruled, declared, strict=True))
+
+
+# The entry point of the Paddle reader: a program of either format as a model.
+
+
+def read_file(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+    """Read a Paddle program of either format. Raises ModelError for a malformed file and for open extents."""
+    return load_pir(path, dims) if path.suffix.lower() == ".json" else load_program(path, dims)

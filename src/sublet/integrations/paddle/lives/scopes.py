@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sublet.integrations.paddle.format.program import ARRAY, GRAD, TENSOR, PaddleOp, PaddleProgram
-from sublet.integrations.paddle.operators.facts import nonempty_names
+from sublet.integrations.paddle.operators.dialect import nonempty_names
 
 FORWARD_OWNERS = ("while", "conditional_block")
 """Operators without writes of their own: the operators in their blocks write the outer names."""

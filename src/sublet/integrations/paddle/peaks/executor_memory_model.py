@@ -22,7 +22,7 @@ from functools import cached_property
 
 from sublet.integrations.paddle.format.program import GRAD, PaddleOp
 from sublet.integrations.paddle.lives.scopes import BlockOwner, PaddleScopes, ScopedVariable
-from sublet.integrations.paddle.operators.facts import effects_of, nonempty_names
+from sublet.integrations.paddle.operators.dialect import effects_of, nonempty_names
 from sublet.integrations.paddle.peaks.simulated_run import ContentScope, RunRequest, SimulatedRun
 
 

@@ -25,7 +25,7 @@ from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.program import EMPTY_NAME, GRAD, TENSOR, PaddleOp, PaddleProgram, PaddleVar
 from sublet.integrations.paddle.lives.control_flow import PaddleFlow, PaddlePoint, build_flow
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
-from sublet.integrations.paddle.operators.facts import facts_from_declaration
+from sublet.integrations.paddle.operators.dialect import facts_from_declaration
 from sublet.integrations.paddle.operators.shapes import VariableSizes
 
 # Draft of a program with renamed variables, changed operator by operator.

@@ -22,8 +22,7 @@ from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, Devi
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
-from sublet.integrations.torch.reader.devices import CPU, device_of
-from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
 

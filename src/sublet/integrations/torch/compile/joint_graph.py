@@ -17,8 +17,7 @@ from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.caller_outputs import COPY_IN, COPY_OUT, ComputedOutputs, fuse_computed_outputs
 from sublet.integrations.torch.dialect import OperatorCall, StridedLayout, TensorArgument, encode
 from sublet.integrations.torch.reader.conversion import ConversionLevel, TorchConversion
-from sublet.integrations.torch.reader.devices import CPU
-from sublet.integrations.torch.reader.exported_program import torch_contents
+from sublet.integrations.torch.reader.exported_program import CPU, torch_contents
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, is_dense, torch
 from sublet.ir.dataflow import reads_inside

@@ -16,8 +16,7 @@ from sublet.base.errors import ModelError
 from sublet.base.files import parse_json
 from sublet.integrations.torch.reader.exported_program import from_exported
 from sublet.integrations.torch.reader.pt2_program import Pt2Program, build_program
-from sublet.integrations.torch.reader.pt2_schema import check_json
-from sublet.integrations.torch.reader.pt2_tensors import Payload, tensor_over_bytes
+from sublet.integrations.torch.reader.pt2_schema import Payload, check_json, tensor_over_bytes
 from sublet.ir.model import Model
 
 MAX_JSON_BYTES = 64 << 20

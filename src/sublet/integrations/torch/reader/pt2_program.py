@@ -17,13 +17,14 @@ from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.operator_call import find_operator
 from sublet.integrations.torch.reader.exported_program import error_summary
-from sublet.integrations.torch.reader.pt2_schema import SCHEMA_MAJOR, field_error
-from sublet.integrations.torch.reader.pt2_tensors import (
+from sublet.integrations.torch.reader.pt2_schema import (
+    SCHEMA_MAJOR,
     STRIDED,
     Payload,
     Pt2Weights,
     call_signature,
     dtype_of_number,
+    field_error,
     meta_dtype,
     meta_layout,
 )

@@ -16,8 +16,7 @@ from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.arrays import Array, torch_over
 from sublet.base.errors import ModelError
-from sublet.integrations.torch.reader.devices import require_cpu
-from sublet.integrations.torch.reader.exported_program import TorchContent
+from sublet.integrations.torch.reader.exported_program import TorchContent, require_cpu
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.optimizers import Cohort, cohorts_of, rule_of
 from sublet.integrations.torch.train.step_model import GradientProcessing, StepModel, StepWriter

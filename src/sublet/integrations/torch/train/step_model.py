@@ -9,8 +9,7 @@ from typing import Any
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.joint_partition import rematerialize_cheap
 from sublet.integrations.torch.reader.conversion import ConversionLevel, TorchConversion
-from sublet.integrations.torch.reader.devices import device_of, require_cpu
-from sublet.integrations.torch.reader.exported_program import silence_tracing, torch_contents
+from sublet.integrations.torch.reader.exported_program import device_of, require_cpu, silence_tracing, torch_contents
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, is_dense, torch
 from sublet.integrations.torch.train.optimizers import Cohort, OptimizerRule

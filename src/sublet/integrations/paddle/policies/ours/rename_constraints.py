@@ -22,7 +22,7 @@ from sublet.integrations.paddle.format.program import (
 )
 from sublet.integrations.paddle.lives.control_flow import maybe_uninitialized_names
 from sublet.integrations.paddle.lives.scopes import PaddleScopes
-from sublet.integrations.paddle.operators.facts import effects_of, facts_of
+from sublet.integrations.paddle.operators.dialect import effects_of, facts_of
 
 # Uses of names by the operators of a block and its gradient block, and renames in blocks.
 
