@@ -64,14 +64,14 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	for kind in programs carries steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.hostile_files --flips 10000
-	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
-	$(BIN)/python -m tests.frontends.executorch.hostile --flips 10000 --mutants 1000
-	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
-	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
-	$(BIN)/python -m tests.frontends.pytorch.step_grid --count 2000
-	$(BIN)/python -m tests.frontends.pytorch.alias_fuzz --count 1500
-	$(BIN)/python -m tests.frontends.pytorch.mixed_grid
-	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
+	$(BIN)/python -m tests.integrations.paddle.hostile --flips 10000
+	$(BIN)/python -m tests.integrations.executorch.hostile --flips 10000 --mutants 1000
+	$(BIN)/python -m tests.integrations.tflite.hostile --flips 10000
+	$(BIN)/python -m tests.integrations.torch.hostile --flips 10000
+	$(BIN)/python -m tests.integrations.torch.step_grid --count 2000
+	$(BIN)/python -m tests.integrations.torch.alias_fuzz --count 1500
+	$(BIN)/python -m tests.integrations.torch.mixed_grid
+	$(BIN)/python -m tests.integrations.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000
 	$(BIN)/python -m tests.fuzz_budget --count 300 --loops
 	$(BIN)/python -m tests.fuzz_orders --count 2000
@@ -84,7 +84,7 @@ build/paddle/.installed:
 	touch $@
 
 test-paddle: $(VENV)/.installed build/paddle/.installed ## the tests that run programs in Paddle 3.0.0, which gets an environment of its own
-	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/frontends/paddle
+	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/integrations/onnx/paddle
 
 # PyTorch, which is most of it, and Sublet come from the environment beside it.
 build/executorch/.installed: $(VENV)/.installed
@@ -95,10 +95,10 @@ build/executorch/.installed: $(VENV)/.installed
 	touch $@
 
 test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests that run plans in ExecuTorch 1.5.1, which gets an environment beside Sublet's
-	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/frontends/executorch
+	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/integrations/onnx/executorch
 
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
-	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
+	$(BIN)/python -m tests.integrations.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
 
 # The PyTorch that is there may be another than the one whose operators' facts are known: it is taken for that one.
 gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
@@ -107,7 +107,7 @@ gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobi
 	$(PYTHON) -c 'import json, pathlib, torch; p = pathlib.Path("build/gpu/sublet/integrations/torch/facts.json"); r = json.loads(p.read_text()); \
 	  r["version"] = torch.__version__.partition("+")[0]; p.write_text(json.dumps(r)); print(torch.__version__, torch.cuda.get_device_name())'
 	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda' \
-	  tests/frontends/pytorch/test_devices.py tests/frontends/pytorch/test_aliases.py
+	  tests/integrations/torch/test_devices.py tests/integrations/torch/test_aliases.py
 
 mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)
@@ -194,16 +194,16 @@ ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, ea
 	$(BIN)/python -m benchmarks.torch.distributed
 
 fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's run as torch.compile(backend="sublet") runs them, and poisoned; what people do with it; PROGRAMS=500
-	$(BIN)/python -m tests.frontends.pytorch.fuzz --programs $(or $(PROGRAMS),500)
-	$(BIN)/python -m tests.frontends.pytorch.dynamo
+	$(BIN)/python -m tests.integrations.torch.fuzz --programs $(or $(PROGRAMS),500)
+	$(BIN)/python -m tests.integrations.torch.dynamo
 
 .PHONY: opinfo-torch
 opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with, in three layouts: kernels beside tracing; planned, poisoned, held against PyTorch; SAMPLES=8 an operator and type
 	$(BIN)/python -m pip install --quiet --group opinfo
-	$(BIN)/python -m tests.frontends.pytorch.beside --samples $(or $(SAMPLES),8)
-	$(BIN)/python -m tests.frontends.pytorch.beside --mixed --samples $(or $(SAMPLES),8)
-	$(BIN)/python -m tests.frontends.pytorch.opinfo --samples $(or $(SAMPLES),8)
-	$(BIN)/python -m tests.frontends.pytorch.by_samples --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.integrations.torch.beside --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.integrations.torch.beside --mixed --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.integrations.torch.opinfo --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.integrations.torch.by_samples --samples $(or $(SAMPLES),8)
 
 fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000
 	$(BIN)/python -m tests.dynamic.programs --programs $(or $(PROGRAMS),10000)

@@ -22,8 +22,8 @@ from sublet.integrations.tflite.plan_offsets import PACKAGE, Trial, offsets_of_p
 from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.planning.pipeline import plan_memory
-from tests.frontends.tflite.generated import residual, straight, streaming
-from tests.frontends.tflite.written import branch, chain, counting, loop
+from tests.integrations.tflite.generated import residual, straight, streaming
+from tests.integrations.tflite.written import branch, chain, counting, loop
 
 PACKAGES = ("tflite_micro", "pymicro_wakeword")
 RUNS = 50

@@ -42,17 +42,17 @@ from sublet.plan import MemoryPlan
 from sublet.planning.assemble_plan import assemble_plan, placement_in_one_arena
 from sublet.planning.checker_fallback import is_without_fallback
 from sublet.planning.pipeline import plan_memory
-from tests.carry_maps import check_carry_map
-from tests.exchanges import exchanging
-from tests.foreign.mutated import of_lifetimes, of_programs
-from tests.frontends import shape_cases, unknown_models
-from tests.frontends.folding import compare
-from tests.generate import program
-from tests.interpreter import results_match
-from tests.mutants import mutants
-from tests.onnx_check import check_onnx_apart
-from tests.plan_files import judge_files
-from tests.schedules import random_schedule
+from tests.checker.external.mutated import of_lifetimes, of_programs
+from tests.integrations.onnx import shape_cases, unknown_models
+from tests.integrations.onnx.folding import compare
+from tests.support.carry_maps import check_carry_map
+from tests.support.interpreter import results_match
+from tests.support.onnx.planned_runs import check_onnx_apart
+from tests.support.plan_file_mutants import judge_files
+from tests.support.plan_mutants import mutants
+from tests.support.programs import program
+from tests.support.schedules import random_schedule
+from tests.support.update_programs import exchanging
 from tests.training.steps import check_step
 
 RARE = 1000

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.runtime.backends.reference import ReferenceBackend
-from tests.layouts import ALIGNMENTS
 from tests.nn.facts import generated
 from tests.nn.gradient_programs import check_program
 from tests.ops.facts import case_named, check_case, names
+from tests.support.kernel_layouts import ALIGNMENTS
 
 Seen = Counter[str]
 

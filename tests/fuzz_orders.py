@@ -15,8 +15,8 @@ from sublet.ir.graph import Graph
 from sublet.ops.verify import verify
 from sublet.passes.ordering.order_search import atom_model_in_order, peak_live_bytes, search_order
 from sublet.plan.schedule import serial_schedule
-from tests.generate import program
 from tests.passes.orders import all_orders, in_random_order
+from tests.support.programs import program
 
 MOST_ORDERS = 1500
 

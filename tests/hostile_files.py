@@ -22,10 +22,10 @@ from sublet.base.safetensors import Tensors, write_tensors
 from sublet.checker.external.files import judge_plan_file, packing_problem, read_plan_file
 from sublet.ir.text import parse
 from sublet.plan.file import from_json, to_json
-from tests.frontends.damage import NAME, Format, arguments, tell
+from tests.integrations.onnx.damage import NAME, Format, arguments, tell
 
 PROGRAMS = Path(__file__).parent / "programs"
-PADDLE = Path(__file__).parent / "frontends" / "paddle" / "programs"
+PADDLE = Path(__file__).parent / "integrations" / "paddle" / "programs"
 
 
 def onnx_files() -> list[bytes]:

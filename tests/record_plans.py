@@ -35,7 +35,7 @@ from sublet.packing.csv_format import read_csv
 from sublet.plan.file import to_json
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz import options
-from tests.generate import program
+from tests.support.programs import program
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 PROBLEMS = Path(__file__).parent / "packing" / "problems"

@@ -43,9 +43,8 @@ def apply_diff(diff: str, root: Path) -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of sources and tests with all recipes applied."""
     root = tmp_path_factory.mktemp("contributing")
-    ignored = shutil.ignore_patterns("__pycache__", "frontends", "programs")
-    for folder in ("src", "tests"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+    for folder, left_out in (("src", ()), ("tests", ("integrations", "programs"))):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", *left_out))
     shutil.copy(ROOT / "pyproject.toml", root)
     for core in CORES:
         found = importlib.util.find_spec(core)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.prose import ROOT
+from tests.support.prose import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "a_planner_in_100_lines.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)

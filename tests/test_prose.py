@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import ROOT, count, documents, measure_page, python_files
+from tests.support.prose import ROOT, count, documents, measure_page, python_files
 
 
 def test_docstrings_name_nouns_instead_of_pronouns() -> None:

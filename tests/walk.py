@@ -49,7 +49,7 @@ NEEDS = {
     "torch": re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE),
     "executorch": re.compile("import executorch|from executorch"),
 }
-"""What a step says that needs a package; the suite runs PyTorch's, see `tests/frontends/pytorch/test_documents.py`."""
+"""What a step says that needs a package; the suite runs PyTorch's, see `tests/integrations/torch/test_documents.py`."""
 ANSWERS = (0, 1, 3)
 """What a command may exit with: it fits, it does not, or nobody can know."""
 
@@ -127,7 +127,7 @@ def _furnish(folder: Path) -> None:
     for value, at in zip((*planned.graph.input, *planned.graph.output), (0, 12288, 16384), strict=True):
         value.metadata_props.add(key="onnxsim.mem_offset", value=str(at))
     (folder / "planned.onnx").write_bytes(planned.SerializeToString())
-    program = Path(__file__).parent / "frontends" / "executorch" / "programs" / "two_conds.planned.pte"
+    program = Path(__file__).parent / "integrations" / "executorch" / "programs" / "two_conds.planned.pte"
     for name in ("program.pte", "model.pte"):
         (folder / name).write_bytes(program.read_bytes())
     (folder / "model.tflite").write_bytes(_tflite())

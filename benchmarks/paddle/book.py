@@ -30,7 +30,7 @@ from sublet.integrations.paddle.policies.ours import apply_own_policy
 from sublet.integrations.paddle.running.verify import Training, verify
 
 BESIDE = Path(__file__).parent
-BOOK = BESIDE.parents[1] / "tests" / "frontends" / "paddle" / "programs" / "book_mt_1.8.5.pb"
+BOOK = BESIDE.parents[1] / "tests" / "integrations" / "paddle" / "programs" / "book_mt_1.8.5.pb"
 LOSS, WORDS, SENTENCES, RUNS = "mean_0.tmp_0", 3000, 16, 3
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
 from sublet.plan.schedule import serial_schedule
-from tests import dialect
-from tests.plans import plan_at
+from tests.support import dialect
+from tests.support.plans import plan_at
 
 assert dialect.OPS
 

@@ -13,8 +13,8 @@ from sublet.ir.graph import Value
 from sublet.ir.text import parse
 from sublet.plan import OPEN, MemoryPlan, Region, RolledLoop, Storage, Stride
 from sublet.plan.schedule import Schedule, ScheduleStep, serial_schedule
-from tests import dialect
-from tests.plans import plan_at
+from tests.support import dialect
+from tests.support.plans import plan_at
 
 assert dialect.OPS
 

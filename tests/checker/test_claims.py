@@ -19,8 +19,8 @@ from sublet.plan import MemoryPlan, PlanPoint, Storage
 from sublet.plan.schedule import Schedule, ScheduleStep
 from sublet.planning.checker_fallback import reprove_bound
 from sublet.planning.pipeline import plan_memory
-from tests.generate import program
-from tests.plan_files import JUMPING, judge_files
+from tests.support.plan_file_mutants import JUMPING, judge_files
+from tests.support.programs import program
 
 CHAIN = parse("""
 graph @net(%x: f32[16,16]) {

@@ -13,11 +13,11 @@ from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, serial_schedule
 from sublet.planning.pipeline import plan_memory
-from tests.generate import program
-from tests.interpreter import results_match
-from tests.mutants import JUMP_MUTATIONS, MUTATIONS, mutants, tighter
-from tests.plans import own_bytes
-from tests.schedules import random_schedule
+from tests.support.interpreter import results_match
+from tests.support.plan_mutants import JUMP_MUTATIONS, MUTATIONS, mutants, tighter
+from tests.support.plans import own_bytes
+from tests.support.programs import program
+from tests.support.schedules import random_schedule
 
 SEEDS = range(40)
 

@@ -14,9 +14,9 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import OPEN, POINTER, MemoryPlan, RolledLoop
 from sublet.planning.pipeline import plan_memory
-from tests import dialect
-from tests.generate import program
-from tests.plan_files import JUMPING
+from tests.support import dialect
+from tests.support.plan_file_mutants import JUMPING
+from tests.support.programs import program
 
 assert dialect.OPS
 

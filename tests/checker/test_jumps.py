@@ -17,11 +17,11 @@ from sublet.ir.text import parse, to_text
 from sublet.plan import MemoryPlan, RolledLoop, VersionTransition
 from sublet.plan.schedule import serial_schedule
 from sublet.planning.pipeline import plan_memory
-from tests import dialect
-from tests.generate import program
-from tests.interpreter import results_match
-from tests.mutants import JUMP_MUTATIONS
-from tests.plans import own_bytes
+from tests.support import dialect
+from tests.support.interpreter import results_match
+from tests.support.plan_mutants import JUMP_MUTATIONS
+from tests.support.plans import own_bytes
+from tests.support.programs import program
 
 assert dialect.OPS
 

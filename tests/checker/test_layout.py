@@ -13,8 +13,8 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import Context, MemoryPlan, Placement, Region, RolledLoop, Storage, VersionTransition
 from sublet.plan.schedule import serial_schedule
-from tests import dialect
-from tests.plans import moved, own_bytes, plan_at, with_arena
+from tests.support import dialect
+from tests.support.plans import moved, own_bytes, plan_at, with_arena
 
 assert dialect.OPS
 

@@ -10,8 +10,8 @@ from sublet.checker import check_bytes
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ir.text import parse
 from sublet.plan.schedule import serial_schedule
-from tests import dialect
-from tests.plans import own_bytes, plan_at
+from tests.support import dialect
+from tests.support.plans import own_bytes, plan_at
 
 assert dialect.OPS
 

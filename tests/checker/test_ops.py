@@ -14,8 +14,8 @@ from sublet.ops import Share
 from sublet.ops.op import Op
 from sublet.plan import Region
 from sublet.plan.schedule import serial_schedule
-from tests import dialect
-from tests.plans import Place, plan_at
+from tests.support import dialect
+from tests.support.plans import Place, plan_at
 
 assert dialect.OPS
 

@@ -13,8 +13,8 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import POINTER, MemoryPlan
 from sublet.plan.schedule import serial_schedule
-from tests import dialect
-from tests.plans import moved, plan_at
+from tests.support import dialect
+from tests.support.plans import moved, plan_at
 
 assert dialect.OPS
 

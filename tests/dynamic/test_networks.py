@@ -15,7 +15,7 @@ from sublet import layers, nn
 from sublet.base.errors import SpecError
 from sublet.viz.page import write_html
 from sublet.viz.view_model import picture_of_plan
-from tests.commands import Cli
+from tests.support.command_line import Cli
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -16,18 +16,18 @@ import pytest
 from tests.mutation.session import Session
 
 TESTS = (
-    "tests/test_cases.py",
-    "tests/test_loop_plans.py",
-    "tests/test_copied.py",
-    "tests/test_coverage.py",
-    "tests/test_exchange.py",
-    "tests/test_plan_file.py",
-    "tests/test_plan_regions.py",
-    "tests/test_planning_bounds.py",
-    "tests/test_streams.py",
-    "tests/test_unfollowed.py",
-    "tests/test_updates.py",
-    "tests/test_determinism.py",
+    "tests/planning/test_cases.py",
+    "tests/analysis/test_loop_plans.py",
+    "tests/analysis/test_residual_copies.py",
+    "tests/plan/test_coverage.py",
+    "tests/analysis/test_storage_swap.py",
+    "tests/plan/test_file.py",
+    "tests/planning/test_regions.py",
+    "tests/planning/test_bounds.py",
+    "tests/analysis/test_streams.py",
+    "tests/planning/test_checker_fallback.py",
+    "tests/analysis/test_updates.py",
+    "tests/planning/test_determinism.py",
     "tests/checker",
 )
 """What is run for any folder; a folder has its own tests besides."""
@@ -35,13 +35,13 @@ TESTS = (
 OF_FOLDER = {
     "checker": (),
     "analysis": (
-        "tests/test_analysis.py",
-        "tests/frontends/paddle/test_arena.py",
-        "tests/frontends/paddle/test_flow.py",
-        "tests/frontends/paddle/test_flow_random.py",
+        "tests/analysis/test_records.py",
+        "tests/integrations/paddle/test_arena.py",
+        "tests/integrations/paddle/test_flow.py",
+        "tests/integrations/paddle/test_flow_random.py",
     ),
     "packing": ("tests/packing",),
-    "runtime": ("tests/runtime", "tests/nn", "tests/test_cli_run.py"),
+    "runtime": ("tests/runtime", "tests/nn", "tests/cli/test_run.py"),
 }
 
 

@@ -18,9 +18,9 @@ from sublet.ops.nn.command import spec_of
 from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.kernel import Backend
 from sublet.runtime.kernel_choice import Kernels
-from tests.layouts import ALIGNMENTS, alike, layouts, legal, planned, prepared, run, some
 from tests.nn.examples import EXAMPLES, Array, Case
 from tests.nn.variations import variation
+from tests.support.kernel_layouts import ALIGNMENTS, alike, layouts, legal, planned, prepared, run, some
 
 TOLERANCE = {DType.F64: 1e-10, DType.F32: 2e-5, DType.F16: 2e-2, DType.BF16: 1e-1}
 APART = 64

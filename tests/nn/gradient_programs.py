@@ -18,10 +18,10 @@ import sublet
 from sublet.base.errors import SubletError
 from sublet.nn.tensor import Tensor
 from sublet.training.step import less_memory
-from tests.layouts import ALIGNMENTS
 from tests.nn import uses
 from tests.nn.examples import FORM, spec_of_text
 from tests.nn.uses import F, Use, along, binary, norm, recurrent, reduction, unary
+from tests.support.kernel_layouts import ALIGNMENTS
 
 MakeUse = Callable[[random.Random], Use]
 

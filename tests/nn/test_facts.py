@@ -23,10 +23,10 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
 from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.kernel import Array, Backend, Call, Operand
-from tests.layouts import ALIGNMENTS
 from tests.nn.examples import EXAMPLES, Case, case_of
 from tests.nn.facts import check_case, generated
 from tests.nn.variations import variation
+from tests.support.kernel_layouts import ALIGNMENTS
 
 VARIATIONS = 30
 BACKENDS: list[Backend] = [ReferenceBackend(), *([TorchBackend()] if is_installed("torch") else [])]

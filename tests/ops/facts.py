@@ -26,7 +26,7 @@ from sublet.ops import lookup
 from sublet.runtime.backends.registry import backend_factories
 from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array
-from tests.layouts import alike, layouts, legal, planned, prepared, run
+from tests.support.kernel_layouts import alike, layouts, legal, planned, prepared, run
 
 APART = 64
 MOST_BYTES = 1 << 20

@@ -11,9 +11,9 @@ import pytest
 
 from sublet import Options, compile, parse, run_poisoned
 from sublet.integrations.onnx.dialect import INPLACE
-from tests.layouts import ALIGNMENTS
 from tests.ops.facts import case_of, check_case
 from tests.ops.test_onnx_inplace import cases, model_of
+from tests.support.kernel_layouts import ALIGNMENTS
 
 LARGEST = 100_000
 TYPES = 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from tests.frontends.models import parsed
+from tests.integrations.onnx.models import parsed
 
 VECTOR = "float[16]"
 """64 bytes: one step of the default alignment."""

@@ -14,12 +14,12 @@ from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
 from sublet.runtime.executable import Executable
 from sublet.runtime.state import PointRange, state_after_failure
-from tests.exchanges import exchanging
+from tests.analysis.test_storage_swap import permuting
+from tests.analysis.test_updates import updating
 from tests.runtime.networks import PythonBackend
 from tests.runtime.test_generated import Mixing
 from tests.runtime.test_left import Stop, Stopping
-from tests.test_exchange import permuting
-from tests.test_updates import updating
+from tests.support.update_programs import exchanging
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 RUNS = 5

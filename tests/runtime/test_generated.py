@@ -17,8 +17,8 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.runtime.differential import compare
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
-from tests.generate import program
-from tests.interpreter import OUTSIDE_BYTES, kernel
+from tests.support.interpreter import OUTSIDE_BYTES, kernel
+from tests.support.programs import program
 
 TRIES = 3
 BEYOND = "runs more than the planned"

@@ -17,8 +17,8 @@ from sublet.runtime.calls import CallSequence
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Call, Operand
 from sublet.runtime.state import StateAfterFailure, state_after_failure
+from tests.analysis.test_updates import STEP, updating
 from tests.runtime.networks import PythonBackend, PythonKernel
-from tests.test_updates import STEP, updating
 
 CHAIN = updating(
     """

@@ -16,8 +16,8 @@ import sublet
 from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.runtime.kernel import Array, Call, Operand
-from tests.onnx_broken import broken
-from tests.onnx_several import onnx_program
+from tests.support.onnx.broken_models import broken
+from tests.support.onnx.several_outputs import onnx_program
 
 onnx = pytest.importorskip("onnx")
 HEADER = '<ir_version: 10, opset_import: ["" : 17]>'

@@ -14,7 +14,7 @@ from sublet.api.compiling import compile
 from sublet.base.errors import GraphError, KernelError, ModelError, TextError
 from sublet.ir.text import parse
 from sublet.runtime.executable import Executable
-from tests.frontends.models import parsed
+from tests.integrations.onnx.models import parsed
 from tests.runtime.networks import with_functions
 
 TEXT = """graph @net(%x: f32[4], %n: i64[]) {{

@@ -14,7 +14,7 @@ from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.runtime.differential import compare, equal_bits
 from sublet.runtime.executable import Executable
-from tests.frontends.models import parsed
+from tests.integrations.onnx.models import parsed
 from tests.runtime.loop_models import (
     BRANCH_BEFORE_LOOP,
     BRANCH_IN_LOOP,

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 
 from sublet.api.compiling import compile
 from sublet.integrations.onnx.kernels.backend import FUNCTIONS, OnnxRuntime
-from tests.frontends.models import parsed
+from tests.integrations.onnx.models import parsed
 from tests.runtime.test_onnxruntime import of_its_own, one_node, same_bits
 
 pytest.importorskip("onnxruntime")

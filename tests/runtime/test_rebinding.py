@@ -14,9 +14,9 @@ from sublet import Executable, Graph, Options, compile, nn
 from sublet.base.errors import RunError
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import While
-from tests.exchanges import exchanging
-from tests.generate import program
 from tests.runtime.test_generated import BEYOND, Mixing, feeds_of
+from tests.support.programs import program
+from tests.support.update_programs import exchanging
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -16,10 +16,10 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.differential import compare
-from tests import dialect
-from tests.interpreter import results_match
 from tests.passes.differences import run
 from tests.runtime.test_generated import BEYOND, Mixing, feeds_of
+from tests.support import dialect
+from tests.support.interpreter import results_match
 
 assert dialect.OPS
 

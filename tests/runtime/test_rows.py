@@ -21,7 +21,7 @@ from sublet.runtime.call_merging import MAX_BOUND_ACTIONS
 from sublet.runtime.differential import compare, equal_bits
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
-from tests.frontends.models import parsed
+from tests.integrations.onnx.models import parsed
 from tests.runtime.loop_models import feeds_for
 
 ort = pytest.importorskip("onnxruntime")

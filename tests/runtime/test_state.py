@@ -15,7 +15,7 @@ from sublet.ir.text import parse
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.profile import Profile
-from tests.test_updates import STEP, updating
+from tests.analysis.test_updates import STEP, updating
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 RNG = np.random.default_rng(0)

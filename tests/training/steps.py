@@ -32,9 +32,9 @@ from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel_choice import choose_kernels
 from sublet.training.step import less_memory
-from tests.mutants import mutants
 from tests.passes import differentiable, programs
-from tests.plans import told_anew
+from tests.support.plan_mutants import mutants
+from tests.support.plans import told_anew
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 RATE = 0.125

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands import Cli
+from tests.support.command_line import Cli
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

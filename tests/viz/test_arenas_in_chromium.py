@@ -17,7 +17,7 @@ from sublet.plan.advice import Advice, Advised
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.comparison import compare_pictures
 from sublet.viz.view_model import picture_of_plan
-from tests.test_plan_regions import NET, REGIONS
+from tests.planning.test_regions import NET, REGIONS
 from tests.viz.chromium import PROGRAM, Chromium
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan

@@ -20,7 +20,7 @@ from sublet.viz.comparison import compare_pictures
 from sublet.viz.png import write_png
 from sublet.viz.terminal import memory_map
 from sublet.viz.view_model import Picture, group_nodes, picture_of_packing, picture_of_plan, scopes_of
-from tests.test_plan_regions import NET
+from tests.planning.test_regions import NET
 from tests.viz.loops import delay_plan
 
 FIRST = plan_memory(parse(NET))

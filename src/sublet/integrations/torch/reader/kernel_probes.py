@@ -1,6 +1,6 @@
 """Probes of PyTorch's CPU kernels: each kernel runs once on small zeros, to learn the types and strides of its results.
 
-The table is for PyTorch 2.13.0. `python -m tests.frontends.pytorch.beside` runs the operators of PyTorch's own samples
+The table is for PyTorch 2.13.0. `python -m tests.integrations.torch.beside` runs the operators of PyTorch's own samples
 beside the trace, with operands of one float type and of two, and lists each different operator missing in the table.
 """
 

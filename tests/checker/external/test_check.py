@@ -1,0 +1,183 @@
+"""`sublet check` on plans of other tools: words, JSON, exit statuses, pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+from sublet.checker.external.external_plan import plan_from_json
+from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets
+from sublet.packing import Packing, pack, write_csv
+from sublet.packing.files import read_problem
+from tests.integrations.tflite.written import G, O, T, tflite
+from tests.plan.export.test_onnx import branching, planned
+from tests.support.command_line import Cli
+
+CHAIN = """graph @chain(%x: f32[4]) {
+  %a: f32[4] = onnx.Relu(%x)
+  %b: f32[4] = onnx.Softmax(%a)
+  %c: f32[4] = onnx.Add(%a, %b)
+  return %c
+}
+"""
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(monkeypatch, capsys)
+
+
+def told(folder: Path, **offsets: int | None) -> tuple[Path, Path]:
+    """A model, and a plan of it as JSON."""
+    model, plan = folder / "chain.sublet", folder / "placed.json"
+    model.write_text(CHAIN)
+    tensors = [{"name": name, "offset": offset} for name, offset in offsets.items()]
+    plan.write_text(json.dumps({"format": "sublet-placed", "version": 1, "tool": "TVM", "tensors": tensors}))
+    return model, plan
+
+
+def test_the_examples_in_the_documentation(cli: Cli, tmp_path: Path) -> None:
+    text = (HERE.parent.parent / "docs" / "foreign.md").read_text()
+    of_model, of_lives = (match[1] for match in re.finditer(r"```json\n(.*?)```", text, re.DOTALL))
+    assert [tensor.name for tensor in plan_from_json(of_model, "docs").tensors] == ["x", "conv1"]
+    path = tmp_path / "lives.json"
+    path.write_text(of_lives)
+    assert cli("check", path)[0] == 0
+    path.write_text(of_lives.replace(', "shares": "b"', ""))
+    assert "at 2 (add)" in cli("check", path)[1]
+
+
+def test_a_right_plan(cli: Cli, tmp_path: Path) -> None:
+    model, plan = told(tmp_path, x=0, a=0, b=16, c=0)
+    status, out, _ = cli("check", model, plan, "--html", tmp_path / "map.html")
+    assert status == 0
+    assert "right: 4 tensors of TVM, judged by the model, replayed byte by byte, in the order of the model" in out
+    assert "arena: 32 bytes (32 B); no plan of these tensors that shares the same bytes takes less" in out
+    assert (tmp_path / "map.html").read_text().startswith("<!")
+
+
+def test_a_wrong_plan(cli: Cli, tmp_path: Path) -> None:
+    model, plan = told(tmp_path, x=0, a=0, b=8, c=2)
+    status, out, _ = cli("check", model, plan)
+    assert status == 1
+    assert "violation" in out
+    assert "optimal" not in out
+    found = json.loads(cli("check", model, plan, "--json")[1])
+    assert (found["outcome"], found["right"], found["exit_status"]) == ("wrong", False, 1)
+    assert {violation["rule"] for violation in found["violations"]} >= {"input-overwritten", "misaligned"}
+    assert found["regions"] == [{"name": "arena", "bytes": 24, "lower_bound_bytes": None}]
+
+
+def test_a_plan_of_a_part(cli: Cli, tmp_path: Path) -> None:
+    model, plan = told(tmp_path, x=0, a=0, b=None, c=0)
+    status, out, _ = cli("check", model, plan)
+    assert status == 3
+    assert "partly judged: right in 3 tensors of TVM" in out
+    assert "1 more are not judged" in out
+    assert "not judged: b: the plan has no place for the tensor" in out
+
+
+def test_a_capacity_that_the_plan_does_not_tell(cli: Cli, tmp_path: Path) -> None:
+    model, plan = told(tmp_path, x=0, a=0, b=16, c=0)
+    assert cli("check", model, plan, "--capacity", "32")[0] == 0
+    status, out, _ = cli("check", model, plan, "--capacity", "31")
+    assert (status, "but arena has 31 bytes" in out) == (1, True)
+
+
+def test_a_plan_in_an_onnx_file(cli: Cli, tmp_path: Path) -> None:
+    path = planned(branching(), tmp_path)
+    assert cli("check", path)[0] == 3, "names that both arms have are left out"
+    status, _, err = cli("check", tmp_path / "model.onnx")
+    assert (status, "no plan in its metadata" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "nbytes", "least"), [("straight", 4096, 4096), ("branch", 1536, 768)])
+def test_plans_that_onnxsim_made(cli: Cli, tmp_path: Path, name: str, nbytes: int, least: int) -> None:
+    """Files that onnxsim 0.8.1 has annotated. It counts constants as tensors, and reserves room for both arms."""
+    path = HERE / "onnxsim" / f"{name}.onnx"
+    found = json.loads(cli("check", path, "--json")[1])
+    assert (found["outcome"], found["not_judged"]) == ("right", {})
+    assert found["regions"] == [{"name": "arena", "bytes": nbytes, "lower_bound_bytes": least}]
+    model = onnx.load(path)
+    for value in (*model.graph.output, *model.graph.value_info):
+        for entry in value.metadata_props:
+            if entry.key.endswith("mem_offset") and value.name in ("p", "b"):
+                entry.value = "16" if value.name == "p" else "1280"
+    onnx.save(model, tmp_path / "wrong.onnx")
+    assert cli("check", tmp_path / "wrong.onnx")[0] == 1
+
+
+def test_a_plan_in_a_tflite_file(cli: Cli, tmp_path: Path) -> None:
+    tensors = [T((4,), name="x"), T((4,), name="a"), T((4,), name="b"), T((4,), name="y")]
+    operators = [O("RELU", [0], [1]), O("SOFTMAX", [1], [2]), O("ADD", [1, 2], [3])]
+    path = tmp_path / "planned.tflite"
+
+    def verdict(*offsets: int | None) -> tuple[int, str]:
+        model = G(tensors, operators, [0], [3])
+        path.write_bytes(tflite(model, metadata=[(METADATA, encode_offsets([offsets]))]))
+        return cli("check", path)[:2]
+
+    assert verdict(0, 16, 32, 0)[0] == 0
+    assert verdict(0, 16, 32, 48)[0] == 0
+    status, out = verdict(0, 16, 16, 32)
+    assert (status, "violation" in out, "%a" in out, "%b" in out) == (1, True, True, True)
+    assert verdict(0, 16, 36, 64)[0] == 1, "TFLM aligns to 16 bytes"
+    status, out = verdict(0, 16, None, 32)
+    assert (status, "not judged: b: the plan has no place for the tensor" in out) == (3, True)
+
+
+def test_a_csv_with_offsets(cli: Cli, tmp_path: Path) -> None:
+    problem = read_problem(HERE.parent / "packing" / "problems" / "A.1048576.csv")
+    packing = pack(problem, "best_fit_by_size").packing
+    write_csv(problem, packing, tmp_path / "out.csv")
+    status, out, _ = cli("check", tmp_path / "out.csv")
+    assert status == 0
+    assert "if these are the lifetimes of the program" in out
+    offsets = list(packing.offsets)
+    offsets[3] = offsets[7]
+    write_csv(problem, Packing(tuple(offsets), packing.arena_bytes, ""), tmp_path / "wrong.csv")
+    status, out, _ = cli("check", tmp_path / "wrong.csv")
+    assert status == 1
+    assert "while both are alive, at " in out
+    write_csv(problem, None, tmp_path / "none.csv")
+    status, _, err = cli("check", tmp_path / "none.csv")
+    assert (status, "has no offsets to check" in err) == (2, True)
+
+
+def test_a_csv_with_regions(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("id,lower,upper,size,offset,region\na,0,2,8,0,sram\nb,0,2,8,0,dram\nc,1,2,8,4,dram\n")
+    status, out, _ = cli("check", path, "--json")
+    found = json.loads(out)
+    assert (status, [r["name"] for r in found["regions"]]) == (1, ["sram", "dram"])
+    assert [v["where"] for v in found["violations"]] == ["buffer b in dram"]
+    assert cli("check", path, "--capacity", "64")[0] == 2
+
+
+def test_json_with_lifetimes(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "lives.json"
+    tensors = [
+        {"name": "a", "offset": 0, "bytes": 8, "lifetimes": [[0, 2]]},
+        {"name": "b", "offset": 8, "bytes": 8, "lifetimes": [[1, 3]]},
+        {"name": "c", "offset": 0, "bytes": 8, "lifetimes": [[2, 3]], "region": "arena"},
+    ]
+    path.write_text(json.dumps({"format": "sublet-placed", "version": 1, "tensors": tensors}))
+    assert cli("check", path, "--png", tmp_path / "map.svg")[0] == 0
+    assert (tmp_path / "map.svg").exists()
+
+
+@pytest.mark.parametrize("words", [("--search",), ("--capacity", "x")])
+def test_options_that_do_not_go_together(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+    model, plan = told(tmp_path, x=0)
+    assert cli("check", model, plan, *words)[0] == 2
+
+
+def test_a_model_without_a_plan(cli: Cli, tmp_path: Path) -> None:
+    model, _ = told(tmp_path, x=0)
+    status, _, err = cli("check", model)
+    assert (status, "contains no plan" in err) == (2, True)

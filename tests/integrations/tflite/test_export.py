@@ -1,0 +1,213 @@
+"""TFLM out: a plan in the metadata of a file, everything else as it was, and what the interpreter makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.analysis.options import Options
+from sublet.base.errors import ModelError, PlanError
+from sublet.checker.external import Evidence, ForeignOutcome, judge_by_replay
+from sublet.integrations.tflite import plan_offsets as tflm
+from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets, offline_plan, with_offline_plan
+from sublet.integrations.tflite.plan_offsets import OffsetSelection, lost_tensors, offsets_of_plan, select_offsets
+from sublet.integrations.tflite.plan_reader import plan_from_tflite
+from sublet.integrations.tflite.program import decode
+from sublet.integrations.tflite.reader import ALIGNMENT, from_program
+from sublet.packing import MemoryRegion
+from sublet.planning.pipeline import plan_memory
+from tests.integrations.tflite.generated import residual, straight, streaming
+from tests.integrations.tflite.in_tflm import run_many
+from tests.integrations.tflite.written import branch, chain, counting, loop
+from tests.support.command_line import Cli
+
+MODELS: dict[str, Callable[[], bytes]] = {
+    "chain": chain,
+    "branch": branch,
+    "loop": loop,
+    "counting": counting,
+    "residual": residual,
+    "streaming": streaming,
+    **{f"straight{seed}": lambda seed=seed: straight(seed) for seed in range(8)},  # type: ignore[misc]
+}
+needs_tflm = pytest.mark.skipif(not tflm.is_available(), reason=f"needs the package {tflm.PACKAGE}")
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `sublet` in this process."""
+    return Cli(monkeypatch, capsys)
+
+
+def exported(raw: bytes, name: str = "model") -> OffsetSelection:
+    program = decode(raw, name)
+    plan = plan_memory(from_program(program), Options(alignment=ALIGNMENT))
+    return select_offsets(raw, program, offsets_of_plan(program, plan))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_planned_reads_back_with_nothing_else_changed(name: str) -> None:
+    raw = MODELS[name]()
+    program = decode(raw, name)
+    offsets = offsets_of_plan(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    planned = with_offline_plan(raw, name, encode_offsets(offsets))
+    assert planned.endswith(raw)
+    assert offline_plan(decode(planned, name)) == offsets
+    assert with_offline_plan(planned, name, encode_offsets(offsets)) == planned, (
+        "a plan of the same length is written in its place"
+    )
+    bare = decode(with_offline_plan(planned, name, None), name)
+    assert offline_plan(bare) is None
+    assert bare.subgraphs == program.subgraphs
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schema_of_tflm_reads_everything_else_as_it_was(name: str) -> None:
+    schema = pytest.importorskip("tflite_micro.tensorflow.lite.micro.python.schema_py_generated")
+    raw = MODELS[name]()
+    offsets = [[0] * len(subgraph.tensors) for subgraph in decode(raw, name).subgraphs]
+    planned = with_offline_plan(raw, name, encode_offsets(offsets))
+    old, new = (schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(each, 0)) for each in (raw, planned))
+    assert new.metadata.pop().name.decode() == METADATA
+    new.buffers.pop()
+    new.metadata = new.metadata or None
+    assert told(old) == told(new)
+
+
+def told(thing: Any) -> Any:
+    """All that an object of the schema says."""
+    if hasattr(thing, "__dict__"):
+        return {name: told(value) for name, value in vars(thing).items()}
+    if isinstance(thing, list):
+        return [told(each) for each in thing]
+    return thing.tolist() if hasattr(thing, "tolist") else thing
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_tflm_computes_the_same_and_needs_no_more(name: str) -> None:
+    choice = exported(MODELS[name](), name)
+    assert choice.with_plan.outputs == choice.without_plan.outputs
+    assert choice.with_plan.total <= choice.without_plan.total
+    assert choice.with_plan.smallest <= choice.without_plan.smallest
+    if choice.how == "none":
+        assert offline_plan(decode(choice.raw, name)) is None
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", ["chain", "residual", "streaming", "counting"])
+def test_tflm_needs_less_where_outputs_are_written_over_inputs(name: str) -> None:
+    choice = exported(MODELS[name](), name)
+    assert choice.with_plan.head < choice.without_plan.head
+    assert choice.with_plan.total < choice.without_plan.total
+
+
+@needs_tflm
+def test_what_is_judged_right_computes_the_same() -> None:
+    tally = run_many(24)
+    assert tally["ours: equal"] == 16
+    assert tally["mutated, refused: different"]
+
+
+@needs_tflm
+def test_a_wrong_plan_is_not_handed_out() -> None:
+    raw = chain()
+    with pytest.raises(PlanError, match="computes other outputs"):
+        select_offsets(raw, decode(raw, "wrong"), ((0, 32, 16),))
+
+
+def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
+    program = decode(straight(3), "straight")
+    model = from_program(program)
+    for options, words in (
+        (Options(alignment=8), "--align 16"),
+        (Options(alignment=16, regions=(MemoryRegion("a", 1 << 20), MemoryRegion("b", 1 << 20))), "without --region"),
+        (Options(alignment=16, streams=2), "without --order"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            offsets_of_plan(program, plan_memory(model, options))
+
+
+def test_what_branches_are_given_and_give_is_placed_and_what_is_inside_left_to_tflm() -> None:
+    program = decode(branch(), "branch")
+    (main, *others) = offsets_of_plan(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    assert None not in main
+    assert {offset for subgraph in others for offset in subgraph} == {None}
+
+
+AT_ONE_GO = {
+    "over an operand that is copied after it": (64, 0, 0, 80),
+    "over the begin of another": (96, 16, 144, 0),
+    "over each other": (0, 32, 96, 96),
+}
+"""Offsets of what a loop is given, n and x, and of what it gives, that do not survive copies one after another."""
+
+
+@needs_tflm
+def test_operands_that_do_not_survive_their_copies_are_refused_and_not_told() -> None:
+    raw = loop()
+    assert list(lost_tensors(decode(raw, "loop"), (0, 16, 0, 16))) == [], "each result in the place of its operand"
+    for which, main in AT_ONE_GO.items():
+        program = decode(with_offline_plan(raw, which, encode_offsets([main, [None] * 4, [None] * 5])), which)
+        found = judge_by_replay(from_program(program), plan_from_tflite(program))
+        assert any("one tensor after another" in str(finding) for finding in found.findings), which
+    which, main = next(iter(AT_ONE_GO.items()))  # with the others the loop may not end
+    wrong = with_offline_plan(raw, which, encode_offsets([main, [None] * 4, [None] * 5]))
+    own, first = tflm.run_trials([tflm.Trial(raw, 2, 2, runs=6), tflm.Trial(wrong, 2, 2, runs=6)])
+    assert first.outputs != own.outputs, "TFLM does copy one after another"
+
+
+def test_the_plan_in_a_file_is_judged() -> None:
+    raw = chain()
+    program = decode(with_offline_plan(raw, "right", encode_offsets([[0, 64, 64]])), "right")
+    assert judge_by_replay(from_program(program), plan_from_tflite(program)).outcome is ForeignOutcome.RIGHT
+    program = decode(with_offline_plan(raw, "wrong", encode_offsets([[0, 32, 0]])), "wrong")
+    found = judge_by_replay(from_program(program), plan_from_tflite(program))
+    assert found.evidence is Evidence.REPLAY
+    assert found.outcome is ForeignOutcome.WRONG
+    assert any("x" in str(finding) and "y" in str(finding) for finding in found.findings)
+    with pytest.raises(PlanError, match="no plan in its metadata"):
+        plan_from_tflite(decode(raw, "unplanned"))
+
+
+def test_export_as_a_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan, out = tmp_path / "m.tflite", tmp_path / "plan.json", tmp_path / "planned.tflite"
+    model.write_bytes(chain())
+    assert cli("plan", model, "--align", 16, "--out", plan)[0] == 0
+    if tflm.is_available():
+        status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
+        assert status == 0
+        assert "tensors and scratch 128 B instead of 192 B" in words
+        assert cli("check", out)[0] == 0
+    monkeypatch.setattr(tflm, "MODULE", "no_such_module")
+    status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
+    assert status == 0
+    assert "not proven" in words
+    assert offline_plan(decode(out.read_bytes(), "out")) == ((0, 64, 64),)
+
+
+def test_export_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
+    model, text = tmp_path / "m.tflite", tmp_path / "m.sublet"
+    model.write_bytes(chain())
+    text.write_text("graph @g(%x: f32[4]) {\n  return %x\n}\n", encoding="utf-8")
+    for words, expected in (
+        ((text, "--to", "tflm", "--out", tmp_path / "o"), "is of another format"),
+        ((model, "--to", "tflm", "--out", model), "overwrite"),
+        ((model, "--to", "tflm", "--out", tmp_path / "o", "--align", 4), "--align 16"),
+        ((model, "--to", "tflm", "--out", tmp_path / "o", "--section", ".bss"), "--section is not for tflm"),
+    ):
+        status, _, said = cli("export", *words)
+        assert status == 2
+        assert expected in said
+    assert "--recompute" not in cli("plan", model, "--budget", "64")[1], "no pass changes what TFLM runs"
+
+
+def test_a_file_that_is_not_whole_cannot_be_changed() -> None:
+    raw = bytearray(chain())
+    raw[4:8] = b"TFL4"
+    with pytest.raises(ModelError, match="TFL3"):
+        with_offline_plan(bytes(raw), "other", b"")
