@@ -1,7 +1,7 @@
 """Foreign plans changed at random: none that is judged right may run wrong, and none that is right be refused.
 
-A plan of a program is run by `tests.support.interpreter` in the bytes that it tells. One that tells lifetimes is laid out
-byte by byte and step by step. Neither knows the checker, or the packing's validation.
+A plan of a program is run by `tests.support.interpreter` in the bytes that it tells. A plan with lifetimes is
+laid out byte by byte and step by step. Neither knows the checker, or the packing's validation.
 """
 
 from __future__ import annotations
