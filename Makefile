@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: gpu ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: quick gpu ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -23,6 +23,10 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 
 test: $(VENV)/.installed ## all tests, on all cores
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist worksteal
+
+quick: $(VENV)/.installed ## the tests to run while working: under a minute on two cores
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/test_prose.py \
+	  tests/test_architecture.py $(addprefix tests/,base ir ops plan/test_*.py checker/test_*.py analysis/test_records.py)
 
 coverage: $(VENV)/.installed ## which lines and branches of Sublet the tests run: build/coverage/index.html
 	$(BIN)/python -m coverage run -m pytest

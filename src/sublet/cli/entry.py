@@ -1,5 +1,6 @@
 """The entry point of the console script: `sublet --version` answers without importing the commands."""
 
+import contextlib
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -7,7 +8,8 @@ from importlib.metadata import version
 
 def main() -> None:
     """Run the command line, and end the process with its exit status."""
-    if sys.argv[1:] == ["--version"]:
-        print(f"sublet {version('sublet')}")
-    else:
-        import_module("sublet.cli.app").main()
+    if sys.argv[1:] == ["--version"] and sys.stdout is not None:
+        with contextlib.suppress(OSError):  # the commands' own `--version` reports an answer that cannot be written
+            print(f"sublet {version('sublet')}", flush=True)
+            return
+    import_module("sublet.cli.app").main()

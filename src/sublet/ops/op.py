@@ -90,12 +90,14 @@ def can_overwrite(source: Value | None, result: Value | None) -> bool:
     return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
 
 
-def overwrite_any_of(positions: Sequence[int]) -> Shares:
-    """Return the fact: output 0 may overwrite any fitting input at `positions`."""
+def overwrite_any(*positions: int, output: int = 0) -> Shares:
+    """Return the fact: output `output` may overwrite any input at `positions` with equal shape and element size."""
 
     def shares(node: Node) -> tuple[Share, ...]:
-        result = node.outputs[0] if node.outputs else None
-        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and can_overwrite(node.inputs[i], result))
+        result = node.outputs[output] if output < len(node.outputs) else None
+        return tuple(
+            Share(output, i) for i in positions if i < len(node.inputs) and can_overwrite(node.inputs[i], result)
+        )
 
     return shares
 

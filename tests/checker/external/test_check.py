@@ -42,7 +42,7 @@ def told(folder: Path, **offsets: int | None) -> tuple[Path, Path]:
 
 
 def test_the_examples_in_the_documentation(cli: Cli, tmp_path: Path) -> None:
-    text = (HERE.parent.parent / "docs" / "foreign.md").read_text()
+    text = (HERE.parents[2] / "docs" / "foreign.md").read_text()
     of_model, of_lives = (match[1] for match in re.finditer(r"```json\n(.*?)```", text, re.DOTALL))
     assert [tensor.name for tensor in plan_from_json(of_model, "docs").tensors] == ["x", "conv1"]
     path = tmp_path / "lives.json"
@@ -132,7 +132,7 @@ def test_a_plan_in_a_tflite_file(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_csv_with_offsets(cli: Cli, tmp_path: Path) -> None:
-    problem = read_problem(HERE.parent / "packing" / "problems" / "A.1048576.csv")
+    problem = read_problem(HERE.parents[1] / "packing" / "problems" / "A.1048576.csv")
     packing = pack(problem, "best_fit_by_size").packing
     write_csv(problem, packing, tmp_path / "out.csv")
     status, out, _ = cli("check", tmp_path / "out.csv")

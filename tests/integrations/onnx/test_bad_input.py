@@ -144,9 +144,9 @@ def test_names_bind_every_occurrence_and_axes_only_one() -> None:
     assert [str(value.spec) for value in inputs] == ["f32[2,3,5]", "f32[9,7]"]
 
 
-@pytest.mark.parametrize("extent", [0, -1, -(1 << 62), 1 << 62, (1 << 62) + 1, True, 1.5])
+@pytest.mark.parametrize("extent", [-1, -(1 << 62), 1 << 62, (1 << 62) + 1, True, 1.5])
 def test_absurd_extents(extent: int) -> None:
-    with pytest.raises(ModelError, match="a whole number from 1 to"):
+    with pytest.raises(ModelError, match="a whole number from 0 to"):
         from_proto(parsed(OPEN), {"batch": extent, "h": 1, "N": 1})
 
 

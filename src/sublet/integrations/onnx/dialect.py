@@ -29,7 +29,7 @@ from sublet.ops.op import (
     concat_shares,
     keeps_element_order,
     no_shares,
-    overwrite_any_of,
+    overwrite_any,
 )
 from sublet.ops.slice_maps import SliceMaps, Slices, same_axes, shape_of, slice_map
 
@@ -80,7 +80,7 @@ def _overwrite_rows(positions: Sequence[int]) -> Shares:
     An attribute `axis` must name the last axis; without the attribute, the rows may span several axes.
     """
 
-    any_of_them = overwrite_any_of(positions)
+    any_of_them = overwrite_any(*positions)
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
@@ -95,13 +95,13 @@ def _overwrite_rows(positions: Sequence[int]) -> Shares:
 
 
 INPLACE: Mapping[str, Shares] = {
-    **dict.fromkeys(UNARY, overwrite_any_of((0,))),
-    **dict.fromkeys(BINARY, overwrite_any_of((0, 1))),
-    **dict.fromkeys(VARIADIC, overwrite_any_of((0, 1))),
-    **dict.fromkeys(EXTREMES, overwrite_any_of((0,))),
+    **dict.fromkeys(UNARY, overwrite_any(0)),
+    **dict.fromkeys(BINARY, overwrite_any(0, 1)),
+    **dict.fromkeys(VARIADIC, overwrite_any(0, 1)),
+    **dict.fromkeys(EXTREMES, overwrite_any(0)),
     **dict.fromkeys(SCATTERS, _overwrite_first),
-    "com.microsoft.BiasGelu": overwrite_any_of((0,)),
-    "Where": overwrite_any_of((1, 2)),
+    "com.microsoft.BiasGelu": overwrite_any(0),
+    "Where": overwrite_any(1, 2),
     "BatchNormalization": _overwrite_in_inference,
     "com.microsoft.FusedConv": _overwrite_addend,
     "com.microsoft.nchwc.Conv": _overwrite_addend,

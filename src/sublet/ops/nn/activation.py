@@ -16,7 +16,7 @@ import numpy as np
 from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick
+from sublet.ops.nn.command import Command, Compute, overwrite_unless_repeated, pick
 from sublet.ops.nn.rules import (
     FLOATS,
     elementwise_gradient,
@@ -30,7 +30,7 @@ from sublet.ops.nn.rules import (
     result,
     scale_by,
 )
-from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Shares, Specs
+from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Shares, Specs, overwrite_any
 from sublet.ops.slice_maps import Slices, axes_beside, elementwise
 
 Slope = Callable[[Emit, Node, Value], Value]

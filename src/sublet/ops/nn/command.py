@@ -14,7 +14,18 @@ from typing import Any
 from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.op import Attrs, Gradient, GradientByExpansion, Infer, Op, Share, Shares, Specs, no_shares
+from sublet.ops.op import (
+    Attrs,
+    Gradient,
+    GradientByExpansion,
+    Infer,
+    Op,
+    Share,
+    Shares,
+    Specs,
+    can_overwrite,
+    no_shares,
+)
 from sublet.ops.slice_maps import Slices, no_slices
 
 PREFIX = "nn."
@@ -170,18 +181,6 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
 """For each kind of attribute the name and the reader; a reader returns None for a value of a different kind."""
 
 
-def overwrite_any(*positions: int, output: int = 0) -> Shares:
-    """Return the fact: output `output` may overwrite any input at `positions` with equal shape and element size."""
-
-    def shares(node: Node) -> tuple[Share, ...]:
-        result = node.outputs[output] if output < len(node.outputs) else None
-        return tuple(
-            Share(output, i) for i in positions if i < len(node.inputs) and _can_overwrite(node.inputs[i], result)
-        )
-
-    return shares
-
-
 def overwrite_unless_repeated(*pairs: tuple[int, int]) -> Shares:
     """Return the fact: for each (o, i), output o may overwrite input i, unless the node reads input i twice."""
 
@@ -191,25 +190,13 @@ def overwrite_unless_repeated(*pairs: tuple[int, int]) -> Shares:
             is_present = output < len(node.outputs) and i < len(node.inputs)
             if (
                 is_present
-                and _can_overwrite(node.inputs[i], node.outputs[output])
+                and can_overwrite(node.inputs[i], node.outputs[output])
                 and node.inputs.count(node.inputs[i]) == 1
             ):
                 shares_found.append(Share(output, i))
         return tuple(shares_found)
 
     return shares
-
-
-def _can_overwrite(source: Value | None, result: Value | None) -> bool:
-    if source is None or result is None:
-        return False
-    a, b = source.spec, result.spec
-    return (
-        isinstance(a, TensorSpec)
-        and isinstance(b, TensorSpec)
-        and a.nbytes > 0
-        and (a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8)
-    )
 
 
 def same_bytes(node: Node) -> tuple[Share, ...]:

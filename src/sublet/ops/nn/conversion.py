@@ -16,7 +16,6 @@ from sublet.ops.nn.command import (
     REQUIRED_NUMBER,
     REQUIRED_TEXT,
     Command,
-    overwrite_any,
     pick,
     same_bytes,
     spec_of,
@@ -31,7 +30,7 @@ from sublet.ops.nn.rules import (
     require_shape,
     require_type,
 )
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, keeps_element_order
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, keeps_element_order, overwrite_any
 from sublet.ops.slice_maps import elementwise
 
 

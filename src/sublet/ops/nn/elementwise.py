@@ -9,7 +9,7 @@ import numpy as np
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, overwrite_any, spec_of
+from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, spec_of
 from sublet.ops.nn.rules import (
     ANY,
     FLOATS,
@@ -26,7 +26,7 @@ from sublet.ops.nn.rules import (
     zeros_like,
 )
 from sublet.ops.nn.rules import elementwise_infer as infer_elementwise
-from sublet.ops.op import Attrs, Emit, Specs
+from sublet.ops.op import Attrs, Emit, Specs, overwrite_any
 from sublet.ops.slice_maps import elementwise
 
 

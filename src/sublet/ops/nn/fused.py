@@ -19,9 +19,9 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
-from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, overwrite_any, pick
+from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, pick
 from sublet.ops.nn.rules import require_present
-from sublet.ops.op import Attrs, Emit, GradientByExpansion, Specs
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Specs, overwrite_any
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
 """Commands with kernels that write before reading both operands: a chain, and any step, may overwrite any operand."""

@@ -14,7 +14,6 @@ from sublet.ops.nn.command import (
     REQUIRED_INTEGER,
     REQUIRED_NUMBER,
     Command,
-    overwrite_any,
     overwrite_unless_repeated,
     pick,
     spec_of,
@@ -33,7 +32,7 @@ from sublet.ops.nn.rules import (
     require_present,
     require_type,
 )
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, block_share
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs, block_share, overwrite_any
 from sublet.ops.slice_maps import leading_axis
 
 

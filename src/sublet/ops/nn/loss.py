@@ -15,7 +15,7 @@ from sublet.base.errors import SpecError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import sigmoid, softmax
-from sublet.ops.nn.command import Command, Compute, overwrite_any, overwrite_unless_repeated, pick, spec_of
+from sublet.ops.nn.command import Command, Compute, overwrite_unless_repeated, pick, spec_of
 from sublet.ops.nn.rules import (
     FLOATS,
     INDICES,
@@ -29,7 +29,7 @@ from sublet.ops.nn.rules import (
     sum_present,
     term_by_op,
 )
-from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Shares, Specs
+from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Shares, Specs, overwrite_any
 from sublet.ops.slice_maps import elementwise, leading_axis
 
 TINY = 1e-12

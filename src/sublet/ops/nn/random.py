@@ -20,7 +20,6 @@ from sublet.ops.nn.command import (
     Command,
     Compute,
     Required,
-    overwrite_any,
     pick,
     same_bytes,
 )
@@ -33,7 +32,7 @@ from sublet.ops.nn.rules import (
     require_type,
     term_by_op,
 )
-from sublet.ops.op import Attrs, Infer, Share, Specs
+from sublet.ops.op import Attrs, Infer, Share, Specs, overwrite_any
 from sublet.ops.slice_maps import leading_axis, no_slices
 
 

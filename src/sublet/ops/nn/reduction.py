@@ -19,7 +19,6 @@ from sublet.ops.nn.command import (
     REQUIRED_NUMBER,
     Command,
     Required,
-    overwrite_any,
     overwrite_unless_repeated,
     pick,
     same_bytes,
@@ -42,7 +41,7 @@ from sublet.ops.nn.rules import (
     result,
     term_by_op,
 )
-from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Specs
+from sublet.ops.op import Attrs, Emit, Gradient, GradientByExpansion, Grads, Infer, Specs, overwrite_any
 from sublet.ops.slice_maps import SliceMaps, same_axes, shape_of, slice_map
 
 

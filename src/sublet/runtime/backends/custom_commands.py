@@ -10,7 +10,7 @@ from typing import Any
 from sublet.base.errors import RunError, SpecError, SubletError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, is_registered, no_shares, overwrite_any_of, register
+from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, is_registered, no_shares, overwrite_any, register
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
@@ -87,7 +87,7 @@ def command(
     A second definition of a name replaces the first. Raises RunError for a name without a separate prefix. During a
     run, an exception of the kernel, or a result that does not fit, raises a KernelError naming the node.
     """
-    facts = inplace if callable(inplace) else overwrite_any_of(tuple(inplace))
+    facts = inplace if callable(inplace) else overwrite_any(*inplace)
     made = None if infer is None else partial(_infer_specs, name, infer)
     define_op(Op(name, views, inplace=facts, pure=pure, inputs=inputs, outputs=outputs, infer=made, gradient=gradient))
     _commands[name] = (kernel, scratch)

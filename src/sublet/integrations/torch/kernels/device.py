@@ -2,7 +2,7 @@
 
 Facts about operators were measured on the CPU. On a device, the first run of an operator with an `out=` overload is
 verified. If a result does not lie in the planned place, later runs allocate results and copy. Operators drawing random
-numbers always allocate and copy, to draw the same numbers as eager mode. No GPU has run the code yet.
+numbers always allocate and copy, to draw the same numbers as eager mode.
 """
 
 from __future__ import annotations
