@@ -2,8 +2,7 @@
 
 At first no value is renamed, and buffer sharing gives most moves the same bytes at both ends. The destination of every
 move still copying bytes is then renamed, the loop is unrolled into body versions, and buffers are assigned again, until
-the renamed values no longer change. A value cannot be renamed if the binding depends on choices of earlier iterations;
-the plan copies the value instead.
+the renamed values no longer change. A value beyond the limits of versions, bindings and points is copied instead.
 """
 
 from __future__ import annotations

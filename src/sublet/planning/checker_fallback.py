@@ -16,7 +16,7 @@ from sublet.packing.search import SEARCH, Limits, decide_capacity
 from sublet.plan import MemoryPlan
 
 MAX_NAMED_ATTEMPTS = 3
-"""Attempts that copy only the renamed values named by findings. The next attempt copies all of them."""
+"""Attempts that copy only the renamed values of loops and branches named by findings. The next attempt copies all."""
 
 
 def carries_to_copy(

@@ -76,12 +76,12 @@ class BoundLoop:
         for cell in self.collecting:
             cell.content = []
         self.enter()
-        rounds, following, limit = self.versions, self.next_version, max_trip_count(self.node)
+        versions, following, limit = self.versions, self.next_version, max_trip_count(self.node)
         memory, name = self.places.memory, self.node.name
         current_round, moves = memory.current_iterations, name in memory.striding_loops
-        k = copy = nbytes = 0
+        k = version = nbytes = 0
         while True:
-            current = rounds[copy]
+            current = versions[version]
             if current.begin:
                 current.begin(k)
             for call in current.body_before_check:
@@ -100,8 +100,8 @@ class BoundLoop:
             if current.end:
                 current.end(k)
             nbytes += current.nbytes
-            after = following[copy]
-            copy = after if isinstance(after, int) else after()
+            after = following[version]
+            version = after if isinstance(after, int) else after()
             k += 1
         memory.trip_counts[name] = k
         self.moved.add(nbytes)
