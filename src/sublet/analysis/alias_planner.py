@@ -26,6 +26,8 @@ from sublet.plan import Storage, bound_storage_name
 from sublet.plan.schedule import Cycle, Schedule, graph_with_swapped_updates
 
 # Storage swap: the choice of updated values with storages swapped after a run, instead of copies by the updates.
+#
+# See `plan.storage_swap` for the swap itself.
 
 MAX_PERIOD = 6
 """Runs after which all storages have their first names again. A program is bound for each run of this period."""

@@ -20,6 +20,10 @@ from sublet.packing.bounds import LowerBound
 from sublet.packing.problem import Buffer, Companion, Packing, Precedence, Problem
 
 # Segmented buffers: shared buffers as segments of bytes with a live range each, for programs in a single stream.
+#
+# A buffer of several segments becomes several items of a packing problem at fixed distances. Other buffers may then lie
+# where none of its values needs bytes: where the operands of a concatenation will be, and where the base of a view has
+# been.
 
 
 @dataclass(frozen=True)

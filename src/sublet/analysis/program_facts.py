@@ -73,6 +73,14 @@ class ProgramFacts:
 
 
 # Loop views: slices and rows as strided views of the whole, at a different offset in every iteration.
+#
+# A slice along the leading axis is a contiguous run of bytes of the sequence, and a row a contiguous run of bytes of
+# the stacked output. A *loop view* owns no bytes: iteration k finds the view at base + k * stride, or from the far end
+# if reversed. Values sharing bytes with the view within an iteration (a view of the slice, an operand the row is
+# written over) lie at the same place.
+#
+# A row stays in place after the iteration. A loop parameter may therefore be renamed and bound to the row of the
+# previous iteration, and the output of the loop to the row of the last iteration [an LSTM's h].
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,12 @@ from sublet.ir.graph import Value
 from sublet.plan import Context
 
 # Ring alignment: the choice of one period for all delay lines and rotations of a loop (Lam 1988, section 3.3).
+#
+# A rotation of n carries returns to its first binding after n iterations. A delay line writes its places in turn, a
+# ring, and repeats after as many iterations as the ring has places. The body versions of a loop repeat after the least
+# common multiple of all these periods, which may be far more versions than a plan can list. Additional places lengthen
+# a ring, so that one short period fits: rings of 5, 6 and 7 places repeat after 210 iterations, three rings of 7 places
+# after 7. A rotation cannot be lengthened; a rotation that fits no short period is copied.
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,6 @@ def read_model(
     return bound_trip_counts(model, max_trips)
 
 
-def model_suffixes() -> tuple[str, ...]:
-    """Return the suffixes of model files: those of all integrations, and the text form's."""
-    return (*(suffix for each in installed_integrations() for suffix in each.suffixes), TEXT_SUFFIX)
-
-
 def has_option(path: Path, option: str) -> bool:
     """Return True if the integration of the file has the option of reading, such as "shape"."""
     integration = integration_of_file(path)

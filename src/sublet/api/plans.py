@@ -1,4 +1,4 @@
-"""The check of a plan against the model that the plan was made for, for Python and for the command line."""
+"""Finished plans: the check against the model, and the table of all export forms."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def check_plan(model: str | Path, plan: MemoryPlan, *, search: bool = False) -> 
 
 
 # The table of all export forms of plans.
+#
+# A package adds a form under the entry-point group "sublet.exporters": the name of the form, and a function from a plan
+# and its context (`plan.export.ExportContext`) to the content of files, by file name.
 
 ENTRY_POINTS = "sublet.exporters"
 
@@ -37,7 +40,7 @@ def export_forms() -> tuple[str, ...]:
     return (*FORMS, *(form for each in installed_integrations() for form in each.exporters))
 
 
-def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) -> Mapping[str, str | bytes]:
+def export_plan(plan: MemoryPlan, form: str, context: ExportContext | None = None) -> Mapping[str, str | bytes]:
     """Return the files of a plan in the export form `form`: the content by file name.
 
     Raises PlanError for an unknown form.
@@ -49,4 +52,4 @@ def export_plan(plan: MemoryPlan, form: str, told: ExportContext | None = None) 
     if exporter is None:
         foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
         raise PlanError(f"unknown export form {form!r}; known: {', '.join(sorted({*export_forms(), *foreign}))}")
-    return exporter(plan, told or ExportContext())
+    return exporter(plan, context or ExportContext())

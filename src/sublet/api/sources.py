@@ -182,9 +182,7 @@ def why_graph_differs(reproduced: Recipe, planned: Recipe) -> str:
     if reproduced.optimize == AS_IS:
         return "ONNX Runtime's optimiser rewrote the model for the plan, but refuses the model here. "
     if reproduced.by != planned.by:
-        here = next(
-            resolve(function)() for package, function in _optimizing_backends().items() if package in planned.by
-        )
+        here = ", ".join(resolve(function)() for function in _optimizing_backends().values())
         return f"the plan is for a graph rewritten by {planned.by}; here {here} makes another graph. "
     return f"the graph {planned.description} differs. "
 

@@ -1,4 +1,4 @@
-"""File access with clear errors and atomic writes."""
+"""File access with clear errors and atomic writes, and a parser for untrusted JSON."""
 
 from __future__ import annotations
 

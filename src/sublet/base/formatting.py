@@ -1,4 +1,4 @@
-"""Numbers of bytes as text: `"1.5 MiB"` as output, `"256KiB"` or `"256K"` as input."""
+"""Text for people: numbers of bytes, such as "1.5 MiB" as output and "256K" as input, and escaped untrusted text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context managers to delay Ctrl-C until a consistent state."""
+"""Interruptions: delays of Ctrl-C until a consistent state, and repair of locks and threads in a fork."""
 
 from __future__ import annotations
 
@@ -61,6 +61,9 @@ def record_first_interrupt() -> Iterator[list[Any]]:
 
 
 # Repair of locks and threads in a child process of `os.fork`.
+#
+# A fork copies one thread only. A lock held by another thread at the time of the fork stays locked in the child for
+# ever, unless the child replaces the lock.
 
 
 class Renewable(Protocol):

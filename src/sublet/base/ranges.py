@@ -1,4 +1,4 @@
-"""Operations on half-open ranges of integers: points of a plan, or bytes."""
+"""Operations on half-open ranges of integers (points of a plan, or bytes), live segments, and the live-bytes curve."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ def overlap(one: Ranges, other: Ranges) -> bool:
 
 
 # The live segments of a buffer: runs of bytes with one live range each.
+#
+# A concatenation is written operand by operand, and a view outlives its base: some bytes of a buffer are live while the
+# remaining bytes are dead. A buffer is therefore a list of segments at fixed distances, each segment with its own live
+# range. At points outside of a segment's live range, the planner may place another buffer over the segment.
 
 
 class LiveSegment(NamedTuple):

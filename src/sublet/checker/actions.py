@@ -217,6 +217,9 @@ def _merge_run(run: Sequence[Write]) -> Write:
 
 
 # Forbidden overlaps within an action of a node, independent of the content of memory.
+#
+# Rules: input-overwritten (a kernel or copy overwrites an operand still to be read), outputs-overlap, moves-overlap
+# (two targets of one parallel assignment), read-only-written.
 
 
 def check_overlaps(node: Node | None, action: Action, layout: PlanLayout) -> Iterator[Finding]:

@@ -18,6 +18,12 @@ from sublet.ir.graph import Graph, Value, While
 from sublet.plan import POINTER, UPDATE, CopiedMove, Edge, MemoryPlan, bound_storage_name
 
 # Storage swaps after a run: the validity of the declared cycles, and the graph executed under the swaps.
+#
+# In a cycle (w, v, u) w gets the storage of v, v the storage of u, u the storage of w. The content left in the storage
+# of v is therefore the next content of w: a run is right if it is a run of the graph with each update redirected to the
+# next storage of the target. All further proofs refer to this graph.
+#
+# Rules: false-exchange.
 
 MOST_TURNS = 64
 """Runs until all storages have their first names again: an executor binds one program a run. More is a finding."""

@@ -25,6 +25,8 @@ from sublet.plan import Context, Region
 from sublet.plan.schedule import Schedule, happens_before
 
 # The bytes accessed by every step of a replayed program, for each context.
+#
+# A step may access different bytes in different states, as a pointer may have several targets; all targets count.
 
 TouchedRegions = dict[tuple[Region, bool], None]
 """Regions read (False) or written (True)."""

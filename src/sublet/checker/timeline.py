@@ -16,6 +16,9 @@ from sublet.plan import UPDATE, Context, PlanPoint, RolledLoop
 from sublet.plan.schedule import Schedule, happens_before
 
 # The check of a schedule: every node runs once, and data flow is ordered.
+#
+# Rules: unknown-step, scheduled-twice, unscheduled-node, bad-stream, bad-wait, missing-body (the schedule belongs to
+# another graph, and the replay is impossible); missing-wait, check-order (a read may come before the write).
 
 MOST_STREAMS = 1 << 16
 """Streams of one graph. A step in a higher stream is a finding (bad-stream)."""

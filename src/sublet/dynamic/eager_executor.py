@@ -28,6 +28,10 @@ from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array, Backend
 
 # Reuse of live results: the same command on the same tensors returns the earlier results without computing.
+#
+# Each tensor has a table of the results with the tensor as first operand, by weak references, so that the table keeps
+# nothing alive. Excluded are parameters, as their memory is overwritten; random commands; and commands cheaper to
+# compute than to look up.
 
 RANDOM_COMMANDS = frozenset(PREFIX + record.name for record in random.COMMANDS)
 

@@ -165,6 +165,9 @@ def slice_maps_of(node: Node) -> SliceMaps:
 
 
 # Contiguous slices: the blocks of a row-major tensor with a contiguous range of bytes.
+#
+# Let k be the last dimension with a smaller extent in the block than in the tensor. The block is contiguous if every
+# dimension before k has extent 1 in the block.
 
 
 def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> int | None:

@@ -29,6 +29,11 @@ from sublet.packing.conflicts import Cluster
 from sublet.packing.problem import Problem, round_up
 
 # The reuse order of buffers: possible successors of each buffer in the same bytes, and the distance in time (hops).
+#
+#     lifetimes     hops(i, j) = lower_j - upper_i + 1 when i ends before j begins (gaps ignored)
+#     a precedence  hops(i, j) = distance[i, j]
+#
+# 0 means that j cannot follow i.
 
 Positions = NDArray[np.int64]
 Hops = NDArray[np.int64]

@@ -33,6 +33,13 @@ from sublet.packing.normalize import overlaps_as_precedence
 from sublet.packing.problem import Precedence, Problem, round_up
 
 # The heaviest antichain of a partial order, by maximum flow.
+#
+# Weighted Dilworth: in the network S -> i (capacity w_i), i -> j' (unlimited, where i precedes j), j' -> T (capacity
+# w_j), the heaviest antichain weighs the sum of all w minus the maximum flow. The set is read off the minimum cut: all
+# i with i reachable from S but i' unreachable.
+#
+# For any relation and any rounding of the weights, no two members of the set are related (i reached and i before j make
+# j' reached); rounding and an intransitive relation can only cost weight. The set is therefore a proof by itself.
 
 _CAPACITY = (1 << 31) - 1  # SciPy's flow has 32-bit capacities
 

@@ -16,6 +16,20 @@ from sublet.packing.csv_format import Lifetimes, read_csv
 from sublet.packing.problem import Buffer, Companion, Precedence, Problem
 
 # Reader of problems with a partial order, as JSON: a graph of nodes, and the blocks of memory used by the nodes.
+#
+#     alignment    bytes                         deps    [from, to] pairs: from runs before to
+#     order        nodes in one serial order     blocks  id, size, type, companion, head, tail
+#     may_overlap  [id, id] pairs of blocks without a conflict (optional)
+#
+# `head` and `tail` list the nodes with the first and the last access to a block. Block a precedes block b when every
+# node of a's tail runs before every node of b's head; the distance of a and b is the number of edges on the longest
+# path between such nodes. Lifetimes are positions in `order`; nodes missing in `order` follow as early as the edges
+# allow. `companion` is the id of a block with the same offset, or -1; with a `distance`, this block lies `distance`
+# bytes above the companion. A block may also have `pinned`, the required offset, and `accesses` (see `Buffer`).
+#
+# Blocks of different memory kinds (`type`) never share bytes: the reader lets no block precede a block of another kind,
+# so that the blocks conflict. One arena then holds every kind side by side, and its size is comparable with the sum of
+# separate arenas.
 
 MAX_NODES = 16_384  # the distances of all pairs are stored: 1 GiB at most
 NO_COMPANION = -1

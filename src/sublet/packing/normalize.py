@@ -335,6 +335,9 @@ def _components(rows: dict[int, Mask]) -> list[list[int]]:
 
 
 # Conversion of packing problems to the form of the C++ core.
+#
+# The core runs the inner loops: greedy placement and the search. The core counts bytes in 64 bits, so the conversion
+# refuses a problem whose buffers could reach beyond 2^62 bytes.
 
 Numbers = NDArray[np.int64]
 

@@ -34,6 +34,10 @@ from sublet.packing.strategies import (
 from sublet.packing.validate import check_packing
 
 # Local search by reinsertion, for packings with companions at distances.
+#
+# The normal form asks for unneeded bytes below some companions (see `normalize`). The local search places groups with
+# exactly the bytes needed, starting in the offset order of each given packing. Each step moves one to three buffers at
+# the top, or conflicting with the top, to a random place in the order, and keeps a result not larger than before.
 
 SETTLED = "settled"
 EFFORT = 250_000

@@ -26,6 +26,15 @@ from sublet.packing.portfolio import PackingReport
 from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem
 
 # Cost of an assignment to memory regions, and a lower bound on the cost of every assignment.
+#
+# A buffer in a region costs accesses x size x the region's cost of one byte. Companions stay together, so the planner
+# assigns units: a group of companions, or a single buffer.
+#
+# The bound is a Lagrangian relaxation: every byte of every region gets a price at some times. A unit then pays its cost
+# plus the prices of the bytes it takes, in the cheapest region; the capacities at their prices are subtracted. For any
+# prices, no assignment within the capacities costs less; good prices are the dual values of the linear program with
+# divisible buffers. The prices are rounded, and the bound is computed from them in integers, so that the solver's
+# accuracy cannot make the bound wrong.
 
 MOST_ENTRIES = 200_000
 """Most (buffer, time) entries of the linear program; the times with the most bytes first, the rest is left out."""

@@ -38,6 +38,9 @@ from sublet.packing.problem import Packing, Problem
 from sublet.packing.search import MOST_OVERLAPS, SEARCH, can_search, search
 
 # A time limit polled by inner loops, for abandoning slow strategies midway.
+#
+# A strategy is a plain function of the problem. A context variable carries the limit, since the limit is no part of the
+# problem.
 
 _DEADLINE: ContextVar[float | None] = ContextVar("sublet_packing_deadline", default=None)
 
@@ -69,6 +72,11 @@ def stop_when_late() -> None:
 
 
 # The allocation graph filled by interference: buffers with the most conflicts first.
+#
+# Follows the first edition of "The NNC Tensor Allocation Algorithm". Each buffer is a candidate by itself, and in
+# chains of two or three with larger buffers free of conflict with it. Candidates of one turn are ordered by the largest
+# size in the chain, then by the conflicts of the chain, by length, and by positions. The text leaves open which larger
+# buffer joins a chain: the implementation takes the largest before and the largest after.
 
 Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
 """A chain behind what it is ordered by."""
@@ -163,6 +171,13 @@ def allocation_graph_by_interference(problem: Problem) -> Packing:
 
 
 # Filling of an allocation graph: the order of insertion, and the strategy of libnnc.
+#
+# Each turn has candidates, best first. The first candidate with a fitting edge is inserted; without a fitting edge, the
+# first candidate opens a new group.
+#
+#     allocation_graph   the largest first; ties go to the most conflicts with unplaced buffers,
+#                        then to the lowest position (libnnc; second edition of "The NNC Tensor
+#                        Allocation Algorithm")
 
 
 class Unplaced:

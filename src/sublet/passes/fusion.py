@@ -1,4 +1,6 @@
-"""Pattern fusion: replace a group of commands by an equivalent command.
+"""Fusion: groups of commands become one command, and element-wise sequences run block by block.
+
+Pattern fusion: replace a group of commands by an equivalent command.
 
 Requires a legal graph. Ensures that none of the following groups remains with a single reader of every inner value. The
 softmax of the first group may have more readers: the fused command also returns the softmax.
@@ -290,6 +292,16 @@ def _insert_position(group: FusionGroup, level: FusionLevel) -> int | None:
 
 
 # Element-wise fusion: replace consecutive element-wise commands over large tensors by one blocked `nn.chain`.
+#
+# Requires a legal graph. Leaves small tensors alone: small tensors stay in the cache anyway. A value read outside of
+# the chain is never fused away, and no chain keeps more bytes alive than the fused commands would: where a foreign node
+# lies between, the operands with their last use in a fused command are no larger than the result of the command.
+#
+#     %a = nn.mul(%x, %y)
+#     %b = nn.exp(%a)              ->      %c = nn.chain(%x, %y) {steps = ["mul x0 x1", "exp s0", "add s1 x0"]}
+#     %c = nn.add(%b, %x)
+#
+# A chain of k commands reads each input and writes the result once instead of k times.
 
 MIN_CHAIN_BYTES = 16 << 20
 """Minimum bytes of the result of a chain. Smaller results wait in the last-level cache for the next command.

@@ -1,4 +1,6 @@
-"""Common subexpression elimination.
+"""Removal of redundant nodes: common subexpressions, and dead code.
+
+Common subexpression elimination.
 
 Requires a legal graph. Ensures that no two pure nodes of equal op, inputs and attributes remain where one node could
 replace both: at the same level, or one node in a sub-graph and one node visible outside of the sub-graph.
@@ -70,6 +72,16 @@ def _can_replace(node: Node, earlier: Node, rewriter: Rewriter) -> bool:
 
 
 # Dead code elimination.
+#
+# Requires a legal graph. Ensures: every pure node has an output with a reader; a loop carries, slices and stacks only
+# values leading to a live value; a branch has only outputs with readers; and every weight with known elements has a
+# reader. Weights without known elements stay, because the caller passes weights by name.
+#
+#     %a = nn.exp(%x)                      %b = nn.neg(%x)
+#     %b = nn.neg(%x)              ->      return %b
+#     return %b
+#
+# A loop counts as pure if the body is pure: a dead loop is removed even if the loop might not terminate.
 
 
 def without_dead_code(graph: Graph) -> Graph:

@@ -26,6 +26,9 @@ from sublet.passes.live_bytes import LiveBlocks, blocks_of
 from sublet.passes.rewriting import is_pure
 
 # Greedy list schedules of one level. Each scheduler is a function (blocks, data flow, order) -> order.
+#
+# A forward schedule picks the ready node with the least growth of live bytes. A backward schedule picks the candidate
+# for the last position with the fewest live bytes before the node. The given order breaks ties.
 
 Priority = tuple[int, ...]
 """A priority. The smallest is scheduled first; the position breaks ties."""

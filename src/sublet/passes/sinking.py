@@ -1,4 +1,6 @@
-"""Constant sinking: fill in a constant tensor, mostly zeros, right before the first reader.
+"""Sinking: constants, input-independent nodes and updates run later.
+
+Constant sinking: fill in a constant tensor, mostly zeros, right before the first reader.
 
 Requires a legal graph. Ensures that a pure node without inputs stands right before the first reader of the result; if
 a single arm of a single branch reads the result, inside of the arm. Ensures also that equal constants with overlapping
@@ -167,6 +169,16 @@ def _with_moved_constants(node: Node, moved: dict[tuple[str, int], list[Node]]) 
 
 
 # Sinking of input-independent nodes: run a node computed from constants right before the first reader.
+#
+# Requires a legal graph. Ensures the same nodes in an order with each pure node computed from constants alone right
+# before the first reader, unless the estimated peak of the level would grow.
+#
+#     %f = onnx.DequantizeLinear(%w, %s)         %a = onnx.Relu(%x)
+#     %a = onnx.Relu(%x)                   ->    %f = onnx.DequantizeLinear(%w, %s)
+#     %b = onnx.Conv(%a, %f)                     %b = onnx.Conv(%a, %f)
+#
+# The position of a constant node in a file carries no information: exporters write the dequantised weights of a whole
+# network before the first layer.
 
 
 def with_late_invariants(graph: Graph) -> Graph:
@@ -215,6 +227,11 @@ def _sunk_order(nodes: Sequence[Node], constants: frozenset[str]) -> list[int]:
 
 
 # Sinking of updates: run nodes that only update inputs or weights last, unless memory use grows.
+#
+# Requires a legal graph. Ensures that a run failing before the sunk nodes, for example by a label out of range or an
+# interrupt, leaves every weight unchanged. An order of less memory consumes each gradient early; where the peak lies
+# elsewhere, consuming early saves no bytes. A node that also computes a value for readers, such as a batch
+# normalisation with running statistics, stays in place.
 
 
 def with_late_updates(graph: Graph, measure: Callable[[Graph], tuple[int, ...]]) -> Graph:

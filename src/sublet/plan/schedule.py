@@ -78,6 +78,11 @@ def happens_before(schedule: Schedule) -> list[int]:
 
 
 # Storage swaps: `update %w = %v, %v = %w` moves no byte if both weights have bound storage.
+#
+# Double buffering of updated weights: a bound storage need not hold the same value in every run. In a *cycle* (w, v, u)
+# of values, after a run w gets the storage of v, v the storage of u, u the storage of w. An update then writes to the
+# next storage of its target: the planner and the executor use the updates of `graph_with_swapped_updates`, and after
+# the run the storages exchange names.
 
 Cycle = tuple[str, ...]
 """Names of updated values. After a run each value gets the storage of the next value, the last that of the first."""

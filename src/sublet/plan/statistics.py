@@ -14,6 +14,9 @@ from sublet.plan.records import UPDATE, Edge, MemoryPlan, Peak, Placement, Regio
 from sublet.plan.schedule import is_serial
 
 # A plan as allocation intervals of buffers, for viewers of allocators and for packers.
+#
+# In one stream a buffer is a list of live segments, each with its own live range. In several streams a buffer is one
+# rectangular block, live when any of its values is live.
 
 Segmenter = Callable[[Iterable[LiveSegment]], tuple[LiveSegment, ...]]
 
@@ -149,6 +152,8 @@ def update_statistics(plan: MemoryPlan) -> UpdateStatistics:
 
 
 # The part of a network covered by a plan: all proofs about the plan hold for the covered part only.
+#
+# Every output with an arena, a bound or a gap calls this module first, and names the values left out.
 
 NAMED = 3
 """Values named in one line of text; more values are counted only."""
@@ -195,6 +200,9 @@ def assumptions(plan: MemoryPlan) -> str:
 
 
 # Contributors to the peak: for each buffer live at the peak, the peak without the buffer, or with half of its bytes.
+#
+# The figures are estimates, and every output calls them so: the planner does not run again, and coalescing, order and
+# packing may change. `--advise` plans the changes.
 
 MOST = 64
 """Buffers analysed, the largest at the peak; smaller buffers are left out."""

@@ -44,6 +44,9 @@ def is_without_fallback(plan: MemoryPlan) -> bool:
 
 
 # Repeated proof of a lower bound that a search found: no placement of the same buffers is smaller.
+#
+# The checker follows proofs by sets of buffers. Smaller arenas that a search refuted can only be refuted by another
+# search: this module runs the packing core again, on the buffers with the live ranges found by the checker.
 
 BOUND_FIELD = "lower_bound_bytes"
 

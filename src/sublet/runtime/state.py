@@ -15,6 +15,10 @@ from sublet.runtime.memory import ExecutableMemory, Raw
 from sublet.runtime.point_accesses import PointAccesses
 
 # State of the updated values after a failed run, derived from the plan; a run records nothing.
+#
+# The bytes of an updated value are written at known points: at the definition of every other value in the same bytes,
+# and at the end, unless the new content is already in place. Swapped storages change hands after all points. Before the
+# first of these points the value is unchanged; after the last the value is updated.
 
 MAX_NAMED = 5
 

@@ -18,6 +18,8 @@ from sublet.base.formatting import human
 from sublet.viz.view_model import Picture, point_label
 
 # The colours of buffers: Paul Tol's "light" scheme, distinguishable with any common colour blindness.
+#
+# The HTML page has the same eight colours in `page/colours.js`.
 
 BUFFERS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8")
 CURVE = "#0b62c4"

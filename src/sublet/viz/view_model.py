@@ -80,6 +80,10 @@ def drawn_begins(heights: Iterable[int]) -> list[int]:
 
 
 # Groups of nodes in a picture: by op, and by scope, the part of the network containing the node.
+#
+# The scope comes from names: "/layer1/0/conv/Conv" lies in "layer1/0". Exporters and people write the path of a module
+# into the names of nodes, with "/" or "." between the parts, or note the path separately. A picture groups nodes by the
+# first parts of the path, with as many parts as give distinguishable groups.
 
 MAX_GROUPS = 16
 """Maximum of distinguishable groups in a picture."""

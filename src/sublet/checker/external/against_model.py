@@ -31,6 +31,9 @@ from sublet.plan.schedule import Schedule, serial_schedule
 from sublet.plan.statistics import find_peak
 
 # Derived claims of a foreign plan: live ranges, buffers, byte sums and copies.
+#
+# A foreign plan declares offsets only. The functions here compute the rest by the checker's own analysis. The completed
+# plan can be drawn, and a correct plan then passes the checker like a plan by Sublet.
 
 MAX_POINTS = 1 << 22
 """Limit of program points. Beyond, `build_timeline` raises TooLongError."""

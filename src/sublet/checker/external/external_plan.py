@@ -103,6 +103,17 @@ class ForeignPlan:
 
 
 # Reader of the documented JSON format for plans of any tool; docs/foreign.md has an example of each kind.
+#
+#     format      "sublet-placed"; `version` 1           tensors    a list of objects:
+#     tool        name of the planner, for people        name       of the tensor in the model
+#     alignment   every offset must be a multiple        offset     in the region; null or -1: no place
+#     regions     sizes of memories, by name             region     the memory; "arena" if missing
+#     steps       descriptions of steps 0, 1, ...        bytes      size, as the tool has it
+#                                                        lifetimes  [[begin, end], ...], half-open ranges of steps
+#                                                        shares     a tensor with the same bytes on purpose
+#
+# A plan of a model needs only format, version, and the names and offsets of tensors. Without a model, every placed
+# tensor needs bytes and lifetimes.
 
 FORMAT, VERSION = "sublet-placed", 1
 FIELDS = ("format", "version", "tool", "alignment", "regions", "steps", "tensors")

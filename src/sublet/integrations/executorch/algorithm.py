@@ -31,6 +31,17 @@ from sublet.packing import Buffer, PackingReport, Problem, pack
 from sublet.packing.portfolio import AUTO
 
 # Live ranges of tensors on one clock over a program and all inner modules.
+#
+#     node 3      time 3
+#     cond        time 4             reads the predicate
+#       true      times 5 to 9
+#       false     times 10 to 12
+#       after     time 13            defines the branch results
+#     node 5      time 14
+#
+# A tensor of the outer module read by a branch is live during the reads of the branch; a tensor returned by a branch is
+# live until the last read of the result. A loop keeps the outer tensors read by the body, and the results, live during
+# the whole loop.
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,16 @@ def live_ranges_of(clock: ProgramClock, readers: Iterable[tuple[Spec, Spec]]) ->
 
 
 # Assignment of tensors to shared places, and the live range of each place.
+#
+# A tensor placed by ExecuTorch inside another tensor (the storage base) lies in the base's place. The result of a
+# branch is, in a run, the very tensor returned by the executed arm. All tensors of a result are coalesced into one
+# place, so the bytes count once, and a view of the result, which ExecuTorch reads at the result's place, finds the
+# returned content.
+#
+#     a = cond(p, t, f)    t and f are never live together, nor with a: three names of one place
+#
+# Where coalescing is illegal (a tensor returned twice, or a tensor of the outer module), the returned tensors stay live
+# as long as the result is read, and the result gets no place.
 
 DEFAULT_MEMORY = 1
 """The memory of a tensor without a memory number from an earlier pass."""

@@ -18,6 +18,10 @@ from sublet.base.optional_imports import require
 from sublet.integrations.executorch.instructions import ByteRange, MethodProgram, MethodStep, MethodTensor
 
 # Graph modules as planned by ExecuTorch: nodes, node live ranges, and modules run by control flow.
+#
+# ExecuTorch plans inner modules first, each separately, and then adds nodes to the inner modules. So the nodes and live
+# ranges of a module are recorded at the time of the module's plan. The plan of the outer module, which places all
+# tensors, uses the records.
 
 Spec = Any
 """ExecuTorch's TensorSpec: the object to place. Specs are compared by identity."""

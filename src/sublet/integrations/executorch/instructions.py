@@ -13,6 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 # Memory effects of an ExecuTorch program, step by step: reads, writes, and names of the same bytes.
+#
+#     step 3   aten::mul        reads x           writes t
+#     step 4   move             t gets name a     from here on, a read of a reads the bytes of t
+#     step 5   jump             to step 8, or 6
+#
+# A program is built from a file or from graph modules; the checks use no further information.
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -33,6 +33,12 @@ from sublet.packing import lower_bound
 from sublet.packing.problem import Buffer, Packing, Problem
 
 # Live ranges of tensor contents in a program, for lower bounds and for the picture.
+#
+#     point 2k      step k reads and writes
+#     point 2k + 1  step k is finished
+#
+# A content is live from the first possible write until the last reader on some path. Names, views and their bases are
+# the same bytes and count once.
 
 MAX_VISITED_TENSORS = 50_000_000
 """The limit of visited tensors over all fixpoint passes: a larger program raises ModelError."""

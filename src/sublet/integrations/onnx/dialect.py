@@ -112,6 +112,10 @@ INPLACE: Mapping[str, Shares] = {
 
 
 # Outputs written by ONNX Runtime kernels even if unused.
+#
+# The operator's optional outputs may be omitted, but some kernels of ONNX Runtime then write through a null pointer or
+# refuse the node. `tests/runtime/omitted_outputs.py` found the entries by running every operator with several outputs
+# with every subset of the outputs.
 
 NONE: frozenset[int] = frozenset()
 Rule = Callable[[Sequence[bool], int], frozenset[int]]
@@ -156,6 +160,8 @@ def always_written_outputs(domain: str, op_type: str, inputs: Sequence[bool], ou
 
 
 # Views and concat operands in place of ONNX operators: outputs as bytes of an input, and outputs containing inputs.
+#
+# A node has shares only if the shares explain every byte of the outputs: the node then runs without a kernel.
 
 
 def _first_spec(values: Sequence[Value | None]) -> TensorSpec | None:
@@ -378,6 +384,9 @@ def _slices(node: Node) -> SliceMaps:
 
 
 # The `onnx` dialect: ONNX operators under the names "onnx.Conv" or "onnx.com.microsoft.FusedConv".
+#
+# The tables of facts hold for every version of an operator: facts depend on specs and literals, never on a version.
+# Arity and determinism come from the ONNX schemas if the onnx package is installed.
 
 PREFIX = "onnx."
 RANDOM = frozenset(

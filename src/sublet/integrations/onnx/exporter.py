@@ -1,4 +1,4 @@
-"""Reordering of the nodes of an ONNX file into the order of a plan."""
+"""Export of a plan into its ONNX file: offsets in the metadata, nodes in the order of the plan."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def _number_steps(schedule: Schedule, positions: dict[str, int]) -> None:
 
 
 # Writer of a plan into the metadata of its ONNX model, under the keys of onnxsim; see `onnx_metadata`.
+#
+# A reader of the metadata runs the nodes in file order. The writer therefore sorts the nodes into the plan's order.
+# Apart from the order, the file gains only metadata and a `value_info` entry for each tensor without one. The written
+# plan is read back and judged. A tensor without a single place gets no offset and is counted: a value with alternating
+# places, a value that moves between iterations, a renamed carry, or a name defined by several graphs of the file.
 
 if TYPE_CHECKING:
     import onnx

@@ -1,4 +1,6 @@
-"""Nodes for constants computed by an ONNX file, for plans with an arena place for the constants.
+"""Plans in the metadata of an ONNX file, and nodes for constants with a place in the plan.
+
+Nodes for constants computed by an ONNX file, for plans with an arena place for the constants.
 
 The ONNX front end folds every node without a dependence on an input into a weight. A tool may instead run the node and
 write the result into the arena. The arena bytes are then live only from the node on, so a plan may use them before.
@@ -70,6 +72,11 @@ def _insertion_positions(graph: Graph, position: Mapping[str, int], moved: Mappi
 
 
 # Reader of a plan from the metadata of an ONNX file, under the keys of onnxsim and of `sublet export --to onnx`.
+#
+# A value (input, output or value_info of a graph) has `<prefix>mem_offset` and `<prefix>mem_size`. The model has
+# `<prefix>memory_plan_arena_bytes`. If the graph of a branch or loop has the arena key too, the offsets of the graph
+# count in separate memory; otherwise they count in the memory of the enclosing graph. Sublet also writes
+# `<prefix>memory_plan_alignment`, and `<prefix>mem_region` with the name of the memory if a plan has several.
 
 if TYPE_CHECKING:
     import onnx

@@ -81,10 +81,11 @@ class ControlFlowGraph:
         }
         self.nodes = {index: point_title(program, point) for index, point in enumerate(flow.points)}
         self.successors = {index: frozenset(after) for index, after in enumerate(flow.successors)}
-        self.predecessors = {
-            index: frozenset(before for before, after in self.successors.items() if index in after)
-            for index in self.successors
-        }
+        predecessors: dict[int, set[int]] = {index: set() for index in self.nodes}
+        for index, after in self.successors.items():
+            for follower in after:
+                predecessors[follower].add(index)
+        self.predecessors = {index: frozenset(before) for index, before in predecessors.items()}
         self.uses = {index: self._names(point.uses) for index, point in enumerate(flow.points)}
         self.defs = {index: self._names(point.defs) for index, point in enumerate(flow.points)}
         self.kills = {index: self._names(point.kills) for index, point in enumerate(flow.points)}

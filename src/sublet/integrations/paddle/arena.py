@@ -111,6 +111,8 @@ def _memory_sensitive_names(op: PaddleOp, facts: OpFacts) -> tuple[str, ...]:
 
 
 # Coalescing of arena variables: an output takes the place of an input, a copy takes the place of its source.
+#
+# Coalesced variables form a class. A class is a single buffer, live at every point where any of its variables is live.
 
 Pair = tuple[ScopedVariable, ScopedVariable]
 

@@ -1,4 +1,4 @@
-"""The report on a rewritten Paddle program, as text, tables and JSON."""
+"""The command `sublet transpile`: rewrite a Paddle program, and report as text, tables and JSON."""
 
 from __future__ import annotations
 

@@ -32,6 +32,10 @@ from sublet.integrations.paddle.policies.levels import share_names_by_level, sha
 from sublet.integrations.paddle.policies.ours import PASSES
 
 # Repair of programs with missing data types.
+#
+# Paddle writes some gradients without an element type: those of unused loop results, such as the last state of an LSTM
+# cell. Paddle (2.6.2 and 3.0.0) refuses to parse such a program (`data_type` is a required field), and any rewritten
+# version of the program.
 
 
 def with_missing_types(program: PaddleProgram) -> tuple[PaddleProgram, tuple[str, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import Spec, TensorSpec
@@ -132,8 +132,9 @@ def convert_subgraph(
             raise conversion.error(graph, f"input {tensor.name[:80]!r} is {tensor.spec}; the call passes {value.spec}")
         values[index] = value
     nodes: list[Node] = []
+    written = {index for operator in subgraph.operators for index in operator.outputs}
     for position, operator in enumerate(subgraph.operators):
-        nodes += _scratch_nodes(conversion, graph, position, values)
+        nodes += _scratch_nodes(conversion, graph, operator, values, written)
         given = [_value_read(conversion, graph, index, values, variables, position) for index in operator.inputs]
         results = _new_results(conversion, graph, operator, values, position)
         nodes += _convert_operator(conversion, graph, position, operator, (given, results), variables, depth)
@@ -142,20 +143,19 @@ def convert_subgraph(
     return nodes, tuple(value for value in outputs if value is not None)
 
 
-def _scratch_nodes(conversion: TFLiteConversion, graph: int, position: int, values: Values) -> list[Node]:
+def _scratch_nodes(
+    conversion: TFLiteConversion, graph: int, operator: Operator, values: Values, written: Collection[int]
+) -> list[Node]:
     """Return nodes without computation for the scratch tensors first read by a custom operator; add their values.
 
     The compiler of an NPU passes working memory to the custom operator as a tensor that no operator writes. The tensor
     has no content before the operator, and is alive until the last operator that reads it.
     """
-    subgraph = conversion.program.subgraphs[graph]
-    operator = subgraph.operators[position]
     if not operator.name.startswith(CUSTOM_PREFIX):
         return []
-    written = {index for each in subgraph.operators for index in each.outputs}
-    nodes = []
+    tensors, nodes = conversion.program.subgraphs[graph].tensors, list[Node]()
     for index in dict.fromkeys(operator.inputs):
-        tensor = subgraph.tensors[index] if index >= 0 else None
+        tensor = tensors[index] if index >= 0 else None
         if tensor is None or index in values or index in written or tensor.is_variable:
             continue
         if isinstance(tensor.spec, TensorSpec) and conversion.constant(graph, index) is None:
@@ -221,8 +221,8 @@ def _convert_operator(
     if add is not None:
         if None in operands_read or None in results:
             raise conversion.error(graph, f"{operator.name} with a missing operand", position)
-        values = [value for value in operands_read if value], [value for value in results if value]
-        return add(conversion, graph, position, values, variables, depth, convert_subgraph)
+        inputs, outputs = ([value for value in values if value] for values in operands)
+        return add(SubgraphCall(conversion, graph, position, inputs, outputs, variables, depth))
     return [_operator_node(conversion, graph, position, (operands_read, results), variables)]
 
 
@@ -268,63 +268,76 @@ def _outside_arena(conversion: TFLiteConversion, given: Sequence[Value | None]) 
 
 # Conversion of IF, WHILE and CALL_ONCE: called subgraphs become arms of a branch, or check and body of a loop.
 
-Operands = tuple[list[Value], list[Value]]
+
+@dataclass(frozen=True)
+class SubgraphCall:
+    """An operator that calls subgraphs: operator `position` of subgraph `graph`, with its operands.
+
+    variables  the state of the variables before the call, set to the state after the call
+    depth      the number of calls around the operator
+    """
+
+    conversion: TFLiteConversion
+    graph: int
+    position: int
+    inputs: Sequence[Value]
+    results: Sequence[Value]
+    variables: VariableState
+    depth: int
+
+    @property
+    def operator(self) -> Operator:
+        """The operator."""
+        return self.conversion.program.subgraphs[self.graph].operators[self.position]
+
+    def error(self, what: str) -> ModelError:
+        """Return the error for a malformed call."""
+        return self.conversion.error(self.graph, what, self.position)
+
+    def fresh(self, part: str) -> str:
+        """Return an unused name for a part of the operator's node."""
+        return self.conversion.names.fresh(f"{self.operator.name}.{self.position}.{part}")
+
+    def finish(self, node: Node) -> Node:
+        """Return the operator's node with name and source location."""
+        return self.conversion.finish_node(self.graph, self.position, self.operator, node)
+
+    def called_subgraphs(self) -> list[int]:
+        """Return the subgraphs called by the operator. Raises ModelError for subgraph 0 or a missing subgraph."""
+        called = [self.operator.options.get(option, -1) for option in SUBGRAPH_OPTIONS[self.operator.name]]
+        for number in called:
+            if not 0 < number < len(self.conversion.program.subgraphs):
+                raise self.error(f"{self.operator.name} cannot call subgraph {number}")
+        return called
+
+    def convert(
+        self, called: int, inputs: Sequence[Value], variables: VariableState
+    ) -> tuple[list[Node], tuple[Value, ...]]:
+        """Return the nodes and outputs of a called subgraph; set `variables` to the state after the subgraph."""
+        return convert_subgraph(self.conversion, called, inputs, variables, self.depth + 1)
 
 
-class SubgraphConverter(Protocol):
-    """A function returning the nodes and outputs of a subgraph called with `inputs`."""
-
-    def __call__(
-        self, conversion: TFLiteConversion, graph: int, inputs: Sequence[Value], now: VariableState, depth: int, /
-    ) -> tuple[list[Node], tuple[Value, ...]]: ...
-
-
-def _called_subgraphs(conversion: TFLiteConversion, graph: int, position: int, operator: Operator) -> list[int]:
-    """Return the subgraphs called by an operator. Raises ModelError for subgraph 0 or a missing subgraph."""
-    subgraphs = [operator.options.get(option, -1) for option in SUBGRAPH_OPTIONS[operator.name]]
-    for called in subgraphs:
-        if not 0 < called < len(conversion.program.subgraphs):
-            raise conversion.error(graph, f"{operator.name} cannot call subgraph {called}", position)
-    return subgraphs
-
-
-def add_branch(
-    conversion: TFLiteConversion,
-    graph: int,
-    position: int,
-    operands: Operands,
-    variables: VariableState,
-    depth: int,
-    convert: SubgraphConverter,
-) -> list[Node]:
+def add_branch(call: SubgraphCall) -> list[Node]:
     """Return the `CaseOf` node of an IF; variables assigned by an arm are additional outputs."""
-    operator = conversion.program.subgraphs[graph].operators[position]
-    if not operands[0]:
-        raise conversion.error(graph, "a branch without a condition", position)
-    (condition, *inputs), results = operands[0], operands[1]
-    then, otherwise = _called_subgraphs(conversion, graph, position, operator)
+    if not call.inputs:
+        raise call.error("a branch without a condition")
+    condition, *inputs = call.inputs
+    then, otherwise = call.called_subgraphs()
     arms: list[tuple[list[Node], tuple[Value, ...], VariableState]] = []
     for called in (otherwise, then):
-        arm_state = dict(variables)
-        nodes, outputs = convert(conversion, called, inputs, arm_state, depth + 1)
-        if len(outputs) != len(results):
-            what = f"subgraph {called} returns {len(outputs)} outputs, the branch has {len(results)}"
-            raise conversion.error(graph, what, position)
+        arm_state = dict(call.variables)
+        nodes, outputs = call.convert(called, inputs, arm_state)
+        if len(outputs) != len(call.results):
+            raise call.error(f"subgraph {called} returns {len(outputs)} outputs, the branch has {len(call.results)}")
         arms.append((nodes, outputs, arm_state))
-    return [_case_node(conversion, graph, position, condition, results, arms, variables)]
+    return [_case_node(call, condition, arms)]
 
 
 def _case_node(
-    conversion: TFLiteConversion,
-    graph: int,
-    position: int,
-    index: Value,
-    results: Sequence[Value],
-    arms: Sequence[tuple[list[Node], tuple[Value, ...], VariableState]],
-    variables: VariableState,
+    call: SubgraphCall, index: Value, arms: Sequence[tuple[list[Node], tuple[Value, ...], VariableState]]
 ) -> Node:
-    """Return the `CaseOf` node, and set `variables` to the state after the branch."""
-    operator = conversion.program.subgraphs[graph].operators[position]
+    """Return the `CaseOf` node, and set the call's variables to the state after the branch."""
+    conversion, variables = call.conversion, call.variables
     touched = dict.fromkeys(key for _, _, arm_state in arms for key in arm_state)
     before = {key: conversion.state_value(key, variables) for key in touched}
     keys = [
@@ -333,91 +346,60 @@ def _case_node(
     graphs = []
     for nodes, outputs, arm_state in arms:
         final_values = (arm_state.get(key, before[key]) for key in keys)
-        name = conversion.names.fresh(f"{operator.name}.{position}.arm")
-        graphs.append(Graph(name, (), tuple(nodes), (*outputs, *final_values)))
+        graphs.append(Graph(call.fresh("arm"), (), tuple(nodes), (*outputs, *final_values)))
     for key in keys:
         variables[key] = conversion.next_state_value(key)
-    outputs = (*results, *(variables[key] for key in keys))
-    return conversion.finish_node(
-        graph, position, operator, CaseOf("", "case", (index,), outputs, {}, arms=tuple(graphs))
-    )
+    outputs = (*call.results, *(variables[key] for key in keys))
+    return call.finish(CaseOf("", "case", (index,), outputs, {}, arms=tuple(graphs)))
 
 
-def add_call_once(
-    conversion: TFLiteConversion,
-    graph: int,
-    position: int,
-    operands: Operands,
-    variables: VariableState,
-    depth: int,
-    convert: SubgraphConverter,
-) -> list[Node]:
+def add_call_once(call: SubgraphCall) -> list[Node]:
     """Return the `CaseOf` node of a CALL_ONCE, taken in the first run only.
 
     A persistent bool variable distinguishes later runs. The list is empty for a subgraph without nodes.
     """
-    operator = conversion.program.subgraphs[graph].operators[position]
-    (called,) = _called_subgraphs(conversion, graph, position, operator)
-    if graph != 0:
-        raise conversion.error(graph, "CALL_ONCE outside the main subgraph", position)
-    key = ("once", str(graph), str(position), "initialised")
+    conversion, variables = call.conversion, call.variables
+    (called,) = call.called_subgraphs()
+    if call.graph != 0:
+        raise call.error("CALL_ONCE outside the main subgraph")
+    key = ("once", str(call.graph), str(call.position), "initialised")
     arm_state = dict(variables)
-    nodes, _ = convert(conversion, called, (), arm_state, depth + 1)
+    nodes, _ = call.convert(called, (), arm_state)
     if not nodes:
         return []
     index = conversion.initial_state.get(key)
     if index is None:
         index = conversion.initial_state[key] = conversion.flag_value("initialised", None)
         variables[key] = conversion.flag_value("initialised.always", (True,))
-    return [
-        _case_node(
-            conversion, graph, position, index, (), [(nodes, (), arm_state), ([], (), dict(variables))], variables
-        )
-    ]
+    return [_case_node(call, index, [(nodes, (), arm_state), ([], (), dict(variables))])]
 
 
-def add_loop(
-    conversion: TFLiteConversion,
-    graph: int,
-    position: int,
-    operands: Operands,
-    variables: VariableState,
-    depth: int,
-    convert: SubgraphConverter,
-) -> list[Node]:
+def add_loop(call: SubgraphCall) -> list[Node]:
     """Return the `While` node of a WHILE; operands and variables assigned by the body are loop-carried values."""
-    operator = conversion.program.subgraphs[graph].operators[position]
-    check, body = _called_subgraphs(conversion, graph, position, operator)
+    conversion, variables, inputs, results = call.conversion, call.variables, call.inputs, call.results
+    check, body = call.called_subgraphs()
     if changed_variables(conversion.program, check, conversion.keys):
-        raise conversion.error(graph, f"condition subgraph {check} assigns a variable", position)
-    inputs, results = operands
+        raise call.error(f"condition subgraph {check} assigns a variable")
     keys = changed_variables(conversion.program, body, conversion.keys)
     inits = [*inputs, *(conversion.state_value(key, variables) for key in keys)]
-    counter = Value(conversion.names.fresh(f"{operator.name}.{position}.round"), COUNT)
+    counter = Value(call.fresh("round"), COUNT)
     parameters = [Value(conversion.names.fresh(f"{value.name}.carried"), value.spec) for value in inits]
     body_state = {**variables, **dict(zip(keys, parameters[len(inputs) :], strict=True))}
     conversion.persistent.update(zip(parameters[len(inputs) :], keys, strict=True))
-    nodes, conditions = convert(conversion, check, parameters[: len(inputs)], body_state, depth + 1)
+    nodes, conditions = call.convert(check, parameters[: len(inputs)], body_state)
     if len(conditions) != 1:
-        raise conversion.error(
-            graph, f"condition subgraph {check} returns {len(conditions)} outputs; expected one", position
-        )
-    body_nodes, updates = convert(conversion, body, parameters[: len(inputs)], body_state, depth + 1)
+        raise call.error(f"condition subgraph {check} returns {len(conditions)} outputs; expected one")
+    body_nodes, updates = call.convert(body, parameters[: len(inputs)], body_state)
     if not len(updates) == len(inputs) == len(results):
         what = f"the loop has {len(inputs)} inputs and {len(results)} outputs, its body returns {len(updates)}"
-        raise conversion.error(graph, what, position)
+        raise call.error(what)
     body_outputs = (*updates, *(body_state[key] for key in keys))
     for key in keys:
         variables[key] = conversion.next_state_value(key)
     finals = (*results, *(variables[key] for key in keys))
-    graph_ = Graph(
-        conversion.names.fresh(f"{operator.name}.{position}.body"),
-        (counter, *parameters),
-        (*nodes, *body_nodes),
-        body_outputs,
-    )
+    graph = Graph(call.fresh("body"), (counter, *parameters), (*nodes, *body_nodes), body_outputs)
     loop = While(
-        "", "while", tuple(inits), finals, {}, body=graph_, condition=conditions[0], check=len(nodes),
+        "", "while", tuple(inits), finals, {}, body=graph, condition=conditions[0], check=len(nodes),
         carried=len(inits),
     )  # fmt: skip
-    return [conversion.finish_node(graph, position, operator, loop)]
+    return [call.finish(loop)]

@@ -20,6 +20,10 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, Shares, block_share, concat_shares, keeps_element_order, no_shares
 
 # In-place operands of TensorFlow Lite Micro's kernels.
+#
+# `facts.json` holds measurements: kernels were run in place (`tests/frontends/tflite/find_facts.py`). A row names the
+# element types, the position of the operand, and the shapes of the operands. Combinations without a row are not in
+# place.
 
 FACTS = Path(__file__).with_name("facts.json")
 WITH_UNRELATED_OPERANDS = frozenset(
@@ -78,6 +82,8 @@ def _operand_kind(name: str, node: Node, operand: Value, result: TensorSpec) -> 
 
 
 # View outputs and in-place concat operands of TFLM's kernels: copying bytes onto themselves changes no byte.
+#
+# `facts.json` names the kernels measured to leave shared bytes unchanged.
 
 
 def _byte_spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:

@@ -51,6 +51,9 @@ def encode_offsets(offsets: Sequence[Sequence[int | None]]) -> bytes:
 
 
 # FlatBuffer encoder: serialises a tree of tables, vectors and strings, parents before children.
+#
+# The new tables may refer to existing bytes appended after the tables: a file gets a new root and keeps all old bytes
+# unchanged, see `KeptItem`.
 
 MAX_ALIGNMENT = 16
 """The largest alignment of vector elements, in bytes: tensor contents need 16."""
@@ -189,6 +192,9 @@ class _FlatBufferWriter:
 
 
 # Replacement of the offline plan in a .tflite file, with all remaining content unchanged.
+#
+# The old bytes stay contiguous and unchanged behind a new root. All offsets in a flatbuffer point forward, so new
+# tables at the beginning can refer to old content. A plan of equal length overwrites the old plan directly.
 
 VERSION, BUFFERS, METADATA_FIELD, KNOWN_FIELDS = 0, 4, 6, 8
 """Field numbers of the model table, and the number of known fields."""

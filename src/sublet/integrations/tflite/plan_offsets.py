@@ -109,6 +109,10 @@ def _results_before_crash(trials: Sequence[Trial]) -> list[TrialResult]:
 
 
 # Tensors overwritten by TFLM while copying the operands and results of IF and WHILE, one tensor after another.
+#
+# Both operators copy their operands into the called subgraph, whose tensors TFLM places apart from the caller's, and
+# copy the subgraph's outputs into their results. WHILE first copies the operands into the results, where the
+# loop-carried values lie between iterations.
 
 ByteInterval = tuple[int, int]
 """The half-open byte interval [begin, end)."""
@@ -206,6 +210,10 @@ def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
 
 
 # Selection of the plan offsets to pass to TensorFlow Lite Micro (TFLM): the subset with the lowest measured need.
+#
+# TFLM places the scratch memory of kernels around the passed offsets. Where a plan leaves no room for scratch memory,
+# fewer offsets may be better, or no offset. TFLM's interpreter measures each subset. The selected file needs no more
+# memory than TFLM's own plan, and computes the same outputs.
 
 NO_KERNEL = "Failed to get registration from op code CUSTOM"
 """TFLM's message for a custom operator without a kernel, such as an operator for an NPU."""

@@ -52,6 +52,12 @@ def why_not_plannable(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 # PyTorch's functional collectives, such as `_c10d_functional.all_reduce.default`: computations of a process group.
+#
+#     begun = all_gather_into_tensor(x)      # may run concurrently with later operators
+#     y = wait_tensor(begun)                 # the same bytes, complete
+#
+# A collective may read its input until the wait, so the wait reads the input too. All collectives run in the order of
+# the graph: every rank must call the same collectives in the same order.
 
 COLLECTIVES = "_c10d_functional."
 WAIT = f"{COLLECTIVES}wait_tensor.default"
@@ -75,6 +81,13 @@ def _overwrite_first(node: Node) -> tuple[Share, ...]:
 
 
 # Fused aten operators, computed some rows at a time: the intermediate tensor never exists as a whole.
+#
+#     a = nll_loss_backward(dy, y, labels, weight, reduction, ignored, total)     y = _log_softmax(x, -1)
+#     dx = _log_softmax_backward_data(a, y, -1, dtype)
+#
+#     dx = LOGITS_GRADIENT(dy, y, labels, weight, reduction, ignored, total)
+#
+# For logits x [N, C] of a language model, `a` is as large as `x`, but only one number per row is not 0.
 
 FUSED_PREFIX = "joined."
 LOGITS_GRADIENT = f"{FUSED_PREFIX}nll_loss_log_softmax_backward"
@@ -251,6 +264,9 @@ def _concat_shares(node: Node) -> tuple[Share, ...]:
 
 
 # The `aten` dialect: PyTorch ATen operators by name and overload, `aten.add.Tensor`, with arguments as data.
+#
+# A tensor argument is a value with a layout. PyTorch views are therefore no nodes: a reader of a view reads the bytes
+# of the viewed value.
 
 __all__ = [
     "AS_STRIDED",

@@ -1,6 +1,8 @@
-"""`sublet.from_torch`: a PyTorch network as a model.
+"""PyTorch networks as models (`sublet.from_torch`), and graphs as `torch.nn.Module`.
 
-import sublet model = sublet.from_torch(module.eval(), (x,)) run = sublet.compile(model)
+import sublet
+model = sublet.from_torch(module.eval(), (x,))
+run = sublet.compile(model)
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from sublet.base.optional_imports import require
 from sublet.ir.graph import Attr, Node
 
 # Lookup of PyTorch's operators and enumerations by name.
+#
+# A name may come from a file: a `.pt2` program, a graph in text form, a plan. `getattr` on PyTorch's modules would
+# import modules and reach any attribute. A name is therefore looked up only in tables of registered PyTorch operators.
 
 NAMESPACES = ("aten", "_c10d_functional")
 """Namespaces of operators callable by programs."""

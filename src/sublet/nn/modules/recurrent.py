@@ -129,6 +129,9 @@ class GRUCell(RecurrentCell):
 
 
 # Stacks of recurrent cells over sequences.
+#
+# A sequence runs through a loop of the graph (`While`), one iteration a step; or through one fused command, with the
+# gates of all steps kept. A gradient needs all gates anyway: the command is better in training, the loop in evaluation.
 
 
 @dataclass(frozen=True, eq=False)

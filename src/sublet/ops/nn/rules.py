@@ -1,4 +1,4 @@
-"""Building blocks of shape inference. All functions raise SpecError with the offending shapes."""
+"""Building blocks of shape inference, which raise SpecError with the offending shapes, and of gradient rules."""
 
 from __future__ import annotations
 

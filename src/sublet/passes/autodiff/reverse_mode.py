@@ -46,6 +46,10 @@ from sublet.passes.gradient_sums import Box, Contributions, full_box_of
 from sublet.passes.rewriting import is_pure
 
 # The gradient of a loop with checkpoints: strip-mine the loop into chunks and differentiate each chunk.
+#
+# The chunks are nested loops (`strip_mining`). The backward walks over the chunks from the last to the first. All
+# results equal the gradient of the original loop bit by bit: the commands and operands are the same, and sums continue
+# in the order of iterations from chunk to chunk.
 
 
 def checkpointed_loop_gradient(

@@ -16,6 +16,10 @@ from sublet.passes.autodiff.backward_level import copy_node
 from sublet.passes.rewriting import is_pure
 
 # Choice of values to store for recomputation: a minimum cut, in bytes, between lost values and values to read.
+#
+# Each value is an edge with the bytes of the value as capacity. Cutting the edge means storing the value: the operands
+# of a stored value are not needed. Values without a recomputation are connected to the source, values to read to the
+# sink (Ford and Fulkerson, 1956; PyTorch's partitioner solves the same problem for a whole training step).
 
 MAX_TOTAL_PRICE = 1 << 29
 """Maximum sum of all prices: SciPy's maximum flow has 32-bit capacities. Larger sums are scaled down."""

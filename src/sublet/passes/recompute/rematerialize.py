@@ -36,6 +36,16 @@ from sublet.ops import lookup
 from sublet.ops.nn.conversion import OFFLOAD, RELOAD
 
 # Offloading of values to a slow memory and back, represented for the search as a node with clones.
+#
+#     %y = nn.relu(%x)                     %y = nn.relu(%x)
+#     %z = nn.conv(%y, %w)                 %y.offload = nn.offload(%y)
+#     ...                           ->     %z = nn.conv(%y, %w)
+#     %d = gradient(%g, %y)                ...
+#                                          %y.again = nn.reload(%y.offload) again
+#                                          %d = gradient(%g, %y.again)
+#
+# The search treats the offload like any node: a clone of the offload is the reload. The clone reads the result of the
+# offload and redefines the operand. A pair (node, reader) names the offload by the name of the value plus `OFFLOADED`.
 
 MIN_UNREAD_NODES = 4
 """Minimum number of nodes between two accesses of a value worth offloading."""

@@ -75,6 +75,15 @@ class LinearProgram:
 
 
 # A lower bound on extra time, by a linear program over a few moments and all stages between consecutive moments.
+#
+# The bound covers programs in the given order with every node at its position, plus clones. A moment is the position of
+# an original node. The unknowns of the linear program are the blocks live at each moment, and the nodes rerun in each
+# stage, between consecutive moments. Like a schedule by stages (Jain et al., "Checkmate", 2020, section 4), but with
+# few stages, and with constraints over any number of stages: a block read after a moment was live at the moment, or a
+# clone of the defining node runs between the moment and the read; and each operand of the clone was live at the moment
+# too, or is recomputed on the way. A dropped chain is therefore paid for in full. Bytes between moments are
+# unconstrained, and a node rerun twice in a stage counts once. The optimum is therefore at most the cost of any real
+# program.
 
 MIN_BLOCK_SHARE = 1 / 256
 """Minimum size of a tracked block, as a share of the largest block. Smaller blocks are free and always available."""

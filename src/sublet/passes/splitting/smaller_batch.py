@@ -18,6 +18,9 @@ from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.ops.slice_maps import are_leading
 
 # Commands computing sample by sample, with the same results for leading rows alone as for all rows.
+#
+# A value has rows if the first axis is the axis of samples, or a multiple of the axis: the first k-th of the value
+# belongs to the first k-th of the samples. The split rules of a command provide the answer.
 
 MEAN, SUM = "mean", "sum"
 BATCH_NORM = "nn.batch_norm"

@@ -30,6 +30,11 @@ from sublet.passes.splitting.split_rules import EARLY, MOMENTUM, ONTO, Shape, Sp
 from sublet.passes.splitting.weight_updates import early_order, with_momentum_accumulation
 
 # Split regions: the split nodes running piece by piece together, and the order of all nodes.
+#
+#     a = conv(x); b = relu(a); c = pool(b)      ->      a1, b1, c1, a2, b2, c2, ...
+#
+# Neither `a` nor `b` is ever whole. A region has nodes with the same number of pieces, and no node of a region reads a
+# whole defined in the region. A region stands at the position of its last node; readers of the wholes follow.
 
 Region = tuple[Node, ...]
 """Nodes running piece by piece together, or a single node that is not split."""

@@ -1,4 +1,6 @@
-"""Momentum accumulation: add each term of a weight gradient to the momentum directly, so the gradient needs no bytes.
+"""Updates of weights with fewer live gradients: accumulation in the momentum, and early updates.
+
+Momentum accumulation: add each term of a weight gradient to the momentum directly, so the gradient needs no bytes.
 
     %s1 = nn.matmul(%dy1, %x1)                                  %v1 = nn.gemm(%dy1, %x1, %v) beta=0.9
     %s2 = nn.gemm(%dy2, %x2, %s1)                       ->      %v' = nn.gemm(%dy2, %x2, %v1)
@@ -105,6 +107,9 @@ def _accumulating_nodes(update: Node, terms: Terms) -> list[Node]:
 
 
 # Early updates: run each update right after the gradient of the weight, so the gradient is not kept to the end.
+#
+# Nodes serving a single update move along. If a gradient is a sum, such as the gradient of a weight read by every step
+# of a recurrent network, each term is added as soon as computed, and the operands of the term die early too.
 
 Readers = Mapping[Value, Sequence[Node]]
 """The nodes reading each value."""

@@ -1,4 +1,6 @@
-"""A plan as MiniMalloc's CSV: one row a buffer, with half-open lifetimes in points of the plan, and the offset.
+"""Exports for other tools: MiniMalloc's CSV, traces for Perfetto, and PyTorch memory snapshots.
+
+A plan as MiniMalloc's CSV: one row a buffer, with half-open lifetimes in points of the plan, and the offset.
 
 A buffer with several live segments takes one row a segment: companions at fixed distances.
 `sublet check FILE.csv` checks the offsets against these lifetimes; `sublet pack FILE.csv` packs the same buffers again.
@@ -50,6 +52,9 @@ def _row_name(base: str, taken: set[str]) -> str:
 
 
 # A plan as a trace for ui.perfetto.dev and chrome://tracing: one point of the plan is one microsecond.
+#
+# The trace has a lane for the events, a lane for each slot (an offset of an arena where segments begin, with
+# consecutive tensors), and counters: live bytes, arena, and lower bound. Events of a lane never overlap.
 
 RUNS = 1
 """The number of the lane of events."""
@@ -113,6 +118,9 @@ def _counters(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
 
 
 # A plan as a PyTorch memory snapshot, for `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz.
+#
+# Each arena is a segment of the snapshot. Each live segment of a buffer is allocated at the start of a live range, and
+# freed at the end. One point of the plan is one microsecond. Bytes still live at the end of the run stay allocated.
 
 PROTOCOL = 4
 """The pickle protocol: the web page reads no later protocol."""

@@ -30,6 +30,11 @@ from sublet.integrations.onnx.reader.weights import (
 )
 
 # Table of foldable operators: ONNX's reference implementation and ONNX Runtime agree bit for bit.
+#
+# The reference implementation is wrong for some operators, attributes and types (the order of Unique, a OneHot of
+# floats, NaN in Clip), and rounds differently in others (Exp, a sum of floats). A constant computed with a wrong rule
+# would be a silent wrong result, so the table is a whitelist. A test draws random nodes for every row and compares both
+# implementations. Floating-point operators are listed only if IEEE 754 defines the result exactly.
 
 if TYPE_CHECKING:
     import onnx

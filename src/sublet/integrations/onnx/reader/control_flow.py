@@ -1,4 +1,6 @@
-"""Conversion of ONNX If to a `CaseOf` node: arm 0 is the else branch (False), arm 1 the then branch (True).
+"""Conversion of ONNX control flow: If becomes a branch, Loop and Scan become loops.
+
+Conversion of ONNX If to a `CaseOf` node: arm 0 is the else branch (False), arm 1 the then branch (True).
 
 An If with a constant condition becomes no branch: the nodes of the taken arm are inlined. An arm with conflicting
 shapes fails whenever the arm runs, so the output types come from the remaining arm alone (for example a network for two
@@ -94,6 +96,10 @@ def _define_output(frame: GraphConversion, name: str, output: str, arms: tuple[K
 
 
 # Conversion of ONNX Loop to a `While` node.
+#
+# The body's first input is the iteration counter. The loop continues while the counter is below the trip count, if any,
+# and while the body's condition holds, if the condition can become false. In the latter case the condition is an extra
+# loop-carried value, and no output reads the final condition.
 
 if TYPE_CHECKING:
     import onnx
@@ -199,6 +205,8 @@ def _loop_trip_count(limit: KnownValue | None, goon: CarryGuess) -> int | None:
 
 
 # Conversion of ONNX Scan to a `While` node: each iteration reads a slice of each sequence and writes a row per output.
+#
+# Scan of operator set 8 has an additional batch axis, and stays one node.
 
 if TYPE_CHECKING:
     import onnx

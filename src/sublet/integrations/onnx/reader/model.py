@@ -39,6 +39,8 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import PLAIN
 
 # Dead-code elimination: removes unneeded nodes, optional outputs, stacked rows of loops, and weights.
+#
+# The graph is read backwards; a value is needed when an output, an update or a needed node reads the value.
 
 T = TypeVar("T")
 
@@ -131,6 +133,9 @@ def optional_outputs(op: str) -> frozenset[int]:
 
 
 # Binding of the open dimensions of a model's inputs to extents.
+#
+# A dimension is bound by the name in the file ("batch"), for every occurrence of the name, or by input and axis
+# ("x:2"), for one axis only. The second form has precedence. A caller with input arrays at hand passes shapes instead.
 
 if TYPE_CHECKING:
     import onnx

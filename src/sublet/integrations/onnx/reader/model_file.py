@@ -237,6 +237,8 @@ def _cycle_message(nodes: Sequence[onnx.NodeProto], producer: dict[str, int], wa
 
 
 # Naming of unnamed outputs that a kernel writes anyway.
+#
+# Naming precedes every computation of the node, including constant folding in ONNX Runtime's optimiser.
 
 if TYPE_CHECKING:
     import onnx

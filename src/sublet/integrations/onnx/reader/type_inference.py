@@ -29,6 +29,9 @@ from sublet.integrations.onnx.reader.shape_conflicts import (
 from sublet.integrations.onnx.reader.types import Dims, TensorType, Type, read_type, spec_of, write_type
 
 # Types inferred by ONNX Runtime, including operators unknown to the onnx package.
+#
+# ONNX Runtime's interface returns `[]` both for a scalar and for a value of unknown rank. The inferred shape of an
+# appended Shape node distinguishes the two: one extent equal to the rank, or an open extent.
 
 if TYPE_CHECKING:
     import onnx

@@ -195,6 +195,10 @@ def _merge_two(a: Type, b: Type) -> Type:
 
 
 # Conversion of ONNX attributes to attributes of graph nodes.
+#
+# float, int, string            float, int, str; a string that is not UTF-8 stays bytes list of float, int, string    a
+# tuple; a list containing a string that is not UTF-8 is stored as below tensor, type, graph           the serialised
+# TensorProto, TypeProto, GraphProto list of tensor, type, graph   the serialised AttributeProto
 
 if TYPE_CHECKING:
     import onnx

@@ -21,6 +21,10 @@ from sublet.integrations.paddle.format.program import (
 from sublet.integrations.paddle.operators.dialect import OpFacts
 
 # Rules for names and types: declaration of each name, captures of blocks, and operand types of operators.
+#
+# A block may use a name from outside only if the operator that runs the block lists the name: the executor creates
+# variables from declarations, and orders and frees by the lists. Paddle checks operand types before a run, even in
+# blocks that never run.
 
 VIEW = "view_slice"
 TYPE_AGNOSTIC = (VIEW, "assign", "share_data", "while", "while_grad", "conditional_block", "conditional_block_grad")

@@ -29,6 +29,9 @@ from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
 
 # Conversion of `conditional_block` to a branch node.
+#
+# Paddle writes if and else as two blocks, the second on the negated condition. A `select_input` then picks the result
+# of the executed block. The conversion turns such a pair into a single branch with two arms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,8 @@ def _merged_value(conversion: PaddleConversion, key: VariableKey, values: tuple[
 
 
 # Conversion of `while` to a loop node: outer variables assigned in the body become loop-carried values.
+#
+# Paddle computes the condition before the loop and at the end of each iteration, so the condition is loop-carried too.
 
 
 def add_loop(conversion: PaddleConversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:

@@ -21,6 +21,8 @@ from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
 
 # Mapping of PIR operators to the older form with the same kernels: type, slots, attribute names.
+#
+# A slot with a leading "=" is an attribute in the older form, with the elements of the operand as value.
 
 
 @dataclass(frozen=True, slots=True)

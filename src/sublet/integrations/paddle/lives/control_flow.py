@@ -331,6 +331,9 @@ def _set_text(places: Iterable[ScopedVariable]) -> str:
 
 
 # Maybe-uninitialized variables: variables left unwritten by control flow, and their copies.
+#
+# An operator that reads a variable without memory fails in Paddle. If the variable shared the memory of another, the
+# operator would instead compute on unrelated bytes.
 
 SELECT_INPUT = "select_input"
 """This operator reads one of two names, usually the written name."""

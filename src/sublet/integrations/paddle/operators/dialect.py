@@ -19,6 +19,8 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, no_shares
 
 # Facts about Paddle's operators beyond their names, found by experiments with installed versions (`facts.json`).
+#
+# Sublet is conservative with an operator without an entry: no output takes the place of an input, and outputs stay.
 
 FACTS = Path(__file__).with_name("facts.json")
 

@@ -15,6 +15,11 @@ from sublet.integrations.paddle.peaks.executor_memory_model import GarbageCollec
 from sublet.integrations.paddle.peaks.simulated_run import RunRequest, SimulatedRun, VariableBytes
 
 # Lower bound for the memory of a run: the most bytes live at any moment, independent of names and allocations.
+#
+# A value is live from its definition to its last use, in any iteration. At its last use a value may pass its bytes to
+# an output of the same size, if the operator is known to be safe in place. An operator that copies its input (`assign`,
+# `reshape2`) defines no new value. The content of arrays is left out. So the result is a lower bound for every plan
+# with the same operators in the same order.
 
 COPY_OPERATORS = ("assign", "depend", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
 """Operators with an output `Out` equal to their input `X`: the same elements in the same order."""

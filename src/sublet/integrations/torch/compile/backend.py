@@ -27,6 +27,12 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
 
 # A warning for DistributedDataParallel under `torch.compile(backend="sublet")` if Dynamo captures no graph.
+#
+#     torch.compile(DDP(module))   Dynamo begins at the forward of `module`, and skips a forward in PyTorch's own code,
+#                                  as of nn.Sequential: no graph reaches any backend
+#     DDP(torch.compile(module))   Dynamo begins at `module` itself
+#
+# Dynamo calls a backend only with graphs. A missing graph is therefore detected in DistributedDataParallel itself.
 
 
 class CapturedGraphCalls:

@@ -42,6 +42,8 @@ from sublet.runtime.resumable import calls_between_suspensions
 from sublet.runtime.suspension import SUSPEND, SuspensionBackend
 
 # The use of `torch.cuda`: recorded and replayed CUDA graphs, and the order of streams sharing an arena.
+#
+# Tested on a GPU by `make gpu`, see docs/torch.md.
 
 CUDA = "cuda"
 

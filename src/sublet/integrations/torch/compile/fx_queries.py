@@ -101,6 +101,13 @@ def has_several_results(node: Any) -> bool:
 
 
 # Rematerialization of cheap tensors for late uses, if the copies lower the peak.
+#
+#     r = relu(c); p = pool(r)                 r = relu(c); p = pool(r)
+#     ...                              ->      ...
+#     dc = threshold(dr, r)                    again = relu(c); dc = threshold(dr, again)
+#
+# Live bytes are estimated in graph order. Each step considers the peak point: of the tensors live across the peak only
+# for later readers, the largest tensor with enough effect on the peak is computed again for the later readers.
 
 MAX_STEPS = 32
 """Maximum number of rematerialized tensors a graph."""

@@ -20,8 +20,9 @@ from math import lcm
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.interrupts import fork_lock
-from sublet.base.ranges import merge
+from sublet.base.ranges import union_length
 from sublet.ops.suspension import SUSPEND
 from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
@@ -298,27 +299,21 @@ def program_sizes_of(plan: MemoryPlan) -> ProgramSizes:
 
 
 def _overlapping_blocks(alive: Sequence[Sequence[Placement]]) -> dict[int, int]:
-    """Return the block number of each placement, keyed by `id(placement)`; union-find over overlapping placements.
+    """Return the block number of each placement, keyed by `id(placement)`.
 
     Placements live at the same point and overlapping in memory belong to one block.
     """
-    parents = {id(place): id(place) for places in alive for place in places}
-
-    def root_of(number: int) -> int:
-        while parents[number] != number:
-            parents[number] = number = parents[parents[number]]
-        return number
-
+    blocks = DisjointSets[int]()
     for places in alive:
         end, last = -1, 0
         for place in sorted(places, key=lambda each: each.region.offset):
             if place.region.offset < end:
-                parents[root_of(id(place))] = root_of(last)
+                blocks.union(last, id(place))
             if place.region.end > end:
                 end, last = place.region.end, id(place)
-    return {number: root_of(number) for number in parents}
+    return {id(place): blocks.find(id(place)) for places in alive for place in places}
 
 
 def _union_bytes(places: Iterable[Placement]) -> int:
     """Return the bytes of the union of the placements' regions."""
-    return sum(end - begin for begin, end in merge((each.region.offset, each.region.end) for each in places))
+    return union_length((each.region.offset, each.region.end) for each in places)

@@ -171,6 +171,9 @@ def scratch_tensor(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: in
 
 
 # Mixed precision: an f32 kernel as a kernel for 16-bit floats.
+#
+# The kernel widens operands into scratch memory, computes in f32 and rounds the results. The reference computes in the
+# same way, so no sum or quotient is rounded to 16 bits in between.
 
 HALF_TYPES = (DType.F16, DType.BF16)
 CACHE_LINE = 64

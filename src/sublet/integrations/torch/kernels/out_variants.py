@@ -14,6 +14,9 @@ from sublet.integrations.torch.kernels.kernel import Tensor, copy_result, torch
 from sublet.runtime.kernel import Call
 
 # Chunked calls of ATen operators allocating their results: PyTorch allocates a chunk instead of the whole result.
+#
+# Only operators with independent results along an axis are chunked along the axis: samples of a batch, heads of an
+# attention, elements.
 
 CHUNK_BYTES = 1 << 20
 """Bytes of results per chunk, if the results can be cut finely enough."""

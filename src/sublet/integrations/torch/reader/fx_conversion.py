@@ -205,6 +205,10 @@ def add_logits_gradient(level: ConversionLevel, node: Any, y: Any, loss: Sequenc
 
 
 # Tensors as returned by PyTorch's eager kernels, for operators traced with another type or other strides.
+#
+# AOTAutograd and `torch.export` run a program on fake tensors. For the operators of `probes.PROBED_OPERATORS`, the CPU
+# kernel returns another type or layout than the trace. Example: LayerNorm in bf16 with f32 parameters keeps f32
+# statistics, but the trace has bf16. `EagerTensors` uses the kernel's result, and derives all dependent tensors again.
 
 
 class EagerTensors:

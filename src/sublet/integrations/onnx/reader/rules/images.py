@@ -17,6 +17,9 @@ from sublet.integrations.onnx.reader.rules.shape_rule import (
 )
 
 # Output shapes of windowed operators (pools, transposed convolutions) as computed by ONNX Runtime's kernels.
+#
+# ONNX's shape inference gives different extents for pools before version 22 of the operator set, if the extents are
+# rounded up or padded automatically with dilations, and for automatically padded transposed convolutions.
 
 Padding = tuple[int, int]
 """The padding elements in front of an axis and behind."""

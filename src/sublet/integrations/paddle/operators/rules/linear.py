@@ -81,6 +81,8 @@ LINEAR_RULES: dict[str, Rule] = {
 
 
 # Shape rules for tensors with a level of detail (concatenated sequences), and arrays with a row of each sequence.
+#
+# An array has the extents of an element. Sequences end at different steps, so a step has at most one row of each.
 
 
 def lstm(call: PaddleCall) -> Result:

@@ -25,6 +25,9 @@ from sublet.integrations.paddle.policies.ours.rename_constraints import (
 )
 
 # Shape equality: proof of equal type and shape of two variables at an operator, for any value of open extents.
+#
+# Closed declared extents decide at once. An open extent (-1) may differ between variables, even of the same operator:
+# the steps of sequences have fewer and fewer rows. In this case, the operator must give its output the shape of X.
 
 SHAPE_PRESERVING = frozenset(
     {
@@ -169,6 +172,9 @@ def _is_first_definition(uses: list[NameUse], at: int) -> bool:
 
 
 # Shape proxies: a gradient block that needs only the shape of a forward value reads the shape of another value.
+#
+# A training loop keeps, for each iteration, every forward value mentioned by its gradient block, even if the gradient
+# reads no byte of the value. Another tensor of the same shape and type, present anyway, serves as well.
 
 
 def use_shape_proxies(program: PaddleProgram) -> PaddleProgram:

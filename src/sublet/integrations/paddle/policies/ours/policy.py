@@ -27,6 +27,13 @@ from sublet.integrations.paddle.policies.ours.temporaries import (
 )
 
 # Update barriers: operators after a weight update wait for the update, in any execution order.
+#
+# After its first run, Paddle's executor starts an operator as soon as the operands are present. No operator reads an
+# updated weight before the next run, so updates would run late, with the gradients live meanwhile. The operator
+# `depend` computes nothing: it passes X on under the same name, after all of `Dep` is written.
+#
+# Paddle frees a used gradient on a separate thread, possibly late. A `share_data` before the barrier makes the gradient
+# a view of X, and thereby frees the gradient's own bytes at once.
 
 DEPEND, SHARE = "depend", "share_data"
 DEPEND_SINCE = 2_006_000
@@ -122,6 +129,9 @@ def _used_gradients(program: PaddleProgram, keep: Collection[str]) -> dict[str, 
 
 
 # Reordering: each weight update runs as soon as its gradient is complete, to end the gradient's live range early.
+#
+# Only block 0 is reordered. An update moves up to the nearest operator that writes one of its operands, or mentions one
+# of its outputs. The values stay the same.
 
 OPTIMIZER_ROLE = 2
 """Paddle's bit for operators of the optimizer in the attribute `op_role`."""

@@ -37,6 +37,10 @@ from sublet.integrations.paddle.policies.ours.rename_constraints import (
 )
 
 # Loop invariants: a training loop does not copy read-only inputs for each iteration.
+#
+# Paddle 2 and 3 copy each input of a training `while` into the scope of each iteration, for the gradient. Exceptions
+# are weights, and names both read and written by an operator of the body. `assign X -> X` is such an operator and
+# copies nothing.
 
 INHERITED_ATTRIBUTES = ("op_role", "op_device", "op_namescope")
 """Attributes common to all types of operators."""
