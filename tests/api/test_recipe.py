@@ -16,8 +16,9 @@ from benchmarks.models.convolutional import MOBILENET_STAGES
 from benchmarks.models.quantized import qdq_mobilenet_v2
 from benchmarks.models.wheels import light_models
 from sublet import Options
-from sublet.api.sources import model_of_plan
+from sublet.api.sources import model_of_plan, why_graph_differs
 from sublet.base.errors import PlanError, ProblemError
+from sublet.ir.recipe import PLAIN
 from sublet.plan.file import load, save, to_json
 from tests.support.command_line import Cli
 
@@ -172,3 +173,10 @@ def test_a_plan_without_the_scratch_memory_of_its_kernels_is_refused() -> None:
     assert "scratch memory" in made.plan.recipe.description
     with pytest.raises(PlanError, match="need scratch memory"):
         sublet.compile(model, backend=("torch", "reference"), plan=sublet.plan_memory(model))
+
+
+def test_a_plan_rewritten_elsewhere_is_told_apart_whatever_its_text_says() -> None:
+    planned, here = (replace(PLAIN, optimize="onnxruntime", by=by) for by in ("another tool 1.0", "onnxruntime 1.0"))
+    assert why_graph_differs(here, planned).startswith(
+        "the plan is for a graph rewritten by another tool 1.0; here onnx"
+    )

@@ -80,11 +80,11 @@ class RenamingDraft:
 #     else:                     pool -> o, then i -> pool
 #
 # Here i are inputs with their last use at the operator, and o its outputs. An operator supports in-place if every
-# output may safely take every input (`dialect.py`): the property belongs to an operator, not to a pair. The text does not
-# define the choice from the pool; this implementation takes the oldest entry of the same type with enough bytes. Memory
-# is shared within a scope only, because an iteration keeps its own memory. Excluded are names unknown to the text and
-# required by Paddle: names on operators with blocks, gradients found by name, persistable variables, and variables
-# other than dense tensors.
+# output may safely take every input (`dialect.py`): the property belongs to an operator, not to a pair. The text does
+# not define the choice from the pool; this implementation takes the oldest entry of the same type with enough bytes.
+# Memory is shared within a scope only, because an iteration keeps its own memory. Excluded are names unknown to the
+# text and required by Paddle: names on operators with blocks, gradients found by name, persistable variables, and
+# variables other than dense tensors.
 
 
 def share_names_by_pool(
