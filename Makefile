@@ -88,7 +88,7 @@ build/paddle/.installed:
 	touch $@
 
 test-paddle: $(VENV)/.installed build/paddle/.installed ## the tests that run programs in Paddle 3.0.0, which gets an environment of its own
-	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/integrations/onnx/paddle
+	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/integrations/paddle
 
 # PyTorch, which is most of it, and Sublet come from the environment beside it.
 build/executorch/.installed: $(VENV)/.installed
@@ -99,7 +99,7 @@ build/executorch/.installed: $(VENV)/.installed
 	touch $@
 
 test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests that run plans in ExecuTorch 1.5.1, which gets an environment beside Sublet's
-	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/integrations/onnx/executorch
+	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/integrations/executorch
 
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
 	$(BIN)/python -m tests.integrations.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)

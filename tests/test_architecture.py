@@ -350,6 +350,17 @@ def test_docstrings_name_files_and_modules_that_exist() -> None:
     assert not missing
 
 
+def test_commands_of_the_makefile_name_paths_and_modules_of_tests_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    paths = re.findall(r"(?<!\S)(tests/[\w./]+)(?!\S)", text)
+    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"-m ((?:tests|benchmarks)\.[\w.]+)", text)]
+    assert len(paths) > 5
+    assert len(modules) > 10
+    files = [ROOT / path for path in paths + modules]
+    missing = [path for path in files if not path.exists() and not (path.with_suffix("") / "__main__.py").exists()]
+    assert not missing
+
+
 def test_every_rule_of_the_checker_is_named_by_a_test() -> None:
     written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sublet/checker").glob("*.py"))
     rules = set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', written)) | set(re.findall(r'Finding\(\s*"([a-z-]+)"', written))
