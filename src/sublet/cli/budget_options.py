@@ -1,7 +1,9 @@
-"""The options `--recompute` and `--frontier` of `sublet plan`: fit a budget, or weigh bytes against time."""
+"""The options of commands that change the graph: `--optimize`, `--patches`, `--recompute` and `--frontier`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +11,62 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.advising import search_budget
-from sublet.base.errors import CapacityError, PlanError
+from sublet.api.binding import model_to_run
+from sublet.api.compile_request import CompileRequest
+from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json
 from sublet.ir.model import Model
+from sublet.ir.recipe import AS_IS
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.pipeline import plan_memory
+from sublet.runtime.backends.registry import AUTO
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
 from sublet.viz.summary import plain_table
 
-# The option `--patches`: the front of a network is computed patch by patch.
+# The option `--optimize auto`: of the graph in the file and the rewritten graph, the graph with the smaller arena.
 
 
-def apply_patches_option(source: Model, options: Options, text: str | None) -> Model:
+def read_smaller_graph(request: CompileRequest, options: Options, patches: str | None) -> Model:
+    """Return the model of a request, with the front in patches if requested.
+
+    With "auto", a rewritten graph with a larger arena is replaced by the graph in the file, so that no run needs more
+    than the plan of the file. The remark of the model states both arenas, if different. With patches, "auto" is the
+    rewritten graph: names of nodes belong to one graph.
+    """
+    rewritten = _apply_patches_option(model_to_run(request), options, patches)
+    level = rewritten.recipe.optimize
+    if request.optimize != AUTO or request.plan is not None or patches is not None or level == AS_IS:
+        return rewritten
+    in_file = model_to_run(replace(request, optimize=AS_IS))
+    size, size_in_file = _planned_size(rewritten, options), _planned_size(in_file, options)
+    if size == size_in_file:
+        return rewritten
+    chosen = in_file if size_in_file < size else rewritten
+    figures = f"{_describe_size(size_in_file)} for the graph in the file, {_describe_size(size)} rewritten by {level}"
+    remark = f"arena: {figures}; the smaller was taken (--optimize {AS_IS} and --optimize {level} choose)"
+    return replace(chosen, remark="; ".join(filter(None, (chosen.remark, remark))))
+
+
+def _planned_size(model: Model, options: Options) -> tuple[float, int]:
+    """Return the number of values not counted by the plan, and the bytes of the arena; infinity without a plan."""
+    try:
+        plan = plan_memory(model, options)
+    except SubletError:
+        return inf, 0
+    return len(plan.not_counted), plan.arena_bytes
+
+
+def _describe_size(size: tuple[float, int]) -> str:
+    not_counted, arena_bytes = size
+    if not_counted == inf:
+        return "no plan"
+    return f"{human(arena_bytes)}{f' with {not_counted} values not counted' if not_counted else ''}"
+
+
+def _apply_patches_option(source: Model, options: Options, text: str | None) -> Model:
     """Return the model with the front computed in patches, and print the choice; unchanged if `text` is None."""
     if text is None:
         return source

@@ -14,11 +14,10 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
-from sublet.api.binding import model_to_run
 from sublet.api.compile_request import CompileRequest
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
-from sublet.cli.budget_options import OutputPaths, apply_patches_option, fit_by_recomputation, show_frontier
+from sublet.cli.budget_options import OutputPaths, fit_by_recomputation, read_smaller_graph, show_frontier
 from sublet.cli.console import (
     advice_progress,
     answer_console,
@@ -203,7 +202,7 @@ def plan(options: PlanOptions) -> None:
     if options.in_json:
         print_json(report.to_json(seconds))
     else:
-        _print_report(report, rewriter=optimize_levels(options.model)[-1:] if options.optimize == AS_IS else ())
+        _print_report(report, _describe_run_graph(options))
     exit_with_verdict(decision)
 
 
@@ -229,7 +228,7 @@ def _read_model(options: PlanOptions) -> tuple[Source, Options]:
         order=options.order.value,
     )
     request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
-    return apply_patches_option(model_to_run(request), planning_options, options.patches), planning_options
+    return read_smaller_graph(request, planning_options, options.patches), planning_options
 
 
 @dataclass(frozen=True)
@@ -249,10 +248,20 @@ class PlanReport:
         return {**content, "other_order": self.order_advice.to_json, **advice}
 
 
-def _print_report(report: PlanReport, *, rewriter: tuple[str, ...]) -> None:
+def _describe_run_graph(options: PlanOptions) -> str:
+    """Return a sentence on the graph of `sublet run`, if possibly another graph than the planned graph."""
+    levels = optimize_levels(options.model) if options.optimize == AS_IS else ()
+    if not levels:
+        return ""
+    if options.patches is not None:
+        return f"`sublet run` has {levels[-1]} rewrite the model first: --optimize auto plans that."
+    return f"`sublet run` runs this graph or, if smaller, the graph rewritten by {levels[-1]}: --optimize auto."
+
+
+def _print_report(report: PlanReport, run_graph: str) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
     print_plan(report.plan, report.picture, decision=report.decision)
-    _print_remarks(report, rewriter)
+    _print_remarks(report, run_graph)
     if report.decision is not None and report.decision.fits is False and can_rematerialize(report.source):
         answer_console().print(
             Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
@@ -261,7 +270,7 @@ def _print_report(report: PlanReport, *, rewriter: tuple[str, ...]) -> None:
         answer_console().print(Text(), advice_table(report.picture.advice))
 
 
-def _print_remarks(report: PlanReport, rewriter: tuple[str, ...]) -> None:
+def _print_remarks(report: PlanReport, run_graph: str) -> None:
     """Print remarks on the planned graph: warnings, a better order, and a graph planned differently by `sublet run`."""
     source, order_advice, arena_bytes = report.source, report.order_advice, report.plan.arena_bytes
     answer_console().print()
@@ -273,7 +282,5 @@ def _print_remarks(report: PlanReport, rewriter: tuple[str, ...]) -> None:
         answer_console().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answer_console().print(Text(order_advice.words, "dim"))
-    for level in rewriter:
-        answer_console().print(
-            Text(f"`sublet run` has {level} rewrite the model first: --optimize auto plans that.", "dim")
-        )
+    if run_graph:
+        answer_console().print(Text(run_graph, "dim"))

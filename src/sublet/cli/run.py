@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.binding import model_to_run
 from sublet.api.compile_request import CompileRequest
 from sublet.api.compiling import compile_request
 from sublet.base.errors import PlanError, RunError
@@ -23,7 +22,7 @@ from sublet.base.formatting import human, printable
 from sublet.base.optional_imports import version_of
 from sublet.cli import options as shared
 from sublet.cli.array_io import input_paths, missing_inputs_message, random_arrays, read_inputs, write_arrays
-from sublet.cli.budget_options import apply_patches_option
+from sublet.cli.budget_options import read_smaller_graph
 from sublet.cli.console import (
     answer_console,
     exit_with_verdict,
@@ -330,7 +329,7 @@ def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan
         assume=assume,
         plan=plan,
     )
-    return apply_patches_option(model_to_run(request), options.planning_options, options.patches)
+    return read_smaller_graph(request, options.planning_options, options.patches)
 
 
 def _compile(request: CompileRequest) -> Executable:
