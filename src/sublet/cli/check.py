@@ -82,6 +82,9 @@ def _verdict_line(verdict: ForeignVerdict) -> str:
     if verdict.findings:
         count = len(verdict.findings)
         return f"wrong: {count} violation{'s' if count > 1 else ''} in {tensors}, {against}"
+    if not verdict.judged and verdict.not_judged:
+        count = len(verdict.not_judged)
+        return f"nothing judged: the file has no offset for any of {count} tensors of {printable(verdict.tool)}"
     if verdict.outcome is ForeignOutcome.PARTLY:
         return f"partly judged: right in {tensors}, {against}; {len(verdict.not_judged)} more are not judged"
     return f"right: {tensors}, {against}, {CONDITIONS[verdict.evidence]}"

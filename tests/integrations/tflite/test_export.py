@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,29 @@ def test_the_plan_in_a_file_is_judged() -> None:
     assert found.evidence is Evidence.REPLAY
     assert found.outcome is ForeignOutcome.WRONG
     assert any("x" in str(finding) and "y" in str(finding) for finding in found.findings)
-    with pytest.raises(PlanError, match="no plan in its metadata"):
-        plan_from_tflite(decode(raw, "unplanned"))
+
+
+@pytest.mark.parametrize("name", ["chain", "loop", "streaming"])
+def test_a_file_that_leaves_all_places_to_tflm_is_not_judged(cli: Cli, tmp_path: Path, name: str) -> None:
+    model = tmp_path / "planned.tflite"
+    model.write_bytes(MODELS[name]())
+    status, words, _ = cli("check", model)
+    assert (status, "nothing judged: the file has no offset for any of" in words) == (3, True)
+    assert "TensorFlow Lite Micro's own plan" in words
+    content = json.loads(cli("check", model, "--json")[1])
+    graph = from_program(decode(model.read_bytes(), name)).graph
+    assert (content["outcome"], content["judged"], content["violations"]) == ("partly judged", [], [])
+    assert {value.name for value in (*graph.inputs, *graph.outputs)} <= content["not_judged"].keys()
+    assert content["not_judged"].keys().isdisjoint(weight.name for weight in graph.constants)
+
+
+@needs_tflm
+def test_a_file_where_the_export_kept_the_plan_of_tflm_is_checked(cli: Cli, tmp_path: Path) -> None:
+    model, plan, out = tmp_path / "m.tflite", tmp_path / "plan.json", tmp_path / "planned.tflite"
+    model.write_bytes(straight(1))
+    assert cli("plan", model, "--align", 16, "--out", plan)[0] == 0
+    assert "own plan, the smallest, is kept" in cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)[1]
+    assert cli("check", out)[0] == 3
 
 
 def test_export_as_a_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

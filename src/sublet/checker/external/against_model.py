@@ -170,7 +170,8 @@ def _element_alignment(dtype: DType) -> int:
 
 def _not_judged(graph: Graph, foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
     """Yield the name of each tensor without a verdict, and the reason."""
-    callers = {value.name for value in (*graph.inputs, *graph.weights, *graph.outputs)}
+    # a plan without any place does not say that inputs and outputs are memory of the caller
+    callers = {value.name for value in (*graph.weights, *(graph.inputs + graph.outputs if foreign.tensors else ()))}
     placed_names = {tensor.name for tensor in foreign.tensors}
     for name, value in values.items():
         if isinstance(value.spec, Unplannable):
