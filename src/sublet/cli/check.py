@@ -16,6 +16,7 @@ from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, human, parse_bytes, percent, printable
 from sublet.checker.external import Evidence, ForeignOutcome, ForeignVerdict, judge_by_replay
 from sublet.checker.external.files import (
+    embedded_options,
     is_foreign_json,
     is_judged_without_model,
     is_snapshot,
@@ -240,7 +241,10 @@ def _judge_plan_of_tool(options: CheckOptions) -> ForeignVerdict:
     capacity = None if options.capacity is None else parse_bytes(options.capacity)
     if plan_path is None and is_judged_without_model(model):
         return judge_plan_file(model, options.lifetimes, capacity)
-    source = read_source(model, parse_dims(options.dim), max_trips=parse_max_trips(options.max_trips))
+    recorded = embedded_options(model) if plan_path is None else {}
+    dims = recorded.get("dims", {}) | parse_dims(options.dim)
+    max_trips = recorded.get("max_trips", {}) | parse_max_trips(options.max_trips)
+    source = read_source(model, dims, max_trips=max_trips, assume=recorded.get("assume"))
     if plan_path is None:
         return judge_embedded_plan(source, model, capacity)
     return judge_by_replay(source, read_plan_file(plan_path).with_capacity(capacity))

@@ -36,6 +36,7 @@ class Integration:
     optimizer_versions  () -> the versions that determine the optimised graph, as text
     alignment           the alignment in bytes of all offsets for the vendor's runtime; 0 for Sublet's default
     embedded_plan       (model, path) -> the model and the external plan in its file
+    embedded_options    (path) -> the arguments of `read_source` recorded beside the plan, by name
     plan_suffixes       the suffixes of files that `judge_plan` judges without a model
     judge_plan          (path) -> ForeignVerdict
     problem_suffixes    the suffixes of recorded allocations
@@ -62,6 +63,7 @@ class Integration:
     optimizer_versions: str = ""
     alignment: int = 0
     embedded_plan: str = ""
+    embedded_options: str = ""
     plan_suffixes: tuple[str, ...] = ()
     judge_plan: str = ""
     problem_suffixes: tuple[str, ...] = ()

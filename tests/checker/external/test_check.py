@@ -10,6 +10,8 @@ import onnx
 import pytest
 
 from sublet.checker.external.external_plan import plan_from_json
+from sublet.checker.external.files import embedded_options
+from sublet.integrations.onnx.plan_reader import OPTIONS
 from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets
 from sublet.packing import Packing, pack, write_csv
 from sublet.packing.files import read_problem
@@ -94,6 +96,52 @@ def test_a_plan_in_an_onnx_file(cli: Cli, tmp_path: Path) -> None:
     assert cli("check", path)[0] == 3, "names that both arms have are left out"
     status, _, err = cli("check", tmp_path / "model.onnx")
     assert (status, "no plan in its metadata" in err) == (2, True)
+
+
+OPEN = """<ir_version: 10, opset_import: ["": 17]>
+g (float[batch, 4] x, int64[2] shape, int64 n, bool more) => (float[a, b] z, float[rows, batch, 4] stacked) {
+  y = Relu (x)
+  r = Reshape (y, shape)
+  z = Softmax (r)
+  stacked = Loop (n, more) <body = step (int64 i, bool on) => (bool again, float[batch, 4] row) {
+    again = Identity (on)
+    row = Neg (y)
+  }>
+}"""
+"""A model with an open dimension, a shape known at run time, and a loop without a maximum trip count."""
+DECLARED = {"dims": {"batch": 3}, "max_trips": {"": 5}, "assume": {"r": "f32[4,3]"}}
+
+
+def exported_open_model(cli: Cli, folder: Path) -> Path:
+    """A file with a plan that needs a dimension, a trip count and a shape."""
+    model, plan = folder / "open.onnx", folder / "plan.json"
+    model.write_bytes(onnx.parser.parse_model(OPEN).SerializeToString())
+    given = ("--dim", "batch=3", "--max-trips", 5, "--assume", "r=f32[4,3]")
+    assert cli("plan", model, *given, "--out", plan)[0] == 0
+    assert cli("export", model, "--plan", plan, "--to", "onnx", "--out", folder)[0] == 0
+    return folder / "open_planned.onnx"
+
+
+def test_a_planned_file_records_what_its_plan_was_told(cli: Cli, tmp_path: Path) -> None:
+    path = exported_open_model(cli, tmp_path)
+    assert embedded_options(path) == DECLARED
+    content = json.loads(cli("check", path, "--json")[1])
+    assert content["violations"] == []
+    assert {"x", "r", "z", "stacked"} <= set(content["judged"])
+    status, out, _ = cli("check", path, "--dim", "batch=4")
+    assert status == 1, "an extent given wins over the recorded extent"
+    assert "value %x: has a region of 48 bytes, but needs 64" in out
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"dims": 1}', '{"dims": {"batch": "3"}}', '{"other": {"a": 1}}', "1e9"])
+def test_a_record_of_another_form_is_bad_input(cli: Cli, tmp_path: Path, record: str) -> None:
+    path = exported_open_model(cli, tmp_path)
+    model = onnx.load(path)
+    (entry,) = (entry for entry in model.metadata_props if entry.key.endswith(OPTIONS))
+    entry.value = record
+    onnx.save(model, path)
+    status, _, err = cli("check", path)
+    assert (status, OPTIONS in " ".join(err.split())) == (2, True)
 
 
 @pytest.mark.parametrize(("name", "nbytes", "least"), [("straight", 4096, 4096), ("branch", 1536, 768)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sublet.base.errors import PlanError, ProblemError
 from sublet.base.files import parse_json, read_text
@@ -48,6 +49,18 @@ def judge_embedded_plan(model: Model, path: Path, capacity: int | None = None) -
         raise PlanError(f"{path} contains no plan: pass the plan as a second file (docs/foreign.md has its form)")
     model, plan = resolve(integration.embedded_plan)(model, path)
     return judge_by_replay(model, plan.with_capacity(capacity))
+
+
+def embedded_options(path: Path) -> dict[str, Any]:
+    """Return the options of reading that the plan in a model's file was made with, as arguments of `read_source`.
+
+    Raises PlanError for a malformed record.
+    """
+    integration = integration_of_file(path)
+    if integration is None or not integration.embedded_options:
+        return {}
+    options: dict[str, Any] = resolve(integration.embedded_options)(path)
+    return options
 
 
 def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:

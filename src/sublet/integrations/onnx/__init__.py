@@ -13,6 +13,7 @@ INTEGRATION = Integration(
     optimizer_package="onnxruntime",
     optimizer_versions="sublet.integrations.onnx.reader.runtime_optimizer:rewriting_environment",
     embedded_plan="sublet.integrations.onnx.plan_reader:read_embedded_plan",
+    embedded_options="sublet.integrations.onnx.plan_reader:read_embedded_options",
     dialects={"onnx": "sublet.integrations.onnx.dialect:onnx_op"},
     backends={
         "onnxruntime": "sublet.integrations.onnx.kernels.backend:backend_for",

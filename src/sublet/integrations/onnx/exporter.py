@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from sublet.integrations.onnx.plan_reader import (
     ARENA_BYTES,
     FINGERPRINT,
     OFFSET,
+    OPTIONS,
     REGION,
     SIZE,
     graphs_of,
@@ -151,6 +153,9 @@ def _write_plan_metadata(model: onnx.ModelProto, plan: MemoryPlan) -> None:
         _add_metadata(model, "memory_plan_unplanned", ",".join(sorted(unplaced)[:MAX_LISTED_NAMES]))
     _add_metadata(model, ALIGNMENT, plan.alignment)
     _add_metadata(model, FINGERPRINT, plan.fingerprint)
+    options = {"dims": dict(plan.dims), "max_trips": dict(plan.max_trips), "assume": dict(plan.recipe.assumed)}
+    if given := {name: entries for name, entries in options.items() if entries}:
+        _add_metadata(model, OPTIONS, json.dumps(given))
 
 
 def _single_placements(plan: MemoryPlan) -> dict[str, Placement]:

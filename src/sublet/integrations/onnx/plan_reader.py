@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import PlanError
+from sublet.base.files import parse_json
 from sublet.base.names import unused_name
 from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
 from sublet.integrations.onnx.reader.model_file import read_model, require_utf8
@@ -76,14 +77,18 @@ def _insertion_positions(graph: Graph, position: Mapping[str, int], moved: Mappi
 # A value (input, output or value_info of a graph) has `<prefix>mem_offset` and `<prefix>mem_size`. The model has
 # `<prefix>memory_plan_arena_bytes`. If the graph of a branch or loop has the arena key too, the offsets of the graph
 # count in separate memory; otherwise they count in the memory of the enclosing graph. Sublet also writes
-# `<prefix>memory_plan_alignment`, and `<prefix>mem_region` with the name of the memory if a plan has several.
+# `<prefix>memory_plan_alignment`, `<prefix>memory_plan_options` with the dimensions, trip counts and shapes declared by
+# the caller of the planner, and `<prefix>mem_region` with the name of the memory if a plan has several.
 
 if TYPE_CHECKING:
     import onnx
 
 OFFSET, SIZE, REGION, ARENA_BYTES = "mem_offset", "mem_size", "mem_region", "memory_plan_arena_bytes"
-ALIGNMENT, FINGERPRINT = "memory_plan_alignment", "memory_plan_fingerprint"
+ALIGNMENT, FINGERPRINT, OPTIONS = "memory_plan_alignment", "memory_plan_fingerprint", "memory_plan_options"
 """Keys written by Sublet, but not by onnxsim."""
+
+OPTION_KINDS = {"dims": int, "max_trips": int, "assume": str}
+"""The options of reading under the key `OPTIONS`, each an object in JSON, with the kind of its entries."""
 
 
 def plan_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
@@ -218,3 +223,20 @@ def read_embedded_plan(model: Model, path: Path) -> tuple[Model, ForeignPlan]:
     plan = plan_from_onnx(proto, path.name)
     names = {tensor.name for tensor in plan.tensors}
     return replace(model, graph=with_constant_nodes(model.graph, proto, names)), plan
+
+
+def read_embedded_options(path: Path) -> dict[str, Any]:
+    """Return the options of reading that the plan in a file was made with, as arguments of `read_source`.
+
+    Raises PlanError for a malformed record.
+    """
+    proto = read_model(path)
+    text = next((entry.value for entry in proto.metadata_props if entry.key.endswith(OPTIONS)), "{}")
+    options = parse_json(text, f"{path}, metadata {OPTIONS}", PlanError)
+    if not isinstance(options, dict) or not all(
+        isinstance(entries, dict) and all(type(entry) is OPTION_KINDS.get(name) for entry in entries.values())
+        for name, entries in options.items()
+    ):
+        example = '{"dims": {"batch": 1}, "max_trips": {"loop": 8}, "assume": {"a": "f32[1,8]"}}'
+        raise PlanError(f"{path}: the metadata {OPTIONS} has {text[:80]!r}; expected an object such as {example}")
+    return options
