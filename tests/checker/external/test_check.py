@@ -225,6 +225,34 @@ def test_options_that_do_not_go_together(cli: Cli, tmp_path: Path, words: tuple[
     assert cli("check", model, plan, *words)[0] == 2
 
 
+@pytest.mark.parametrize("field", ["format", "version"])
+def test_places_without_a_format_are_recognised(cli: Cli, tmp_path: Path, field: str) -> None:
+    for places, status in (({"x": 0, "a": 0, "b": 16, "c": 0}, 0), ({"x": 0, "a": 0, "b": 8, "c": 0}, 1)):
+        model, plan = told(tmp_path, **places)
+        content = json.loads(plan.read_text())
+        plan.write_text(json.dumps({key: entry for key, entry in content.items() if key not in ("format", field)}))
+        assert cli("check", model, plan)[0] == status
+    lives = [{"name": "a", "offset": 0, "bytes": 8, "lifetimes": [[0, 2]]}]
+    plan.write_text(json.dumps({"tensors": lives}))
+    assert cli("check", plan)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {}, {"x": 0}, {"buffers": [{"id": 1}]}, {"tensors": []}, {"tensors": [1]}, {"tensors": [{"name": "x"}]},
+     {"format": "tvm", "tensors": [{"name": "x", "offset": 0}]}, {"format": "tvm", "version": 1}],
+)  # fmt: skip
+def test_json_in_no_known_form_is_told_the_known_forms(cli: Cli, tmp_path: Path, content: object) -> None:
+    model, plan = told(tmp_path, x=0)
+    plan.write_text(json.dumps(content))
+    for words in ((model, plan), (plan,)):
+        status, _, err = cli("check", *words)
+        assert (status, "is no plan in a known form: found" in " ".join(err.split())) == (2, True)
+        assert all(known in err for known in ("sublet-placed", ".csv", ".onnx", ".tflite", ".pte", ".pickle"))
+    if isinstance(content, dict):
+        assert all(repr(name) in err for name in content)
+
+
 def test_a_model_without_a_plan(cli: Cli, tmp_path: Path) -> None:
     model, _ = told(tmp_path, x=0)
     status, _, err = cli("check", model)

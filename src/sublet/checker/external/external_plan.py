@@ -112,8 +112,8 @@ class ForeignPlan:
 #                                                        lifetimes  [[begin, end], ...], half-open ranges of steps
 #                                                        shares     a tensor with the same bytes on purpose
 #
-# A plan of a model needs only format, version, and the names and offsets of tensors. Without a model, every placed
-# tensor needs bytes and lifetimes.
+# A plan of a model needs only the names and offsets of tensors; format and version may be missing. Without a model,
+# every placed tensor needs bytes and lifetimes.
 
 FORMAT, VERSION = "sublet-placed", 1
 FIELDS = ("format", "version", "tool", "alignment", "regions", "steps", "tensors")
@@ -122,8 +122,12 @@ NO_PLACE = -1
 
 
 def has_plan_format(raw: Any) -> bool:
-    """Return True if decoded JSON declares the format of foreign plans."""
-    return isinstance(raw, Mapping) and raw.get("format") == FORMAT
+    """Return True if decoded JSON declares the format of foreign plans, or declares no format and lists places."""
+    if not isinstance(raw, Mapping) or "format" in raw:
+        return isinstance(raw, Mapping) and raw["format"] == FORMAT
+    tensors = raw.get("tensors")
+    first = tensors[0] if isinstance(tensors, list) and tensors else None
+    return isinstance(first, dict) and {"name", "offset"} <= first.keys()
 
 
 def plan_from_json(text: str, source: str) -> ForeignPlan:
@@ -134,6 +138,8 @@ def plan_from_json(text: str, source: str) -> ForeignPlan:
 def plan_from_object(raw: Any, source: str) -> ForeignPlan:
     """Return the plan in decoded JSON. Raises PlanError with the name of the wrong field."""
     read = _PlanJsonReader(source)
+    if isinstance(raw, dict) and "format" not in raw:
+        raw = {"format": FORMAT, "version": VERSION, **raw}
     fields = read.record(raw, "", FIELDS, ("format", "version", "tensors"))
     if fields["format"] != FORMAT or fields["version"] != VERSION:
         raise read.error("format", f"must be {FORMAT!r}, version {VERSION}")

@@ -7,9 +7,10 @@ from typing import Any
 
 from sublet.base.errors import PlanError, ProblemError
 from sublet.base.files import parse_json, read_text
+from sublet.base.formatting import known_names
 from sublet.checker.external.against_model import judge_by_replay
 from sublet.checker.external.by_lifetimes import judge_by_lifetimes, judge_packing
-from sublet.checker.external.external_plan import ForeignPlan, has_plan_format, plan_from_json
+from sublet.checker.external.external_plan import FORMAT, VERSION, ForeignPlan, has_plan_format, plan_from_json
 from sublet.checker.external.verdict import ForeignVerdict
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.model import Model
@@ -19,16 +20,31 @@ from sublet.packing.files import read_problem
 
 CSV_SUFFIX = ".csv"
 
+PLAN_FORMS = (
+    "Plans of other tools: JSON such as "
+    f'{{"format": "{FORMAT}", "version": {VERSION}, "tensors": [{{"name": "a", "offset": 0}}]}}, .csv with offsets, '
+    "and .onnx, .tflite, .pte and .pickle with a plan inside (docs/foreign.md)"
+)
+"""A note on the known forms of plans, for the error on a file in another form."""
+
 
 def is_foreign_json(path: Path) -> bool:
-    """Return True if the file is the documented JSON of a foreign plan. A plan file of Sublet gives False."""
+    """Return True if the file is JSON of a foreign plan, see `has_plan_format`. A plan file of Sublet gives False.
+
+    Raises PlanError for JSON in another form.
+    """
     if path.suffix.lower() != ".json":
         return False
     text = read_text(path, PlanError)
     try:
-        return has_plan_format(parse_json(text, str(path), PlanError))
+        raw = parse_json(text, str(path), PlanError)
     except PlanError:  # the next reader of the file reports the error
         return False
+    is_foreign = has_plan_format(raw)
+    if not is_foreign and (not isinstance(raw, dict) or "version" not in raw or "format" in raw):
+        found = f"the fields {known_names(name[:40] for name in raw)}" if isinstance(raw, dict) else "no object"
+        raise PlanError(f"{path} is no plan in a known form: found {found}. {PLAN_FORMS}")
+    return is_foreign
 
 
 def read_plan_file(path: Path) -> ForeignPlan:
@@ -46,7 +62,7 @@ def judge_embedded_plan(model: Model, path: Path, capacity: int | None = None) -
     """
     integration = integration_of_file(path)
     if integration is None or not integration.embedded_plan:
-        raise PlanError(f"{path} contains no plan: pass the plan as a second file (docs/foreign.md has its form)")
+        raise PlanError(f"{path} contains no plan: pass the plan as a second file. {PLAN_FORMS}")
     model, plan = resolve(integration.embedded_plan)(model, path)
     return judge_by_replay(model, plan.with_capacity(capacity))
 
