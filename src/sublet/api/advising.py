@@ -80,6 +80,7 @@ def advise(
     options: Options | None = None,
     *,
     dims: Mapping[str, int] | None = None,
+    const: Mapping[str, Any] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     seconds: float = MAX_SECONDS,
@@ -89,6 +90,7 @@ def advise(
     model      a path, an ONNX ModelProto, a graph or a `Model`
     options    the planning options of the present plan, the default options if omitted
     dims       extents of symbolic dimensions by name, see `read_model`
+    const      constants for inputs, see `read_model`
     max_trips  the maximum trip counts of loops, see `read_model`
     optimize   the level of ONNX Runtime's optimiser for reading an ONNX model, or "none"
     seconds    the time limit: no candidate starts after `seconds`
@@ -100,7 +102,7 @@ def advise(
     the errors of `plan_memory` if the unchanged model cannot be planned.
     """
     options = options or Options()
-    source = read_source(model, dims, max_trips=max_trips, optimize=optimize)
+    source = read_source(model, dims, const=const, max_trips=max_trips, optimize=optimize)
     return advise_on(model, source, options, plan_memory(source, options), seconds=seconds)
 
 
@@ -138,4 +140,5 @@ def optimize_levels(model: Any) -> tuple[str, ...]:
 
 def _reread(model: Any, source: Model, level: str) -> Model:
     """Read the model again at another level of ONNX Runtime's optimiser."""
-    return read_source(model, source.dims, max_trips=source.max_trips, optimize=level)
+    const = dict(source.recipe.const)
+    return read_source(model, source.dims, const=const, max_trips=source.max_trips, optimize=level)

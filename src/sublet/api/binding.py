@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sublet.api.compile_request import CompileRequest
+from sublet.api.model_files import constant_texts
 from sublet.api.sources import first_backend_name, read_source, resolve_changed, resolve_optimize
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import known_names, printable
@@ -102,6 +103,8 @@ class ModelWithKernels:
             self.retained_bytes,
             source.remark,
             source.constants,
+            {name: default.array() for name, default in source.defaults.items()},
+            source.fixed,
         )
         for name in executable.updated if self.weights_owner is not None else ():
             if self.weights_owner is not None and name in self.weights_owner and name in executable.weights:
@@ -156,14 +159,19 @@ def model_to_run(request: CompileRequest) -> Model:
     """Return the model run by `compile` for the same arguments, before patches.
 
     With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
-    values. A plan determines the optimiser level, the changes, the splits and the rematerialized nodes.
+    values. A plan determines the constants, the optimiser level, the changes, the splits and the rematerialized nodes.
+    Raises PlanError for constants that contradict the plan.
     """
     plan, assume = request.plan, request.assume
+    planned_const = dict(plan.recipe.const) if plan else request.const
+    if plan and request.const and constant_texts(request.const) != planned_const:
+        raise PlanError(f"const={request.const!r} contradicts the plan: leave out `const`, or plan again")
     changed = resolve_changed(request.model, request.simplify, plan)
     optimize = AS_IS if assume and request.optimize == AUTO else request.optimize
     return read_source(
         request.model,
         request.dims,
+        const=planned_const,
         max_trips=request.max_trips,
         optimize=resolve_optimize(optimize, first_backend_name(backend_names(request.backend)), plan),
         changed=changed,

@@ -23,6 +23,7 @@ class CompileRequest:
     model: Any
     _: KW_ONLY
     dims: Mapping[str, int] | None = None
+    const: Mapping[str, Any] | None = None
     max_trips: Trips = None
     backend: str | Backend | Sequence[str | Backend] = AUTO
     optimize: str = AUTO

@@ -33,6 +33,7 @@ def compile(
     model: str | Path | WrittenGraph | Graph | Model | Any,
     *,
     dims: Mapping[str, int] | None = None,
+    const: Mapping[str, Any] | None = None,
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
@@ -53,6 +54,8 @@ def compile(
 
     model      a path, an ONNX ModelProto, a graph written in Python, a `Model`, or a training step
     dims       extents of symbolic dimensions by name, see `read_model`
+    const      constants for inputs, or "open" for an input with a default in the file, see `read_model`; with a plan,
+               the constants of the plan hold
     max_trips  the maximum trip counts of loops, see `read_model`
     backend    the sources of kernels, in order of preference; "auto" takes the fastest installed backend, and the
                reference for nodes without a kernel in that backend. Operators of `sublet.command` run with every
@@ -87,9 +90,9 @@ def compile(
     PlanError for a plan of another model; PlanViolation for a plan refused by the checker.
     """
     request = CompileRequest(
-        model, dims=dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, options=options,
-        plan=plan, arena=arena, weights=weights, autotune=autotune, workspace=workspace, simplify=simplify,
-        patches=patches, budget=budget, measure=measure, progress=progress,
+        model, dims=dims, const=const, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume,
+        options=options, plan=plan, arena=arena, weights=weights, autotune=autotune, workspace=workspace,
+        simplify=simplify, patches=patches, budget=budget, measure=measure, progress=progress,
     )  # fmt: skip
     return compile_request(request)
 
@@ -105,7 +108,7 @@ def _with_patches(request: CompileRequest) -> CompileRequest:
     if request.patches is None or request.plan is not None:
         return request
     model = choose_patches(model_to_run(request), request.options or Options(), request.patches).model
-    return replace(request, model=model, dims=None, max_trips=None, optimize=AUTO, assume=None)
+    return replace(request, model=model, dims=None, const=None, max_trips=None, optimize=AUTO, assume=None)
 
 
 def _plan_of(request: CompileRequest, ready: ModelWithKernels) -> tuple[ModelWithKernels, MemoryPlan]:

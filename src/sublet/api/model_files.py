@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
@@ -21,6 +23,7 @@ def read_model(
     path: str | Path,
     dims: Mapping[str, int] | None = None,
     *,
+    const: Mapping[str, Any] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
@@ -32,6 +35,9 @@ def read_model(
 
     dims        extents of symbolic dimensions of an ONNX model, and of open extents of a Paddle program (`"x.0"` is the
                 first open extent of input x); a graph in text form has none
+    const       constants for inputs of an ONNX model, as `{"sr": 16000}`: a number, numbers as list, array or text
+                ("1,2"); the graph has no such input, and branches never taken are removed. "open" makes an input with a
+                default in the file (an initialiser with the name of an input) an input; the default is else a constant
     max_trips   the maximum trip count of every loop, or of single loops by the name of the loop or of a loop output;
                 the stacked graph outputs of a bounded loop are planned, and a run beyond the maximum raises RunError
     optimize    the level of ONNX Runtime's optimiser for rewriting an ONNX model first, or "none"
@@ -41,17 +47,33 @@ def read_model(
     Raises ModelError for a file that cannot be read or understood, and for an option not applicable to the format;
     TextError for a syntax error in the text form.
     """
-    path, assume = Path(path), assume or {}
+    path, assume, const = Path(path), assume or {}, constant_texts(const)
     integration = integration_of_file(path)
     if integration is not None:
-        _require_options(integration, path, dims, assume)
-        model: Model = resolve(integration.read_model)(path, dims, optimize, assume)
+        _require_options(integration, path, dims, assume, const)
+        constants = {"const": const} if const else {}
+        model: Model = resolve(integration.read_model)(path, dims, optimize, assume, **constants)
     elif path.suffix.lower() == TEXT_SUFFIX:
-        model = _read_text_form(path, dims, assume)
+        model = _read_text_form(path, dims, assume, const)
     else:
         kinds = ", ".join(name for each in installed_integrations() for name in (*each.suffixes, *each.file_names))
         raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")
     return bound_trip_counts(model, max_trips)
+
+
+def constant_texts(const: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the constants of inputs as texts by name, as a plan records them: numbers in row-major order.
+
+    Raises ModelError for a constant other than numbers or text.
+    """
+    texts: dict[str, str] = {}
+    for name, content in (const or {}).items():
+        try:
+            numbers = [] if isinstance(content, str) else np.asarray(content).ravel().tolist()
+        except ValueError:
+            raise ModelError(f"const {name}: {type(content).__name__} is ragged: pass a number or an array") from None
+        texts[name] = content if isinstance(content, str) else ",".join(map(str, numbers))
+    return texts
 
 
 def has_option(path: Path, option: str) -> bool:
@@ -61,9 +83,15 @@ def has_option(path: Path, option: str) -> bool:
 
 
 def _require_options(
-    integration: Integration, path: Path, dims: Mapping[str, Any] | None, assume: Mapping[str, str]
+    integration: Integration,
+    path: Path,
+    dims: Mapping[str, Any] | None,
+    assume: Mapping[str, str],
+    const: Mapping[str, str],
 ) -> None:
-    """Raise ModelError for dimensions or assumed shapes passed to a format without them."""
+    """Raise ModelError for dimensions, assumed shapes or constants passed to a format without them."""
+    if const and "const" not in integration.options:
+        raise ModelError(f"--const is for ONNX models: drop --const {', --const '.join(const)} for {path}")
     refused = [
         option for option, value in (("dims", dims), ("assume", assume)) if value and option not in integration.options
     ]
@@ -73,8 +101,12 @@ def _require_options(
         raise ModelError(f"{path} declares the shape of every tensor: drop --dim and --assume")
 
 
-def _read_text_form(path: Path, dims: Mapping[str, int] | None, assume: Mapping[str, str]) -> Model:
+def _read_text_form(
+    path: Path, dims: Mapping[str, int] | None, assume: Mapping[str, str], const: Mapping[str, str]
+) -> Model:
     """Read a graph in text form. Raises ModelError for options, TextError for a syntax error."""
+    if const:
+        raise ModelError(f"{path} is a graph in text form: make {', '.join(const)} a weight there, and drop --const")
     if dims:
         raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
     if assume:

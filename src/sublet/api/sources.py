@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sublet.api.model_files import read_model
+from sublet.api.model_files import constant_texts, read_model
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.registry import installed_integrations, integration_of_object, resolve
@@ -107,6 +107,7 @@ def read_source(
     model: Any,
     dims: Mapping[str, int] | None = None,
     *,
+    const: Mapping[str, Any] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     changed: str = "",
@@ -117,6 +118,7 @@ def read_source(
     """Return the model of a path, an ONNX ModelProto, a graph or a `Model`, changed as requested.
 
     dims       extents of symbolic dimensions by name
+    const      constants for inputs, see `read_model`
     max_trips  the maximum trip counts of loops
     optimize   the level of ONNX Runtime's optimiser
     changed    the passes to apply; a graph or `Model` is only simplified, as the caller has made all other changes
@@ -127,7 +129,7 @@ def read_source(
     Raises ModelError for an unreadable model, RunError for an argument that is not a model, PlanError for unknown
     changes.
     """
-    source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}), max_trips)
+    source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}, constant_texts(const)), max_trips)
     first, patches = parse_changed(changed)
     if first not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, unknown to this version of Sublet")
@@ -153,6 +155,7 @@ def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
     model = read_source(
         path,
         dict(plan.dims),
+        const=dict(recipe.const),
         max_trips=dict(plan.max_trips),
         optimize=recipe.optimize,
         changed=recipe.changed,
@@ -192,10 +195,15 @@ def first_backend_name(backends: Sequence[Any]) -> str:
     return next((entry if isinstance(entry, str) else str(entry.name) for entry in backends), "")
 
 
-def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+def _read_as_model(
+    model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str], const: Mapping[str, str]
+) -> Model:
     """Read a path, ModelProto or graph as a `Model`; return a `Model` unchanged. Raises RunError otherwise."""
+    in_memory = isinstance(model, Model | WrittenGraph | Graph)
+    if const and in_memory and not (isinstance(model, Model) and dict(model.recipe.const) == const):
+        raise RunError("const= needs an ONNX path or ModelProto: pass `const` to `read_model`")
     read_with_these = isinstance(model, Model) and dict(model.recipe.assumed) == assume
-    if assume and not read_with_these and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
+    if assume and not read_with_these and (optimize != AS_IS or in_memory):
         raise RunError(
             "assume= needs an ONNX path or ModelProto, and optimize='none': an optimiser may remove the values"
         )
@@ -206,9 +214,11 @@ def _read_as_model(model: Any, dims: Mapping[str, int] | None, optimize: str, as
     if isinstance(model, Graph):
         return Model(model)
     if isinstance(model, str | Path):
-        return read_model(model, dims, optimize=optimize, assume=assume)
+        return read_model(model, dims, const=const, optimize=optimize, assume=assume)
     integration = integration_of_object(model)
     if integration is not None:
-        read: Model = resolve(integration.read_object)(model, dims, optimize, assume)
+        read: Model = resolve(integration.read_object)(
+            model, dims, optimize, assume, **({"const": const} if const else {})
+        )
         return read
     raise RunError(f"{type(model).__name__} is not a model: pass a path, an ONNX ModelProto, a Model or a Graph")

@@ -39,6 +39,22 @@ def torch_name(dtype: DType) -> str:
     return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
 
 
+BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def parse_numbers(text: str, dtype: np.dtype[Any]) -> Array:
+    """Return the numbers in a text, separated by commas, as a vector of `dtype`.
+
+    Raises ValueError for a text other than numbers of the type.
+    """
+    parse: Any = {"b": lambda part: BOOLEANS[part.lower()], "i": int, "u": int}.get(dtype.kind, float)
+    try:
+        with np.errstate(over="raise"):
+            return np.array([parse(part.strip()) for part in text.split(",")], dtype)
+    except (KeyError, ValueError, OverflowError, FloatingPointError):
+        raise ValueError(f"not a number of type {dtype}") from None
+
+
 def array_of(source: Any, what: str) -> Array:
     """Return an array over the memory of a NumPy array, a PyTorch tensor, or any object with DLPack or buffer protocol.
 

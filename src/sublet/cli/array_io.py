@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from sublet.base.arrays import parse_numbers
 from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.formatting import known_names, printable
@@ -36,8 +37,6 @@ MAX_LISTED = 20
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{0,40})?(e[+-]?[0-9]{1,3})?|[+-]?(inf|nan)|true|false", re.IGNORECASE)
 
-BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-
 Arrays = dict[str, Any]
 
 
@@ -53,6 +52,13 @@ def read_inputs(texts: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
                 raise RunError(f"--input: {printable(name)!r} is given twice")
             arrays[name] = array
     return arrays
+
+
+def given_names(texts: Sequence[str], names: Collection[str]) -> set[str]:
+    """Return the names, out of `names`, of the arrays in `NAME=...` texts and in archives. Raises as `read_inputs`."""
+    archives = [text for text in texts if Path(text).suffix.lower() == ARCHIVE_SUFFIX and Path(text).exists()]
+    entries = {entry.removesuffix(ENTRY_SUFFIX) for path in archives for entry in _list_entries(Path(path))}
+    return {name for name in names if name in entries or any(text.startswith(f"{name}=") for text in texts)}
 
 
 def input_paths(texts: Sequence[str]) -> list[Path]:
@@ -150,12 +156,9 @@ def _parse_number(text: str, value: Value) -> NDArray[Any]:
     spec, what = value.spec, f"--input {printable(value.name)}={text}"
     if not isinstance(spec, TensorSpec) or spec.size != 1 or is_packed(spec):
         raise RunError(f"{what}: the input is {value.spec}, not one number; pass a .npy or .npz file")
-    kind = NUMPY[spec.dtype]
     try:
-        number = BOOLEANS[text.lower()] if kind.kind == "b" else int(text) if kind.kind in "iu" else float(text)
-        with np.errstate(over="raise"):
-            return np.array(number, kind).reshape(spec.shape)
-    except (KeyError, ValueError, OverflowError, FloatingPointError):
+        return parse_numbers(text, NUMPY[spec.dtype]).reshape(spec.shape)
+    except ValueError:
         raise RunError(f"{what}: not a number of type {spec.dtype}") from None
 
 

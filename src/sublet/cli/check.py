@@ -26,7 +26,7 @@ from sublet.checker.external.files import (
 )
 from sublet.cli import options as shared
 from sublet.cli.console import BAD_INPUT, DOES_NOT_FIT, FITS, UNKNOWN, answer_console, print_json, refuse_overwriting
-from sublet.cli.options import command_from, parse_dims, parse_max_trips
+from sublet.cli.options import command_from, parse_constants, parse_dims, parse_max_trips
 from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
 from sublet.integrations.registry import command
 from sublet.packing import Buffer, Lifetimes, Packing, Problem
@@ -177,6 +177,7 @@ class CheckOptions:
         bool, typer.Option("--search", help="Repeat the search that proved the lower bound, if a search did.")
     ] = False
     dim: shared.Dim = None
+    const: shared.Const = None
     max_trips: shared.MaxTrips = None
     capacity: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Capacity of another tool's only memory, if its plan has none.")
@@ -216,9 +217,9 @@ def check(options: CheckOptions) -> None:
 
 def _check_sublet_plan(options: CheckOptions, plan_path: Path) -> None:
     """Check a plan by Sublet with all its claims, and print the result. Exits with status 1 for a wrong plan."""
-    if options.dim or options.max_trips or options.capacity:
+    if options.dim or options.const or options.max_trips or options.capacity:
         raise PlanError(
-            "--dim, --max-trips and --capacity are for plans of other tools: a plan by Sublet contains these"
+            "--dim, --const, --max-trips and --capacity are for plans of other tools: a plan by Sublet contains these"
         )
     plan = load(plan_path)
     result = check_plan(options.model, plan, search=options.search)
@@ -244,7 +245,8 @@ def _judge_plan_of_tool(options: CheckOptions) -> ForeignVerdict:
     recorded = embedded_options(model) if plan_path is None else {}
     dims = recorded.get("dims", {}) | parse_dims(options.dim)
     max_trips = recorded.get("max_trips", {}) | parse_max_trips(options.max_trips)
-    source = read_source(model, dims, max_trips=max_trips, assume=recorded.get("assume"))
+    const, assume = parse_constants(options.const), recorded.get("assume")
+    source = read_source(model, dims, const=const, max_trips=max_trips, assume=assume)
     if plan_path is None:
         return judge_embedded_plan(source, model, capacity)
     return judge_by_replay(source, read_plan_file(plan_path).with_capacity(capacity))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, refuse_overwriting
-from sublet.cli.options import choose_alignment, command_from, parse_dims, parse_max_trips
+from sublet.cli.options import choose_alignment, command_from, parse_constants, parse_dims, parse_max_trips
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import AS_IS
@@ -55,6 +55,7 @@ class ExportOptions:
         Path | None, typer.Option("--plan", help="A plan written by `sublet plan --out`, checked first.")
     ] = None
     dim: shared.Dim = None
+    const: shared.Const = None
     max_trips: shared.MaxTrips = None
     align: Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes.")] = None
     section: Annotated[
@@ -95,9 +96,9 @@ def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, Memor
 
     Raises PlanViolation for a plan refused by the checker.
     """
-    for option, value in (("--dim", options.dim), ("--max-trips", options.max_trips), ("--align", options.align)):
-        if value:
-            raise PlanError(f"{option} is for planning, but {path} is a finished plan")
+    for option in ("dim", "const", "max_trips", "align"):
+        if getattr(options, option):
+            raise PlanError(f"--{option.replace('_', '-')} is for planning, but {path} is a finished plan")
     memory_plan = load(path)
     graph = model_of_plan(options.model, memory_plan).graph
     require_valid(graph, memory_plan.schedule, memory_plan)
@@ -107,7 +108,8 @@ def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, Memor
 def _plan_model(options: ExportOptions) -> tuple[Graph, MemoryPlan]:
     """Return the graph of the model, and a new plan."""
     dims, max_trips = parse_dims(options.dim), parse_max_trips(options.max_trips)
-    source = model_to_run(CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=AS_IS))
+    request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=AS_IS)
+    source = model_to_run(replace(request, const=parse_constants(options.const)))
     alignment = choose_alignment(options.model, options.align)
     with packing_progress() as progress:
         return source.graph, plan_memory(source, Options(alignment=alignment), progress=progress)

@@ -61,6 +61,15 @@ Model = Annotated[
 Dim = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
 ]
+Const = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--const",
+        metavar="NAME=V[,V..]",
+        help="Fix an input of an ONNX model to numbers (sr=16000), or leave a default in the file open (w=open); "
+        "repeat for more.",
+    ),
+]
 Shape = Annotated[
     list[str] | None,
     typer.Option(
@@ -174,6 +183,11 @@ def parse_dims(texts: list[str] | None) -> dict[str, int]:
     """Return `["batch=1"]` as a dict of dimensions. Raises ModelError for a text of another form."""
     texts_by_name = _parse_repeated(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
     return {name: int(text) for name, text in texts_by_name.items()}
+
+
+def parse_constants(texts: list[str] | None) -> dict[str, str]:
+    """Return `["sr=16000"]` as a dict of constants by input. Raises ModelError for a text of another form."""
+    return _parse_repeated(texts, "--const", r".+=[^=]+", "NAME=NUMBER", "sr=16000")
 
 
 def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:

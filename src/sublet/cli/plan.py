@@ -34,6 +34,7 @@ from sublet.cli.options import (
     choose_alignment,
     command_from,
     parse_assumed_shapes,
+    parse_constants,
     parse_dims,
     parse_extents,
     parse_max_trips,
@@ -110,6 +111,7 @@ class PlanOptions:
 
     model: shared.Model
     dim: shared.Dim = None
+    const: shared.Const = None
     shape: shared.Shape = None
     max_trips: shared.MaxTrips = None
     optimize: shared.Optimizer = AS_IS
@@ -228,6 +230,7 @@ def _read_model(options: PlanOptions) -> tuple[Source, Options]:
         order=options.order.value,
     )
     request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
+    request = replace(request, const=parse_constants(options.const))
     return read_smaller_graph(request, planning_options, options.patches), planning_options
 
 

@@ -21,7 +21,14 @@ from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import human, printable
 from sublet.base.optional_imports import version_of
 from sublet.cli import options as shared
-from sublet.cli.array_io import input_paths, missing_inputs_message, random_arrays, read_inputs, write_arrays
+from sublet.cli.array_io import (
+    given_names,
+    input_paths,
+    missing_inputs_message,
+    random_arrays,
+    read_inputs,
+    write_arrays,
+)
 from sublet.cli.budget_options import read_smaller_graph
 from sublet.cli.console import (
     answer_console,
@@ -32,9 +39,17 @@ from sublet.cli.console import (
     refuse_overwriting,
     warnings_json,
 )
-from sublet.cli.options import BudgetQuestion, command_from, parse_assumed_shapes, parse_dims, parse_max_trips
+from sublet.cli.options import (
+    BudgetQuestion,
+    command_from,
+    parse_assumed_shapes,
+    parse_constants,
+    parse_dims,
+    parse_max_trips,
+)
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
+from sublet.ir.recipe import OPEN_DEFAULT
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.plan.statistics import assumptions, update_statistics
@@ -45,7 +60,7 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
 from sublet.viz.report import recipe_json, verdict_json
-from sublet.viz.summary import plain_table, render_verdict
+from sublet.viz.summary import NameCell, figures_table, plain_table, render_verdict
 
 # The report of `sublet run`: a flat JSON object, or tables for a terminal.
 
@@ -141,10 +156,7 @@ def render_run(report: RunReport) -> RenderableType:
 def _figures_table(report: RunReport) -> Table:
     executable, memory = report.executable, report.executable.memory
     statistics = update_statistics(executable.plan)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table = figures_table()
     rows = [
         ("arena", human(memory.arena), f"{memory.arena:,} bytes: all planned tensors"),
         ("scratch", human(memory.scratch), "of that: the most requested by one kernel"),
@@ -201,10 +213,10 @@ def _slowest_table(costs: Sequence[Cost]) -> Table:
     for name in ("ms", "share", "runs"):
         table.add_column(name, justify="right")
     for name in ("step", "op"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for cost in costs[:MAX_LISTED]:
         figures = f"{cost.seconds * 1e3:.3f}", f"{cost.seconds / total_seconds:.1%}", str(cost.runs)
-        table.add_row(*figures, Text(printable(str(cost.point))), Text(printable(_op_at(cost))))
+        table.add_row(*figures, NameCell(str(cost.point)), NameCell(_op_at(cost)))
     return table
 
 
@@ -227,6 +239,7 @@ class RunOptions:
         Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")
     ] = None
     dim: shared.Dim = None
+    const: shared.Const = None
     max_trips: shared.MaxTrips = None
     inputs: Annotated[
         list[str] | None,
@@ -319,17 +332,30 @@ def run(options: RunOptions) -> None:
 
 
 def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan | None) -> Source:
-    """Return the model to run, with dimensions and trip counts of a saved plan, or with the front in patches."""
+    """Return the model to run, with dimensions and trip counts of a saved plan, or with the front in patches.
+
+    An input with a default in the file is open if passed. Raises RunError for an input that is a constant.
+    """
+    const = parse_constants(options.const)
     request = CompileRequest(
         options.model,
         dims=parse_dims(options.dim) if plan is None else dict(plan.dims),
+        const=const if plan is None else None,
         max_trips=parse_max_trips(options.max_trips) if plan is None else dict(plan.max_trips),
         backend=options.backend,
         optimize=options.optimize,
         assume=assume,
         plan=plan,
     )
-    return read_smaller_graph(request, options.planning_options, options.patches)
+    source = read_smaller_graph(request, options.planning_options, options.patches)
+    given = given_names(options.inputs or [], source.fixed)
+    refused = given if plan is not None else given & const.keys()
+    if refused:
+        raise RunError(f"--input {printable(min(refused))}: {source.fixed[min(refused)]}")
+    if given:
+        request = replace(request, const={**const, **dict.fromkeys(sorted(given), OPEN_DEFAULT)})
+        source = read_smaller_graph(request, options.planning_options, options.patches)
+    return source
 
 
 def _compile(request: CompileRequest) -> Executable:
@@ -349,7 +375,7 @@ def _load_plan(options: RunOptions) -> MemoryPlan | None:
     """Return the plan in the file; None without a file. Raises PlanError for an option already decided by the plan."""
     if options.plan is None:
         return None
-    for name in ("dim", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
+    for name in ("dim", "const", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
         if getattr(options, name):
             option = name.replace("_", "-")
             raise PlanError(
@@ -369,11 +395,11 @@ def _inputs_and_weights(source: Source, options: RunOptions) -> tuple[dict[str, 
     weights = {value.name: value for value in without_content}
     wanted: dict[str, Value] = {**inputs, **weights}
     provided = read_inputs(options.inputs or [], wanted)
-    missing = {name: value for name, value in wanted.items() if name not in provided}
+    missing = {name: value for name, value in wanted.items() if name not in provided and name not in source.defaults}
     if missing and options.seed is None:
         raise RunError(f"{options.model}: {missing_inputs_message(missing, len(wanted))}")
     contents = provided | random_arrays(missing, options.seed or 0)
-    return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
+    return {name: contents[name] for name in inputs if name in contents}, {name: contents[name] for name in weights}
 
 
 def _time_runs(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:

@@ -28,7 +28,8 @@ class Integration:
     suffixes            the suffixes of model files, in lower case
     file_names          the whole names of model files without a telling suffix
     read_model          (path, dims, optimize, assume) -> Model
-    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume"
+    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume", "const";
+                        both functions of reading have a keyword `const` if and only if "const" is an option
     object_attributes   the attributes by which a model in memory is recognised
     read_object         (object, dims, optimize, assume) -> Model
     optimize_levels     the levels of the vendor's own optimiser, the strongest last
@@ -44,6 +45,7 @@ class Integration:
     dialects            op prefix -> function from the name of an op to its `Op`
     backends            backend -> function from a model to its `Backend`; the fastest first
     packages            backend -> the package that it needs
+    node_bytes          the bytes that the fastest backend keeps for the kernel of a node, measured
     reference_kernels   op prefix -> function (node, opsets) to the reference kernel
     region_splits       functions (graph, name of a node) -> graphs with a region around the node in two halves
     exporters           export form -> `Exporter`
@@ -72,6 +74,7 @@ class Integration:
     backends: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     reference_kernels: Mapping[str, str] = field(default_factory=dict)
+    node_bytes: int = 0
     region_splits: tuple[str, ...] = ()
     exporters: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)

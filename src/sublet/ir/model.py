@@ -31,6 +31,8 @@ class Model:
     max_trips the declared maximum trip counts used to read the model, by loop; "" means every loop
     remark    a note of the reader for the user, for example that an optimiser refused the model
     recipe    how the graph was derived from the file
+    defaults  the contents of inputs that a call may leave out, by name
+    fixed     the inputs of the file that are constants of the graph, by name, each with a remark for the user
     constants weights contained in the program itself: neither trained nor saved
     warnings  false claims of the file, and parts of the model that must not run
     """
@@ -46,6 +48,8 @@ class Model:
     recipe: Recipe = PLAIN
     warnings: tuple[Finding, ...] = ()
     constants: frozenset[str] = frozenset()
+    defaults: Mapping[str, Constant] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Model of {self.graph!r}>"

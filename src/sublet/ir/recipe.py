@@ -27,6 +27,12 @@ ORDERS = {
 PATCHES_PREFIX = "patches "
 """The prefix of the patches in `Recipe.changed`; the patches come last in the text."""
 
+OPEN_DEFAULT = "open"
+"""The text in `Recipe.const` of an input with a default in the file: a call may leave the input out."""
+
+MAX_SHOWN_CHARACTERS = 40
+"""The number of characters of a constant shown in the description of a recipe."""
+
 OFFLOAD_SUFFIX = ".offload"
 """The suffix of the name of a node that offloads a value to slow memory, after the name of the value."""
 
@@ -35,6 +41,8 @@ OFFLOAD_SUFFIX = ".offload"
 class Recipe:
     """The changes made to the model of a file before planning.
 
+    const      (input, text): an input fixed to the numbers in the text, or "open" for an input with a default in the
+               file, planned as an input
     optimize   the optimiser: "none", or a level of the integration's optimiser (`optimize_levels` of its record)
     by         further dependencies of the optimiser, as text: the version of ONNX Runtime and the processor
     changed    the passes of Sublet applied to the nodes: "" for no pass, "simplify" or "less_memory"; followed by
@@ -57,6 +65,7 @@ class Recipe:
     scratch: tuple[tuple[str, int], ...] = ()
     assumed: tuple[tuple[str, str], ...] = ()
     declared: tuple[tuple[str, str], ...] = ()
+    const: tuple[tuple[str, str], ...] = ()
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -67,6 +76,8 @@ class Recipe:
     def description(self) -> str:
         """The derivation of the graph as a sentence for messages."""
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
+        if self.const:
+            graph += f", with {', '.join(f'{name}={text[:MAX_SHOWN_CHARACTERS]}' for name, text in self.const)}"
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:

@@ -19,7 +19,7 @@ from sublet.plan.schedule import Schedule
 ARENA = "arena"
 KEPT = "kept"
 """The name of the arena of values saved across suspension points, if separate from the main arena."""
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 UNLIMITED = -1
 OPEN = -1
 """The number of an unknown extent, or of a placement known only in the run."""

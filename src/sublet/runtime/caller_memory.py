@@ -108,12 +108,16 @@ class CallerContents:
         weights: Mapping[Value, Any],
         inputs: Mapping[str, Value],
         outputs: Mapping[str, Value],
+        defaults: Mapping[str, Any],
+        fixed: Mapping[str, str],
     ) -> None:
         self._graph = graph
         self._memory = memory
         self._state = state
         self._inputs = inputs
         self._outputs = outputs
+        self._defaults = defaults
+        self._fixed = fixed
         self._weights = {value: content for value, content in weights.items() if value not in graph.updated_values}
         self._named_weights = {value.name: value for value in graph.weights}
         self._bound: set[str] = set()
@@ -122,10 +126,14 @@ class CallerContents:
             self.set_content(value, weights[value], f"weight {value.name}")
 
     def load_inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Check every input, then write all inputs to their storages."""
+        """Check every input, then write all inputs to their storages, with defaults for inputs left out."""
         unknown = [name for name in inputs if name not in self._inputs]
+        if unknown and unknown[0] in self._fixed:
+            raise RunError(f"input {printable(unknown[0])}: {self._fixed[unknown[0]]}")
         if unknown:
             raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
+        left_out = {name: given for name, given in self._defaults.items() if not self._has_content(self._inputs[name])}
+        inputs = {**left_out, **inputs}
         missing = [name for name, value in self._inputs.items() if name not in inputs and not self._has_content(value)]
         if missing:
             self._state.require_certain(self._inputs[missing[0]], missing[0])

@@ -124,13 +124,16 @@ class Executable:
         kept_bytes: int | None = 0,
         remark: str = "",
         constants: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, str] | None = None,
     ) -> None:
         """Create the executable.
 
         `weights` are the contents of `graph.weights`; `inputs` and `outputs` rename the inputs and outputs of `graph`.
         `kept_bytes` is the memory allocated and kept by backends before, None if unknown; `remark` is a note on the
-        model for the user; `constants` names the weights that are constants of the program. The caller guarantees
-        that `plan` is a valid plan of `graph`.
+        model for the user; `constants` names the weights that are constants of the program. `defaults` are the
+        contents of inputs left out by a call; `fixed` are inputs of the file that are constants, each with a remark.
+        The caller guarantees that `plan` is a valid plan of `graph`.
         """
         self.graph = graph
         self.plan = plan
@@ -143,7 +146,9 @@ class Executable:
         self._locks = self.planned_memory.locks
         self.point_accesses = accesses_of_points(graph, plan, self.planned_memory.pointers)
         self._state = ExecutableState(graph, self.planned_memory)
-        self._contents = CallerContents(graph, self.planned_memory, self._state, weights, self.inputs, self.outputs)
+        self._contents = CallerContents(
+            graph, self.planned_memory, self._state, weights, self.inputs, self.outputs, defaults or {}, fixed or {}
+        )
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
         self._program: BoundProgram | None = None  # the latest program

@@ -48,8 +48,8 @@ def _control_flow_json(plan: MemoryPlan) -> dict[str, Any]:
 def recipe_json(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe of the planned graph as JSON data."""
     content = asdict(recipe)
-    types = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
-    return {**content, "scratch": dict(recipe.scratch), **types, "words": recipe.description}
+    by_name = {name: dict(content[name]) for name in ("assumed", "declared", "scratch", "const")}
+    return {**content, **by_name, "words": recipe.description}
 
 
 def plan_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
-from sublet.integrations.onnx.reader.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto
 from tests.integrations.onnx.models import parsed
 
 GOOD = "g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }"
@@ -27,8 +28,8 @@ def test_truncated_file_at_every_length(tmp_path: Path) -> None:
     content = parsed(GOOD).SerializeToString()
     for length in range(len(content)):
         with pytest.raises(ModelError):
-            load(_saved(tmp_path, content[:length]))
-    assert load(_saved(tmp_path, content)).outputs == ("y",)
+            read_model(_saved(tmp_path, content[:length]))
+    assert read_model(_saved(tmp_path, content)).outputs == ("y",)
 
 
 def test_flipped_bytes_give_no_other_error(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_flipped_bytes_give_no_other_error(tmp_path: Path) -> None:
         for position in rng.integers(0, len(broken), 3):
             broken[position] = rng.integers(0, 256)
         try:
-            load(_saved(tmp_path, bytes(broken)))
+            read_model(_saved(tmp_path, bytes(broken)))
             outcomes.add("fine")
         except ModelError:
             outcomes.add("refused")
@@ -51,14 +52,15 @@ def test_flipped_bytes_give_no_other_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x00" * 1000, b"PK\x03\x04", b"id,lower,upper,size\n1,2,3,4\n"])
 def test_garbage(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ModelError, match=r"model\.onnx"):
-        load(_saved(tmp_path, content))
+        read_model(_saved(tmp_path, content))
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
-        load(tmp_path / "absent.onnx")
+        read_model(tmp_path / "absent.onnx")
+    (tmp_path / "folder.onnx").mkdir()
     with pytest.raises(ModelError, match="cannot be read"):
-        load(tmp_path)
+        read_model(tmp_path / "folder.onnx")
 
 
 def test_cycle_names_its_nodes() -> None:
@@ -206,7 +208,7 @@ def _external(location: str, **entries: str) -> onnx.ModelProto:
 def _load_external(tmp_path: Path, location: str, **entries: str) -> np.ndarray:
     folder = tmp_path / "model"
     folder.mkdir(exist_ok=True)
-    return load(_saved(folder, _external(location, **entries).SerializeToString())).weights["w"].array()
+    return read_model(_saved(folder, _external(location, **entries).SerializeToString())).weights["w"].array()
 
 
 def test_external_data_is_read_on_demand(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import DIMS, ModelsUnavailableError, RealModel, light_models, wheel_models
+from sublet.api.model_files import read_model
 from sublet.base.tensor import DType, TensorSpec
-from sublet.integrations.onnx.reader.model import from_proto, load
+from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
@@ -68,7 +69,7 @@ def _assert_specs_are_what_runs(model: onnx.ModelProto, dims: dict[str, int], fe
 
 @pytest.mark.parametrize("model", light_models(), ids=lambda model: model.name)
 def test_light_model_imports_with_every_shape_known(model: RealModel) -> None:
-    imported = load(model.path)
+    imported = read_model(model.path)
     assert findings(imported.graph) == ()
     assert imported.graph.unplannable_values == ()
     assert imported.graph.inputs[0].spec == TensorSpec(DType.F32, (1, 3, 224, 224))
@@ -106,7 +107,7 @@ def test_lstm_loop_computes_the_same_after_import() -> None:
 def test_every_wheel_model_imports(wheels: dict[str, RealModel]) -> None:
     assert set(DIMS) <= set(wheels)
     for model in wheels.values():
-        imported = load(model.path, model.dims)
+        imported = read_model(model.path, model.dims)
         assert findings(imported.graph) == (), model.name
         assert all(value.plannable for value in imported.graph.outputs), model.name
         if model.name != "silero_vad":
@@ -117,7 +118,7 @@ def test_every_wheel_model_imports(wheels: dict[str, RealModel]) -> None:
 def test_silero_vad_keeps_one_branch_of_fifty(wheels: dict[str, RealModel]) -> None:
     """Only the sampling rate is unknown; its arm for 8 kHz cannot run on a window made for 16 kHz."""
     model = wheels["silero_vad"]
-    imported = load(model.path, model.dims)
+    imported = read_model(model.path, model.dims)
     branches = [node for node in imported.graph.nodes if isinstance(node, CaseOf)]
     assert len(branches) == 1
     assert [arm.name for arm in branches[0].arms] == ["else_branch", "then_branch"]

@@ -57,7 +57,11 @@ def convert_if(frame: GraphConversion, node: onnx.NodeProto, name: str, convert:
     if any(len(branch.output) < len(node.output) for branch in branches):
         raise node_error(frame, node, f"has {len(node.output)} outputs; one of its branches has fewer")
     if index.weight is not None:
-        _inline_branch(frame, node, branches[bool(index.weight.array())], convert)
+        condition_holds = bool(index.weight.array())
+        first = next(filter(None, node.output), "")
+        if first and len(frame.scope.maps) == 1:
+            frame.program.taken[first] = condition_holds
+        _inline_branch(frame, node, branches[condition_holds], convert)
         return
     arms: list[Graph] = []
     results: list[tuple[KnownValue, ...]] = []

@@ -55,6 +55,7 @@ class ImportState:
     budget        decreases with every converted node: a loop body is converted again after a wrong guess about the
                   carried values, and nested loops multiply
     fold_bytes    the bytes constant folding may still read and write
+    taken         the branches taken by top-level Ifs with a constant condition, by first output: True for then
     conditional   the number of enclosing branches and loops without a certain run
     """
 
@@ -69,6 +70,7 @@ class ImportState:
     assumed: AssumedShapes = field(default_factory=AssumedShapes)
     fold_bytes: int = MAX_FOLD_BYTES
     warnings: list[Finding] = field(default_factory=list)
+    taken: dict[str, bool] = field(default_factory=dict)
     conditional: int = 0
 
     def warn(self, rule: str, where: str, what: str) -> None:

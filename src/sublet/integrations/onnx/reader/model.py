@@ -29,7 +29,6 @@ from sublet.integrations.onnx.reader.model_file import (
     all_nodes,
     inline_functions,
     opsets_of,
-    read_model,
     require_utf8,
     with_explicit_nodes,
 )
@@ -236,17 +235,6 @@ if TYPE_CHECKING:
 MAX_NODES = 2_000_000
 
 
-def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Model:
-    """Import the ONNX model at `path`.
-
-    `dims` binds open dimensions, and `assume` declares the shapes of values without shape inference. The import
-    executes nothing from the file, and checks external data without reading the data. Raises ModelError when the file
-    is malformed or unsafe, or when a dimension stays open.
-    """
-    path = Path(path)
-    return from_proto(read_model(path), dims, where=path.name, folder=path.parent, assume=assume)
-
-
 def from_proto(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
@@ -255,11 +243,17 @@ def from_proto(
     where: str = "model",
     folder: Path | None = None,
     assume: Mapping[str, str] | None = None,
+    taken: dict[str, bool] | None = None,
 ) -> Model:
-    """Import an ONNX model in memory; external data lies below `folder`. Otherwise like `load`.
+    """Import an ONNX model in memory; external data lies below `folder`.
+
+    `dims` binds open dimensions, and `assume` declares the shapes of values without shape inference. The import
+    executes nothing from the file, and checks external data without reading the data. Raises ModelError when the model
+    is malformed or unsafe, or when a dimension stays open.
 
     `shapes` are the shapes of inputs known to the caller. An input named in `shapes` stays an input even when the file
-    has a default for the input.
+    has a default for the input. `taken` receives the branches of top-level Ifs with a constant condition, by the first
+    output of the If: True for the then branch.
     """
     shapes = shapes or {}
     require_utf8(model, where)
@@ -272,6 +266,7 @@ def from_proto(
         raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
     budget = ATTEMPTS_PER_NODE * (count + 100)
     program = ImportState(where, folder, opsets, dims, budget, assumed=AssumedShapes(assume or {}))
+    program.taken = {} if taken is None else taken
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
@@ -281,20 +276,25 @@ def from_proto(
 def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
     """Return the model without the initialisers of inputs named in `shapes`."""
     given = {value.name for value in model.graph.input if value.name in shapes}
-    if not given.intersection(_initializer_names(model.graph)):
+    if not given.intersection(initializer_names(model.graph)):
         return model
     changed = type(model)()
     changed.CopyFrom(model)
-    for i in reversed(range(len(changed.graph.initializer))):
-        if changed.graph.initializer[i].name in given:
-            del changed.graph.initializer[i]
-    for i in reversed(range(len(changed.graph.sparse_initializer))):
-        if changed.graph.sparse_initializer[i].values.name in given:
-            del changed.graph.sparse_initializer[i]
+    remove_initializers(changed.graph, given)
     return changed
 
 
-def _initializer_names(graph: onnx.GraphProto) -> set[str]:
+def remove_initializers(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Remove the dense and sparse initialisers called `names` from the graph, in place."""
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name in names:
+            del graph.initializer[i]
+    for i in reversed(range(len(graph.sparse_initializer))):
+        if graph.sparse_initializer[i].values.name in names:
+            del graph.sparse_initializer[i]
+
+
+def initializer_names(graph: onnx.GraphProto) -> set[str]:
     """Return the names of all dense and sparse initialisers."""
     names = {tensor.name for tensor in graph.initializer}
     return names | {tensor.values.name for tensor in graph.sparse_initializer}
@@ -305,7 +305,7 @@ def _add_inputs(program: ImportState, graph: onnx.GraphProto, shapes: Shapes, sc
 
     An input with an initialiser has a default, and counts as a constant.
     """
-    defaults = _initializer_names(graph)
+    defaults = initializer_names(graph)
     free = [value for value in graph.input if value.name not in defaults]
     for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
         if not name:

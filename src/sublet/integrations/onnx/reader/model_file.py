@@ -78,6 +78,10 @@ def require_utf8(message: Any, where: str) -> None:
                 require_utf8(inner, where)
 
 
+BRANCHES = "sublet.branches"
+"""The domain of the local functions of `inline_branches`."""
+
+
 def domain_of(domain: str) -> str:
     """Return the canonical domain: "ai.onnx" is an alias of the default domain, ""."""
     return "" if domain == "ai.onnx" else domain
@@ -99,6 +103,44 @@ def inline_functions(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if result.functions:
         raise ModelError(f"{where}: local functions of another operator set version cannot be inlined")
     return result
+
+
+def inline_branches(model: onnx.ModelProto, taken: Mapping[str, bool], where: str) -> onnx.ModelProto:
+    """Return the model with one branch in place of every top-level If in `taken`, by first output: True for then.
+
+    A branch becomes the body of a local function, because ONNX's inliner renames the values of a body. Initialisers of
+    the branch become initialisers of the model. Raises ModelError if the inliner refuses the model.
+    """
+    if not taken:
+        return model
+    helper, changed = require("onnx.helper", extra="onnx"), type(model)()
+    changed.CopyFrom(model)
+    graph, names = changed.graph, set(_value_names(model))
+    for i, node in enumerate(graph.node):
+        first = next(filter(None, node.output), "")
+        if node.op_type != "If" or domain_of(node.domain) or first not in taken:
+            continue
+        side = "then_branch" if taken[first] else "else_branch"
+        branch = next(attribute.g for attribute in node.attribute if attribute.name == side)
+        arguments = {name: name for name in free_names(branch)}
+        for tensor in branch.initializer:
+            arguments[tensor.name] = unused_name(tensor.name, names)
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = arguments[tensor.name]
+        for sparse in branch.sparse_initializer:
+            arguments[sparse.values.name] = unused_name(sparse.values.name, names)
+            graph.sparse_initializer.add().CopyFrom(sparse)
+            graph.sparse_initializer[-1].values.name = arguments[sparse.values.name]
+        outputs = zip(node.output, branch.output, strict=False)
+        results = {unused_name(f"{name}.out", names): value.name for name, value in outputs if name}
+        body = [*branch.node, *(helper.make_node("Identity", [source], [name]) for name, source in results.items())]
+        body_of = helper.make_function(BRANCHES, f"branch{i}", list(arguments), list(results), body, model.opset_import)
+        changed.functions.append(body_of)
+        node.CopyFrom(
+            helper.make_node(body_of.name, list(arguments.values()), list(filter(None, node.output)), domain=BRANCHES)
+        )
+    changed.opset_import.append(helper.make_opsetid(BRANCHES, 1))
+    return inline_functions(changed, where)
 
 
 def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
