@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from sublet.base.errors import ProblemError
-from sublet.base.formatting import human, parse_bytes, percent, printable
+from sublet.base.formatting import human, parse_bytes, percent
 from sublet.checker.external.files import packing_problem
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, print_json, refuse_overwriting
@@ -21,6 +19,7 @@ from sublet.cli.options import command_from
 from sublet.cli.plan_output import print_memory_map, write_pictures
 from sublet.packing import Lifetimes, Packing, PackingReport, Problem, RegionPacking, place_in_regions, write_csv
 from sublet.packing import pack as pack_problem
+from sublet.viz.summary import NameCell, plain_table
 from sublet.viz.view_model import picture_of_packing
 
 # The output of `sublet pack`.
@@ -73,7 +72,7 @@ def packing_json(report: PackingReport, limit: int | None) -> dict[str, Any]:
 
 def print_regions(console: Console, packing: RegionPacking) -> None:
     """Print one row a region, and the total cost."""
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("region")
     for title in ("arena", "capacity", "used", "buffers", "cost/byte", "cost"):
         table.add_column(title, justify="right")
@@ -81,8 +80,7 @@ def print_regions(console: Console, packing: RegionPacking) -> None:
         region = share.region
         used = f"{share.arena_bytes / region.capacity:.1%}" if region.capacity else "-"
         sizes = (human(share.arena_bytes), human(region.capacity), used)
-        name = escape(printable(region.name))
-        table.add_row(name, *sizes, f"{len(share.members):,}", f"{region.cost:,}", f"{share.cost:,}")
+        table.add_row(NameCell(region.name), *sizes, f"{len(share.members):,}", f"{region.cost:,}", f"{share.cost:,}")
     console.print(table)
     console.print(f"cost         {packing.cost:,}")
     console.print(f"lower bound  {packing.least_cost:,}, gap {percent(packing.gap)}")

@@ -15,7 +15,7 @@ from sublet.plan.statistics import checked_summary
 from sublet.plan.verdict import Verdict
 from sublet.viz.page import write_html
 from sublet.viz.png import write_png
-from sublet.viz.summary import plain_table, render_summary, render_verdict
+from sublet.viz.summary import NameCell, plain_table, render_summary, render_verdict
 from sublet.viz.terminal import memory_map
 from sublet.viz.view_model import Picture
 
@@ -48,7 +48,7 @@ def print_two_plans(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]
     first, second = plans
     table = plain_table()
     for title in ("", *names, "change"):
-        table.add_column(title, justify="right" if title else "left", overflow="fold")
+        table.add_column(NameCell(title), justify="right" if title else "left")
     rows = [
         ("arena", first.arena_bytes, second.arena_bytes),
         ("lower bound", first.lower_bound_bytes, second.lower_bound_bytes),

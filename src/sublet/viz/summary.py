@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,9 +28,52 @@ from sublet.viz.loop_bands import describe_versions
 # The style of tables on a terminal.
 
 
+class _FoldingTable(Table):
+    """A table whose columns fold where the terminal is too narrow: figures are never cut."""
+
+    def add_column(self, *arguments: Any, **options: Any) -> None:
+        super().add_column(*arguments, **{"overflow": "fold", **options})
+
+
 def plain_table() -> Table:
     """Return an empty table without lines, with dim titles."""
-    return Table(box=None, padding=(0, 2), header_style="dim")
+    return _FoldingTable(box=None, padding=(0, 2), collapse_padding=True, header_style="dim")
+
+
+def figures_table() -> Table:
+    """Return an empty table without titles: name, figure, remark."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    return table
+
+
+def cut_middle(text: str, columns: int, dots: str = "…") -> str:
+    """Return the text, with `dots` in place of the middle where the text takes more than `columns` of a terminal."""
+    if cell_len(text) <= columns:
+        return text
+    kept = max(0, columns - cell_len(dots))
+    end = set_cell_size(text[::-1], kept // 2)[::-1]
+    return set_cell_size(f"{set_cell_size(text, kept - kept // 2)}{dots}{end}", columns)
+
+
+MIN_NAME_COLUMNS = 9
+"""Columns of a cut name, at least: four characters at both ends tell most names of a model apart."""
+
+
+class NameCell:
+    """A name in a table, cut in the middle where the terminal is too narrow: names often differ only at the ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = printable(name)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        columns = cell_len(self.name)
+        return Measurement(min(columns, MIN_NAME_COLUMNS), columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(cut_middle(self.name, options.max_width, "..." if options.ascii_only else "…"))
 
 
 # A table of buffers for the terminal: bytes, and tensors in the buffer.
@@ -53,14 +99,14 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
     """Return a table of the first buffers, with the values sharing each buffer."""
     places = {place.value: place for place in plan.placements}
     table = plain_table()
-    table.add_column("bytes", justify="right", overflow="fold")
+    table.add_column("bytes", justify="right")
     for name in ("tensor", "type", "producer"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for live in buffers[:MAX_BUFFERS]:
         for i, value in enumerate(live.values[:MAX_VALUES]):
             place = places[value]
             size = human(live.nbytes) if i == 0 else "shared"
-            table.add_row(size, Text(printable(value)), Text(place.spec), Text(printable(_describe_maker(place))))
+            table.add_row(size, NameCell(value), Text(place.spec), NameCell(_describe_maker(place)))
         if len(live.values) > MAX_VALUES:
             table.add_row("shared", Text(f"{len(live.values) - MAX_VALUES} more"), "", "")
     rest = buffers[MAX_BUFFERS:]
@@ -172,15 +218,12 @@ def _describe_arena(arena: Storage) -> str:
 
 
 def _figures_table(plan: MemoryPlan, claimed: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table = figures_table()
     bound = "by search, which the checker does not repeat" if plan.bound == "search" else plan.bound
     listed_arenas = plan.arenas if len(plan.arenas) > 1 else ()
-    rows = [
+    rows: list[tuple[RenderableType, int, str]] = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
-        *((f"  {escape(printable(arena.name))}", arena.nbytes, _describe_arena(arena)) for arena in listed_arenas),
+        *((NameCell(f"  {arena.name}"), arena.nbytes, _describe_arena(arena)) for arena in listed_arenas),
         ("lower bound", plan.lower_bound_bytes, f"{_describe_gap(plan, claimed)} ({bound})"),
         ("without reuse", plan.total_bytes, _describe_reuse(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that alias an input"),
@@ -231,9 +274,11 @@ def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
 
 
 def _render_peak(plan: MemoryPlan) -> list[RenderableType]:
-    where = f"point {plan.peak.point} of {len(plan.points)}, {str(plan.peak_point)!r}"
+    heading = Table.grid(padding=(0, 1))
+    where = f"{human(plan.peak.nbytes)} at point {plan.peak.point} of {len(plan.points)},"
+    heading.add_row(Text.assemble(("Peak", "bold"), " ", where), NameCell(repr(str(plan.peak_point))))
     return [
-        Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
+        heading,
         buffer_table(buffers_at_peak(plan), plan),
         *_describe_contributor(plan),
     ]

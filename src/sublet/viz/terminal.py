@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from sublet.base.formatting import human
+from sublet.viz.summary import cut_middle
 from sublet.viz.view_model import Picture, point_label
 
 # The colours of buffers: Paul Tol's "light" scheme, distinguishable with any common colour blindness.
@@ -209,9 +210,7 @@ class _MapDrawing:
 
     def _shorten_middle(self, name: str) -> str:
         """Return a name shortened in the middle: plans differ at the beginning of names, regions at the end."""
-        most, dots = _AXIS - 1, "~" if self.ascii_only else "…"
-        kept = (most - len(dots)) // 2
-        return self._fit_width(name if len(name) <= most else name[:kept] + dots + name[-kept:])
+        return self._fit_width(cut_middle(name, _AXIS - 1, "~" if self.ascii_only else "…"))
 
     def _fit_width(self, text: str) -> str:
         """Return the text, printable and cut to the width of the map."""
