@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
 from sublet.analysis.options import Options
@@ -275,6 +276,34 @@ def test_bound_memory_that_does_not_fit() -> None:
         executable(x=X)
     with pytest.raises(RunError, match="io='bound'"):
         chain().bind("x", X)
+
+
+def test_a_value_outside_the_plan_cannot_be_bound() -> None:
+    """The sizes of a reshaped tensor and of a sequence are known only in a run."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[4, 4] x, int64[2] s, seq(float[2]) q) => (float[a, b] y, seq(float[2]) w) {
+          r = Reshape (x, s)
+          y = Relu (r)
+          w = Identity (q)
+        }"""
+    )
+    executable = compile(model, options=Options(io="bound"), backend="reference")
+    for name, found in (
+        ("y", r"f32\[\?,\?\]; the shape depends on data"),
+        ("q", r"seq\(f32\[2\]\); a sequence has no"),
+    ):
+        with pytest.raises(
+            RunError, match=f"'{name}' lies outside the plan: expected a size known before the run, found {found}"
+        ):
+            executable.bind(name, np.zeros((4, 4), np.float32))
+    with pytest.raises(RunError, match=r"no input, output or weight 'r' \(an intermediate value"):
+        executable.bind("r", np.zeros((4, 4), np.float32))
+    shown = compile(model, options=Options(io="bound"), backend="reference", assume={"r": "f32[2,8]"})
+    y = np.zeros((2, 8), np.float32)
+    shown.bind("y", y)
+    shown(x=np.ones((4, 4), np.float32), s=np.array([2, 8]), q=[])
+    assert (y == 1).all(), "a declared shape makes the value one of the plan"
 
 
 def test_packed_weights_can_be_bound() -> None:

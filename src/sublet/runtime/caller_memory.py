@@ -10,7 +10,7 @@ import numpy as np
 from sublet.base.arrays import array_of, contiguous, has_memory, has_shape
 from sublet.base.errors import RunError
 from sublet.base.formatting import known_names, printable
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_storage_name
 from sublet.runtime.calls import store
@@ -178,9 +178,15 @@ class CallerContents:
     def bind(self, name: str, memory: Any) -> tuple[Value, bool]:
         """Use memory of the caller as the storage of a value.
 
-        Return the value, and True if the memory is another content of a weight not updated by runs.
+        Return the value, and True if the memory is another content of a weight not updated by runs. Raises RunError for
+        an unknown name, a value outside the plan, a value in an arena, and memory that does not fit.
         """
         value = self._value_by_name(name)
+        if isinstance(value.spec, Unplannable):
+            raise RunError(
+                f"{printable(name)!r} lies outside the plan: expected a size known before the run, found "
+                f"{printable(value.spec.type)}; {printable(value.spec.reason)}. Leave the value to the run, or declare a tensor's shape with assume="
+            )
         known = value.name
         storage = bound_storage_name(known)
         if storage not in self._memory.storages:
@@ -226,4 +232,8 @@ class CallerContents:
         if found is not None:
             return found
         known = known_names([*self._inputs, *self._outputs, *self._memory.arenas])
-        raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
+        inner = any(value.name == name for value in self._graph.values())
+        hint = " (an intermediate value, which only a run computes)" if inner else ""
+        raise RunError(
+            f"there is no input, output or weight {printable(name)!r}{hint}; there are {known} and the weights"
+        )
