@@ -183,9 +183,10 @@ class CallerContents:
         """
         value = self._value_by_name(name)
         if isinstance(value.spec, Unplannable):
+            found = printable(f"{value.spec.type}; {value.spec.reason}")
             raise RunError(
-                f"{printable(name)!r} lies outside the plan: expected a size known before the run, found "
-                f"{printable(value.spec.type)}; {printable(value.spec.reason)}. Leave the value to the run, or declare a tensor's shape with assume="
+                f"{printable(name)!r} lies outside the plan: expected a size known before the run, found {found}. "
+                "Leave the value to the run, or declare a tensor's shape with assume="
             )
         known = value.name
         storage = bound_storage_name(known)
