@@ -15,10 +15,12 @@ from sublet import Options, parse
 from sublet.api.sources import model_of_plan, read_source
 from sublet.base.errors import PlanError
 from sublet.checker import judge
+from sublet.ops.slice_maps import shape_of
 from sublet.ops.verify import verify
-from sublet.passes.patching.patch_based import front_up_to, with_patched_front
+from sublet.passes.patching.patch_based import front_up_to, with_patched_front, with_patches
 from sublet.planning.budget.cost_model import count_products
-from sublet.planning.budget.patches import choose_patches, with_patches
+from sublet.planning.budget.patches import choose_patches
+from sublet.runtime.differential import watch_steps
 from sublet.runtime.poison import run_poisoned
 from tests.passes.programs import same
 
@@ -61,13 +63,75 @@ def test_patches_compute_what_the_whole_computes(seed: int) -> None:
     changed = with_patches(model, f"{grid}@{last}")
     verify(changed.graph)
     whole, pieces = (sublet.compile(each, backend="onnxruntime") for each in (model, changed))
-    assert isinstance(model.graph.inputs[0].spec, sublet.TensorSpec)
-    x = np.random.default_rng(seed).standard_normal(model.graph.inputs[0].spec.shape).astype(np.float32)
-    expected, found = whole({"image": x}), pieces({"image": x})
+    compared(whole, pieces)
+
+
+def compared(whole: sublet.Executable, pieces: sublet.Executable) -> None:
+    """Compare two executables over one image, the second in poisoned memory too."""
+    (image,) = whole.graph.inputs
+    assert isinstance(image.spec, sublet.TensorSpec)
+    x = {image.name: np.random.default_rng(0).standard_normal(image.spec.shape).astype(np.float32)}
+    expected, found, poisoned = whole(x), pieces(x), run_poisoned(pieces, x)
+    by_node = pieces.run_watched(x, watch_steps, serial=True)  # by one thread, as the poisoned run
     for name, content in expected.items():
         np.testing.assert_allclose(found[name], content, rtol=1e-5, atol=1e-6)
-    poisoned = run_poisoned(pieces, {"image": x})
-    assert all(np.array_equal(poisoned[name], found[name]) for name in found)
+        assert np.array_equal(poisoned[name], by_node[name])
+
+
+def blocks_of_channels() -> onnx.ModelProto:
+    """A network that ONNX Runtime rewrites into blocks of channels: residuals, pooling, branches joined."""
+    b = Builder("blocks")
+    x = b.op("Relu", b.conv(b.input("image", (1, 3, 34, 37)), 32, 3, 2))
+    x = b.op("Relu", b.op("Add", b.conv(b.op("Relu", b.conv(x, 64, 1)), 32, 3), x))
+    x = b.pool("MaxPool", b.concat([b.conv(x, 16, 1), b.conv(x, 16, 3)]), 3, 2, 1)
+    return b.model(probabilities=b.classifier(b.op("Sigmoid", b.conv(x, 16, 3)), 5))
+
+
+@pytest.mark.parametrize("level", ["onnxruntime-basic", "onnxruntime-extended", "onnxruntime"])
+def test_rewritten_graphs_have_patches_too(level: str) -> None:
+    """Fused convolutions with an addend, and maps in blocks of channels, cut inside the front and joined behind."""
+    model = read_source(blocks_of_channels(), optimize=level)
+    assert any(level == "onnxruntime" and "nchwc" in node.op for node in model.graph.nodes) == (level == "onnxruntime")
+    fronts = [node.name for node in model.graph.nodes if not isinstance(front_up_to(model.graph, node.name), str)]
+    assert len(fronts) > 3
+    whole, cut = sublet.compile(model, backend="onnxruntime"), list[int]()
+    for name in fronts[1::2]:
+        changed = with_patches(model, f"3x2@{name}")
+        cut += [len(shape_of(node.inputs[0])) for node in changed.graph.nodes if node.op == "onnx.Slice"]
+        verify(changed.graph)
+        compared(whole, sublet.compile(changed, backend="onnxruntime"))
+    assert (5 in cut) == (level == "onnxruntime")
+
+
+def test_slices_before_operator_set_10_have_attributes() -> None:
+    proto, last = convolutions(1)
+    proto.opset_import[0].version = 9
+    for node in proto.graph.node:
+        assert node.op_type != "Clip"
+    model = read_source(proto)
+    changed = with_patches(model, f"2x2@{last}")
+    assert any(node.op == "onnx.Slice" and node.attrs for node in changed.graph.nodes)
+    compared(*(sublet.compile(each, backend="onnxruntime") for each in (model, changed)))
+
+
+def test_patches_that_keep_more_than_they_save_are_declined_in_a_run() -> None:
+    """`plan` counts the arena alone; a run counts the bytes kept for each kernel as well."""
+    model = read_source(blocks_of_channels())
+    planned, for_run = (choose_patches(model, Options(), "auto", for_run=each) for each in (False, True))
+    assert planned.patches
+    assert planned.bytes_after < planned.bytes_before
+    assert not for_run.patches
+    assert for_run.model.graph == model.graph
+    assert for_run.declined is not None
+    assert for_run.declined.kept_bytes > for_run.bytes_before - for_run.declined.bytes_after
+    assert "cost more bytes than they save" in for_run.words
+    assert "patches" not in sublet.compile(blocks_of_channels(), patches="auto").plan.recipe.changed
+
+
+def test_operators_without_areas_are_refused() -> None:
+    graph = parse("graph @g(%x: f32[1,4,4,1]) {\n  %y: f32[1,4,4,1] = tflite.RELU(%x)\n  return %y\n}")
+    with pytest.raises(PlanError, match=r"tflite.RELU are not supported here.* Convert the model to ONNX"):
+        choose_patches(read_source(graph), Options(), "auto")
 
 
 CONV = 'dilations = [], groups = 1, layout = "nchw"'

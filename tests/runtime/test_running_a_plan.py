@@ -66,7 +66,18 @@ graph @rows(%h0: f32[16], %xs: f32[9,16]) {
 """
 """Slices are read, and rows written, where they lie; the parameter stands for the row of the round before."""
 
-MODELS = {"a swap": CARRIED["swap"].model(), "a branch": parsed(BRANCH_IN_LOOP), "slices and rows": parsed(SCAN)}
+FRONT = """
+g (float[1,2,8,8] x) => (float[1,3,8,8] y) <float[3,2,3,3] w = {WEIGHTS}> {
+  [conv] a = Conv<pads = [1, 1, 1, 1]>(x, w)
+  [relu] y = Relu(a)
+}"""
+
+MODELS = {
+    "a swap": CARRIED["swap"].model(),
+    "a branch": parsed(BRANCH_IN_LOOP),
+    "slices and rows": parsed(SCAN),
+    "patches": parsed(FRONT.replace("WEIGHTS", ", ".join(["0.5"] * 54))),
+}
 TEXTS = {"swap": SWAP, "branch": BRANCH, "rows": ROWS}
 
 RUN = """
@@ -105,7 +116,9 @@ def feeds_of(executable: sublet.Executable) -> dict[str, np.ndarray]:
 def test_who_runs_a_plan_loads_no_planner(tmp_path: Path) -> None:
     jobs, expected = [], []
     for model in saved(tmp_path):
-        planned = sublet.compile(model, backend="reference", options=sublet.Options(in_place_from=0))
+        patches = "2x2@relu" if model.stem == "patches" else None
+        options = sublet.Options(in_place_from=0)
+        planned = sublet.compile(model, backend="reference", options=options, patches=patches)
         feeds = feeds_of(planned)
         expected.append(planned(feeds))
         sublet.save(planned.plan, model.with_suffix(".plan"))

@@ -77,8 +77,8 @@ def compile(
                simplification. A `sublet.Graph` is simplified unless False, another model only if True; with a plan, as
                the plan says.
     patches    compute the front of a network patch by patch of the output of a node ("4x4@Add_12"), each patch from its
-               receptive field in the input; "auto" takes the patches with the smallest arena (docs/patches.md). Ignored
-               with a plan: the plan records its own patches.
+               receptive field in the input; "auto" takes the patches with the fewest bytes of arena and kernels, or
+               none (docs/patches.md). Ignored with a plan: the plan records its own patches.
     budget     the maximum size of the arena, in bytes or as text ("400MiB"). Where the plan needs more, values are
                rematerialized (docs/budget.md); or, if `options` has a second memory region with a transfer rate,
                offloaded and reloaded. A model of operations and bytes predicts the cost.
@@ -107,7 +107,8 @@ def _with_patches(request: CompileRequest) -> CompileRequest:
     """Return the request with the model read, its front in patches if requested; a plan records its own patches."""
     if request.patches is None or request.plan is not None:
         return request
-    model = choose_patches(model_to_run(request), request.options or Options(), request.patches).model
+    whole = model_to_run(request)
+    model = choose_patches(whole, request.options or Options(), request.patches, for_run=True).model
     return replace(request, model=model, dims=None, const=None, max_trips=None, optimize=AUTO, assume=None)
 
 

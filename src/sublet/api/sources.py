@@ -137,7 +137,7 @@ def read_source(
     if not made_by_caller or (first == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[first](source)
     if patches and source.recipe.changed == first:
-        source = import_module("sublet.planning.budget.patches").with_patches(source, patches)
+        source = import_module("sublet.passes.patching.patch_based").with_patches(source, patches)
     if split and source.recipe.split != tuple(split):
         source = with_splits(source, split)
     if again and source.recipe.again != tuple(again):

@@ -29,14 +29,16 @@ from sublet.viz.summary import plain_table
 # The option `--optimize auto`: of the graph in the file and the rewritten graph, the graph with the smaller arena.
 
 
-def read_smaller_graph(request: CompileRequest, options: Options, patches: str | None) -> Model:
-    """Return the model of a request, with the front in patches if requested.
+def read_smaller_graph(
+    request: CompileRequest, options: Options, patches: str | None, *, for_run: bool = False
+) -> Model:
+    """Return the model of a request, with the front in patches if requested, see `choose_patches` for `for_run`.
 
     With "auto", a rewritten graph with a larger arena is replaced by the graph in the file, so that no run needs more
     than the plan of the file. The remark of the model states both arenas, if different. With patches, "auto" is the
     rewritten graph: names of nodes belong to one graph.
     """
-    rewritten = _apply_patches_option(model_to_run(request), options, patches)
+    rewritten = _apply_patches_option(model_to_run(request), options, patches, for_run=for_run)
     level = rewritten.recipe.optimize
     if request.optimize != AUTO or request.plan is not None or patches is not None or level == AS_IS:
         return rewritten
@@ -66,11 +68,11 @@ def _describe_size(size: tuple[float, int]) -> str:
     return f"{human(arena_bytes)}{f' with {not_counted} values not counted' if not_counted else ''}"
 
 
-def _apply_patches_option(source: Model, options: Options, text: str | None) -> Model:
+def _apply_patches_option(source: Model, options: Options, text: str | None, *, for_run: bool) -> Model:
     """Return the model with the front computed in patches, and print the choice; unchanged if `text` is None."""
     if text is None:
         return source
-    choice = choose_patches(source, options, text)
+    choice = choose_patches(source, options, text, for_run=for_run)
     error_console.print(Text(choice.words), soft_wrap=True)
     return choice.model
 

@@ -347,14 +347,14 @@ def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan
         assume=assume,
         plan=plan,
     )
-    source = read_smaller_graph(request, options.planning_options, options.patches)
+    source = read_smaller_graph(request, options.planning_options, options.patches, for_run=True)
     given = given_names(options.inputs or [], source.fixed)
     refused = given if plan is not None else given & const.keys()
     if refused:
         raise RunError(f"--input {printable(min(refused))}: {source.fixed[min(refused)]}")
     if given:
         request = replace(request, const={**const, **dict.fromkeys(sorted(given), OPEN_DEFAULT)})
-        source = read_smaller_graph(request, options.planning_options, options.patches)
+        source = read_smaller_graph(request, options.planning_options, options.patches, for_run=True)
     return source
 
 

@@ -47,6 +47,7 @@ class Integration:
     packages            backend -> the package that it needs
     node_bytes          the bytes that the fastest backend keeps for the kernel of a node, measured
     reference_kernels   op prefix -> function (node, opsets) to the reference kernel
+    channel_blocks      (model) -> by value, the channels of a block, for maps [N, C / block, H, W, block] in memory
     region_splits       functions (graph, name of a node) -> graphs with a region around the node in two halves
     exporters           export form -> `Exporter`
     commands            words of the command line -> function, such as "transpile" or "export tflm"
@@ -73,8 +74,9 @@ class Integration:
     dialects: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
-    reference_kernels: Mapping[str, str] = field(default_factory=dict)
     node_bytes: int = 0
+    reference_kernels: Mapping[str, str] = field(default_factory=dict)
+    channel_blocks: str = ""
     region_splits: tuple[str, ...] = ()
     exporters: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)

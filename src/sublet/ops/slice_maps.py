@@ -69,6 +69,7 @@ class SliceMap:
     attrs    returns the attributes of the node computing a slice
     window   the elements of the operands needed for an element of the result; None for the same element
     addend   the position of an input added to a sum once, hence read by the first slice only
+    aligned  the position of an input without windows: each element of the result needs the same element
     exact    False if a slice alone differs from the slice of the results, by statistics or random numbers
     """
 
@@ -78,14 +79,15 @@ class SliceMap:
     attrs: SliceAttrs = keep_attributes
     window: Window | None = None
     addend: int | None = None
+    aligned: int | None = None
     exact: bool = True
 
-    def operand_slice(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the range needed along the sliced axes of the operands, for a range of the results.
+    def operand_slice(self, begin: int, end: int, position: int = 0) -> tuple[int, int]:
+        """Return the range needed along the sliced axes of the input at `position`, for a range of the results.
 
         The range is empty if the windows hold only padding.
         """
-        if self.window is None:
+        if self.window is None or position == self.aligned:
             return begin, end
         first, last = self.window.reach(begin, end)
         return max(0, first), min(last, self.window.extent)

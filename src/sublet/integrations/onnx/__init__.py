@@ -22,6 +22,7 @@ INTEGRATION = Integration(
     packages={"onnxruntime": "onnxruntime"},
     node_bytes=14 << 10,
     reference_kernels={"onnx": "sublet.integrations.onnx.kernels.reference:reference_kernel"},
+    channel_blocks="sublet.integrations.onnx.reader.runtime_optimizer:channel_blocks",
     region_splits=("sublet.integrations.onnx.region_split:propose_splits",),
     exporters={"onnx": "sublet.integrations.onnx.exporter:embed_plan"},
 )

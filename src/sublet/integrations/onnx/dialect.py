@@ -363,6 +363,26 @@ def _pool(node: Node) -> SliceMaps:
     return same_axes(node, (0, 1)) + window_axes(node, _windows(node, ()), 2)
 
 
+def _conv(node: Node) -> SliceMaps:
+    """Return the maps of a convolution; a fourth input, the initial value of the sum, is sliced as the result."""
+    maps = convolution_slices(
+        replace(node, inputs=node.inputs[:3]), _windows(node, shape_of(node.inputs[1])[2:]), "group"
+    )
+    if len(node.inputs) < 4:
+        return maps
+    return tuple(replace(each, inputs=(*each.inputs, each.outputs[0]), aligned=3) for each in maps)
+
+
+def _in_blocks(slices: Slices) -> Slices:
+    """Return the fact of an operator over maps in blocks of channels: the maps not along the channels."""
+    return lambda node: tuple(each for each in slices(node) if each.outputs[0] != slice_maps.one_axis(1))
+
+
+def _reorder(node: Node) -> SliceMaps:
+    """Return the maps of a change of layout."""
+    return () if node.attrs.get("channels_last", 0) else same_axes(node, (0, 2, 3))
+
+
 SLICES: Mapping[str, Slices] = {
     **dict.fromkeys((*UNARY, *BINARY, *VARIADIC, *EXTREMES, "Gelu", "Identity", "Where"), slice_maps.elementwise_axes),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantization),
@@ -371,7 +391,11 @@ SLICES: Mapping[str, Slices] = {
     **dict.fromkeys(("LogSoftmax", "Softmax"), slice_maps.axes_beside(default=1, after=False)),
     "LayerNormalization": slice_maps.axes_beside(1, 2, default=-1, after=False),
     "BatchNormalization": _normalization,
-    "Conv": lambda node: convolution_slices(node, _windows(node, shape_of(node.inputs[1])[2:]), "group"),
+    "Concat": slice_maps.axes_beside(),
+    **dict.fromkeys(("Conv", "com.microsoft.FusedConv"), _conv),
+    "com.microsoft.nchwc.Conv": _in_blocks(_conv),
+    **dict.fromkeys(("com.microsoft.nchwc.AveragePool", "com.microsoft.nchwc.MaxPool"), _in_blocks(_pool)),
+    **dict.fromkeys(("com.microsoft.nchwc.ReorderInput", "com.microsoft.nchwc.ReorderOutput"), _reorder),
     "Gemm": _gemm,
     "MatMul": lambda node: slice_maps.rows_of_first(node) if len(shape_of(node.inputs[1])) == 2 else (),
 }
@@ -389,6 +413,9 @@ def _slices(node: Node) -> SliceMaps:
 # Arity and determinism come from the ONNX schemas if the onnx package is installed.
 
 PREFIX = "onnx."
+BLOCKED = "onnx.com.microsoft.nchwc."
+"""The prefix of ONNX Runtime's operators over maps in blocks of channels, [N, C / block, H, W, block] in memory."""
+
 RANDOM = frozenset(
     {
         *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),

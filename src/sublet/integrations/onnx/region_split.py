@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.onnx.dialect import BLOCKED
 from sublet.ir.dataflow import all_names, producing_nodes, reads_inside
 from sublet.ir.graph import Attr, Graph, Node, Value
 from sublet.ops import slice_maps_of
@@ -53,12 +54,15 @@ InputSlices = tuple[Mapping[int, AxisSlice], Mapping[str, Attr]]
 
 def propagate_slice(node: Node, cut: AxisSlice) -> InputSlices | None:
     """Return the slices of the inputs needed for a slice of the only output; None if no slice map allows the slice."""
-    maps = slice_maps_of(node) if node.op.startswith("onnx.") else ()
+    known = node.op.startswith("onnx.") and not node.op.startswith(BLOCKED)  # maps in blocks have other bytes
+    maps = slice_maps_of(node) if known else ()
     found = next((each for each in maps if each.outputs[0] == one_axis(cut.axis)), None)
-    begin, end = found.operand_slice(cut.begin, cut.end) if found is not None else (0, 0)
-    if found is None or begin >= end:
+    if found is None:
         return None
-    slices = {i: AxisSlice(axes.start, begin, end) for i, axes in enumerate(found.inputs) if axes is not None}
+    sliced = [(i, axes.start) for i, axes in enumerate(found.inputs) if axes is not None]
+    slices = {i: AxisSlice(axis, *found.operand_slice(cut.begin, cut.end, i)) for i, axis in sliced}
+    if any(each.begin >= each.end for each in slices.values()):
+        return None
     return slices, found.attrs(node.attrs, cut.begin, cut.end)
 
 

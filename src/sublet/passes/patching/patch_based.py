@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sublet.base.errors import PlanError
 from sublet.base.names import NameGenerator
 from sublet.base.ranges import split_evenly
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.dataflow import producer_positions, reads_inside, results
 from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ir.recipe import AS_IS, PATCHES_PREFIX
 from sublet.ops import slice_maps_of
 from sublet.ops.emitter import LiteralPool
 from sublet.ops.slice_maps import SliceMap, one_axis, shape_of
@@ -38,6 +41,9 @@ AreaMaps = tuple[SliceMap, ...]
 
 MAX_PATCHES = 1 << 12
 """Maximum number of patches."""
+
+SLICE_OPERANDS_OPSET = 10
+"""The first ONNX operator set in which Slice takes its bounds as operands, not as attributes."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,21 @@ class Front:
         return spatial_extents(self.result, self.axes)
 
 
+@dataclass(frozen=True)
+class MapForm:
+    """How to cut and join the maps of a model.
+
+    opset   the version of ONNX's operator set, for fronts of ONNX operators
+    blocks  by value, the channels of a block, for maps [N, C / block, H, W, block] in memory
+    """
+
+    opset: int = SLICE_OPERANDS_OPSET
+    blocks: Mapping[Value, int] = field(default_factory=dict)
+
+
+PLAIN_MAPS = MapForm()
+
+
 def parse_patches(text: str) -> Patches:
     """Parse "ROWSxCOLUMNS@NODE", such as "4x4@Add_12". Raises PlanError for any other text."""
     match = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@(.+)", text, re.DOTALL)
@@ -78,7 +99,7 @@ def parse_patches(text: str) -> Patches:
     return Patches(int(match[1]), int(match[2]), match[3])
 
 
-def with_patched_front(graph: Graph, text: str) -> Graph:
+def with_patched_front(graph: Graph, text: str, form: MapForm = PLAIN_MAPS) -> Graph:
     """Return the graph with the front in patches, as given by `text`. The result is deterministic.
 
     Raises PlanError if `text` is malformed, or names a node without a front or with too few rows or columns.
@@ -90,7 +111,7 @@ def with_patched_front(graph: Graph, text: str) -> Graph:
     size = front.extents
     if patches.rows > size[0] or patches.columns > size[1]:
         raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} rows and columns")
-    writer = _PatchWriter(graph, front)
+    writer = _PatchWriter(graph, front, form)
     made = writer.write_patches([split_evenly(size[0], patches.rows), split_evenly(size[1], patches.columns)])
     nodes: list[Node] = []
     inside = {node.name for node in front.nodes}
@@ -100,6 +121,26 @@ def with_patched_front(graph: Graph, text: str) -> Graph:
         elif node.name not in inside:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *writer.literals.added))
+
+
+def with_patches(model: Model, text: str) -> Model:
+    """Return the model with its front in the patches `text`, also recorded in the recipe."""
+    done = ", ".join([*filter(None, [model.recipe.changed]), PATCHES_PREFIX + text])
+    try:
+        graph = with_patched_front(model.graph, text, map_form_of(model))
+    except PlanError as error:
+        if model.recipe.optimize == AS_IS:
+            raise
+        graph_words = f"The graph is {model.recipe.description}"
+        raise PlanError(f"{error}. {graph_words}. Name a node of this graph, or pass optimize none") from error
+    return replace(model, graph=graph, recipe=replace(model.recipe, changed=done))
+
+
+def map_form_of(model: Model) -> MapForm:
+    """Return how to cut and join the maps of a model."""
+    functions = [each.channel_blocks for each in installed_integrations() if each.channel_blocks]
+    blocks = {value: block for function in functions for value, block in resolve(function)(model).items()}
+    return MapForm(model.opsets.get("", SLICE_OPERANDS_OPSET), blocks)
 
 
 def recompute_factors(front: Front, rows: int, columns: int) -> dict[str, float]:
@@ -124,16 +165,20 @@ def needed_areas(front: Front, area: Area) -> dict[Value, Area]:
     areas = {front.result: area}
     made = {value for node in front.nodes for value in node.defs}
     for node, along in zip(reversed(front.nodes), reversed(front.along), strict=True):
-        wanted = input_area(along, areas[node.defs[0]])
-        for value in node.uses:
+        for position, value in enumerate(node.inputs):
             if value in made:
+                wanted = input_area(along, areas[node.defs[0]], position)
                 known = areas.get(value, wanted)
                 areas[value] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, wanted, strict=True))
     return areas
 
 
-def front_up_to(graph: Graph, name: str) -> Front | str:
-    """Return the front ending at a node, or the reason why no front ends there."""
+def front_up_to(graph: Graph, name: str, known: dict[tuple[str, Axes], AreaMaps | str] | None = None) -> Front | str:
+    """Return the front ending at a node, or the reason why no front ends there.
+
+    `known` keeps the results of `area_maps` from front to front of a graph: all inner maps of a node are of its front.
+    """
+    known = {} if known is None else known
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     if name not in position:
         return f"the graph has no node {name[:80]!r}"
@@ -153,7 +198,9 @@ def front_up_to(graph: Graph, name: str) -> Front | str:
     maps = frozenset({*graph.inputs} | {value for node in nodes for value in node.defs})
     along: list[AreaMaps] = []
     for node in nodes:
-        by_area = area_maps(node, axes, maps & varying)
+        if (node.name, axes) not in known:
+            known[node.name, axes] = area_maps(node, axes, maps & varying)
+        by_area = known[node.name, axes]
         if isinstance(by_area, str):
             return f"node {node.name!r} {by_area}"
         along.append(by_area)
@@ -188,6 +235,13 @@ def spec_of_area(value: Value, area: Area, axes: Axes) -> TensorSpec:
     return TensorSpec(value.spec.dtype, tuple(shape))
 
 
+def spec_in_blocks(value: Value, block: int) -> TensorSpec:
+    """Return the type of a map [N, C, H, W] in memory, if the channels lie in blocks."""
+    assert isinstance(value.spec, TensorSpec)
+    samples, channels, *spatial = value.spec.shape
+    return TensorSpec(value.spec.dtype, (samples, channels // block, *spatial, block))
+
+
 def spatial_axes_of(node: Node) -> Axes | None:
     """Return the spatial axes of a node with two-dimensional windows, None for any other node."""
     axes = [found.outputs[0] for found in slice_maps_of(node) if found.window is not None]
@@ -215,9 +269,9 @@ def area_maps(node: Node, axes: Axes, maps: frozenset[Value]) -> AreaMaps | str:
     return along if all(begin < end for begin, end in ends) else "has windows that hold only padding"
 
 
-def input_area(along: AreaMaps, area: Area) -> Area:
-    """Return the area of the operand maps needed for an area of the output."""
-    return tuple(found.operand_slice(*side) for found, side in zip(along, area, strict=True))
+def input_area(along: AreaMaps, area: Area, position: int) -> Area:
+    """Return the area needed of the operand at `position`, for an area of the output."""
+    return tuple(found.operand_slice(*side, position) for found, side in zip(along, area, strict=True))
 
 
 def attributes_for_area(node: Node, along: AreaMaps, area: Area) -> Mapping[str, Attr]:
@@ -231,8 +285,9 @@ def attributes_for_area(node: Node, along: AreaMaps, area: Area) -> Mapping[str,
 class _PatchWriter:
     """Writer of the patches of a front."""
 
-    def __init__(self, graph: Graph, front: Front) -> None:
+    def __init__(self, graph: Graph, front: Front, form: MapForm) -> None:
         self.front = front
+        self.form = form
         self.values = NameGenerator(value.name for value in graph.values())
         self.names = NameGenerator(node.name for node in graph.walk())
         self.literals = LiteralPool(self.values, graph.constants)
@@ -259,18 +314,26 @@ class _PatchWriter:
             rows.append(pieces[0])
             if len(pieces) > 1:
                 row = Value(self.values.fresh(f"{result.name}.{r}"), spec_of_area(result, (down, (0, width)), axes))
-                nodes.append(self._concat_node(pieces, row, axes[1]))
+                nodes += self._join(pieces, row, 1)
                 rows[-1] = row
         if len(rows) > 1:
-            nodes.append(self._concat_node(rows, result, axes[0]))
+            nodes += self._join(rows, result, 0)
         else:
             nodes[-1] = replace(nodes[-1], outputs=(result,))
         return nodes
 
-    def _concat_node(self, pieces: Sequence[Value], whole: Value, axis: int) -> Node:
-        """Return the concatenation of the pieces."""
+    def _join(self, pieces: Sequence[Value], whole: Value, side: int) -> list[Node]:
+        """Return the nodes concatenating the pieces along the spatial axis number `side`."""
         op = "onnx.Concat" if self.in_onnx else "nn.concat"
-        return Node(self.names.fresh(f"{whole.name}.joined"), op, tuple(pieces), (whole,), {"axis": axis})
+        attrs = {"axis": self.front.axes[side]}
+        name = self.names.fresh(f"{whole.name}.joined")
+        block = self.form.blocks.get(self.front.result)
+        if block is None:
+            return [Node(name, op, tuple(pieces), (whole,), attrs)]
+        blocked = [Value(self.values.fresh(f"{piece.name}.blocks"), spec_in_blocks(piece, block)) for piece in pieces]
+        nodes = [self._reshape_node(piece, out) for piece, out in zip(pieces, blocked, strict=True)]
+        joined = Value(self.values.fresh(f"{whole.name}.blocks"), spec_in_blocks(whole, block))
+        return [*nodes, Node(name, op, tuple(blocked), (joined,), attrs), self._reshape_node(joined, whole)]
 
     def _write_patch(self, area: Area, mark: str) -> tuple[list[Node], Value]:
         """Return the nodes computing an area of the result, and the value of the area. `mark` is a suffix for names."""
@@ -288,16 +351,17 @@ class _PatchWriter:
                 return source
             if (value, wanted) not in slices:
                 out = Value(self.values.fresh(f"{value.name}.{mark}"), spec_of_area(value, wanted, axes))
-                nodes.append(
-                    self._slice_node(source, out, [(b - a) for (b, _), (a, _) in zip(wanted, has, strict=True)])
-                )
+                begins = [begin - first for (begin, _), (first, _) in zip(wanted, has, strict=True)]
+                nodes.extend(self._slice(source, out, begins, self.form.blocks.get(value)))
                 slices[value, wanted] = out
             return slices[value, wanted]
 
         for node, along in zip(self.front.nodes, self.front.along, strict=True):
             (out,) = node.defs
-            wanted = input_area(along, areas[out])
-            inputs = tuple(part(v, wanted) if v is not None and v in self.maps else v for v in node.inputs)
+            inputs = tuple(
+                part(v, input_area(along, areas[out], i)) if v is not None and v in self.maps else v
+                for i, v in enumerate(node.inputs)
+            )
             computed[out] = Value(self.values.fresh(f"{out.name}.{mark}"), spec_of_area(out, areas[out], axes))
             outputs = tuple(None if value is None else computed[out] for value in node.outputs)
             attrs = attributes_for_area(node, along, areas[out])
@@ -305,14 +369,34 @@ class _PatchWriter:
             nodes.append(Node(name, node.op, inputs, outputs, attrs, node.source))
         return nodes, computed[self.front.result]
 
+    def _slice(self, source: Value, out: Value, begins: Sequence[int], block: int | None) -> list[Node]:
+        """Return the nodes slicing `out` from `source`, beginning at `begins`; maps in blocks are reshaped around."""
+        if block is None:
+            return [self._slice_node(source, out, begins)]
+        whole, piece = (Value(self.values.fresh(f"{v.name}.blocks"), spec_in_blocks(v, block)) for v in (source, out))
+        return [
+            self._reshape_node(source, whole),
+            self._slice_node(whole, piece, begins),
+            self._reshape_node(piece, out),
+        ]
+
+    def _reshape_node(self, source: Value, out: Value) -> Node:
+        """Return the ONNX node giving `out` as a view of `source`."""
+        shape = shape_of(out)
+        to = self.literals.constant_of(shape, TensorSpec(DType.I64, (len(shape),)))
+        return Node(self.names.fresh(f"{out.name}.shaped"), "onnx.Reshape", (source, to), (out,))
+
     def _slice_node(self, source: Value, out: Value, begins: Sequence[int]) -> Node:
         """Return the node slicing `out` from `source`, beginning at `begins`."""
         name = self.names.fresh(f"{out.name}.taken")
-        shape = out.spec.shape if isinstance(out.spec, TensorSpec) else ()
+        shape = shape_of(out)
         if self.in_onnx:
-            to = (begin + shape[axis] for begin, axis in zip(begins, self.front.axes, strict=True))
+            to = tuple(begin + shape[axis] for begin, axis in zip(begins, self.front.axes, strict=True))
+            bounds = {"starts": tuple(begins), "ends": to, "axes": self.front.axes}
+            if self.form.opset < SLICE_OPERANDS_OPSET:
+                return Node(name, "onnx.Slice", (source,), (out,), bounds)
             pairs = TensorSpec(DType.I64, (2,))
-            operands = [self.literals.constant_of(tuple(numbers), pairs) for numbers in (begins, to, self.front.axes)]
+            operands = [self.literals.constant_of(numbers, pairs) for numbers in bounds.values()]
             return Node(name, "onnx.Slice", (source, *operands), (out,))
         starts = [0] * len(shape)
         for axis, begin in zip(self.front.axes, begins, strict=True):

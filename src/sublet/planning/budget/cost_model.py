@@ -129,6 +129,7 @@ def _attention_gradient_operations(node: Node) -> float:
 _PRODUCTS: Mapping[str, Callable[[Node], float]] = {
     "conv": _convolution_operations,
     "convolution": _convolution_operations,
+    "fusedconv": _convolution_operations,
     "conv_input_gradient": _input_gradient_operations,
     "conv_weight_gradient": _weight_gradient_operations,
     "matmul": _matmul_operations,

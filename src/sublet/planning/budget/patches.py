@@ -12,11 +12,23 @@ from dataclasses import dataclass, replace
 
 from sublet.analysis.options import Options
 from sublet.base.errors import PlanError
+from sublet.integrations.registry import installed_integrations
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.recipe import PATCHES_PREFIX
+from sublet.ops import lookup
+from sublet.ops.slice_maps import no_slices
 from sublet.passes.ordering.order_search import peak_live_bytes
-from sublet.passes.patching.patch_based import Front, Patches, front_up_to, recompute_factors, with_patched_front
+from sublet.passes.patching.patch_based import (
+    AreaMaps,
+    Axes,
+    Front,
+    Patches,
+    front_up_to,
+    map_form_of,
+    recompute_factors,
+    with_patched_front,
+    with_patches,
+)
 from sublet.passes.sinking import with_late_invariants
 from sublet.planning.budget.cost_model import count_products
 from sublet.planning.pipeline import plan_memory, values_outside_arena
@@ -31,9 +43,6 @@ PATCH_GRIDS = (
 )
 """Grids (rows, columns) of each kind: bands, squares. Within a kind, a finer grid recomputes more."""
 
-MIN_OPSET = 10
-"""The first ONNX operator set in which Slice takes its bounds as operands."""
-
 PLANNED_CANDIDATES = 2
 """Candidates to plan: those with the fewest live bytes."""
 
@@ -46,6 +55,8 @@ class PatchedModel:
     bytes_before  the arena of the unchanged model
     bytes_after   the arena now
     extra_share   additional multiplications and additions, as a share
+    kept_bytes    additional bytes kept by the runtime for the kernels of the patches, estimated; 0 if not asked for
+    declined      the patches with the smallest arena, if their kernels keep more bytes than the patches save
     """
 
     model: Model
@@ -53,55 +64,71 @@ class PatchedModel:
     bytes_before: int
     bytes_after: int
     extra_share: float
+    kept_bytes: int = 0
+    declined: PatchedModel | None = None
 
     @property
     def words(self) -> str:
         """The result, for people."""
+        if self.declined is not None:
+            return f"{self.declined.words} The model stays whole: patches would cost more bytes than they save."
         if not self.patches:
             return "No patches with a smaller arena were found."
         more = f"{self.extra_share:.1%} more multiplications and additions"
+        kept = f", and about {self.kept_bytes:,} bytes of kernels" if self.kept_bytes else ""
         saved = f"{self.bytes_after:,} bytes instead of {self.bytes_before:,}"
-        return f"In patches {self.patches} the arena has {saved}, with {more}."
+        return f"In patches {self.patches} the arena has {saved}, with {more}{kept}."
 
 
-def choose_patches(model: Model, options: Options, text: str) -> PatchedModel:
+def choose_patches(model: Model, options: Options, text: str, *, for_run: bool = False) -> PatchedModel:
     """Return the model with its front in the patches `text`, such as "4x4@NODE".
 
-    For "auto", the planned candidate with the smallest arena is returned, or the unchanged model.
+    For "auto", the planned candidate with the smallest arena is returned, or the unchanged model. `for_run` adds to
+    the arena the bytes kept by the runtime for the kernels of the patches.
 
-    Raises PlanError for patches that do not fit the model, and for a model that was changed or recomputes values
-    already.
+    Raises PlanError for patches that do not fit the model, for a model that was changed or recomputes values already,
+    and for operators without slice maps.
     """
+    ops = {node.op: lookup(node.op) for node in model.graph.walk()}
+    if ops and all(op.slices is no_slices for op in ops.values()):
+        raise PlanError(
+            f"patches: operators such as {min(ops)} are not supported here, only ONNX operators and commands of "
+            "sublet.nn. Convert the model to ONNX, or drop the patches"
+        )
     if model.recipe.changed not in ("", "simplify") or model.recipe.again:
         raise PlanError(f"patches must be applied first, but this model is {model.recipe.description}")
     before = plan_memory(model, options).arena_bytes
-    texts = _likely_patches(model.graph, options) if text == AUTO else [text]
+    texts = _likely_patches(model, options, for_run=for_run) if text == AUTO else [text]
     tried = [PatchedModel(model, "", before, before, 0.0)] if text == AUTO else []
     for each in texts:
         changed = with_patches(model, each)
         after = plan_memory(changed, options).arena_bytes
-        tried.append(PatchedModel(changed, each, before, after, _extra_share_of(model.graph, changed.graph)))
-    return min(tried, key=lambda found: (found.bytes_after, found.extra_share))
+        kept = kept_bytes_of(changed.graph) - kept_bytes_of(model.graph) if for_run else 0
+        tried.append(PatchedModel(changed, each, before, after, _extra_share_of(model.graph, changed.graph), kept))
+    smallest = min(tried, key=lambda found: (found.bytes_after, found.extra_share))
+    best = min(tried, key=lambda found: (found.bytes_after + found.kept_bytes, found.extra_share))
+    return best if best.patches or not smallest.patches else replace(best, declined=smallest)
 
 
-def with_patches(model: Model, text: str) -> Model:
-    """Return the model with its front in the patches `text`, also recorded in the recipe."""
-    if model.opsets.get("", MIN_OPSET) < MIN_OPSET:
-        raise PlanError(f"patches need operator set {MIN_OPSET} or above: convert the model")
-    done = ", ".join([*filter(None, [model.recipe.changed]), PATCHES_PREFIX + text])
-    return replace(model, graph=with_patched_front(model.graph, text), recipe=replace(model.recipe, changed=done))
+def kept_bytes_of(graph: Graph) -> int:
+    """Return the bytes kept from run to run for the kernels of a graph, estimated from the records of integrations."""
+    node_bytes = {prefix: each.node_bytes for each in installed_integrations() for prefix in each.dialects}
+    prefixes = (node.op.partition(".")[0] for node in graph.walk() if not lookup(node.op).views(node))
+    return sum(node_bytes.get(prefix, 0) for prefix in prefixes)
 
 
-def _likely_patches(graph: Graph, options: Options) -> list[str]:
-    """Return the patches with the fewest live bytes, at most PLANNED_CANDIDATES."""
+def _likely_patches(model: Model, options: Options, *, for_run: bool) -> list[str]:
+    """Return the patches with the fewest bytes, live or kept for kernels, at most PLANNED_CANDIDATES."""
     ranked: list[tuple[int, float, str]] = []
+    graph, form = model.graph, map_form_of(model)
     least = sum(count_products(node) for node in graph.walk())
     for name, front in _fronts_of(graph):
         for grid in _finest_grids(front, MAX_EXTRA_SHARE * least):
             text = str(Patches(*grid, name))
-            changed = with_patched_front(graph, text)
+            changed = with_patched_front(graph, text, form)
             alive = peak_live_bytes(with_late_invariants(changed), values_outside_arena(changed, options))
-            ranked.append((alive, _extra_share_of(graph, changed), text))
+            kept = kept_bytes_of(changed) if for_run else 0
+            ranked.append((alive + kept, _extra_share_of(graph, changed), text))
     return [text for _, _, text in sorted(ranked)[:PLANNED_CANDIDATES]]
 
 
@@ -109,13 +136,14 @@ def _fronts_of(graph: Graph) -> list[tuple[str, Front]]:
     """Return the fronts with an output no larger than any computed before; of neighbours of equal size, the last."""
     least: float = float("inf")
     fronts: dict[tuple[int, int], tuple[str, Front]] = {}
+    known: dict[tuple[str, Axes], AreaMaps | str] = {}
     run = 0
     for node in graph.nodes:
         nbytes = sum(value.nbytes for value in node.defs)
         if nbytes > least:
             run += 1
         elif nbytes:
-            front = front_up_to(graph, node.name)
+            front = front_up_to(graph, node.name, known)
             if not isinstance(front, str) and any(each.window for along in front.along for each in along):
                 least, fronts[run, nbytes] = nbytes, (node.name, front)
     return list(fronts.values())

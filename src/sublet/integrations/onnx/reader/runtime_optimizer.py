@@ -24,6 +24,7 @@ from sublet.base.errors import Finding, ModelError
 from sublet.base.formatting import printable
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.integrations.onnx.dialect import BLOCKED
 from sublet.integrations.onnx.reader.model import bind_inputs, from_proto
 from sublet.integrations.onnx.reader.model_file import (
     all_nodes,
@@ -36,6 +37,7 @@ from sublet.integrations.onnx.reader.model_file import (
 from sublet.integrations.onnx.reader.type_inference import inferred_types, open_session, session_options
 from sublet.integrations.onnx.reader.types import TensorType, spec_of, write_type
 from sublet.integrations.onnx.reader.weights import external_file, weight_of_array
+from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.runtime.dtypes import is_packed
 
@@ -247,6 +249,16 @@ def _channel_block() -> int:
         return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
     except Exception:
         return 0
+
+
+def channel_blocks(model: Model) -> Mapping[Value, int]:
+    """Return the channels of a block of every map in the blocked layout, at the root level."""
+    blocks: dict[Value, int] = {}
+    for node in model.graph.nodes:
+        name = node.op.removeprefix(BLOCKED)
+        if name != "ReorderOutput" and (name != node.op or not blocks.keys().isdisjoint(node.uses)):
+            blocks.update(dict.fromkeys(node.defs, _channel_block() or 1))
+    return blocks
 
 
 def _with_bound_inputs(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
