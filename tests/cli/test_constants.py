@@ -76,7 +76,7 @@ def test_a_default_is_given_like_any_input(cli: Cli, path: Path, tmp_path: Path)
         (("plan", "--const", "rate=1", "--const", "rate=2"), "--const rate is given twice"),
         (("plan", "--const", "speed=1"), "not an input"),
         (("plan", "--const", "rate=fast"), "not a number of type int64"),
-        (("plan", "--const", "x=open"), "no (dense) default to open"),
+        (("plan", "--const", "x=open"), "has no default"),
         (("run", "--const", "rate=8000", "--input", "rate=16000"), "input rate: planned as the constant 8000"),
         (("run", "--plan", "PLAN", "--const", "rate=8000"), "--const cannot be combined with --plan"),
         (("run", "--plan", "PLAN", "--input", "gain=5"), "plan with const={'gain': 'open'} (--const gain=open)"),

@@ -61,6 +61,7 @@ def detector(opset: int = 18, ir_version: int = 9) -> onnx.ModelProto:
 def truth(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return list(ort.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds)))
 
 
@@ -88,7 +89,7 @@ def test_a_constant_takes_the_branch_that_the_run_would_take(rate: int, level: s
     assert network.plan.gap is not None, "the verdict is decided"
     assert not network.remark
     assert_runs_as(truth(model, {**feeds, "sr": np.array(rate)}), network, feeds)
-    with pytest.raises(RunError, match=f"input sr: planned as the constant {rate}; to pass a content, plan without"):
+    with pytest.raises(RunError, match=f"input sr: planned as the constant {rate}; to pass a value, plan without"):
         network(feeds, sr=np.array(rate))
 
 
@@ -167,7 +168,7 @@ def test_a_constant_has_the_type_of_the_input(
         ({"x": np.zeros(5000)}, "5000 numbers, more than 4096"),
         ({"x": [1, [2]]}, "is ragged"),
         ({"state": np.zeros(9)}, "cannot reshape"),
-        ({"sr": "open"}, "has no .*default to open"),
+        ({"sr": "open"}, "has no default"),
         ({"gain": "open"}, "not an input"),
     ],
 )
@@ -225,7 +226,9 @@ def test_an_open_default_is_given_like_any_input(names: tuple[str, ...], level: 
         feeds = {**FEEDS, **given}
         assert_runs_as(truth(model, feeds), network, feeds)
     for closed in {"w", "shape"} - {*names}:
-        with pytest.raises(RunError, match=f"input {closed}: planned as a constant, the default of the file.*--const {closed}=open"):
+        with pytest.raises(
+            RunError, match=f"input {closed}: planned as the constant in the file.*--const {closed}=open"
+        ):
             network({**FEEDS, closed: GIVEN[closed]})
 
 
@@ -260,8 +263,49 @@ def test_reading_changes_no_model_in_memory() -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+NESTED = """g (float[1, n] x, float[2, 1, 4] state, int64 sr) => (y)
+<int64 wide = {16000}, int64 zero = {0}, int64 one = {1}, int64[1] front = {0}> {
+  fast = Equal(sr, wide)
+  y = If(fast) <
+    then_branch = a () => (r) <int64[1] axis = {0}> {
+      u = Neg(x)
+      extents = Shape(u)
+      batch = Gather(extents, zero)
+      single = Equal(batch, one)
+      p = If(single) <then_branch = c () => (q) { q = Squeeze(u, axis) }, else_branch = d () => (q) { q = Identity(u) }>
+      layers = Shape(state)
+      count = Gather(layers, zero)
+      some = Cast<to = 9>(count)
+      r = If(some) <
+        then_branch = e () => (v) {
+          shape = Shape(p)
+          rank = Size(shape)
+          flat = Equal(rank, one)
+          w = If(flat) <
+            then_branch = i () => (q) <float[1] k = {2}> { q = Mul(p, k) },
+            else_branch = j () => (q) { q = Unsqueeze(p, front) }>
+          v = Relu(w)
+        },
+        else_branch = f () => (v) { v = Abs(p) }>
+    },
+    else_branch = b () => (r) <float[1] k = {3}> { r = Mul(x, k) }
+  >
+}"""
+"""Branches in branches: ONNX Runtime fails, or crashes, where it inlines all of them at once."""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rate", DIMS)
+def test_branches_in_branches_are_inlined_before_the_optimiser(rate: int, level: str) -> None:
+    model, state = parsed(NESTED), np.zeros((2, 1, 4), np.float32)
+    for n in (8, 3):
+        feeds = {"x": np.linspace(-1, 1, n, dtype=np.float32)[None], "state": state}
+        network = sublet.compile(model, dims={"n": n}, const={"sr": rate}, optimize=level)
+        assert (network.remark, network.plan.outside) == ("", ())
+        assert_runs_as(truth(model, {**feeds, "sr": np.array(rate)}), network, feeds)
+
+
 def test_branches_may_share_names_and_return_captured_values() -> None:
-    """ONNX Runtime crashes where a branch taken always has another branch taken always; such branches are inlined."""
     text = """g (float[2] x, bool c, bool d) => (float[2] y, float[2] z) <float[2] w = {1, 2}> {
       y = If(c) <then_branch = a () => (r) <float[2] k = {3, 4}> {
           t = Mul(x, k)

@@ -18,7 +18,7 @@ from sublet.integrations.onnx.reader.runtime_optimizer import load_optimized_pro
 from sublet.integrations.onnx.reader.types import DTYPES, TensorType, read_type, write_type
 from sublet.integrations.onnx.reader.weights import Weight, weight_of_tensor
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS, OPEN_DEFAULT
+from sublet.ir.recipe import AS_IS, MAX_SHOWN_CHARACTERS, OPEN_DEFAULT
 
 if TYPE_CHECKING:
     import onnx
@@ -111,7 +111,8 @@ def _with_constants(
             defaults[value.name] = weight_of_tensor(tensor, folder, where)
             value.type.CopyFrom(write_type(TensorType(tensor.data_type, tuple(tensor.dims))))
         else:
-            raise ModelError(f"{where}: --const {value.name}={OPEN_DEFAULT}: the file has no (dense) default to open")
+            what = f"{where}: --const {printable(value.name)}={OPEN_DEFAULT}"
+            raise ModelError(f"{what}: the file has no default (a dense initialiser) to open")
     return changed, defaults
 
 
@@ -138,15 +139,14 @@ def _constant_array(value: onnx.ValueInfoProto, text: str, dims: Mapping[str, in
 
 def _fixed_inputs(graph: onnx.GraphProto, const: Mapping[str, str]) -> dict[str, str]:
     """Return the inputs of the file that are constants of the graph, by name, each with a remark for the user."""
-    usable = initializer_names(graph)
+    stored = initializer_names(graph)
     remarks: dict[str, str] = {}
     for value in graph.input:
-        text = const.get(value.name)
-        if text is None and value.name in usable:
-            opening = f"const={{{value.name!r}: {OPEN_DEFAULT!r}}} (--const {value.name}={OPEN_DEFAULT})"
-            remarks[value.name] = (
-                f"planned as a constant, the default of the file; to pass a content, plan with {opening}"
-            )
+        name, text = printable(value.name), const.get(value.name)
+        if text is None and value.name in stored:
+            opening = f"const={{{name!r}: {OPEN_DEFAULT!r}}} (--const {name}={OPEN_DEFAULT})"
+            remarks[value.name] = f"planned as the constant in the file; to pass a value, plan with {opening}"
         elif text is not None and text != OPEN_DEFAULT:
-            remarks[value.name] = f"planned as the constant {text[:80]}; to pass a content, plan without this constant"
+            shown = printable(text[:MAX_SHOWN_CHARACTERS])
+            remarks[value.name] = f"planned as the constant {shown}; to pass a value, plan without this constant"
     return remarks

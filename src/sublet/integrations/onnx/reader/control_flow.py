@@ -36,6 +36,7 @@ from sublet.integrations.onnx.reader.loop_invariants import (
     add_while,
     find_invariants,
 )
+from sublet.integrations.onnx.reader.model_file import first_output
 from sublet.integrations.onnx.reader.type_inference import SHAPE_CONFLICT
 from sublet.integrations.onnx.reader.types import TensorType, Type, merge_types, read_type
 from sublet.ir.graph import CaseOf, Graph, Value
@@ -57,11 +58,7 @@ def convert_if(frame: GraphConversion, node: onnx.NodeProto, name: str, convert:
     if any(len(branch.output) < len(node.output) for branch in branches):
         raise node_error(frame, node, f"has {len(node.output)} outputs; one of its branches has fewer")
     if index.weight is not None:
-        condition_holds = bool(index.weight.array())
-        first = next(filter(None, node.output), "")
-        if first and len(frame.scope.maps) == 1:
-            frame.program.taken[first] = condition_holds
-        _inline_branch(frame, node, branches[condition_holds], convert)
+        _inline_branch(frame, node, branches, bool(index.weight.array()), convert)
         return
     arms: list[Graph] = []
     results: list[tuple[KnownValue, ...]] = []
@@ -80,11 +77,21 @@ def convert_if(frame: GraphConversion, node: onnx.NodeProto, name: str, convert:
 
 
 def _inline_branch(
-    frame: GraphConversion, node: onnx.NodeProto, branch: onnx.GraphProto, convert: GraphConverter
+    frame: GraphConversion,
+    node: onnx.NodeProto,
+    branches: Sequence[onnx.GraphProto],
+    condition: bool,
+    convert: GraphConverter,
 ) -> None:
-    """Inline one branch of an If with a constant condition."""
-    scope = frame.scope.new_child()
-    inner = convert(frame.program, branch, scope)
+    """Inline the branch of an If with a constant condition."""
+    program, scope, branch = frame.program, frame.scope.new_child(), branches[condition]
+    outer_path, program.path = program.path, (*program.path, first_output(node))
+    if program.path[-1] and len(program.path) == len(frame.scope.maps):  # neither in a loop nor in an open branch
+        program.taken[program.path] = condition
+    try:
+        inner = convert(program, branch, scope)
+    finally:
+        program.path = outer_path
     frame.nodes.extend(inner.nodes)
     for output, known in zip(node.output, results_of(frame.program, branch, scope), strict=False):
         if output:

@@ -16,7 +16,7 @@ from sublet.base.errors import Finding, ModelError
 from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
-from sublet.integrations.onnx.reader.model_file import node_title
+from sublet.integrations.onnx.reader.model_file import TakenBranches, node_title
 from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS, TensorType, Type, spec_of, type_of
 from sublet.integrations.onnx.reader.weights import Weight, literal_of, weight_of_array
 from sublet.ir.graph import Node, Value
@@ -55,7 +55,8 @@ class ImportState:
     budget        decreases with every converted node: a loop body is converted again after a wrong guess about the
                   carried values, and nested loops multiply
     fold_bytes    the bytes constant folding may still read and write
-    taken         the branches taken by top-level Ifs with a constant condition, by first output: True for then
+    taken         the branches of Ifs with a constant condition that run once, if the model runs
+    path          the first outputs of the inlined Ifs around the nodes under conversion
     conditional   the number of enclosing branches and loops without a certain run
     """
 
@@ -70,7 +71,8 @@ class ImportState:
     assumed: AssumedShapes = field(default_factory=AssumedShapes)
     fold_bytes: int = MAX_FOLD_BYTES
     warnings: list[Finding] = field(default_factory=list)
-    taken: dict[str, bool] = field(default_factory=dict)
+    taken: TakenBranches = field(default_factory=dict)
+    path: tuple[str, ...] = ()
     conditional: int = 0
 
     def warn(self, rule: str, where: str, what: str) -> None:

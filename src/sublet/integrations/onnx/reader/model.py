@@ -26,6 +26,7 @@ from sublet.integrations.onnx.reader.conversion_state import (
 )
 from sublet.integrations.onnx.reader.convert import convert_graph
 from sublet.integrations.onnx.reader.model_file import (
+    TakenBranches,
     all_nodes,
     inline_functions,
     opsets_of,
@@ -243,7 +244,7 @@ def from_proto(
     where: str = "model",
     folder: Path | None = None,
     assume: Mapping[str, str] | None = None,
-    taken: dict[str, bool] | None = None,
+    taken: TakenBranches | None = None,
 ) -> Model:
     """Import an ONNX model in memory; external data lies below `folder`.
 
@@ -252,8 +253,7 @@ def from_proto(
     is malformed or unsafe, or when a dimension stays open.
 
     `shapes` are the shapes of inputs known to the caller. An input named in `shapes` stays an input even when the file
-    has a default for the input. `taken` receives the branches of top-level Ifs with a constant condition, by the first
-    output of the If: True for the then branch.
+    has a default for the input. `taken` receives the branches of Ifs with a constant condition.
     """
     shapes = shapes or {}
     require_utf8(model, where)

@@ -81,6 +81,10 @@ def require_utf8(message: Any, where: str) -> None:
 BRANCHES = "sublet.branches"
 """The domain of the local functions of `inline_branches`."""
 
+TakenBranches = dict[tuple[str, ...], bool]
+"""The branches of Ifs with a constant condition: True for then. The key is the first output of the If, after the first
+outputs of the Ifs around the If, outermost first."""
+
 
 def domain_of(domain: str) -> str:
     """Return the canonical domain: "ai.onnx" is an alias of the default domain, ""."""
@@ -105,42 +109,65 @@ def inline_functions(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     return result
 
 
-def inline_branches(model: onnx.ModelProto, taken: Mapping[str, bool], where: str) -> onnx.ModelProto:
-    """Return the model with one branch in place of every top-level If in `taken`, by first output: True for then.
+def inline_branches(model: onnx.ModelProto, taken: TakenBranches, where: str) -> onnx.ModelProto:
+    """Return the model with one branch in place of every If in `taken`.
 
     A branch becomes the body of a local function, because ONNX's inliner renames the values of a body. Initialisers of
     the branch become initialisers of the model. Raises ModelError if the inliner refuses the model.
     """
     if not taken:
         return model
-    helper, changed = require("onnx.helper", extra="onnx"), type(model)()
+    changed = type(model)()
     changed.CopyFrom(model)
-    graph, names = changed.graph, set(_value_names(model))
-    for i, node in enumerate(graph.node):
-        first = next(filter(None, node.output), "")
-        if node.op_type != "If" or domain_of(node.domain) or first not in taken:
-            continue
-        side = "then_branch" if taken[first] else "else_branch"
-        branch = next(attribute.g for attribute in node.attribute if attribute.name == side)
-        arguments = {name: name for name in free_names(branch)}
-        for tensor in branch.initializer:
-            arguments[tensor.name] = unused_name(tensor.name, names)
-            graph.initializer.add().CopyFrom(tensor)
-            graph.initializer[-1].name = arguments[tensor.name]
-        for sparse in branch.sparse_initializer:
-            arguments[sparse.values.name] = unused_name(sparse.values.name, names)
-            graph.sparse_initializer.add().CopyFrom(sparse)
-            graph.sparse_initializer[-1].values.name = arguments[sparse.values.name]
-        outputs = zip(node.output, branch.output, strict=False)
-        results = {unused_name(f"{name}.out", names): value.name for name, value in outputs if name}
-        body = [*branch.node, *(helper.make_node("Identity", [source], [name]) for name, source in results.items())]
-        body_of = helper.make_function(BRANCHES, f"branch{i}", list(arguments), list(results), body, model.opset_import)
-        changed.functions.append(body_of)
-        node.CopyFrom(
-            helper.make_node(body_of.name, list(arguments.values()), list(filter(None, node.output)), domain=BRANCHES)
-        )
-    changed.opset_import.append(helper.make_opsetid(BRANCHES, 1))
+    names = set(_value_names(model))
+    for node in changed.graph.node:
+        path = (first_output(node),)
+        if path in taken:
+            node.CopyFrom(_call_of_branch(changed, node, path, taken, names))
+    changed.opset_import.append(require("onnx.helper", extra="onnx").make_opsetid(BRANCHES, 1))
     return inline_functions(changed, where)
+
+
+def first_output(node: onnx.NodeProto) -> str:
+    """Return the name of the first named output; "" without one."""
+    return next(filter(None, node.output), "")
+
+
+def _call_of_branch(
+    model: onnx.ModelProto, node: onnx.NodeProto, path: tuple[str, ...], taken: TakenBranches, names: set[str]
+) -> onnx.NodeProto:
+    """Return the call of a new local function of `model`, the taken branch of the If `node`.
+
+    `names` are the names in use. The initialisers of the branch are passed to the function.
+    """
+    helper, graph = require("onnx.helper", extra="onnx"), model.graph
+    side = "then_branch" if taken[path] else "else_branch"
+    branch = next(attribute.g for attribute in node.attribute if attribute.name == side)
+    arguments = {name: name for name in free_names(branch)}
+    for tensor in branch.initializer:
+        arguments[tensor.name] = unused_name(tensor.name, names)
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = arguments[tensor.name]
+    for sparse in branch.sparse_initializer:
+        arguments[sparse.values.name] = unused_name(sparse.values.name, names)
+        graph.sparse_initializer.add().CopyFrom(sparse)
+        graph.sparse_initializer[-1].values.name = arguments[sparse.values.name]
+    body = list(branch.node)
+    for i, inner in enumerate(body):
+        inner_path = (*path, first_output(inner))
+        if inner_path in taken:
+            body[i] = _call_of_branch(model, inner, inner_path, taken, names)
+            arguments.update((name, name) for name in body[i].input if name not in names_read_by(inner))
+    outputs = zip(node.output, branch.output, strict=False)
+    results = {unused_name(f"{name}.out", names): value.name for name, value in outputs if name}
+    body += [helper.make_node("Identity", [source], [name]) for name, source in results.items()]
+    title, parameters = f"branch{len(model.functions)}", list(arguments)
+    function = helper.make_function(BRANCHES, title, parameters, list(results), body, model.opset_import)
+    model.functions.append(function)
+    call: onnx.NodeProto = helper.make_node(
+        title, list(arguments.values()), list(filter(None, node.output)), domain=BRANCHES
+    )
+    return call
 
 
 def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -27,8 +27,10 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.dialect import BLOCKED
 from sublet.integrations.onnx.reader.model import bind_inputs, from_proto
 from sublet.integrations.onnx.reader.model_file import (
+    TakenBranches,
     all_nodes,
     graphs_of,
+    inline_branches,
     inline_functions,
     opsets_of,
     read_model,
@@ -44,7 +46,7 @@ from sublet.runtime.dtypes import is_packed
 if TYPE_CHECKING:
     import onnx
 
-CACHE_FORMAT = "8"
+CACHE_FORMAT = "9"
 CACHE_NAME = "optimized"
 MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
 ALL = "onnxruntime"
@@ -100,10 +102,12 @@ def load_optimized_proto(
         except (ModelError, OSError, ValueError):
             remove_entry(CACHE_NAME, key)
             cached = None
-    plain = from_proto(model, dims, where=where, folder=folder)
+    taken: TakenBranches = {}
+    plain = from_proto(model, dims, where=where, folder=folder, taken=taken)
 
     def fill(fresh: Path) -> None:
-        _write_entry(fresh, model, dims, level, where, folder)
+        whole = with_explicit_nodes(inline_functions(model, where))
+        _write_entry(fresh, inline_branches(whole, taken, where), dims, level, where, folder)
         if not (fresh / REFUSAL).exists():
             warnings = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
             (fresh / WARNINGS).write_text(json.dumps(warnings), encoding="utf-8")
@@ -127,7 +131,6 @@ def _write_entry(
     Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's inlining
     gives two values one name and then rejects the written model.
     """
-    model = with_explicit_nodes(inline_functions(model, where))
     try:
         _write_rewritten(_with_bound_inputs(model, dims, where), level, folder, fresh)
     except (
