@@ -13,13 +13,14 @@ from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.integrations.onnx.reader.runtime_optimizer import (
+    ALL,
     CACHE_NAME,
     MODEL,
     REFUSAL,
     WEIGHTS,
-    load_optimized,
     load_optimized_proto,
 )
+from sublet.integrations.onnx.reading import read_file
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -57,30 +58,80 @@ def test_the_second_time_it_comes_from_the_cache(folder: Path) -> None:
     assert (kept / MODEL).read_bytes() != b"not a model"
 
 
-def test_dimensions_and_weights_are_part_of_the_key(folder: Path) -> None:
+def test_weights_are_part_of_the_key_and_extents_share_an_entry(folder: Path) -> None:
     info = helper.make_tensor_value_info
     weight = onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
     graph = helper.make_graph(nodes, "g", [info("x", 1, ("n", 8))], [info("y", 1, ("n", 8))], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert load_optimized_proto(model, {"n": 2}).graph.outputs[0].spec.shape == (2, 8)
-    assert load_optimized_proto(model, {"n": 3}).graph.outputs[0].spec.shape == (3, 8)
+    for extent in range(5):
+        assert load_optimized_proto(model, {"n": extent}).graph.outputs[0].spec.shape == (extent, 8)
+    assert len(list(folder.iterdir())) == 1
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((8, 8), np.float32), "w"))
     load_optimized_proto(model, {"n": 3})
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 2
     with pytest.raises(ModelError, match="open"):
         load_optimized_proto(model)
+
+
+BLOCKED_WINDOWS = """<ir_version: 9, opset_import: ["" : 17]>
+g (float[n,3,h,w] x) => (float[n,16,a,b] y)
+{
+  s = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, v)
+  r = Relu (s)
+  t = MaxPool <kernel_shape = [2, 2]> (r)
+  y = Conv (t, u)
+}"""
+
+
+def test_open_extents_are_bound_in_the_rewritten_model(folder: Path) -> None:
+    """All values of the blocked layout have sizes, and a run equals ONNX Runtime's session over the open file."""
+    model = onnx.parser.parse_model(BLOCKED_WINDOWS)
+    rng = np.random.default_rng(0)
+    for name, shape in {"v": (16, 3, 3, 3), "u": (16, 16, 1, 1)}.items():
+        content = rng.standard_normal(shape, dtype=np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(content, name))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for n, h, w in ((1, 8, 8), (2, 9, 31), (3, 5, 4)):
+        dims = {"n": n, "h": h, "w": w}
+        found = load_optimized_proto(model, dims)
+        assert all(value.plannable for value in found.graph.values())
+        x = rng.standard_normal((n, 3, h, w), dtype=np.float32)
+        results = compile(model, dims=dims)({"x": x})
+        np.testing.assert_array_equal(results["y"], session.run(None, {"x": x})[0])
+    assert len(list(folder.iterdir())) == 1
+
+
+SHAPED = """<ir_version: 9, opset_import: ["" : 17]>
+g (float[n] x, float[k] z) => (y)
+<int64[1] four = {4}>
+{
+  count = Shape (z)
+  is_four = Equal (count, four)
+  y = If (is_four) <
+    then_branch = a () => (p) { p = Relu (x) },
+    else_branch = b () => (q) { q = Concat <axis = 0> (x, x) }
+  >
+}"""
+
+
+@pytest.mark.parametrize(("k", "extent"), [(4, 3), (5, 6)])
+def test_a_branch_chosen_by_an_extent_is_rewritten_for_this_extent(k: int, extent: int) -> None:
+    model = onnx.parser.parse_model(SHAPED)
+    found = load_optimized_proto(model, {"n": 3, "k": k})
+    assert [value.spec.shape for value in found.graph.outputs] == [(extent,)]
+    assert not found.remark
 
 
 def test_external_data(tmp_path: Path) -> None:
     model = SMALL["mobilenet_v2"]()
     path = tmp_path / "net.onnx"
     onnx.save(model, path, save_as_external_data=True, location="net.bin", size_threshold=64)
-    found = load_optimized(path)
+    found = read_file(path, None, ALL, {})
     assert any("nchwc" in node.op or "Fused" in node.op for node in found.graph.nodes)
     (tmp_path / "net.bin").unlink()
     with pytest.raises(ModelError, match="cannot be found"):
-        load_optimized(path)
+        read_file(path, None, ALL, {})
 
 
 def test_without_a_cache_the_weights_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,23 @@
 """ONNX models rewritten by ONNX Runtime's optimiser: fused operators, blocked layouts.
 
-A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the dimensions, the
-version of ONNX Runtime, and the channel block of the blocked layout, which differs between processors. An entry is an
-ONNX model and one memory-mapped file of weights, or, for a model rejected by ONNX Runtime, the error message.
+A model with open dimensions is rewritten once, with open dimensions, like by ONNX Runtime's own session; all extents
+share the rewritten model. If the extents leave values of unknown size in the rewritten model, the model is rewritten
+again with bound extents, and the rewriting with fewer values of unknown size is taken.
+
+A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the extents bound before
+the rewriting, the version of ONNX Runtime, and the channel block of the blocked layout, which differs between
+processors. An entry is an ONNX model and one memory-mapped file of weights, or, for a model rejected by ONNX Runtime,
+the error message.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +25,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sublet.base.cache import add_entry, find_entry, remove_entry
-from sublet.base.errors import Finding, ModelError
+from sublet.base.errors import ModelError
 from sublet.base.formatting import printable
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.dialect import BLOCKED
-from sublet.integrations.onnx.reader.model import bind_inputs, from_proto
+from sublet.integrations.onnx.reader.model import bind_inputs, from_proto, initializer_names
 from sublet.integrations.onnx.reader.model_file import (
     TakenBranches,
     all_nodes,
@@ -37,7 +42,7 @@ from sublet.integrations.onnx.reader.model_file import (
     with_explicit_nodes,
 )
 from sublet.integrations.onnx.reader.type_inference import inferred_types, open_session, session_options
-from sublet.integrations.onnx.reader.types import TensorType, spec_of, write_type
+from sublet.integrations.onnx.reader.types import TensorType, spec_of, type_of, write_type
 from sublet.integrations.onnx.reader.weights import external_file, weight_of_array
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 
 CACHE_FORMAT = "9"
 CACHE_NAME = "optimized"
-MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
+MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
 ALL = "onnxruntime"
 LEVELS = {
     "onnxruntime-basic": "ORT_ENABLE_BASIC",
@@ -72,11 +77,6 @@ class _RuntimeRefusal(Exception):
     """Rejection of a model by ONNX Runtime; `__cause__` is the original exception."""
 
 
-def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Model:
-    """Import the model at `path` after ONNX Runtime's optimiser; unoptimised if ONNX Runtime rejects the model."""
-    return load_optimized_proto(read_model(path), dims, level=level, where=path.name, folder=path.parent)
-
-
 def load_optimized_proto(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
@@ -94,66 +94,111 @@ def load_optimized_proto(
     opsets_of(model, where)
     if level not in LEVELS:
         raise ModelError(f"there is no optimiser {level!r}; there are {', '.join(LEVELS)}")
-    key = _cache_key(model, dims, level, where, folder)
-    cached = find_entry(CACHE_NAME, key)
-    if cached is not None and not (cached / REFUSAL).exists():
-        try:
-            return _load_rewritten(cached, dims, level)
-        except (ModelError, OSError, ValueError):
-            remove_entry(CACHE_NAME, key)
-            cached = None
     taken: TakenBranches = {}
     plain = from_proto(model, dims, where=where, folder=folder, taken=taken)
-
-    def fill(fresh: Path) -> None:
-        whole = with_explicit_nodes(inline_functions(model, where))
-        _write_entry(fresh, inline_branches(whole, taken, where), dims, level, where, folder)
-        if not (fresh / REFUSAL).exists():
-            warnings = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
-            (fresh / WARNINGS).write_text(json.dumps(warnings), encoding="utf-8")
-
-    try:
-        cached = cached or add_entry(CACHE_NAME, key, fill)
-        if cached is not None:
-            return _model_of_entry(cached, plain, dims, level)
-        with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
-            fill(Path(scratch))
-            return _model_of_entry(Path(scratch), plain, dims, level)
-    except OSError as error:
-        return _with_remark(plain, str(error))
+    rewriting = _Rewriting(model, level, where, folder, plain, taken)
+    if not _has_open_extents(model.graph):
+        return rewriting.load(dims)
+    shared = rewriting.load({})
+    return shared if _unknown_sizes(shared) == (False, 0) else min(shared, rewriting.load(dims), key=_unknown_sizes)
 
 
-def _write_entry(
-    fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None
-) -> None:
-    """Write the rewritten model, or the rejection by ONNX Runtime, into the folder `fresh`.
+def _has_open_extents(graph: onnx.GraphProto) -> bool:
+    """True if the file leaves an extent of an input open; an input with an initialiser does not count."""
+    defaults = initializer_names(graph)
+    types = (value.type.tensor_type for value in graph.input if value.name not in defaults)
+    return any(not dim.HasField("dim_value") or dim.dim_value < 0 for each in types for dim in each.shape.dim)
 
-    Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's inlining
-    gives two values one name and then rejects the written model.
+
+def _unknown_sizes(model: Model) -> tuple[bool, int]:
+    """Return whether the model is not optimised, and the number of values of unknown size; the least is the best."""
+    return bool(model.remark), sum(not value.plannable for value in model.graph.values())
+
+
+@dataclass(frozen=True)
+class _Rewriting:
+    """The rewriting of a model by an optimiser `level` of ONNX Runtime.
+
+    plain  the model as read from the file
+    taken  the branches of Ifs with a constant condition
     """
-    try:
-        _write_rewritten(_with_bound_inputs(model, dims, where), level, folder, fresh)
-    except (
-        _RuntimeRefusal
-    ):  # an arm never taken with the bound shapes may conflict with the shapes: retry with open shapes
+
+    model: onnx.ModelProto
+    level: str
+    where: str
+    folder: Path | None
+    plain: Model
+    taken: TakenBranches
+
+    def load(self, extents: Mapping[str, int]) -> Model:
+        """Return the model rewritten with `extents` bound and all extents of `plain` bound afterwards.
+
+        The model is `plain` with a remark, if ONNX Runtime rejects the model or the disk fails.
+        """
+        key = self._cache_key(extents)
         try:
-            _write_rewritten(_with_bound_inputs(model, None, where), level, folder, fresh)
+            cached = find_entry(CACHE_NAME, key)
+            if cached is not None:
+                try:
+                    return self._load_entry(cached)
+                except (ModelError, OSError, ValueError):  # the entry is damaged
+                    remove_entry(CACHE_NAME, key)
+            cached = add_entry(CACHE_NAME, key, partial(self._write_entry, extents))
+            if cached is not None:
+                return self._load_new_entry(cached)
+            with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
+                self._write_entry(extents, Path(scratch))
+                return self._load_new_entry(Path(scratch))
+        except OSError as error:
+            return _with_remark(self.plain, str(error))
+
+    def _cache_key(self, extents: Mapping[str, int]) -> str:
+        """Return the cache key: a hash of all inputs of the rewriting."""
+        parts = (CACHE_FORMAT, self.level, rewriting_environment(), sorted(extents.items()), sorted(self.taken.items()))
+        digest = sha256(f"{' '.join(map(str, parts))}\n".encode())
+        digest.update(self.model.SerializeToString(deterministic=True))
+        tensors = [*self.model.graph.initializer]
+        for node in all_nodes(iter(self.model.graph.node)):
+            tensors += [*_sub_graph_tensors(node), *(attribute.t for attribute in node.attribute)]
+        external = (tensor for tensor in tensors if tensor.data_location == tensor.EXTERNAL)
+        for place in sorted({_external_data_of(tensor).get("location", "") for tensor in external}):
+            with external_file(self.folder or Path(), place, self.where).open("rb") as file:
+                while chunk := file.read(1 << 24):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+    def _write_entry(self, extents: Mapping[str, int], fresh: Path) -> None:
+        """Write the rewritten model, or the rejection by ONNX Runtime, into the folder `fresh`.
+
+        Local functions are inlined first: for a function called both inside and outside a loop, ONNX Runtime's
+        inlining gives two values one name and then rejects the written model.
+        """
+        whole = with_explicit_nodes(inline_functions(self.model, self.where))
+        model = _to_rewrite(inline_branches(whole, self.taken, self.where), extents)
+        try:
+            _write_rewritten(model, self.level, self.folder, fresh)
         except _RuntimeRefusal as refusal:
             for path in fresh.iterdir():
                 path.unlink()
             lines = str(refusal.__cause__).strip().splitlines() or [type(refusal.__cause__).__name__]
             (fresh / REFUSAL).write_text(lines[0][:MAX_REFUSAL_CHARACTERS], encoding="utf-8")
 
+    def _load_new_entry(self, folder: Path) -> Model:
+        """Return the model of an entry just written, or `plain` with a remark."""
+        try:
+            return self._load_entry(folder)
+        except ModelError as error:
+            return _with_remark(self.plain, f"the model rewritten by ONNX Runtime is invalid: {error}")
 
-def _model_of_entry(folder: Path, plain: Model, dims: Mapping[str, int], level: str) -> Model:
-    """Return the model of a cache entry, or `plain` with a remark."""
-    refusal = folder / REFUSAL
-    if refusal.exists():
-        return _with_remark(plain, f"ONNX Runtime rejects the model: {refusal.read_text(encoding='utf-8')}")
-    try:
-        return _load_rewritten(folder, dims, level)
-    except ModelError as error:
-        return _with_remark(plain, f"the model rewritten by ONNX Runtime is invalid: {error}")
+    def _load_entry(self, folder: Path) -> Model:
+        """Return the model of an entry, or `plain` with ONNX Runtime's rejection as remark."""
+        refusal = folder / REFUSAL
+        if refusal.exists():
+            reason = refusal.read_text(encoding="utf-8")
+            return _with_remark(self.plain, f"ONNX Runtime rejects the model: {reason}")
+        restored = _load_rewritten(folder, self.plain.dims)
+        recipe = replace(restored.recipe, optimize=self.level, by=rewriting_environment())
+        return replace(restored, dims=dict(self.plain.dims), recipe=recipe, warnings=self.plain.warnings)
 
 
 def _with_remark(plain: Model, reason: str) -> Model:
@@ -161,14 +206,22 @@ def _with_remark(plain: Model, reason: str) -> Model:
     return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
-def _load_rewritten(folder: Path, dims: Mapping[str, int], level: str) -> Model:
-    """Import the rewritten model from a folder, with memory-mapped weights."""
+def _load_rewritten(folder: Path, dims: Mapping[str, int]) -> Model:
+    """Import the rewritten model from a folder, with memory-mapped weights.
+
+    ONNX Runtime infers the shapes of its own operators for the extents in `dims`, if the import leaves shapes unknown.
+    """
     proto = read_model(folder / MODEL)
-    closed = all(
-        dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
-    )  # False if the model was rewritten with open dimensions
+    is_open = _has_open_extents(proto.graph)
     mapped = {tensor.name: tensor for tensor in _mappable_tensors(proto, folder)}
-    restored = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
+    if is_open:
+        _bind_extents(proto.graph, dims)
+    restored = from_proto(proto, {}, where=MODEL, folder=folder)
+    if is_open and not all(value.plannable for value in restored.graph.values()):
+        _declare_known_types(proto.graph, restored)
+        with suppress(Exception):  # ONNX Runtime rejects a model whose arm never taken conflicts with the extents
+            proto.graph.value_info.extend(inferred_types(proto, folder))
+        restored = from_proto(proto, {}, where=MODEL, folder=folder)
     raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
     weights = dict(restored.weights)
     for value in restored.graph.weights:
@@ -177,9 +230,15 @@ def _load_rewritten(folder: Path, dims: Mapping[str, int], level: str) -> Model:
             offset = int(_external_data_of(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = weight_of_array(content, spec)
-    warnings = tuple(Finding(*fields) for fields in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
-    recipe = replace(restored.recipe, optimize=level, by=rewriting_environment())
-    return replace(restored, weights=weights, dims=dict(dims), recipe=recipe, warnings=warnings)
+    return replace(restored, weights=weights)
+
+
+def _declare_known_types(graph: onnx.GraphProto, restored: Model) -> None:
+    """Declare the types of the imported values, as a start for ONNX Runtime's own inference."""
+    declared = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    for value in (value for node in restored.graph.nodes for value in node.defs):
+        if isinstance(value.spec, TensorSpec) and value.name not in declared:
+            graph.value_info.add(name=value.name).type.CopyFrom(write_type(type_of(value.spec)))
 
 
 def _mappable_tensors(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:
@@ -215,23 +274,6 @@ def _external_data_of(tensor: onnx.TensorProto) -> dict[str, str]:
     return {item.key: item.value for item in tensor.external_data}
 
 
-def _cache_key(model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None) -> str:
-    """Return the cache key: a hash of all inputs of the rewriting."""
-    digest = sha256(f"{CACHE_FORMAT} {level} {rewriting_environment()} {sorted(dims.items())}\n".encode())
-    digest.update(model.SerializeToString(deterministic=True))
-    tensors = [*model.graph.initializer]
-    for node in all_nodes(iter(model.graph.node)):
-        tensors += [*_sub_graph_tensors(node), *(attribute.t for attribute in node.attribute)]
-    places = {
-        _external_data_of(tensor).get("location", "") for tensor in tensors if tensor.data_location == tensor.EXTERNAL
-    }
-    for place in sorted(places):
-        with external_file(folder or Path(), place, where).open("rb") as file:
-            while chunk := file.read(1 << 24):
-                digest.update(chunk)
-    return digest.hexdigest()
-
-
 def rewriting_environment() -> str:
     """Return, as text, the environment of a rewriting: version of ONNX Runtime, processor, and channel block."""
     version = require("onnxruntime", extra="onnxruntime").__version__
@@ -264,27 +306,31 @@ def channel_blocks(model: Model) -> Mapping[Value, int]:
     return blocks
 
 
-def _with_bound_inputs(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
-    """Return a copy with initialisers as constants, and with bound input shapes unless `dims` is None.
+def _to_rewrite(model: onnx.ModelProto, extents: Mapping[str, int]) -> onnx.ModelProto:
+    """Return a copy with initialisers as constants, with `extents` bound, without declared shapes of computed values.
 
-    The copy has no declared shapes of computed values.
+    Without `extents` all open dimensions stay open.
     """
     copy = type(model)()
     copy.CopyFrom(model)
     copy.ir_version = max(copy.ir_version, IR_VERSION_OF_CONSTANTS)
     graph = copy.graph
-    defaults = {tensor.name for tensor in graph.initializer}
-    free = [value for value in graph.input if value.name not in defaults]
-    types = bind_inputs(free, dims, {}, where) if dims is not None else {}
-    for value in free:
-        type_ = types.get(value.name)
-        if isinstance(type_, TensorType):
-            value.type.CopyFrom(write_type(type_))
-    inputs = [type(value).FromString(value.SerializeToString()) for value in free]
+    defaults = initializer_names(graph)
+    free = [type(value).FromString(value.SerializeToString()) for value in graph.input if value.name not in defaults]
     del graph.input[:]
-    graph.input.extend(inputs)
+    graph.input.extend(free)
+    if extents:
+        _bind_extents(graph, extents)
     _remove_declared_shapes(graph)
     return copy
+
+
+def _bind_extents(graph: onnx.GraphProto, extents: Mapping[str, int]) -> None:
+    """Bind the open dimensions of the graph's inputs, in place."""
+    types = bind_inputs(graph.input, extents, {}, MODEL)
+    for value in graph.input:
+        if isinstance(type_ := types[value.name], TensorType):
+            value.type.CopyFrom(write_type(type_))
 
 
 def _remove_declared_shapes(graph: onnx.GraphProto) -> None:
