@@ -3,8 +3,8 @@
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
 README.md and docs/commands.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
-docs/foreign.md for plans of other tools; docs/loops.md, memory.md and text_form.md for servers; docs/training.md,
-budget.md and dynamic.md for training.
+docs/foreign.md for plans of other tools; docs/loops.md, state.md, memory.md and text_form.md for servers;
+docs/training.md, budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper
 
 from sublet.base.optional_imports import is_installed
@@ -42,7 +43,8 @@ from sublet.integrations.tflite.program import IDENTIFIER, OPERATORS
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md", "docs/commands.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md", "docs/foreign.md",
-    "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md", "docs/dynamic.md",
+    "docs/loops.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md",
+    "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 NEEDS = {
@@ -130,9 +132,34 @@ def _furnish(folder: Path) -> None:
     program = Path(__file__).parent / "integrations" / "executorch" / "programs" / "two_conds.planned.pte"
     for name in ("program.pte", "model.pte"):
         (folder / name).write_bytes(program.read_bytes())
+    for name, text in {"cell.onnx": CELL, "vad.onnx": VAD}.items():
+        (folder / name).write_bytes(onnx.parser.parse_model(text).SerializeToString())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode_program(_paddle()))
+
+
+CELL = """<ir_version: 9, opset_import: ["" : 17]>
+cell (float[1,4] x, float[1,4] h, float[1,4] c) => (y, hn, cn)
+{
+  s = Add (x, h)
+  t = Tanh (s)
+  cn = Add (c, t)
+  hn = Sigmoid (cn)
+  y = ReduceSum (hn)
+}"""
+"""A recurrent cell with two states."""
+
+VAD = """<ir_version: 9, opset_import: ["" : 17]>
+vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
+{
+  fast = Equal (sr, wide)
+  y = If (fast) <
+    then_branch = wide_band () => (a) { a = Relu (x) },
+    else_branch = narrow_band () => (b) { b = Tanh (x) }
+  >
+}"""
+"""A network with a branch for each of two sampling rates."""
 
 
 def _tflite() -> bytes:
@@ -185,6 +212,9 @@ def _arrays() -> dict[str, Any]:
     return {
         **network,
         "array": np.ones((1, 3, 32, 32), np.float32),
+        "chunks": [np.ones((1, 4), np.float32)] * 3,
+        "clients": ["ann", "bob"],
+        "client": "ann",
         "images": random.normal(size=(64, 1, 8, 8)).astype(np.float32),
         "digits": random.integers(0, 10, 64),
     }

@@ -81,6 +81,7 @@ def advise(
     *,
     dims: Mapping[str, int] | None = None,
     const: Mapping[str, Any] | None = None,
+    state: Mapping[str, str] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     seconds: float = MAX_SECONDS,
@@ -91,6 +92,7 @@ def advise(
     options    the planning options of the present plan, the default options if omitted
     dims       extents of symbolic dimensions by name, see `read_model`
     const      constants for inputs, see `read_model`
+    state      inputs updated by an output, see `read_model`
     max_trips  the maximum trip counts of loops, see `read_model`
     optimize   the level of ONNX Runtime's optimiser for reading an ONNX model, or "none"
     seconds    the time limit: no candidate starts after `seconds`
@@ -102,7 +104,7 @@ def advise(
     the errors of `plan_memory` if the unchanged model cannot be planned.
     """
     options = options or Options()
-    source = read_source(model, dims, const=const, max_trips=max_trips, optimize=optimize)
+    source = read_source(model, dims, const=const, state=state, max_trips=max_trips, optimize=optimize)
     return advise_on(model, source, options, plan_memory(source, options), seconds=seconds)
 
 
@@ -140,5 +142,5 @@ def optimize_levels(model: Any) -> tuple[str, ...]:
 
 def _reread(model: Any, source: Model, level: str) -> Model:
     """Read the model again at another level of ONNX Runtime's optimiser."""
-    const = dict(source.recipe.const)
-    return read_source(model, source.dims, const=const, max_trips=source.max_trips, optimize=level)
+    const, state = dict(source.recipe.const), dict(source.recipe.state)
+    return read_source(model, source.dims, const=const, state=state, max_trips=source.max_trips, optimize=level)

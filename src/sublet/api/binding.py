@@ -160,18 +160,22 @@ def model_to_run(request: CompileRequest) -> Model:
 
     With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
     values. A plan determines the constants, the optimiser level, the changes, the splits and the rematerialized nodes.
-    Raises PlanError for constants that contradict the plan.
+    Raises PlanError for constants or a state that contradict the plan.
     """
     plan, assume = request.plan, request.assume
     planned_const = dict(plan.recipe.const) if plan else request.const
     if plan and request.const and constant_texts(request.const) != planned_const:
         raise PlanError(f"const={request.const!r} contradicts the plan: leave out `const`, or plan again")
+    planned_state = dict(plan.recipe.state) if plan else request.state
+    if plan and request.state and request.state != planned_state:
+        raise PlanError(f"state={request.state!r} contradicts the plan: leave out `state`, or plan again")
     changed = resolve_changed(request.model, request.simplify, plan)
     optimize = AS_IS if assume and request.optimize == AUTO else request.optimize
     return read_source(
         request.model,
         request.dims,
         const=planned_const,
+        state=planned_state,
         max_trips=request.max_trips,
         optimize=resolve_optimize(optimize, first_backend_name(backend_names(request.backend)), plan),
         changed=changed,

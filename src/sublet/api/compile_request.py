@@ -24,6 +24,7 @@ class CompileRequest:
     _: KW_ONLY
     dims: Mapping[str, int] | None = None
     const: Mapping[str, Any] | None = None
+    state: Mapping[str, str] | None = None
     max_trips: Trips = None
     backend: str | Backend | Sequence[str | Backend] = AUTO
     optimize: str = AUTO

@@ -34,6 +34,7 @@ def compile(
     *,
     dims: Mapping[str, int] | None = None,
     const: Mapping[str, Any] | None = None,
+    state: Mapping[str, str] | None = None,
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
@@ -56,6 +57,7 @@ def compile(
     dims       extents of symbolic dimensions by name, see `read_model`
     const      constants for inputs, or "open" for an input with a default in the file, see `read_model`; with a plan,
                the constants of the plan hold
+    state      inputs updated by an output, as `{"h": "hn"}`, see `read_model`; `Executable.session` adds states
     max_trips  the maximum trip counts of loops, see `read_model`
     backend    the sources of kernels, in order of preference; "auto" takes the fastest installed backend, and the
                reference for nodes without a kernel in that backend. Operators of `sublet.command` run with every
@@ -90,9 +92,9 @@ def compile(
     PlanError for a plan of another model; PlanViolation for a plan refused by the checker.
     """
     request = CompileRequest(
-        model, dims=dims, const=const, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume,
-        options=options, plan=plan, arena=arena, weights=weights, autotune=autotune, workspace=workspace,
-        simplify=simplify, patches=patches, budget=budget, measure=measure, progress=progress,
+        model, dims=dims, const=const, state=state, max_trips=max_trips, backend=backend, optimize=optimize,
+        assume=assume, options=options, plan=plan, arena=arena, weights=weights, autotune=autotune,
+        workspace=workspace, simplify=simplify, patches=patches, budget=budget, measure=measure, progress=progress,
     )  # fmt: skip
     return compile_request(request)
 
@@ -107,9 +109,10 @@ def _with_patches(request: CompileRequest) -> CompileRequest:
     """Return the request with the model read, its front in patches if requested; a plan records its own patches."""
     if request.patches is None or request.plan is not None:
         return request
-    whole = model_to_run(request)
-    model = choose_patches(whole, request.options or Options(), request.patches, for_run=True).model
-    return replace(request, model=model, dims=None, const=None, max_trips=None, optimize=AUTO, assume=None)
+    choice = choose_patches(model_to_run(request), request.options or Options(), request.patches, for_run=True)
+    remarks = (choice.model.remark, "" if choice.patches else choice.words)
+    model = replace(choice.model, remark="; ".join(filter(None, remarks)))
+    return replace(request, model=model, dims=None, const=None, state=None, max_trips=None, optimize=AUTO, assume=None)
 
 
 def _plan_of(request: CompileRequest, ready: ModelWithKernels) -> tuple[ModelWithKernels, MemoryPlan]:

@@ -11,7 +11,7 @@ import numpy as np
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
-from sublet.ir.model import Model
+from sublet.ir.model import Model, with_state
 from sublet.ir.recipe import AS_IS
 from sublet.ir.text import parse_model
 from sublet.passes.trip_counts import Trips, bound_trip_counts
@@ -24,6 +24,7 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
+    state: Mapping[str, str] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
@@ -38,6 +39,8 @@ def read_model(
     const       constants for inputs of an ONNX model, as `{"sr": 16000}`: a number, numbers as list, array or text
                 ("1,2"); the graph has no such input, and branches never taken are removed. "open" makes an input with a
                 default in the file (an initialiser with the name of an input) an input; the default is else a constant
+    state       inputs updated by an output, as `{"h": "hn"}`: a call may leave out the input, and each run starts from
+                the output of the run before; the first run starts from zeros, or from the default of the file
     max_trips   the maximum trip count of every loop, or of single loops by the name of the loop or of a loop output;
                 the stacked graph outputs of a bounded loop are planned, and a run beyond the maximum raises RunError
     optimize    the level of ONNX Runtime's optimiser for rewriting an ONNX model first, or "none"
@@ -58,7 +61,7 @@ def read_model(
     else:
         kinds = ", ".join(name for each in installed_integrations() for name in (*each.suffixes, *each.file_names))
         raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")
-    return bound_trip_counts(model, max_trips)
+    return with_state(bound_trip_counts(model, max_trips), state or {})
 
 
 def constant_texts(const: Mapping[str, Any] | None) -> dict[str, str]:

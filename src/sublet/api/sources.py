@@ -13,7 +13,7 @@ from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.registry import installed_integrations, integration_of_object, resolve
 from sublet.ir.graph import Graph
-from sublet.ir.model import Model
+from sublet.ir.model import Model, with_state
 from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.recompute.rematerialize import Rematerializations, with_rematerialization
@@ -108,6 +108,7 @@ def read_source(
     dims: Mapping[str, int] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
+    state: Mapping[str, str] | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     changed: str = "",
@@ -119,6 +120,7 @@ def read_source(
 
     dims       extents of symbolic dimensions by name
     const      constants for inputs, see `read_model`
+    state      inputs updated by an output, see `read_model`
     max_trips  the maximum trip counts of loops
     optimize   the level of ONNX Runtime's optimiser
     changed    the passes to apply; a graph or `Model` is only simplified, as the caller has made all other changes
@@ -130,6 +132,7 @@ def read_source(
     changes.
     """
     source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}, constant_texts(const)), max_trips)
+    source = with_state(source, state or {})
     first, patches = parse_changed(changed)
     if first not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, unknown to this version of Sublet")
@@ -156,6 +159,7 @@ def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
         path,
         dict(plan.dims),
         const=dict(recipe.const),
+        state=dict(recipe.state),
         max_trips=dict(plan.max_trips),
         optimize=recipe.optimize,
         changed=recipe.changed,

@@ -18,7 +18,7 @@ from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, refuse_overwriting
-from sublet.cli.options import choose_alignment, command_from, parse_constants, parse_dims, parse_max_trips
+from sublet.cli.options import choose_alignment, command_from, parse_constants, parse_dims, parse_max_trips, parse_state
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import AS_IS
@@ -56,6 +56,7 @@ class ExportOptions:
     ] = None
     dim: shared.Dim = None
     const: shared.Const = None
+    state: shared.State = None
     max_trips: shared.MaxTrips = None
     align: Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes.")] = None
     section: Annotated[
@@ -96,7 +97,7 @@ def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, Memor
 
     Raises PlanViolation for a plan refused by the checker.
     """
-    for option in ("dim", "const", "max_trips", "align"):
+    for option in ("dim", "const", "state", "max_trips", "align"):
         if getattr(options, option):
             raise PlanError(f"--{option.replace('_', '-')} is for planning, but {path} is a finished plan")
     memory_plan = load(path)
@@ -109,7 +110,7 @@ def _plan_model(options: ExportOptions) -> tuple[Graph, MemoryPlan]:
     """Return the graph of the model, and a new plan."""
     dims, max_trips = parse_dims(options.dim), parse_max_trips(options.max_trips)
     request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=AS_IS)
-    source = model_to_run(replace(request, const=parse_constants(options.const)))
+    source = model_to_run(replace(request, const=parse_constants(options.const), state=parse_state(options.state)))
     alignment = choose_alignment(options.model, options.align)
     with packing_progress() as progress:
         return source.graph, plan_memory(source, Options(alignment=alignment), progress=progress)

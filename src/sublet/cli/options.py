@@ -70,6 +70,14 @@ Const = Annotated[
         "repeat for more.",
     ),
 ]
+State = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state",
+        metavar="INPUT=OUTPUT",
+        help="Update an input by an output from run to run (h=hn), starting from zeros; repeat for more.",
+    ),
+]
 Shape = Annotated[
     list[str] | None,
     typer.Option(
@@ -188,6 +196,11 @@ def parse_dims(texts: list[str] | None) -> dict[str, int]:
 def parse_constants(texts: list[str] | None) -> dict[str, str]:
     """Return `["sr=16000"]` as a dict of constants by input. Raises ModelError for a text of another form."""
     return _parse_repeated(texts, "--const", r".+=[^=]+", "NAME=NUMBER", "sr=16000")
+
+
+def parse_state(texts: list[str] | None) -> dict[str, str]:
+    """Return `["h=hn"]` as a dict of outputs by input. Raises ModelError for a text of another form."""
+    return _parse_repeated(texts, "--state", r".+=[^=]+", "INPUT=OUTPUT", "h=hn")
 
 
 def parse_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:

@@ -39,6 +39,7 @@ from sublet.cli.options import (
     parse_extents,
     parse_max_trips,
     parse_regions,
+    parse_state,
 )
 from sublet.cli.plan_output import print_plan, write_pictures
 from sublet.integrations.registry import command
@@ -112,6 +113,7 @@ class PlanOptions:
     model: shared.Model
     dim: shared.Dim = None
     const: shared.Const = None
+    state: shared.State = None
     shape: shared.Shape = None
     max_trips: shared.MaxTrips = None
     optimize: shared.Optimizer = AS_IS
@@ -230,7 +232,7 @@ def _read_model(options: PlanOptions) -> tuple[Source, Options]:
         order=options.order.value,
     )
     request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
-    request = replace(request, const=parse_constants(options.const))
+    request = replace(request, const=parse_constants(options.const), state=parse_state(options.state))
     return read_smaller_graph(request, planning_options, options.patches), planning_options
 
 

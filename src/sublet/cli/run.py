@@ -46,6 +46,7 @@ from sublet.cli.options import (
     parse_constants,
     parse_dims,
     parse_max_trips,
+    parse_state,
 )
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
@@ -240,6 +241,7 @@ class RunOptions:
     ] = None
     dim: shared.Dim = None
     const: shared.Const = None
+    state: shared.State = None
     max_trips: shared.MaxTrips = None
     inputs: Annotated[
         list[str] | None,
@@ -341,6 +343,7 @@ def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan
         options.model,
         dims=parse_dims(options.dim) if plan is None else dict(plan.dims),
         const=const if plan is None else None,
+        state=parse_state(options.state) if plan is None else None,
         max_trips=parse_max_trips(options.max_trips) if plan is None else dict(plan.max_trips),
         backend=options.backend,
         optimize=options.optimize,
@@ -375,7 +378,7 @@ def _load_plan(options: RunOptions) -> MemoryPlan | None:
     """Return the plan in the file; None without a file. Raises PlanError for an option already decided by the plan."""
     if options.plan is None:
         return None
-    for name in ("dim", "const", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
+    for name in ("dim", "const", "state", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
         if getattr(options, name):
             option = name.replace("_", "-")
             raise PlanError(

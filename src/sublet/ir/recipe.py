@@ -41,6 +41,7 @@ OFFLOAD_SUFFIX = ".offload"
 class Recipe:
     """The changes made to the model of a file before planning.
 
+    state      (input, output): inputs updated by an output from run to run
     const      (input, text): an input fixed to the numbers in the text, or "open" for an input with a default in the
                file, planned as an input
     optimize   the optimiser: "none", or a level of the integration's optimiser (`optimize_levels` of its record)
@@ -66,6 +67,7 @@ class Recipe:
     assumed: tuple[tuple[str, str], ...] = ()
     declared: tuple[tuple[str, str], ...] = ()
     const: tuple[tuple[str, str], ...] = ()
+    state: tuple[tuple[str, str], ...] = ()
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -78,6 +80,8 @@ class Recipe:
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.const:
             graph += f", with {', '.join(f'{name}={text[:MAX_SHOWN_CHARACTERS]}' for name, text in self.const)}"
+        if self.state:
+            graph += f", with {len(self.state)} inputs kept as state"
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:

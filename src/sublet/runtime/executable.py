@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -11,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
-from sublet.base.errors import RunError, SubletError
+from sublet.base.errors import RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import renew_in_children
 from sublet.base.tensor import TensorSpec
@@ -24,10 +25,9 @@ from sublet.runtime.kernel_choice import Kernels, bind_node
 from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
 from sublet.runtime.point_accesses import accesses_of_points
-from sublet.runtime.program import BoundProgram, Watch, build_program, pass_through
-from sublet.runtime.rebinding import BindNode
+from sublet.runtime.program import BoundProgram, ProgramCache, Watch, build_program, pass_through
 from sublet.runtime.results import Form, Views, as_numpy, output_form
-from sublet.runtime.state import NO_POINTS, ExecutableState, state_after_failure
+from sublet.runtime.state import NO_POINTS, ExecutableState, StateRecord, state_after_failure
 from sublet.runtime.streams import Workers
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import (
@@ -41,60 +41,6 @@ from sublet.runtime.workspace import (
     returning_freed_memory,
     workspace_of,
 )
-
-# Cache of the bound programs of an executable: a program per arrangement of swapped storages.
-
-
-class ProgramCache:
-    """The programs of an executable, bound on demand, and rebound after a change of memory."""
-
-    def __init__(self, memory: ExecutableMemory, build: Callable[[], BoundProgram]) -> None:
-        self._memory = memory
-        self._build = build
-        self._programs: dict[tuple[int, ...], BoundProgram] = {}  # by the addresses of swapped storages
-
-    def current_program(self) -> BoundProgram:
-        """Return the program for the current arrangement; also bind programs for the following arrangements."""
-        found, memory = self._programs, self._memory
-        if memory.arrangement not in found:
-            with memory.restoring_storages():
-                while (arrangement := memory.arrangement) not in found:
-                    found[arrangement] = self._build()
-                    memory.swap_storages()
-        return found[memory.arrangement]
-
-    def forget(self) -> None:
-        """Drop all programs; each is bound again on demand."""
-        self._programs.clear()
-
-    def try_repoint(self, name: str, given: Any) -> bool:
-        """True if repointing a few calls sufficed to bind new memory. Raises RunError if the memory does not fit."""
-        program = self._programs.get(())
-        try:
-            return program is not None and program.holders.try_repoint(name, given)
-        except SubletError:
-            raise
-        except BaseException:  # some calls may be repointed, and others not
-            self.forget()
-            raise
-
-    def rebind(self, storage: str, bind: Callable[[], BindNode]) -> bool:
-        """Rebind the calls holding addresses of a storage; False if the whole program must be bound again."""
-        if not self._programs:
-            return False
-        done = False
-        try:
-            program = self._programs.get(())
-            done = program is not None and program.holders.rebind(storage, bind())
-        finally:
-            if not done:
-                self.forget()
-        return done
-
-    def learn(self, name: str, value: Value) -> None:
-        """Prepare fast repointing of a value under the name `name`, since callers rebind the same value often."""
-        self._programs[()].holders.learn(name, value)
-
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
 """Chooses the kernels, given the weights in memory."""
@@ -274,6 +220,29 @@ class Executable:
         """
         with self._locks.own, self._locks.shared_lock():
             self._contents.set_content(self._updated_value(name), content, f"state {printable(name)}")
+
+    def reset(self) -> None:
+        """Forget the contents of all updated inputs, as before the first run: defaults apply again, if there are any.
+
+        Updated weights keep their contents.
+        """
+        with self._locks.own, self._locks.shared_lock():
+            self._state.forget(self.inputs.values())
+
+    def session(self) -> Session:
+        """Return a session: calls with a state of their own, over the same plan, weights, kernels and arena.
+
+        The session starts from the present state of the executable.
+        """
+        with self._locks.own, self._locks.shared_lock():
+            return Session(self, self._state.record())
+
+    @contextmanager
+    def with_state_of(self, record: StateRecord) -> Iterator[None]:
+        """Exchange the state of the executable with a record of a session during the block, under the locks."""
+        with self._locks.own, self._locks.shared_lock(), self._state.exchanged(record):
+            self._invalidate_views()
+            yield
 
     @property
     def arena_bytes(self) -> int:
@@ -474,3 +443,44 @@ class Executable:
             if name == known:
                 return value
         raise RunError(f"no run updates {printable(name)!r}; updated values: {known_names(self.updated)}")
+
+
+class Session:
+    """Calls of an executable with a state of their own, from `Executable.session`.
+
+    Sessions share plan, weights, kernels and arena, so a session costs only the bytes of its state. A call takes the
+    lock of the executable, and copies the state in before the run and out after the run. Sessions of several threads
+    run one after another.
+    """
+
+    def __init__(self, executable: Executable, record: StateRecord) -> None:
+        self._executable = executable
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._executable!r}: state {self.nbytes:,} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes held by the session for its state."""
+        return self._record.nbytes
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Run once from the state of the session, like a call of the executable; the session keeps the new state."""
+        with self._executable.with_state_of(self._record):
+            return self._executable(inputs, **named)
+
+    def state(self, name: str) -> Any:
+        """Return a copy of the content of an updated input or weight, see `Executable.state`."""
+        with self._executable.with_state_of(self._record):
+            return self._executable.state(name)
+
+    def set_state(self, name: str, content: Any) -> None:
+        """Set the content of an updated input or weight for the next call, see `Executable.set_state`."""
+        with self._executable.with_state_of(self._record):
+            self._executable.set_state(name, content)
+
+    def reset(self) -> None:
+        """Forget the contents of all updated inputs, see `Executable.reset`."""
+        with self._executable.with_state_of(self._record):
+            self._executable.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -112,6 +112,20 @@ SavedContents = Mapping[Value, Raw]
 """Copies of the bytes of all values with a known content."""
 
 
+@dataclass
+class StateRecord:
+    """A state outside the storages: the known contents, and the values with a known or uncertain content."""
+
+    contents: SavedContents
+    known: set[Value]
+    uncertain: set[Value]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the contents."""
+        return sum(content.nbytes for content in self.contents.values())
+
+
 class ExecutableState:
     """The set of updated values with a known content.
 
@@ -146,8 +160,11 @@ class ExecutableState:
 
     def save(self) -> SavedContents:
         """Return a copy of all known contents, for `restore`."""
+        return self._contents_of(self._known)
+
+    def _contents_of(self, values: Collection[Value]) -> SavedContents:
         places = self._memory.places_at()
-        return {value: places.bytes_of(value).copy() for value in self.values if value in self._known and value.nbytes}
+        return {value: places.bytes_of(value).copy() for value in self.values if value in values and value.nbytes}
 
     def restore(self, saved: SavedContents) -> None:
         """Write the contents returned by `save` to the current storages."""
@@ -164,6 +181,30 @@ class ExecutableState:
         finally:
             self._known, self._uncertain = known, uncertain
             self.restore(saved)
+
+    def record(self) -> StateRecord:
+        """Return a record of the present state."""
+        return StateRecord(self._contents_of(self._known | self._uncertain), set(self._known), set(self._uncertain))
+
+    def forget(self, values: Iterable[Value]) -> None:
+        """Mark values as never having received a content."""
+        self._known.difference_update(values)
+        self._uncertain.difference_update(values)
+
+    @contextmanager
+    def exchanged(self, record: StateRecord) -> Iterator[None]:
+        """Exchange the state with a record, and back after the block, also after an error."""
+        self._exchange(record)
+        try:
+            yield
+        finally:
+            self._exchange(record)
+
+    def _exchange(self, record: StateRecord) -> None:
+        present = self.record()
+        self._known, self._uncertain = record.known, record.uncertain
+        self.restore(record.contents)
+        record.contents, record.known, record.uncertain = present.contents, present.known, present.uncertain
 
     @contextmanager
     def running(self, left: Callable[[], StateAfterFailure]) -> Iterator[None]:

@@ -92,7 +92,7 @@ def embed_plan(plan: MemoryPlan, context: ExportContext) -> Mapping[str, str | b
     if context.model is None or context.model.suffix.lower() != ".onnx":
         raise PlanError("an ONNX export writes the plan into the model file: pass the .onnx file of the plan")
     recipe = plan.recipe
-    if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again or recipe.const:
+    if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again or recipe.const or recipe.state:
         raise PlanError(
             f"the plan is for the graph {plan.recipe.description}, not for the unchanged graph of {context.model}"
         )
