@@ -28,8 +28,8 @@ class Integration:
     suffixes            the suffixes of model files, in lower case
     file_names          the whole names of model files without a telling suffix
     read_model          (path, dims, optimize, assume) -> Model
-    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume", "const";
-                        both functions of reading have a keyword `const` if and only if "const" is an option
+    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume" and
+                        "const"; both functions of reading have a keyword `const` if and only if "const" is an option
     object_attributes   the attributes by which a model in memory is recognised
     read_object         (object, dims, optimize, assume) -> Model
     optimize_levels     the levels of the vendor's own optimiser, the strongest last
