@@ -125,7 +125,9 @@ def test_patches_that_keep_more_than_they_save_are_declined_in_a_run() -> None:
     assert for_run.declined is not None
     assert for_run.declined.kept_bytes > for_run.bytes_before - for_run.declined.bytes_after
     assert "cost more bytes than they save" in for_run.words
-    assert "patches" not in sublet.compile(blocks_of_channels(), patches="auto").plan.recipe.changed
+    executable = sublet.compile(blocks_of_channels(), patches="auto", optimize="none")
+    assert not executable.plan.recipe.changed
+    assert executable.remark == for_run.words
 
 
 def test_operators_without_areas_are_refused() -> None:
