@@ -130,6 +130,31 @@ def test_patches_that_keep_more_than_they_save_are_declined_in_a_run() -> None:
     assert executable.remark == for_run.words
 
 
+def test_a_loop_behind_the_front_stays_whole() -> None:
+    proto = onnx.parser.parse_model(FRONT_AND_LOOP)
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 3), dtype=np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = read_source(proto)
+    assert any(node.subgraphs for node in model.graph.nodes)
+    for for_run in (False, True):
+        chosen = choose_patches(model, Options(), "auto", for_run=for_run)
+        assert chosen.bytes_after <= chosen.bytes_before
+    compared(*(sublet.compile(proto, backend="onnxruntime", patches=patches) for patches in (None, "auto")))
+
+
+FRONT_AND_LOOP = """<ir_version: 9, opset_import: ["" : 17]>
+g (float[1,3,32,32] x) => (y) <int64 n = {3}, bool yes = {1}>
+{
+  c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
+  r = Relu (c)
+  p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+  y = Loop (n, yes, p) <body = step (int64 i, bool on, float[1,8,8,8] a) => (bool stay, float[1,8,8,8] b) {
+    stay = Identity (on)
+    b = Tanh (a)
+  }>
+}"""
+
+
 def test_operators_without_areas_are_refused() -> None:
     graph = parse("graph @g(%x: f32[1,4,4,1]) {\n  %y: f32[1,4,4,1] = tflite.RELU(%x)\n  return %y\n}")
     with pytest.raises(PlanError, match=r"tflite.RELU are not supported here.* Convert the model to ONNX"):

@@ -89,7 +89,7 @@ def choose_patches(model: Model, options: Options, text: str, *, for_run: bool =
     Raises PlanError for patches that do not fit the model, for a model that was changed or recomputes values already,
     and for operators without slice maps.
     """
-    ops = {node.op: lookup(node.op) for node in model.graph.walk()}
+    ops = {node.op: lookup(node.op) for node in model.graph.walk() if not node.subgraphs}
     if ops and all(op.slices is no_slices for op in ops.values()):
         raise PlanError(
             f"patches: operators such as {min(ops)} are not supported here, only ONNX operators and commands of "
@@ -113,7 +113,8 @@ def choose_patches(model: Model, options: Options, text: str, *, for_run: bool =
 def kept_bytes_of(graph: Graph) -> int:
     """Return the bytes kept from run to run for the kernels of a graph, estimated from the records of integrations."""
     node_bytes = {prefix: each.node_bytes for each in installed_integrations() for prefix in each.dialects}
-    prefixes = (node.op.partition(".")[0] for node in graph.walk() if not lookup(node.op).views(node))
+    computing = (node for node in graph.walk() if not node.subgraphs and not lookup(node.op).views(node))
+    prefixes = (node.op.partition(".")[0] for node in computing)
     return sum(node_bytes.get(prefix, 0) for prefix in prefixes)
 
 
