@@ -1,6 +1,6 @@
 """Random graphs: what the search says of all orders, held against all orders, and against plans.
 
-python -m tests.fuzz_orders --count 2000 [--first 0]
+python -m tests.fuzz_orders --count 2000 [--first 0] [--few-nodes 24]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sublet.ir.graph import Graph
 from sublet.ops.verify import verify
 from sublet.passes.ordering.order_search import atom_model_in_order, peak_live_bytes, search_order
 from sublet.plan.schedule import serial_schedule
-from tests.passes.orders import all_orders, in_random_order
+from tests.passes.orders import all_orders, concatenations, in_random_order
 from tests.support.programs import program
 
 MOST_ORDERS = 1500
@@ -49,16 +49,40 @@ def compare(seed: int) -> tuple[bool, bool]:
     return True, True
 
 
-def _arena(graph: Graph) -> int:
-    return plan_memory(graph, Options(alignment=1), schedule=serial_schedule(graph)).arena_bytes
+def compare_few_nodes(seed: int, most_orders: int) -> tuple[bool, bool]:
+    """Assert that `order="less"` plans the best of all orders. Whether compared, and whether less than as given.
+
+    Graphs with more than `most_orders` orders are left out.
+    """
+    rng = random.Random(seed)
+    count, alignment = rng.randint(5, 9), rng.choice((1, 4, 8, 64))
+    graph = concatenations(rng, count) if seed % 3 else program(rng, count, control=False)
+    few = list(islice(all_orders(graph), most_orders + 1))
+    if graph.updates or len(few) > most_orders:
+        return False, False
+    orders = [replace(graph, nodes=tuple(graph.nodes[i] for i in order)) for order in few]
+    least = min(_arena(each, alignment) for each in orders)
+    plan = plan_memory(graph, Options(alignment=alignment, order="less"))
+    assert plan.arena_bytes == least, f"seed {seed}: {plan.arena_bytes} bytes, {least} in another order"
+    return True, least < plan_memory(graph, Options(alignment=alignment)).arena_bytes
+
+
+def _arena(graph: Graph, alignment: int = 1) -> int:
+    return plan_memory(graph, Options(alignment=alignment), schedule=serial_schedule(graph)).arena_bytes
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--count", type=int, default=2000)
     asked.add_argument("--first", type=int, default=0)
+    asked.add_argument("--few-nodes", type=int, default=0, metavar="N", help="graphs with at most N orders")
     chosen = asked.parse_args()
-    found = [compare(seed) for seed in range(chosen.first, chosen.first + chosen.count)]
+    seeds = range(chosen.first, chosen.first + chosen.count)
+    if chosen.few_nodes:
+        judged = [compare_few_nodes(seed, chosen.few_nodes) for seed in seeds]
+        print(f"{sum(c for c, _ in judged):,} graphs planned in all orders; {sum(less for _, less in judged):,} gained")
+        return
+    found = [compare(seed) for seed in seeds]
     print(f"{len(found):,} graphs; {sum(p for p, _ in found):,} against plans, {sum(o for _, o in found):,} all orders")
 
 

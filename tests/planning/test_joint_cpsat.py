@@ -15,6 +15,7 @@ from sublet.api.sources import read_source
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
+from sublet.passes.ordering import few_nodes
 from sublet.planning import joint_cpsat as module
 from sublet.planning import order_advice as told
 from sublet.planning import pipeline
@@ -22,6 +23,7 @@ from sublet.planning.joint_cpsat import solve_jointly
 from sublet.planning.order_advice import bound_all_orders
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 from sublet.runtime.differential import compare
+from tests.passes.test_few_nodes import NESTED
 from tests.support import dialect
 from tests.support.interpreter import results_match
 
@@ -135,3 +137,10 @@ def test_without_the_extra_it_is_named_where_it_may_help(monkeypatch: pytest.Mon
     said = bound_all_orders(model, LESS, plan)
     assert not said.is_optimal
     assert "sublet[exact]" in said.words
+
+
+def test_nested_concatenations_lie_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the joint search alone, without the orders of a few nodes."""
+    monkeypatch.setattr(few_nodes, "MAX_NODES", 0)
+    assert alone(NESTED, Options(order="least", alignment=4)).arena_bytes == 11968
+    assert plan_memory(NESTED, Options(order="least", alignment=4)).arena_bytes == 9792

@@ -161,13 +161,13 @@ class _RegionModel:
         self._constrain_order()
         for value in self.values:
             self.offset_variable[value] = self._make_offset(value, fixed)
-        bases = [
-            value for value in self.values if self.view_base[value][0] == value and value not in self.concat_operands
-        ]
+        bases = [value for value in self.values if self.view_base[value][0] == value]
         self.last_use = {base: model.new_int_var(0, len(self.nodes), f"end of {base.name}") for base in bases}
         for base in bases:
             self._constrain_last_use(base)
-            self._add_rectangle(self._definition_of(base), self.last_use[base], self.offset_variable[base], base.nbytes)
+            if base not in self.concat_operands:
+                begin, end = self._definition_of(base), self.last_use[base]
+                self._add_rectangle(begin, end, self.offset_variable[base], base.nbytes)
         for whole, parts in self.concat_operands.items():
             self._add_concatenation(whole, parts)
         times, places, heights = zip(*self.rectangles, strict=True)
@@ -230,20 +230,15 @@ class _RegionModel:
             self.model.add(self.last_use[base] >= self.position_of[i] + 1).only_enforce_if([~each for each in over])
 
     def _add_concatenation(self, whole: Value, parts: Sequence[tuple[Value, int]]) -> None:
-        """Add the rectangles of a concatenation: each operand lies in place in the result, or is copied into it."""
-        count, offset = len(self.nodes), self.offset_variable[whole]
-        end = count if whole in self.live_out else self.model.new_int_var(0, count, f"end of {whole.name}")
-        if whole not in self.live_out:
-            self.model.add_max_equality(
-                end, [self.position_of[i] + 1 for i in self.readers[whole]] or [self._definition_of(whole) + 1]
-            )
+        """Add the rectangles of a concatenation: each operand lies in place in the result, or is copied into it.
+
+        An operand in place is live as long as the result; it may be a concatenation with operands in place itself.
+        """
+        offset, end = self.offset_variable[whole], self.last_use[whole]
         for part, shift in parts:
-            base = self.view_base[part][0]
-            copied: Any = True
-            if base in self.last_use:
-                copied = self.model.new_bool_var(f"{part.name} copied into {whole.name}")
-                self.model.add(self.offset_variable[part] == offset + shift // self.unit).only_enforce_if(~copied)
-                self.model.add(self.last_use[base] >= end).only_enforce_if(~copied)
+            copied = self.model.new_bool_var(f"{part.name} copied into {whole.name}")
+            self.model.add(self.offset_variable[part] == offset + shift // self.unit).only_enforce_if(~copied)
+            self.model.add(self.last_use[self.view_base[part][0]] >= end).only_enforce_if(~copied)
             self._add_rectangle(self._definition_of(whole), end, offset + shift // self.unit, part.nbytes, copied)
         taken = merge([(-1, 0), *((s, s + part.nbytes) for part, s in parts), (whole.nbytes, whole.nbytes + 1)])
         for first, last in gaps(taken):  # the bytes between operands; an operand also takes the rest of its last unit

@@ -135,7 +135,7 @@ def _define_results(
         op = lookup(node.op)
         for output, base, offset in present_shares(node, op.views(node)):
             if base in contents and output not in placed:
-                placed[output] = [(0, _sub_content(contents[base], offset, offset + output.nbytes))]
+                placed[output] = [(0, sub_content(contents[base], offset, offset + output.nbytes))]
         for output, part, offset in present_shares(node, op.parts(node)):
             if part not in contents or any(s.root in outside for s in contents[part]):
                 continue
@@ -147,7 +147,7 @@ def _define_results(
             wholes.update((segment.root, set(contents[value])) for segment in contents[value])
 
 
-def _sub_content(content: Content, begin: int, end: int) -> Content:
+def sub_content(content: Content, begin: int, end: int) -> Content:
     """Return the bytes from `begin` to `end` of a content."""
     ranges, position = [], 0
     for root, first, last in content:
@@ -167,7 +167,7 @@ def _compose_content(value: Value, pieces: Sequence[tuple[int, Content]]) -> Con
     end = own_bytes = 0
     for offset, content in [*sorted(pieces, key=lambda pair: pair[0]), (value.nbytes, ())]:
         nbytes = sum(segment.end - segment.begin for segment in content)
-        if offset < end or offset + nbytes > value.nbytes or _share_bytes(ranges, content):
+        if offset < end or offset + nbytes > value.nbytes or share_bytes(ranges, content):
             continue
         if end < offset:
             ranges.append(RootRange(value, own_bytes, own_bytes + offset - end))
@@ -177,7 +177,7 @@ def _compose_content(value: Value, pieces: Sequence[tuple[int, Content]]) -> Con
     return tuple(ranges)
 
 
-def _share_bytes(some: Iterable[RootRange], others: Content) -> bool:
+def share_bytes(some: Iterable[RootRange], others: Content) -> bool:
     """True if two contents share bytes."""
     return any(a.root == b.root and a.begin < b.end and b.begin < a.end for a in some for b in others)
 
