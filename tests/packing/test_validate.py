@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.base.errors import PackingError
 from sublet.packing import Buffer, Companion, Packing, Problem, check_packing
-from sublet.packing.validate import MAX_OVERLAPS, find_violations
+from sublet.packing.validate import MAX_OVERLAPS, _colliding_pairs, find_violations
 from tests.packing.random_problems import conflict_pairs, problems
 
 
@@ -46,6 +49,31 @@ def test_one_offset_a_buffer() -> None:
     problem = Problem((Buffer("a", 8, 0, 4),))
     with pytest.raises(PackingError, match="2 offsets for 1 buffers"):
         check_packing(problem, Packing((0, 8), 16, "test"))
+
+
+class CountedBuffers(tuple[Buffer, ...]):
+    """Buffers that count their reads by position."""
+
+    reads = 0
+
+    def __getitem__(self, position: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(position)
+
+
+def test_overlaps_of_reused_addresses_are_found_in_linear_steps() -> None:
+    """A buffer that is never freed lies below all later buffers of its address; all other addresses are reused too."""
+    reads = []
+    for count in (1_000, 2_000, 4_000):
+        buffers = CountedBuffers(
+            Buffer(str(i), 8 << i % 3, i, count if i == count - 30 else i + 2) for i in range(count)
+        )
+        offsets = [64 * (i % 3) for i in range(count)]
+        problem = cast(Problem, SimpleNamespace(buffers=buffers))
+        pairs = sorted(_colliding_pairs(problem, offsets))
+        assert pairs == [(count - 30, i) for i in range(count - 27, count, 3)]
+        reads.append(buffers.reads)
+    assert reads[2] - reads[1] <= 2.1 * (reads[1] - reads[0])
 
 
 def test_a_hopeless_packing_does_not_list_millions() -> None:

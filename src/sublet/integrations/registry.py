@@ -41,6 +41,7 @@ class Integration:
     plan_suffixes       the suffixes of files that `judge_plan` judges without a model
     judge_plan          (path) -> ForeignVerdict
     problem_suffixes    the suffixes of recorded allocations
+    problem_json        (decoded JSON) -> True if the JSON holds recorded allocations
     read_problem        (path) -> Problem
     dialects            op prefix -> function from the name of an op to its `Op`
     backends            backend -> function from a model to its `Backend`; the fastest first
@@ -70,6 +71,7 @@ class Integration:
     plan_suffixes: tuple[str, ...] = ()
     judge_plan: str = ""
     problem_suffixes: tuple[str, ...] = ()
+    problem_json: str = ""
     read_problem: str = ""
     dialects: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)

@@ -82,8 +82,7 @@ def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
     if problem.precedence is not None:
         pairs = _overlaps_in_order(problem, problem.precedence, offsets)
     elif problem.may_overlap or _has_collision(problem, offsets):
-        near = _pairs_with_common_bytes(problem, offsets)
-        pairs = ((min(pair), max(pair)) for pair in near if _are_live_together(problem, *pair))
+        pairs = _colliding_pairs(problem, offsets)
     else:
         return []
     allowed = {(min(pair), max(pair)) for pair in problem.may_overlap}
@@ -106,17 +105,21 @@ def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) 
         yield from ((first, int(second)) for second in near[~apart])
 
 
+def _lifetime_events(problem: Problem) -> list[tuple[int, int, int]]:
+    """Return (time, 1 for a begin or 0 for an end, position of the buffer) for all lifetimes, ends first at a time."""
+    return sorted(
+        event
+        for position, buffer in enumerate(problem.buffers)
+        if buffer.size
+        for begin, end in buffer.pieces
+        for event in ((begin, 1, position), (end, 0, position))
+    )
+
+
 def _has_collision(problem: Problem, offsets: list[int]) -> bool:
     """True if two live buffers have a byte in common (sweep over time)."""
-    events = []
-    for position, buffer in enumerate(problem.buffers):
-        if buffer.size:
-            for begin, end in buffer.pieces:
-                events.append((begin, 1, position))
-                events.append((end, 0, position))
-    events.sort()
     live: list[tuple[int, int]] = []  # (offset, position), sorted
-    for _, begins, position in events:
+    for _, begins, position in _lifetime_events(problem):
         entry = (offsets[position], position)
         rank = bisect_left(live, entry)
         if not begins:
@@ -131,19 +134,25 @@ def _has_collision(problem: Problem, offsets: list[int]) -> bool:
     return False
 
 
-def _pairs_with_common_bytes(problem: Problem, offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield all pairs of buffers with a common byte, live together or not (sweep over addresses)."""
-    sized = [position for position, buffer in enumerate(problem.buffers) if buffer.size]
-    active: list[int] = []
-    for position in sorted(sized, key=lambda each: (offsets[each], each)):
-        active = [other for other in active if offsets[other] + problem.buffers[other].size > offsets[position]]
-        for other in active:
-            yield other, position
-        active.append(position)
+def _colliding_pairs(problem: Problem, offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield all pairs of live buffers with a byte in common, each pair once (sweep over time).
 
-
-def _are_live_together(problem: Problem, first: int, second: int) -> bool:
-    a, b = problem.buffers[first], problem.buffers[second]
-    return any(
-        begin < other_end and other_begin < end for begin, end in a.pieces for other_begin, other_end in b.pieces
-    )
+    The live buffers of each size class, from 2^(k-1) to 2^k - 1 bytes, are sorted by offset. A buffer that reaches into
+    a new buffer begins less than 2^k bytes below. At most two other buffers begin there, unless these collide too.
+    """
+    live: dict[int, list[tuple[int, int]]] = {}
+    found: set[tuple[int, int]] = set()
+    for _, begins, position in _lifetime_events(problem):
+        offset, size = offsets[position], problem.buffers[position].size
+        alike = live.setdefault(size.bit_length(), [])
+        rank = bisect_left(alike, (offset, position))
+        if not begins:
+            del alike[rank]
+            continue
+        for bits, others in live.items():
+            near = others[bisect_left(others, (offset - (1 << bits),)) : bisect_left(others, (offset + size,))]
+            hit = (other for begin, other in near if begin + problem.buffers[other].size > offset)
+            pairs = {(min(other, position), max(other, position)) for other in hit} - found
+            found |= pairs
+            yield from pairs
+        alike.insert(rank, (offset, position))

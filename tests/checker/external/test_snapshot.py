@@ -127,6 +127,38 @@ def test_what_sublet_writes_is_read_back(seed: int) -> None:
     assert (device.allocated_bytes, device.reserved_bytes) == (plan.peak.nbytes, plan.arena_bytes)
 
 
+@pytest.mark.parametrize("suffix", [".pickle", ".json"])
+@pytest.mark.parametrize("form", ["snapshot", "events", "segments", "list of segments"])
+def test_all_forms_of_a_snapshot(cli: Cli, tmp_path: Path, form: str, suffix: str) -> None:
+    """`_dump_snapshot` writes events and segments, and `torch.cuda.memory_snapshot()` returns a list of segments."""
+    whole, path = recorded(), tmp_path / f"snapshot{suffix}"
+    record = {
+        "snapshot": whole,
+        "events": {"device_traces": whole["device_traces"]},
+        "segments": {"segments": whole["segments"]},
+        "list of segments": whole["segments"],
+    }[form]
+    path.write_bytes(json.dumps(record).encode() if suffix == ".json" else pickle.dumps(record))
+    status, out, err = cli("check", path, "--json")
+    assert (status, err) == (0, "")
+    (device,) = json.loads(out)["devices"]
+    held = "segments" in form
+    assert (device["allocations"], device["allocated_bytes"]) == ((3 if held else 5), 4 * MIB)
+    assert device["reserved_bytes"] == (0 if form == "events" else 6 * MIB)
+    assert cli("pack", path)[0] == 0
+
+
+def test_segments_of_several_devices(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    segments = [segment(MIB * i, block(MIB * i, 512 * (1 + i)), device=i % 3) for i in range(6)]
+    path.write_text(json.dumps(segments))
+    devices = json.loads(cli("check", path, "--json")[1])["devices"]
+    assert [(one["device"], one["allocated_bytes"]) for one in devices] == [(0, 5 * 512), (1, 7 * 512), (2, 9 * 512)]
+    path.write_text(json.dumps([{**segments[0], "blocks": [{"size": -1}]}]))
+    status, _, err = cli("check", path)
+    assert (status, "size must be an integer from 0" in err) == (2, True)
+
+
 class Hostile:
     """What runs a command when it is unpickled."""
 
@@ -197,7 +229,7 @@ def laughs() -> bytes:
         (pickle.dumps({"device_traces": [[event("alloc", 1, 1 << 80)]]}), "size must be an integer from 0"),
         (pickle.dumps({"segments": [segment(0, block(0, 1), device=1 << 40)]}), "device 1099511627776 is beyond"),
         (laughs(), "more than its bytes can hold"),
-        (b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".", "the snapshot is a list"),
+        (b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".", "a segment is a list"),
         (b"\x80\x04)" + b"\x85" * 100_000 + b".", "the snapshot is a tuple"),
     ],
 )

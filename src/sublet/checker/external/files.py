@@ -33,18 +33,25 @@ def is_foreign_json(path: Path) -> bool:
 
     Raises PlanError for JSON in another form.
     """
-    if path.suffix.lower() != ".json":
-        return False
-    text = read_text(path, PlanError)
-    try:
-        raw = parse_json(text, str(path), PlanError)
-    except PlanError:  # the next reader of the file reports the error
+    raw = _decode_json(path)
+    if raw is None:
         return False
     is_foreign = has_plan_format(raw)
     if not is_foreign and (not isinstance(raw, dict) or "version" not in raw or "format" in raw):
         found = f"the fields {known_names(name[:40] for name in raw)}" if isinstance(raw, dict) else "no object"
         raise PlanError(f"{path} is no plan in a known form: found {found}. {PLAN_FORMS}")
     return is_foreign
+
+
+def _decode_json(path: Path) -> Any:
+    """Return the decoded content of a JSON file; None for another file, and for invalid JSON."""
+    if path.suffix.lower() != ".json":
+        return None
+    text = read_text(path, PlanError)
+    try:
+        return parse_json(text, str(path), PlanError)
+    except PlanError:  # the next reader of the file reports the error
+        return None
 
 
 def read_plan_file(path: Path) -> ForeignPlan:
@@ -84,7 +91,7 @@ def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> P
 
     Raises ProblemError or ModelError if the file cannot be read, or is a snapshot of several devices.
     """
-    recorder = _integration_with_suffix("problem_suffixes", path)
+    recorder = _recorder_of(path)
     if recorder is None:
         return read_problem(path, lifetimes)
     problem: Problem = resolve(recorder.read_problem)(path)
@@ -93,7 +100,17 @@ def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> P
 
 def is_snapshot(path: Path) -> bool:
     """Return True if an integration reads recorded allocations from the file."""
-    return _integration_with_suffix("problem_suffixes", path) is not None
+    return _recorder_of(path) is not None
+
+
+def _recorder_of(path: Path) -> Integration | None:
+    """Return the integration that reads recorded allocations from the file, by suffix or, for JSON, by content."""
+    recorder = _integration_with_suffix("problem_suffixes", path)
+    raw = _decode_json(path) if recorder is None else None
+    if raw is None:
+        return recorder
+    recognisers = (each for each in installed_integrations() if each.problem_json)
+    return next((each for each in recognisers if resolve(each.problem_json)(raw)), None)
 
 
 def _integration_with_suffix(table: str, path: Path) -> Integration | None:

@@ -7,6 +7,7 @@ INTEGRATION = Integration(
     suffixes=(".pt2",),
     read_model="sublet.integrations.torch.reader.pt2_archive:read_file",
     problem_suffixes=(".pickle", ".pkl"),
+    problem_json="sublet.integrations.torch.snapshot:is_snapshot_json",
     read_problem="sublet.integrations.torch.snapshot:read_problem",
     dialects={
         "aten": "sublet.integrations.torch.dialect:aten_op",
@@ -17,6 +18,7 @@ INTEGRATION = Integration(
     packages={"torch": "torch"},
     commands={
         "plan --ranks": "sublet.integrations.torch.ranks_table:show_ranks",
+        "check .json": "sublet.integrations.torch.snapshot_report:replay_snapshot",
         "check .pickle": "sublet.integrations.torch.snapshot_report:replay_snapshot",
         "check .pkl": "sublet.integrations.torch.snapshot_report:replay_snapshot",
     },

@@ -1,7 +1,9 @@
 """Replay of a PyTorch memory snapshot: lifetimes of allocations, reserved bytes, and a packing problem.
 
 `torch.cuda.memory._dump_snapshot` writes a snapshot: for each device the allocator's events in order, and the segments
-held at the end. An event is a step of time. An allocation from before the first event is live from step 0 on.
+held at the end. `torch.cuda.memory_snapshot()` returns a list of these segments alone. A file holds either as JSON, or
+as a pickle, which is never executed. An event is a step of time. An allocation from before the first event is live from
+step 0 on.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.errors import Finding, ModelError, ProblemError
+from sublet.base.files import parse_json
 from sublet.base.ranges import LiveCurve
 from sublet.integrations.torch.safe_pickle import MAX_BYTES, safe_unpickle
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
@@ -46,33 +49,46 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
-    """Return all devices with allocations in a snapshot file. Raises ModelError for an invalid or hostile file."""
+    """Return all devices with allocations in a pickle or JSON. Raises ModelError for an invalid or hostile file."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ModelError(f"{path}: {path.stat().st_size} bytes; a snapshot of more than 1 GiB is not read")
         raw = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return parse_snapshot(safe_unpickle(raw, path.name), path.name, len(raw))
+    is_json = path.suffix.lower() == ".json"
+    record = parse_json(raw, path.name, ModelError) if is_json else safe_unpickle(raw, path.name)
+    return parse_snapshot(record, path.name, len(raw))
+
+
+def is_snapshot_json(record: Any) -> bool:
+    """Return True if decoded JSON is a snapshot: an object with the allocator's events, or with or of segments."""
+    if isinstance(record, dict) and isinstance(record.get("device_traces"), list):
+        return True
+    segments = record.get("segments") if isinstance(record, dict) else record
+    first = segments[0] if isinstance(segments, list) and segments else None
+    return isinstance(first, dict) and {"address", "blocks"} <= first.keys()
 
 
 def parse_snapshot(record: Any, where: str, max_objects: int) -> tuple[Snapshot, ...]:
-    """Return the devices in a decoded snapshot.
+    """Return the devices in a decoded snapshot, or list of segments.
 
     Raises ModelError if the snapshot has more than `max_objects` elements: a small file can repeat an object.
     """
     reader = _SnapshotReader(where, max_objects)
-    whole = reader.mapping(record, "the snapshot")
+    whole = {"segments": record} if isinstance(record, list) else reader.mapping(record, "the snapshot")
     traces = reader.array(whole.get("device_traces", []), "device_traces")
-    segments = [reader.mapping(one, "a segment") for one in reader.array(whole.get("segments", []), "segments")]
+    segments: dict[int, list[Mapping[str, Any]]] = {}
+    for one in reader.array(whole.get("segments", []), "segments"):
+        segment = reader.mapping(one, "a segment")
+        segments.setdefault(reader.integer(segment, "device"), []).append(segment)
     devices = []
-    for device in range(max([len(traces), *(reader.integer(one, "device") + 1 for one in segments)])):
+    for device in sorted({*range(len(traces)), *segments}):
         events = reader.array(traces[device], f"device_traces[{device}]") if device < len(traces) else []
-        own = [one for one in segments if reader.integer(one, "device") == device]
         replay = _AllocatorReplay(reader, device)
         for event in events:
             replay.apply_event(reader.mapping(event, "an event"))
-        replay.finish(own)
+        replay.finish(segments.get(device, []))
         if replay.buffers:
             devices.append(replay.to_snapshot(where))
     if not devices:
