@@ -2,7 +2,7 @@
 
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
-README.md and docs/commands.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
+README.md, docs/commands.md and ci.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
 docs/foreign.md for plans of other tools; docs/loops.md, state.md, memory.md and text_form.md for servers;
 docs/training.md, budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
@@ -42,9 +42,9 @@ from sublet.integrations.tflite.program import IDENTIFIER, OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
-    "README.md", "docs/commands.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md", "docs/foreign.md",
-    "docs/loops.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md",
-    "docs/dynamic.md",
+    "README.md", "docs/commands.md", "docs/ci.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md",
+    "docs/foreign.md", "docs/loops.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md",
+    "docs/budget.md", "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 NEEDS = {

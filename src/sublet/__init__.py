@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sublet import nn
     from sublet.analysis.options import Options
     from sublet.api.advising import advise
+    from sublet.api.assertions import assert_fits, assert_no_growth
     from sublet.api.binding import with_plan
     from sublet.api.compiling import compile
     from sublet.api.fewer_rows import fewer_rows
@@ -75,6 +76,8 @@ __all__ = [
     "While",
     "advise",
     "aligned_bytes",
+    "assert_fits",
+    "assert_no_growth",
     "check",
     "command",
     "compare",
@@ -117,6 +120,7 @@ MODULES = {"layers": "nn.modules.layers", "modules": "nn.modules", "nn": "nn", "
 NAMES = {
     "analysis.options": ("Options",),
     "api.advising": ("advise",),
+    "api.assertions": ("assert_fits", "assert_no_growth"),
     "api.binding": ("with_plan",),
     "api.compiling": ("compile",),
     "api.fewer_rows": ("fewer_rows",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -15,10 +15,12 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
 from sublet.api.compile_request import CompileRequest
+from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
 from sublet.cli.budget_options import OutputPaths, fit_by_recomputation, read_smaller_graph, show_frontier
 from sublet.cli.console import (
+    DOES_NOT_FIT,
     advice_progress,
     answer_console,
     exit_with_verdict,
@@ -47,7 +49,8 @@ from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.advice import Advice, Advised
-from sublet.plan.file import save
+from sublet.plan.file import load, save
+from sublet.plan.statistics import Growth, growth
 from sublet.plan.verdict import Verdict
 from sublet.planning.advice.candidates import MAX_SECONDS
 from sublet.planning.order_advice import OrderAdvice, advise_order
@@ -104,6 +107,13 @@ class StorageOption(StrEnum):
 
     arena = "arena"
     bound = "bound"
+
+
+class OutputFormat(StrEnum):
+    """The format of the result: text alone, or with an annotation for GitHub's workflows."""
+
+    text = "text"
+    github = "github"
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,13 @@ class PlanOptions:
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None
     html: shared.Html = None
     png: shared.Png = None
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="PLAN", help="Exit 1 if arena or peak grew over this plan; list why."),
+    ] = None
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="With github: also print the result as a workflow annotation.")
+    ] = OutputFormat.text
     in_json: shared.Json = False
 
     @property
@@ -176,13 +193,16 @@ class PlanOptions:
 def plan(options: PlanOptions) -> None:
     """Plan the memory of a model, prove the plan, and show the plan.
 
-    Exit status: 0 planned, within the budget if one is given; 1 over the budget; 2 bad input; 3 unknown whether the
-    budget is enough.
+    Exit status: 0 planned, within budget and baseline if given; 1 over the budget, or grown over the baseline; 2 bad
+    input; 3 unknown whether the budget is enough.
     """
     if options.ranks is not None:
         _plan_ranks(options, options.ranks)
-    refuse_overwriting(options.model, *options.files)
+    refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
     question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
+    if options.in_json and options.output_format is OutputFormat.github:
+        raise PlanError("--json prints one JSON object and nothing else: drop --json or --format github")
+    baseline = None if options.baseline is None else load(options.baseline)
     source, planning_options = _read_model(options)
     if options.frontier:
         show_frontier(source, planning_options, options.files, measure=options.measure, in_json=options.in_json)
@@ -202,12 +222,33 @@ def plan(options: PlanOptions) -> None:
         )
     picture = replace(picture_of_plan(memory_plan), advice=advice, budget=question.budget)
     write_pictures(picture, options.html, options.png)
-    report = PlanReport(source, memory_plan, order_advice, picture, decision)
+    grown = None if baseline is None else growth(memory_plan, baseline)
+    report = PlanReport(source, memory_plan, order_advice, picture, decision, grown)
     if options.in_json:
         print_json(report.to_json(seconds))
     else:
         _print_report(report, _describe_run_graph(options))
+    if options.output_format is OutputFormat.github:
+        print(annotation(options.model, memory_plan, decision, grown))
+    if grown is not None and grown.is_grown:
+        raise typer.Exit(DOES_NOT_FIT)
     exit_with_verdict(decision)
+
+
+def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: Growth | None) -> str:
+    """Return the result as a GitHub workflow command: an error if over budget or grown, a warning if unknown."""
+    lines = [f"arena {plan.arena_bytes:,} bytes, lower bound {plan.lower_bound_bytes:,} bytes"]
+    if decision is not None:
+        answers = {True: "fits", False: "does not fit", None: "unknown whether the plan fits"}
+        lines.append(f"{answers[decision.fits]} the budget of {decision.budget:,} bytes")
+    if grown is not None:
+        lines.append(grown.description)
+    failed = (decision is not None and decision.fits is False) or (grown is not None and grown.is_grown)
+    kind = "error" if failed else "warning" if decision is not None and decision.fits is None else "notice"
+    text, file = "\n".join(lines), printable(str(model))
+    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        text, file = text.replace(sign, code), file.replace(sign, code)
+    return f"::{kind} file={file.replace(':', '%3A').replace(',', '%2C')},title=Sublet::{text}"
 
 
 def _plan_ranks(options: PlanOptions, ranks: int) -> None:
@@ -245,12 +286,14 @@ class PlanReport:
     order_advice: OrderAdvice
     picture: Picture
     decision: Verdict | None
+    growth: Growth | None
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Return the report as a JSON object; `seconds` is the time of planning."""
         advice = self.picture.advice.content if self.picture.advice else {}
         content = {**plan_json(self.plan, seconds, self.decision), **warnings_json(self.source)}
-        return {**content, "other_order": self.order_advice.to_json, **advice}
+        grown = {} if self.growth is None else {"growth": {**asdict(self.growth), "is_grown": self.growth.is_grown}}
+        return {**content, "other_order": self.order_advice.to_json, **advice, **grown}
 
 
 def _describe_run_graph(options: PlanOptions) -> str:
@@ -271,6 +314,10 @@ def _print_report(report: PlanReport, run_graph: str) -> None:
         answer_console().print(
             Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
         )
+    if report.growth is not None:
+        color = "red" if report.growth.is_grown else "green"
+        what = "Grown over the baseline" if report.growth.is_grown else "Not grown over the baseline"
+        answer_console().print(Text(f"{what}: {report.growth.description}", color))
     if report.picture.advice is not None:
         answer_console().print(Text(), advice_table(report.picture.advice))
 

@@ -22,6 +22,9 @@ from sublet.plan.schedule import Schedule
 MOST_REPEATED = 64
 """Repeated storages in a plan, at most; the checker reports each. `from_json` refuses a plan with more."""
 
+RECIPE_FIELDS_SINCE_10 = ("const", "state")
+"""Fields of the recipe that plan files of version 9 lack; both are empty there."""
+
 LARGEST = 1 << 62
 """The largest size, offset or point in a plan; `from_json` refuses larger integers."""
 
@@ -41,8 +44,12 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     """Return the plan in a JSON text. Raises PlanError naming the invalid field."""
     raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
+    if version == FORMAT_VERSION - 1 and isinstance(raw.get("recipe"), dict):
+        recipe: dict[str, Any] = {key: [] for key in RECIPE_FIELDS_SINCE_10}
+        raw, version = {**raw, "version": FORMAT_VERSION, "recipe": recipe | raw["recipe"]}, FORMAT_VERSION
     if version != FORMAT_VERSION:
-        raise PlanError(f"{source} has format version {version!r}; this Sublet reads version {FORMAT_VERSION}")
+        known = f"{FORMAT_VERSION - 1} and {FORMAT_VERSION}"
+        raise PlanError(f"{source} has format version {version!r}; this Sublet reads versions {known}")
     plan = _decode(MemoryPlan, raw, source)
     assert isinstance(plan, MemoryPlan)
     _require_placed_once(plan, source)

@@ -241,3 +241,67 @@ def _live_values(block: PlannedBuffer, point: int) -> tuple[str, ...]:
 def _peak_without(curve: LiveCurve, block: PlannedBuffer, part: int) -> int:
     """Return the peak of live bytes if a buffer were smaller by a fraction 1/`part`."""
     return curve.peak_without((strip.live, strip.nbytes // part) for strip in block.segments)
+
+
+# Growth of a plan over an earlier plan of the model, the baseline.
+
+
+@dataclass(frozen=True, slots=True)
+class GrownValue:
+    """A value live at the peak with more bytes than at the peak of the baseline; 0 bytes there for a new value."""
+
+    value: str
+    nbytes: int
+    bytes_before: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The comparison of a plan with a baseline: arena and peak in bytes, and the values behind a larger peak.
+
+    values  the largest growth first; empty if the peak did not grow
+    """
+
+    arena_bytes: int
+    arena_bytes_before: int
+    peak_bytes: int
+    peak_bytes_before: int
+    values: tuple[GrownValue, ...]
+
+    @property
+    def is_grown(self) -> bool:
+        """True if the arena or the peak needs more bytes than in the baseline."""
+        return self.arena_bytes > self.arena_bytes_before or self.peak_bytes > self.peak_bytes_before
+
+    @property
+    def description(self) -> str:
+        """The comparison in a line, and a line for each value behind a larger peak."""
+        pairs = (
+            ("arena", self.arena_bytes_before, self.arena_bytes),
+            ("peak", self.peak_bytes_before, self.peak_bytes),
+        )
+        head = ", ".join(f"{what} {before:,} -> {now:,} bytes" for what, before, now in pairs)
+        lines = [
+            f"  {printable(each.value)}: {each.nbytes:,} bytes at the peak, {each.bytes_before:,} in the baseline"
+            for each in self.values
+        ]
+        if self.is_grown and not lines:
+            lines = ["  no value grew at the peak: only the packing needs more bytes"]
+        return "\n".join([head, *lines])
+
+
+def growth(plan: MemoryPlan, baseline: MemoryPlan) -> Growth:
+    """Return the growth of a plan over a baseline. Values correspond by name."""
+    now, before = (_bytes_at_peak(each) for each in (plan, baseline))
+    grown = [GrownValue(value, nbytes, before.get(value, 0)) for value, nbytes in now.items()]
+    grown = [each for each in grown if each.nbytes > each.bytes_before]
+    if plan.peak.nbytes <= baseline.peak.nbytes:
+        grown = []
+    grown.sort(key=lambda each: (each.bytes_before - each.nbytes, each.value))
+    return Growth(plan.arena_bytes, baseline.arena_bytes, plan.peak.nbytes, baseline.peak.nbytes, tuple(grown))
+
+
+def _bytes_at_peak(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of the values live at the peak, by name."""
+    alive = set(plan.peak.values)
+    return {place.value: place.region.nbytes for place in plan.placements if place.value in alive}
