@@ -161,7 +161,7 @@ class CheckOptions:
         typer.Argument(
             help="A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan with lifetimes "
             "(MiniMalloc's .csv, .json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot "
-            "(.pickle), which is replayed.",
+            "(.pickle, .json), which is replayed.",
             show_default=False,
         ),
     ]
