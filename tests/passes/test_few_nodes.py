@@ -77,7 +77,7 @@ def test_limits_leave_orders_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(promising_orders(graph, (), 4, 1 << 30)) == 5 < len(every)
     monkeypatch.setattr(few_nodes, "MAX_NODES", 8)
     assert promising_orders(graph, (), 4, 1 << 30) == []
-    monkeypatch.setattr(pipeline, "MAX_REPLANNED_NODES", 7)
+    monkeypatch.setattr(pipeline, "MAX_REPLANNING", 63)
     assert plan_memory(NESTED, Options(alignment=4, order="less")).arena_bytes == 11968
 
 

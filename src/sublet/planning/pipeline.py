@@ -42,8 +42,11 @@ from sublet.planning.checker_fallback import MAX_NAMED_ATTEMPTS, carries_to_copy
 from sublet.planning.joint_cpsat import solve_jointly
 from sublet.planning.place_buffers import AT_CUTS_APART, place_buffers
 
-MAX_REPLANNED_NODES = 1200
-"""Nodes of all promising orders planned for a graph of few nodes, for about half a second; 100 orders of 12 nodes."""
+MAX_REPLANNING = 7200
+"""Promising orders planned for a graph of few nodes, times the square of the nodes: 50 orders of 12 nodes, 200 of 6.
+
+One order of 12 nodes takes about 7 ms to plan, and up to 25 ms where the packing is hard.
+"""
 
 
 def plan_memory(
@@ -170,7 +173,7 @@ def _plan_promising_orders(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan
         return None
     smallest, outside = None, values_outside_arena(graph, options)
     orders = promising_orders(graph, outside, options.alignment, arena := plan.arena_bytes)
-    for estimate, order in orders[: MAX_REPLANNED_NODES // max(1, len(graph.nodes))]:
+    for estimate, order in orders[: MAX_REPLANNING // max(1, len(graph.nodes) ** 2)]:
         if estimate >= arena or (options.timeout is not None and time.monotonic() - begin > options.timeout):
             break
         schedule = serial_schedule(replace(graph, nodes=tuple(graph.nodes[i] for i in order)))
