@@ -154,6 +154,17 @@ class LiveCurve(tuple[tuple[int, int], ...]):
             peak = max(peak, max((level for _, level in steps), default=0) - nbytes)
         return peak
 
+    def peak_within(self, ranges: Ranges) -> tuple[int, int]:
+        """Return the first point within disjoint `ranges` with the most live bytes, and the bytes; (0, 0) for none."""
+        highest = {}
+        for begin, end in ranges:
+            first = max(0, bisect_right(self, begin, key=_POINT) - 1)
+            steps = [(max(begin, point), level) for point, level in self[first : bisect_left(self, end, key=_POINT)]]
+            if steps:
+                point, level = LiveCurve(steps).peak
+                highest[point] = level
+        return max(highest.items(), key=itemgetter(1), default=(0, 0))
+
     def peak_by_column(self, begin: int, end: int, columns: int) -> list[int]:
         """Return the most bytes live in each of `columns` equal parts of the range from `begin` to `end`."""
         highest = [0] * columns

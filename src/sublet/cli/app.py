@@ -1,4 +1,4 @@
-"""The command line: `sublet plan | export | check | show | run | pack | transpile`.
+"""The command line: `sublet plan | export | check | show | explain | run | pack | transpile`.
 
 Exit status: 0 the network fits, or the plan is right; 1 the network does not fit, or the plan is wrong; 2 the input is
 bad; 3 the verdict is unknown, or covers a part of the plan only.
@@ -21,6 +21,7 @@ from sublet.cli.console import (
     open_missing_streams,
     print_error,
 )
+from sublet.cli.explain import explain
 from sublet.cli.export import export
 from sublet.cli.pack import pack
 from sublet.cli.plan import plan
@@ -47,7 +48,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-for _command in (plan, export, check, show, run):
+for _command in (plan, export, check, show, explain, run):
     app.command()(_command)
 for _words, _function in (
     (words, function) for each in installed_integrations() for words, function in each.commands.items()

@@ -73,7 +73,11 @@ class ExportOptions:
 @command_from(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write a proven plan for a device or for a review. Without --plan, the model is planned first."""
-    graph, memory_plan = _load_checked_plan(options, options.plan) if options.plan is not None else _plan_model(options)
+    if options.plan is not None:
+        graph, memory_plan = _load_checked_plan(options, options.plan)
+    else:
+        texts = options.dim, options.const, options.state, options.max_trips
+        graph, memory_plan = plan_model(options.model, *texts, options.align)
     write_file = resolve_entry("commands", f"{FILE_FORM}{options.to}")
     if write_file is not None:
         if options.section or options.name:
@@ -106,14 +110,20 @@ def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, Memor
     return graph, memory_plan
 
 
-def _plan_model(options: ExportOptions) -> tuple[Graph, MemoryPlan]:
-    """Return the graph of the model, and a new plan."""
-    dims, max_trips = parse_dims(options.dim), parse_max_trips(options.max_trips)
-    request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=AS_IS)
-    source = model_to_run(replace(request, const=parse_constants(options.const), state=parse_state(options.state)))
-    alignment = choose_alignment(options.model, options.align)
+def plan_model(
+    model: Path,
+    dim: list[str] | None,
+    const: list[str] | None,
+    state: list[str] | None,
+    max_trips: list[str] | None,
+    align: int | None,
+) -> tuple[Graph, MemoryPlan]:
+    """Return the graph of a model, and a new plan; the arguments are the texts of the options with these names."""
+    request = CompileRequest(model, dims=parse_dims(dim), max_trips=parse_max_trips(max_trips), optimize=AS_IS)
+    source = model_to_run(replace(request, const=parse_constants(const), state=parse_state(state)))
     with packing_progress() as progress:
-        return source.graph, plan_memory(source, Options(alignment=alignment), progress=progress)
+        options = Options(alignment=choose_alignment(model, align))
+        return source.graph, plan_memory(source, options, progress=progress)
 
 
 def _parse_section(text: str, memory_plan: MemoryPlan) -> tuple[str, str]:
