@@ -75,6 +75,18 @@ def test_a_baked_in_operand_is_told() -> None:
         from_proto(model, {"seq": 7})
 
 
+def test_extents_that_an_encoder_and_decoder_cannot_take_are_not_called_fixed() -> None:
+    """Halved and doubled again, an odd extent differs from itself: no constant of the file is at fault."""
+    text = """g (float[1, 1, h, 4] x) => (y) <float[4] twice = {1.0, 1.0, 2.0, 2.0}> {
+        half = MaxPool <kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (x)
+        whole = Resize <mode = "nearest"> (half, , twice)
+        y = Add (x, whole)
+    }"""
+    assert str(from_proto(parsed(text), {"h": 6}).graph.outputs[0].spec) == "f32[1,1,6,4]"
+    with pytest.raises(ModelError, match=r"5 and 6; .* With --dim h=5: the network may take only some extents"):
+        from_proto(parsed(text), {"h": 5})
+
+
 # ---- operators that ONNX does not have ----
 
 

@@ -155,10 +155,14 @@ def _operand_text(name: str, known: KnownValue, shapes: NodeShapes, position: in
 
 
 def _fixed_operands_note(program: ImportState, node: onnx.NodeProto, inputs: Sequence[KnownValue | None]) -> str:
-    """Return the part of a message listing operands fixed by the file; "" unless dimensions were bound."""
+    """Return the part of a message on the bound dimensions: the operands fixed by the file, or a hint without any.
+
+    The text is "" unless dimensions were bound.
+    """
     if not program.dims:
         return ""
     fixed = [repr(name) for _, (name, known) in _present_operands(node, inputs) if known.weight is not None]
-    what = f"{', '.join(fixed)} comes from constants" if fixed else "an extent is written"
     bound = " ".join(f"--dim {name}={extent}" for name, extent in program.dims.items())
-    return f". In the file {what} and does not follow {bound}"
+    if fixed:
+        return f". In the file, constants define {', '.join(fixed)} and do not follow {bound}"
+    return f". With {bound}: the network may take only some extents, such as multiples of 32, or the file fixes one"
