@@ -4,6 +4,7 @@ The estimate of an order models sharing as in plans: each value has one place. A
 lies in place or is copied. At first all these shares are in place, nested concatenations included. Two values that need
 the same place at the same time are a conflict: the search copies one of the shares between both values, in all ways,
 and the estimate is the least peak without a conflict. Gaps between buffers do not count.
+A plan may need less than the estimate where copies of equal bytes share a place by chance: one graph of about 1,400.
 """
 
 from __future__ import annotations
