@@ -42,9 +42,9 @@ check: $(VENV)/.installed ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed ## the API reference, from docstrings: build/docs/index.html
+docs: $(VENV)/.installed ## the documentation site, with the reference of commands and Python: build/docs/index.html
 	$(BIN)/python -m pip install --quiet --group docs
-	$(BIN)/python docs/reference.py build/docs
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 wheel: $(VENV)/.installed ## a manylinux wheel in dist/; README and docs walked through with it in a clean environment
 	$(BIN)/python -m pip install --quiet --group wheel

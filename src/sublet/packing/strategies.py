@@ -294,6 +294,7 @@ def allocation_graph(problem: Problem) -> Packing:
 
 
 Strategy = Callable[[Problem], Packing]
+"""A packing strategy: a function from a problem to a packing of its buffers."""
 
 ENTRY_POINTS = "sublet.strategies"
 
