@@ -1,4 +1,4 @@
-"""The command line: `sublet plan | export | check | show | explain | run | pack | transpile`.
+"""The command line: `sublet plan | export | check | show | explain | run | pack | doctor | transpile`.
 
 Exit status: 0 the network fits, or the plan is right; 1 the network does not fit, or the plan is wrong; 2 the input is
 bad; 3 the verdict is unknown, or covers a part of the plan only.
@@ -21,6 +21,7 @@ from sublet.cli.console import (
     open_missing_streams,
     print_error,
 )
+from sublet.cli.doctor import doctor
 from sublet.cli.explain import explain
 from sublet.cli.export import export
 from sublet.cli.pack import pack
@@ -55,7 +56,8 @@ for _words, _function in (
 ):
     if _words.isidentifier():  # a command of its own, not an option of another
         app.command(name=_words)(resolve(_function))
-app.command()(pack)
+for _command in (pack, doctor):
+    app.command()(_command)
 
 
 @app.callback()

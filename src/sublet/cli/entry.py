@@ -1,4 +1,4 @@
-"""The entry point of the console script: `sublet --version` answers without importing the commands."""
+"""The entry point of the console script: `--version` and `doctor` answer without importing the other commands."""
 
 import contextlib
 import sys
@@ -12,4 +12,5 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the commands' own `--version` reports an answer that cannot be written
             print(f"sublet {version('sublet')}", flush=True)
             return
-    import_module("sublet.cli.app").main()
+    # The doctor also answers if the other commands cannot be imported.
+    import_module("sublet.cli.doctor" if sys.argv[1:2] == ["doctor"] else "sublet.cli.app").main()
