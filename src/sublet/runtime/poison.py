@@ -39,8 +39,9 @@ def run_poisoned(
 ) -> dict[str, Any]:
     """Run once in poisoned arenas of exactly the planned size; return the outputs by name.
 
-    The state is restored afterwards; the state after the run is stored in `left`. Steps of several streams run one
-    after another, in the order of the schedule. Raises RunError naming a step with a write outside its outputs.
+    The steps run one by one: results can differ in the last bits from a plain call, which may merge kernels. The
+    state is restored afterwards; the state after the run is stored in `left`. Steps of several streams run one after
+    another, in the order of the schedule. Raises RunError naming a step with a write outside its outputs.
     """
     arenas = _GuardedArenas(executable.plan)
     poisoner = _Poisoner(executable, arenas)
