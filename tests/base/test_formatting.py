@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.base.errors import SubletError
-from sublet.base.formatting import human, parse_bytes
+from sublet.base.formatting import counted, human, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,7 @@ def test_an_unknown_unit_names_the_known_ones() -> None:
 @pytest.mark.parametrize("nbytes", [1, 1000, 1024, 5 << 20, 7 << 30])
 def test_what_is_written_exactly_is_read_back(nbytes: int) -> None:
     assert parse_bytes(human(nbytes).replace(" ", "")) == nbytes
+
+
+def test_a_number_agrees_with_its_noun() -> None:
+    assert [counted(number, "node") for number in (0, 1, 2, 1234)] == ["0 nodes", "1 node", "2 nodes", "1,234 nodes"]

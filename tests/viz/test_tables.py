@@ -86,6 +86,14 @@ def test_no_line_is_wider_than_the_terminal(
         assert any(re.search(CUT_ROWS[name], line) for line in lines)
 
 
+def test_a_sentence_keeps_half_a_line_for_its_name(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, text in (("FORCE_COLOR", "1"), ("COLUMNS", "80")):
+        monkeypatch.setenv(variable, text)
+    out = " ".join(ESCAPES.sub("", cli("plan", model)[1]).split())
+    (name,) = re.findall(r"estimate: without (\S+) \(4 KiB\) the peak would be", out)
+    assert cell_len(name) == 40
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_pipe_gets_whole_names(cli: Cli, model: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = COMMANDS[name](cli, model)

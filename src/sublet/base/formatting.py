@@ -99,6 +99,11 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1: "1 node", "2 nodes"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def abbreviated_list(texts: Sequence[str], most: int) -> str:
     """Return the first `most` texts, separated by commas, and the number of texts left out."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sublet.base.formatting import abbreviated_list, human, percent, printable
+from sublet.base.formatting import abbreviated_list, counted, human, percent, printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.statistics import (
     assumptions,
@@ -74,6 +74,17 @@ class NameCell:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(cut_middle(self.name, options.max_width, "..." if options.ascii_only else "…"))
+
+
+class NamedSentence:
+    """A dim sentence with one name, cut in the middle to half a line of the terminal: converters join many names."""
+
+    def __init__(self, before: str, name: str, after: str) -> None:
+        self.before, self.name, self.after = before, printable(name), after
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        name = cut_middle(self.name, options.max_width // 2, "..." if options.ascii_only else "…")
+        yield Text(f"{self.before}{name}{self.after}", "dim")
 
 
 # A table of buffers for the terminal: bytes, and tensors in the buffer.
@@ -191,8 +202,7 @@ def _describe_uncounted(verdict: Verdict, plan: MemoryPlan) -> str:
 
 
 def _count_uncounted(plan: MemoryPlan) -> str:
-    count = len(plan.not_counted)
-    return f"{count} value{'s' if count != 1 else ''}"
+    return counted(len(plan.not_counted), "value")
 
 
 def render_summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
@@ -259,10 +269,8 @@ def _describe_gap(plan: MemoryPlan, claimed: str) -> str:
 
 
 def _describe_reuse(plan: MemoryPlan) -> str:
-    tensors = len(planned_values(plan))
-    word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
-    return f"{tensors} {word}, each with separate bytes{times}"
+    return f"{counted(len(planned_values(plan)), 'tensor')}, each with separate bytes{times}"
 
 
 def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
@@ -290,8 +298,8 @@ def _describe_contributor(plan: MemoryPlan) -> list[RenderableType]:
     if best is None or best.without_bytes >= plan.peak.nbytes:
         return []
     rest, halved = human(best.without_bytes), human(best.halved_bytes)
-    words = f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {rest}, with half of the bytes {halved}"
-    return [Text(printable(f"estimate: {words} (not planned; --advise plans changes)"), "dim")]
+    words = f" ({human(best.nbytes)}) the peak would be {rest}, with half of the bytes {halved}"
+    return [NamedSentence("estimate: without ", best.values[0], f"{words} (not planned; --advise plans changes)")]
 
 
 def _renamed_carries(plan: MemoryPlan) -> list[Placement]:
@@ -306,8 +314,8 @@ def _describe_loops(plan: MemoryPlan) -> list[RenderableType]:
     if len(plan.rolled) > MAX_BUFFERS:
         lines.append(Text(f"and {len(plan.rolled) - MAX_BUFFERS} more loops"))
     if renamed_count or multiview_count:
-        what = f"{renamed_count} loop-carried value{'s' if renamed_count != 1 else ''} renamed, not copied (0 bytes)"
-        several = f"{multiview_count} value{'s' if multiview_count != 1 else ''} with several placements"
+        what = f"{counted(renamed_count, 'loop-carried value')} renamed, not copied (0 bytes)"
+        several = f"{counted(multiview_count, 'value')} with several placements"
         lines.append(Text(f"{what}; {several}"))
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
@@ -330,11 +338,10 @@ def _describe_unplanned(plan: MemoryPlan) -> list[RenderableType]:
     reasons: dict[str, list[str]] = {}
     for value in plan.outside:
         reasons.setdefault(value.reason, []).append(f"{value.value}: {value.type}")
-    count = len(plan.outside)
-    bound = count - len(plan.not_counted)
+    bound = len(plan.outside) - len(plan.not_counted)
     bound_words = f", {bound} of them in memory bound by the caller" if bound else ""
     lines: list[RenderableType] = [
-        Text(f"{count} value{'s' if count > 1 else ''} outside the arena{bound_words}", "yellow")
+        Text(f"{counted(len(plan.outside), 'value')} outside the arena{bound_words}", "yellow")
     ]
     for reason, names in list(reasons.items())[:MAX_BUFFERS]:
         lines.append(Text(printable(f"  {abbreviated_list(names, 1)}: {reason}")))
