@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 Kind = Literal["option", "model", "what-if"]
@@ -44,6 +45,10 @@ class Advised:
     advice: tuple[Advice, ...]
     failed: tuple[str, ...] = ()
     stopped: str = ""
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook. Only a notebook loads the code that draws."""
+        return str(import_module("sublet.viz.notebook").advice_html(self))
 
     @property
     def helpful(self) -> tuple[Advice, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from typing import Self
 
@@ -343,6 +344,10 @@ class MemoryPlan:
     def __repr__(self) -> str:
         more = f", values not counted {len(self.not_counted)}" if self.not_counted else ""
         return f"<MemoryPlan {self.graph}: arena {self.arena_bytes:,} bytes, values {len(self.placements)}{more}>"
+
+    def _repr_html_(self) -> str:
+        """Return the figures and a memory map for a notebook. Only a notebook loads the code that draws."""
+        return str(import_module("sublet.viz.notebook").plan_html(self))
 
     @property
     def arenas(self) -> tuple[Storage, ...]:

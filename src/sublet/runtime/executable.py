@@ -112,6 +112,10 @@ class Executable:
         counts = f"inputs {len(self.inputs)}, outputs {len(self.outputs)}"
         return f"<Executable {printable(self.graph.name)}: arena {self.arena_bytes:,} bytes, {counts}>"
 
+    def _repr_html_(self) -> str:
+        """Return the figures and a memory map for a notebook."""
+        return self.plan._repr_html_()
+
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once. Inputs by name, as a mapping or as keywords; returns copies of the outputs by name.
 
