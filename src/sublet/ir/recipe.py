@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sublet.base.formatting import counted
 from sublet.base.names import unused_name
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.dataflow import map_subgraphs
@@ -82,19 +81,19 @@ class Recipe:
         if self.const:
             graph += f", with {', '.join(f'{name}={text[:MAX_SHOWN_CHARACTERS]}' for name, text in self.const)}"
         if self.state:
-            graph += f", with {counted(len(self.state), 'input')} kept as state"
+            graph += f", with {len(self.state)} input{'s' if len(self.state) > 1 else ''} kept as state"
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:
-            graph += f", with {counted(len(self.split), 'node')} split or moved earlier"
+            graph += f", with {len(self.split)} nodes split or moved earlier"
         if self.again:
             back = sum(name.endswith(OFFLOAD_SUFFIX) for name, _ in self.again)
             more = len(self.again) - back
-            done = [f"{counted(more, 'node')} recomputed or delayed"] if more else []
-            done += [f"{counted(back, 'value')} reloaded from slow memory"] if back else []
+            done = [f"{more} nodes recomputed or delayed"] if more else []
+            done += [f"{back} values reloaded from slow memory"] if back else []
             graph += f", with {' and '.join(done)} to save memory"
         if self.scratch:
-            graph += f", with scratch memory for the kernels of {counted(len(self.scratch), 'node')}"
+            graph += f", with scratch memory for the kernels of {len(self.scratch)} nodes"
         return f"{graph}, {ORDERS.get(self.order, self.order)}"
 
 
