@@ -38,6 +38,10 @@ def test_a_curve_is_the_sum_at_every_point(seed: int) -> None:
     part = [(ranges, rng.randrange(nbytes + 1)) for ranges, nbytes in sizes if rng.random() < 0.5]
     removed = bytes_by_point(part)
     assert curve.peak_without(part) == max(a - b for a, b in zip(expected, removed, strict=True))
+    ranges = merge((at, at + rng.randrange(1, 4)) for at in rng.sample(range(-5, 11), rng.randrange(4)))
+    inside = {point: expected[point + 5] for begin, end in ranges for point in range(begin, end)}
+    if most := max(inside.values(), default=0):
+        assert curve.peak_within(ranges) == (min(point for point, level in inside.items() if level == most), most)
     columns = rng.choice((1, 3, 6, 18, 36))
     highest = [
         max(expected[i * 18 // columns : max(-(-(i + 1) * 18 // columns), i * 18 // columns + 1)])

@@ -13,17 +13,19 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import entry_points, requires
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sublet.base.cache import MOST_ENTRIES, cache_root, limit_bytes
 from sublet.base.errors import MissingExtraError
-from sublet.base.formatting import human, printable
+from sublet.base.formatting import counted, human, printable
 from sublet.base.optional_imports import version_of
 from sublet.integrations.registry import ENTRY_POINTS, Integration, resolve
 
@@ -69,9 +71,8 @@ def run_statement(statement: str) -> tuple[bool, str]:
     A crash of a compiled module ends only the new process.
     """
     try:
-        ran = subprocess.run(
-            [sys.executable, "-P", "-c", statement], capture_output=True, text=True, timeout=MAX_SECONDS, check=False
-        )
+        words = [sys.executable, "-P", "-c", statement]  # -P: no module of the working folder
+        ran = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=MAX_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return False, f"no end after {MAX_SECONDS} seconds"
     if ran.returncode == 0:
@@ -103,7 +104,9 @@ def diagnose_package(name: str, least: str, extras: list[str]) -> Diagnosis:
     extra = f"extra {', '.join(extras)}" if extras else "required"
     remark = f"{extra}{f', {wanted}' if wanted else ''}"
     if not version:
-        return Diagnosis(name, Health.MISSING if extras else Health.BROKEN, remark=remark)
+        return Diagnosis(
+            name, Health.MISSING if extras else Health.BROKEN, remark=remark if extras else f"{remark}, not installed"
+        )
     module = IMPORTED.get(name, name.replace("-", "_"))
     works, error = run_statement(f"import {module}")
     if not works:
@@ -175,15 +178,18 @@ def cache_usage() -> dict[str, Any]:
     """Return the folder of all caches, the bytes and entries of each cache, and the limits of one cache."""
     root = cache_root()
     used: dict[str, dict[str, int]] = {}
-    for cache in sorted(root.iterdir()) if root.is_dir() else ():
-        if cache.is_dir():
-            sizes = [path.stat().st_size for path in cache.rglob("*") if path.is_file()]
-            used[cache.name] = {"bytes": sum(sizes), "entries": sum(1 for _ in cache.iterdir())}
+    for folder, entries, names in os.walk(root):  # omits folders that cannot be read
+        path = Path(folder).relative_to(root)
+        if len(path.parts) == 1:
+            used[path.name] = {"bytes": 0, "entries": len(entries) + len(names)}
+        for name in names if path.parts else ():
+            with suppress(OSError):  # another process removed the file
+                used[path.parts[0]]["bytes"] += os.stat(os.path.join(folder, name)).st_size
     parent = next((folder for folder in (root, *root.parents) if folder.exists()), root)
     return {
         "folder": str(root),
         "writable": os.access(parent, os.W_OK),
-        "caches": used,
+        "caches": dict(sorted(used.items())),
         "limit_bytes": limit_bytes(),
         "limit_entries": MOST_ENTRIES,
     }
@@ -195,7 +201,7 @@ def _cache_words(cache: dict[str, Any]) -> Iterable[str]:
     off = "off (SUBLET_CACHE_BYTES=0)" if not cache["limit_bytes"] else limit
     yield f"  {cache['folder']}: {off}{'' if cache['writable'] else ', not writable: nothing is kept'}"
     for name, used in cache["caches"].items():
-        yield f"  {name}: {human(used['bytes'])} in {used['entries']:,} entries"
+        yield f"  {name}: {human(used['bytes'])} in {counted(used['entries'], 'folder')}"
 
 
 def doctor(

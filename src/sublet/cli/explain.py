@@ -125,7 +125,7 @@ def _placement_facts(
 def _reusing(plan: MemoryPlan, place: Placement) -> Iterator[Placement]:
     """Yield the placements of other buffers over bytes of a placement.
 
-    A placement with strides lies in the placement that it is a slice or row of, which is yielded in its place.
+    A slice or row with strides lies in a sequence or in a stacked output: the placement of the whole is yielded.
     """
     region = place.region
     for other in plan.in_arenas if place.buffer >= 0 and not place.strides else ():
@@ -140,8 +140,7 @@ def _peak_if_freed(plan: MemoryPlan, name: str) -> int:
     """Return the most live bytes, if the tensor were live at the first and the last point of its ranges only."""
 
     def ends_of(place: Placement) -> Placement:
-        ends = ((begin, begin + 1) if k == 0 else (end - 1, end) for begin, end in place.live for k in range(2))
-        return replace(place, live=merge(ends))
+        return replace(place, live=merge(chain.from_iterable(((b, b + 1), (e - 1, e)) for b, e in place.live)))
 
     places = (ends_of(place) if place.value == name else place for place in plan.in_arenas)
     counted = (place for place in places if place.buffer >= 0 and not place.strides)
