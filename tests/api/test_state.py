@@ -158,7 +158,8 @@ def test_a_plan_records_the_state(cli: Cli, path: Path, tmp_path: Path) -> None:
 
 
 def test_a_command_runs_with_a_state(cli: Cli, path: Path) -> None:
-    status, out, _ = cli("run", path, "--dim", "n=2", "--state", "h=hn", "--state", "c=cn", "--random", "0", "--compare")
+    states = ["--state", "h=hn", "--state", "c=cn"]
+    status, out, _ = cli("run", path, "--dim", "n=2", *states, "--random", "0", "--compare")
     assert status == 0
     assert "kept for the next run: 2 values" in out
     assert "equal, bit for bit" in out

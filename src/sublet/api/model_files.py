@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
+from sublet.base.formatting import known_names, printable
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
-from sublet.ir.model import Model, with_state
+from sublet.ir.graph import Value
+from sublet.ir.model import Constant, Model
 from sublet.ir.recipe import AS_IS
 from sublet.ir.text import parse_model
 from sublet.passes.trip_counts import Trips, bound_trip_counts
@@ -115,3 +120,53 @@ def _read_text_form(
     if assume:
         raise ModelError(f"{path} declares the type of every value: edit the file and drop --assume")
     return parse_model(read_text(path, ModelError), str(path))
+
+
+# Declared state: inputs updated by an output from run to run.
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The content of an input of zeros."""
+
+    spec: TensorSpec
+
+    def array(self) -> NDArray[Any]:
+        """Return the zeros."""
+        return np.zeros(self.spec.shape, NUMPY[self.spec.dtype])
+
+
+def with_state(model: Model, state: Mapping[str, str]) -> Model:
+    """Return the model with inputs updated by outputs: `state` maps the name of each input to the name of an output.
+
+    An input of the state starts with zeros, or with the default of the file, and takes the content of the output at the
+    end of each run. Raises ModelError for a name without an input or output, and for two tensors of different type.
+    """
+    if not state or dict(model.recipe.state) == dict(state):
+        return model
+    inputs = dict(zip(model.inputs or [value.name for value in model.graph.inputs], model.graph.inputs, strict=True))
+    outputs = dict(
+        zip(model.outputs or [value.name for value in model.graph.outputs], model.graph.outputs, strict=True)
+    )
+    if model.recipe.state:
+        raise ModelError(f"the model has the state {dict(model.recipe.state)} already: read the model again")
+    updates, starts = list[tuple[Value, Value]](), dict[str, Constant]()
+    for name, result in state.items():
+        what = f"state {printable(name)}={printable(result)}"
+        if name not in inputs:
+            raise ModelError(f"{what}: no input {printable(name)!r}; the inputs are {known_names(inputs)}")
+        if result not in outputs:
+            raise ModelError(f"{what}: no output {printable(result)!r}; the outputs are {known_names(outputs)}")
+        target, source = inputs[name], outputs[result]
+        if target.spec != source.spec or not isinstance(target.spec, TensorSpec):
+            raise ModelError(
+                f"{what}: the input is {target.spec}, the output {source.spec}; "
+                "both must have one type and known extents"
+            )
+        if target in model.graph.outputs:
+            raise ModelError(f"{what}: the input is an output too, and would have the old and the new content")
+        updates.append((target, source))
+        starts[name] = Zeros(target.spec)
+    graph = replace(model.graph, updates=(*model.graph.updates, *updates))
+    recipe = replace(model.recipe, state=tuple(state.items()))
+    return replace(model, graph=graph, defaults={**starts, **model.defaults}, recipe=recipe)

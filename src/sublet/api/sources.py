@@ -8,12 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sublet.api.model_files import constant_texts, read_model
+from sublet.api.model_files import constant_texts, read_model, with_state
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.registry import installed_integrations, integration_of_object, resolve
 from sublet.ir.graph import Graph
-from sublet.ir.model import Model, with_state
+from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, GIVEN, PATCHES_PREFIX, Recipe, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.recompute.rematerialize import Rematerializations, with_rematerialization
