@@ -12,13 +12,15 @@ import sublet
 from sublet import layers, nn
 from sublet.analysis.options import Options
 from sublet.base.errors import PlanError
-from sublet.ir.graph import Graph
+from sublet.base.tensor import DType, TensorSpec
+from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import operand
 from sublet.ops.slice_maps import no_slices
+from sublet.ops.suspension import SUSPEND
 from sublet.ops.verify import verify
-from sublet.passes.splitting.split_nodes import split_nodes
+from sublet.passes.splitting.split_nodes import split_nodes, split_regions
 from sublet.passes.splitting.split_rules import (
     BATCH,
     BY_RESULT,
@@ -190,3 +192,24 @@ def test_no_part_of_a_statistic_or_of_a_mask_is_split_off() -> None:
 def test_steps_with_nodes_at_random_in_pieces(seed: int) -> None:
     """`python -m tests.fuzz_budget --pieces` goes on."""
     check_pieces(seed)
+
+
+def test_impure_nodes_keep_their_order_beside_a_region() -> None:
+    """A random operator delayed behind a region delays the random operators after it."""
+    spec = TensorSpec(DType.F32, (4,))
+    x, a, b, c, d, e = (Value(name, spec) for name in "xabcde")
+    nodes = [
+        Node("a", "nn.relu", (x,), (a,)),
+        Node("first", "cut.random", (a,), (c,)),
+        Node("second", "cut.random", (x,), (d,)),
+        Node("b", "nn.relu", (a,), (b,)),
+        Node("cut", SUSPEND, (), ()),
+        Node("e", "nn.relu", (b,), (e,)),
+    ]
+
+    def alike(node: Node) -> str | None:
+        return "rows" if node.op == "nn.relu" else None
+
+    regions = split_regions(nodes, alike, lambda node: set(), lambda node: set(node.defs))
+    names = [[node.name for node in region] for region in regions]
+    assert names == [["a", "b"], ["first"], ["second"], ["cut"], ["e"]]

@@ -25,7 +25,8 @@ from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import operand, reshape_to
-from sublet.passes.rewriting import count_readers
+from sublet.ops.suspension import SUSPEND
+from sublet.passes.rewriting import count_readers, is_pure
 from sublet.passes.splitting.split_rules import EARLY, MOMENTUM, ONTO, Shape, SplitRule, split_rule_for
 from sublet.passes.splitting.weight_updates import early_order, with_momentum_accumulation
 
@@ -70,13 +71,18 @@ def split_regions(
 def _first_region(
     nodes: Sequence[Node], alike: RegionKey, wholes: Wholes, pieces: Callable[[Node], set[Value]]
 ) -> tuple[list[Node], list[Node], list[Node]]:
-    """Return the region beginning with the first node, as (nodes before the region, region, nodes after the region)."""
+    """Return the region beginning with the first node, as (nodes before the region, region, nodes after the region).
+
+    Impure nodes, such as random operators, keep their order. No node crosses a suspension.
+    """
     region = [nodes[0]]
     kind = alike(nodes[0])
     made, rows = set(nodes[0].defs), pieces(nodes[0])
     late: set[Value] = set()
     states: list[tuple[Node, bool]] = []
-    for node in nodes[1:]:
+    end = next((i for i, node in enumerate(nodes) if node.op == SUSPEND), len(nodes))
+    impure_is_late = False
+    for node in nodes[1:end]:
         read = set(required_values(node))
         joins = alike(node) == kind and not read & late and not wholes(node) & made and not (read & made) - rows
         if joins:
@@ -84,9 +90,11 @@ def _first_region(
             made.update(node.defs)
             rows |= pieces(node)
             continue
-        delayed = bool(read & (late | made))
+        pure = is_pure(node)
+        delayed = bool(read & (late | made)) or (impure_is_late and not pure)
         if delayed:
             late.update(node.defs)
+            impure_is_late |= not pure
         states.append((node, delayed))
     position = {id(node): i for i, node in enumerate(nodes)}
     stands = position[id(region[-1])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from sublet.analysis.options import Options
 from sublet.api.binding import ModelWithKernels, model_with_kernels
 from sublet.api.compile_request import CompileRequest
-from sublet.base.errors import KernelError
+from sublet.base.errors import CapacityError, KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
 from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
@@ -30,7 +30,10 @@ from sublet.integrations.torch.dialect import COLLECTIVES, PREFIX, StridedLayout
 from sublet.integrations.torch.kernels.backend import AtenKernel, operand_tensor, strided_tensor
 from sublet.integrations.torch.reader.exported_program import TorchContent, torch_contents
 from sublet.ir.graph import Value
+from sublet.ir.model import Model
 from sublet.plan import ARENA, KEPT, MemoryPlan
+from sublet.planning.budget.result import SearchOutcome
+from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Backend
@@ -142,6 +145,38 @@ def prepare_captured(captured: CapturedProgram) -> tuple[CallerOutputs, ModelWit
     return taking, model_with_kernels(CompileRequest(captured.model, backend=backends, optimize="none"))
 
 
+Prepare = Callable[[CapturedProgram], Model]
+"""Returns the model of a captured program as planned: with scratch memory of the kernels."""
+
+
+def plan_within(
+    captured: CapturedProgram, options: Options, budget: int | None, prepare: Prepare
+) -> tuple[CapturedProgram, MemoryPlan]:
+    """Return a captured program and its plan; the backward pass recomputes values if the budget requires it.
+
+    Each pass reads the arguments as captured, so a program with recomputed values must hold arguments that change
+    between the passes in the arena.
+
+    Raises CapacityError if no plan within `budget` bytes was found.
+    """
+    prepared = prepare(captured)
+    plain = plan_memory(prepared, options)
+    if budget is None or plain.arena_bytes <= budget:
+        return captured, plain
+    programs: dict[object, CapturedProgram] = {}
+
+    def prepare_changed(model: Model) -> Model:
+        changed = programs[model.recipe.split, model.recipe.again] = replace(captured, model=model)
+        return prepare(changed)
+
+    preparation = ModelPreparation(captured.model, prepare_changed)
+    answer = BudgetSearch(prepared, options, preparation=preparation, known_plan=plain).best_within(budget)
+    if answer.outcome is not SearchOutcome.FITS:
+        raise CapacityError(answer.words)
+    recipe = answer.program.model.recipe
+    return programs[recipe.split, recipe.again], answer.program.plan
+
+
 def allocating_operators(captured: CapturedProgram) -> tuple[tuple[str, int], ...]:
     """Return the operators whose results PyTorch allocates: (name, bytes allocated at the same time)."""
     calls = (node for node in captured.model.graph.walk() if node.op.startswith(PREFIX))
@@ -162,15 +197,24 @@ class ArenaPool:
     shares_in_turn  True for inference: scratch bytes are shared in turn, and no bytes are saved
     """
 
-    def __init__(self, captured: CapturedProgram, args: Sequence[Any], options: Options, shares: bool = True) -> None:
+    def __init__(
+        self,
+        captured: CapturedProgram,
+        args: Sequence[Any],
+        options: Options,
+        shares: bool = True,
+        budget: int | None = None,
+    ) -> None:
         # Detached, so `owners` can detect the end of the caller's tensors, see `BoundArena.has_lost_owner`.
         contents = torch_contents({value: args[position].detach() for position, value in captured.weights.items()})
-        self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
+        captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
         self._lock = fork_lock()
         self._free: list[BoundArena] = []
         self._all: WeakSet[BoundArena] = WeakSet()
         self._options = options
-        self.plan: MemoryPlan = plan_memory(self._prepare()[1].model, options)
+        self.captured, self.plan = plan_within(
+            captured, options, budget, lambda program: prepare_captured(program)[1].model
+        )
         self.allocations = allocating_operators(captured)
         self.sizes = program_sizes_of(self.plan)
         waits = any(node.op.startswith(COLLECTIVES) for node in captured.model.graph.walk())
@@ -403,6 +447,11 @@ class ArenaPool:
             for position, result in enumerate(self.captured.passes[0].results)
             if result.tensor is not None and result.argument is None and not result.leaves_arena
         ]
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the backward pass recomputes values: a saved tensor may lose its content after the last reader."""
+        return bool(self.plan.recipe.again)
 
 
 class _LeaseArray(np.ndarray):

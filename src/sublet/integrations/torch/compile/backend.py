@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from sublet.analysis.options import Options
-from sublet.base.errors import ModelError, SubletError
+from sublet.base.errors import CapacityError, ModelError, RunError, SubletError
 from sublet.base.formatting import parse_bytes
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.arena_pool import ArenaLease, ArenaPool
@@ -134,7 +134,8 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
         example: example arguments.
         options: a dictionary with any of the following keys:
 
-            "budget"     the most bytes of an arena, a number or a text such as "64MiB"
+            "budget"     the most bytes of an arena, a number or a text such as "64MiB"; the backward pass recomputes
+                         values if necessary, and then cannot run twice (`retain_graph=True`)
             "order"      "less" (default): search for an execution order with less memory; "given": the traced order
             "alignment"  see `Options`
             "strategy"   see `Options`
@@ -146,7 +147,8 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
         A callable with the arguments and results of `module`.
 
     Raises:
-        SubletError: for an unknown option, an option without meaning on the device, and a plan above the budget.
+        SubletError: for an unknown option, an option without meaning on the device, and without a known plan within
+                the budget.
     """
     watch_data_parallel(_is_backend)
     asked = dict(options or {})
@@ -206,7 +208,8 @@ class CompiledRegion:
 
     def compile_forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable of a forward graph with a backward graph still to come."""
-        self._modules, self._static_positions = [graph], _static_arguments()
+        self._modules = [graph]
+        self._static_positions = _static_arguments() - (frozenset() if self._budget is None else _mutated_arguments())
         return _boxed_callable(self._run_forward)
 
     def compile_backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
@@ -216,6 +219,11 @@ class CompiledRegion:
         if metadata is not None:
             metadata.bw_donated_idxs = []  # the backward may run again: overwrite no saved tensor
         return _boxed_callable(self._run_backward)
+
+    @property
+    def _recomputes(self) -> bool:
+        """True if the backward pass of a plan recomputes values."""
+        return any(planned is not None and planned.pool.recomputes for planned, _ in self._plans.values())
 
     @property
     def _pass_names(self) -> str:
@@ -249,6 +257,10 @@ class CompiledRegion:
             device = device_of(*self._modules)
             captured, parts, whole = self._capture(args, device, device)
             pool = self._make_pool(captured, args, device)
+        except CapacityError as error:
+            raise SubletError(
+                f"{self._pass_names}: the budget is {self._budget:,} bytes of an arena. {error}"
+            ) from None
         except SubletError as error:
             return None, self._leave_to_torch(str(error))
         except Exception as error:  # an error in Sublet must not stop the program
@@ -257,9 +269,6 @@ class CompiledRegion:
             raise SubletError(
                 f"options={{'graphs': True}}: there are graphs on CUDA, and these tensors are on {device}"
             )
-        if self._budget is not None and pool.plan.arena_bytes > self._budget:
-            needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
-            raise SubletError(f"{self._pass_names} needs {needs}, and the budget is {self._budget:,}")
         name = self._pass_names if device == CPU else f"{self._pass_names} on {device}"
         count = 1 if parts is None else parts.count
         record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, parts=count, whole=whole)
@@ -288,9 +297,9 @@ class CompiledRegion:
         """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
         if device == CPU:
             apart = self._budget is None  # a split program never needs fewer bytes for one call
-            return ArenaPool(captured, args, self._options, shares=apart)
+            return ArenaPool(captured, args, self._options, shares=apart, budget=self._budget)
         recorder = CudaGraphs if self._uses_cuda_graphs else None
-        return DevicePool(captured, self._options, device, recorder)
+        return DevicePool(captured, self._options, device, recorder, budget=self._budget)
 
     def _leave_to_torch(self, reason: str) -> Compiled:
         """Warn about a region left to PyTorch, and return the record."""
@@ -329,6 +338,11 @@ class CompiledRegion:
         """
         flight = self._lease_of(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
+        if (flight is None or again) and self._recomputes:
+            raise RunError(
+                "the backward pass of a region compiled with a budget recomputes values, and can run only once: "
+                "drop retain_graph=True, or raise the budget"
+            )
         if flight is None or again:  # a second backward must find the saved tensors unchanged
             with getattr(flight and flight.arena, "exclusive_scratch", nullcontext()):
                 return self._modules[1](*args)  # type: ignore[no-any-return]
@@ -343,7 +357,13 @@ class CompiledRegion:
         return lease if lease is not None and lease.release.alive else None
 
 
-def _static_arguments() -> Collection[int]:
+def _mutated_arguments() -> frozenset[int]:
+    """Return the positions of arguments mutated by the forward pass: a recomputation must not read the new content."""
+    metadata = _aot_metadata()
+    return frozenset(metadata.mutated_inp_runtime_indices or ()) if metadata is not None else frozenset()
+
+
+def _static_arguments() -> frozenset[int]:
     """Return the positions of arguments at fixed addresses from call to call, such as parameters."""
     metadata = _aot_metadata()
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()

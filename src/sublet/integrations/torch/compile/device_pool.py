@@ -15,7 +15,7 @@ from sublet.analysis.options import Options
 from sublet.base.arrays import torch_name
 from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.base.interrupts import fork_lock
-from sublet.integrations.torch.compile.arena_pool import ArenaLease
+from sublet.integrations.torch.compile.arena_pool import ArenaLease, plan_within
 from sublet.integrations.torch.compile.caller_outputs import COMPUTE_OUT, COPY_OUT, ComputedOutputs
 from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
 from sublet.integrations.torch.dialect import PREFIX, StridedLayout, decode
@@ -31,8 +31,7 @@ from sublet.integrations.torch.reader.exported_program import TorchContent
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, torch
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
-from sublet.plan import MemoryPlan, bound_storage_name
-from sublet.planning.pipeline import plan_memory
+from sublet.plan import bound_storage_name
 from sublet.runtime.calls import no_op
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 from sublet.runtime.kernel_choice import bind_node, choose_kernels
@@ -143,14 +142,15 @@ class DevicePool:
         options: Options,
         device: str,
         recorder: Callable[[str], CallRecorder] | None = None,
+        budget: int | None = None,
     ) -> None:
         if options.alignment % DEVICE_ALIGNMENT:
             raise ModelError(
                 f"alignment {options.alignment} on {device}: kernels there need a multiple of {DEVICE_ALIGNMENT}"
             )
-        self.captured, self._device, self._recorder = captured, device, recorder
-        self.plan: MemoryPlan = plan_memory(captured.model, options)
-        graph = captured.model.graph
+        self._device, self._recorder = device, recorder
+        self.captured, self.plan = plan_within(captured, options, budget, lambda program: program.model)
+        graph = self.captured.model.graph
         calls = (node for node in graph.walk() if node.op.startswith(PREFIX))
         self.allocations = tuple((node.op, nbytes) for node in calls if (nbytes := DeviceKernel(node).allocates))
         self._pass_of = _pass_numbers(graph.nodes)
@@ -251,6 +251,11 @@ class DevicePool:
             )  # calls with addresses moving by iteration stay unrecorded
 
         return build_program(graph, self.plan.schedule, memory, bind, None)
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the backward pass recomputes values, see `ArenaPool.recomputes`."""
+        return bool(self.plan.recipe.again)
 
     def saved_tensors(self, flight: ArenaLease) -> list[tuple[int, Any]]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
