@@ -302,7 +302,7 @@ class ExplainOptions:
             metavar="MODEL_OR_PLAN", help="A model, planned first; or a plan written by `sublet plan --out`."
         ),
     ]
-    tensor: Annotated[str, typer.Argument(help="The name of a tensor.")]
+    tensor: Annotated[str, typer.Argument(metavar="TENSOR", help="The name of a tensor.")]
     dim: shared.Dim = None
     const: shared.Const = None
     state: shared.State = None

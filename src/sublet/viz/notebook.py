@@ -22,7 +22,7 @@ MAX_MAP_BYTES = 70_000
 _COLUMNS, _ROWS = 180, 45
 """Cells of the sample: at most 14 bytes a cell, so a map with a sample stays below 200 KB."""
 
-MAX_NAME_COLUMNS = 60
+MAX_NAME_COLUMNS, MAX_TEXT_COLUMNS = 60, 240
 MAX_ROWS = 20
 """Maximum of listed changes of an advice, and of marked arenas of a plan."""
 
@@ -56,14 +56,12 @@ def _figures(picture: Picture) -> str:
         (f"peak at {_name_html(point_label(picture, picture.peak.point))}", picture.peak.nbytes),
     )
     shown = ", ".join(f'{name} <span title="{nbytes:,} bytes">{human(nbytes)}</span>' for name, nbytes in sizes)
-    return (
-        f"<b>{_name_html(picture.title)}</b>: {shown}; {escape(cut_middle(picture.proof_words, 4 * MAX_NAME_COLUMNS))}"
-    )
+    return f"<b>{_name_html(picture.title)}</b>: {shown}; {_name_html(picture.proof_words, MAX_TEXT_COLUMNS)}"
 
 
-def _name_html(name: str) -> str:
+def _name_html(name: str, columns: int = MAX_NAME_COLUMNS) -> str:
     """Return an untrusted name as HTML text, without the middle of a long name."""
-    return escape(cut_middle(printable(name), MAX_NAME_COLUMNS))
+    return escape(cut_middle(printable(name), columns))
 
 
 def _sample_cells(picture: Picture) -> str:
@@ -99,7 +97,7 @@ def _draw_rectangles(picture: Picture) -> list[str]:
         where = f"{piece.nbytes:,} bytes, points {piece.begin} to {piece.end - 1}"
         label, columns = "", int(width / _LETTER) - 1
         if columns >= 4 and height >= _LINE:
-            text = escape(cut_middle(printable(place.value), min(columns, MAX_NAME_COLUMNS)))
+            text = _name_html(place.value, min(columns, MAX_NAME_COLUMNS))
             label = f'<text x="{x + _LETTER / 2:.1f}" y="{y + height / 2 + 3:.1f}">{text}</text>'
         drawn[i] = (
             f'<g><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
@@ -131,7 +129,7 @@ def advice_html(advised: Advised) -> str:
     rows = "".join(
         f'<tr><td title="{each.saved_bytes:,} bytes">{human(each.saved_bytes)}</td>'
         f'<td title="{each.arena_bytes:,} bytes">{human(each.arena_bytes)}</td><td>{escape(each.kind)}</td>'
-        f"<td>{_name_html(each.what)}</td><td>{_name_html(each.how)}</td></tr>"
+        f"<td>{_name_html(each.what, MAX_TEXT_COLUMNS)}</td><td>{_name_html(each.how, MAX_TEXT_COLUMNS)}</td></tr>"
         for each in advised.helpful[:MAX_ROWS]
     )
     heading = "<tr><th>saves</th><th>arena</th><th>kind</th><th>change</th><th>how</th></tr>"
