@@ -1,4 +1,4 @@
-"""Random nodes of ONNX Runtime's own domain, com.microsoft, with inputs for them."""
+"""Random nodes of the domains com.microsoft and ai.onnx.ml, with inputs for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from onnx import helper, numpy_helper
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 DOMAIN = "com.microsoft"
+CLASSICAL = "ai.onnx.ml"
 
 
 @dataclass
 class Case:
-    """A node: its operator, inputs by position, number of outputs, attributes, and which inputs are constants."""
+    """A node: its operator, inputs by position, number of outputs, attributes, constant inputs, and domain."""
 
     op: str
     inputs: list[Array | None]
     outputs: int = 1
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
+    domain: str = DOMAIN
 
 
 def f32(*shape: int) -> Array:
@@ -274,11 +276,81 @@ def linear_quantization(rng: Rng) -> Case:
     return Case("QuantizeLinear", [f32(*shape), SCALE, zero])
 
 
+# ---- classical models ----
+
+
+def _features(rng: Rng, columns: int = 3) -> Array:
+    """Return rows of features, or one row as a vector."""
+    return f32(_some(rng), columns) if _coin(rng) else f32(columns)
+
+
+def _classical(op: str, data: Array, outputs: int = 1, **attributes: Any) -> Case:
+    return Case(op, [data], outputs, attributes, domain=CLASSICAL)
+
+
+def normalizer(rng: Rng) -> Case:
+    return _classical("Normalizer", _features(rng).astype(rng.choice([np.float32, np.float64, np.int64])), norm="L2")
+
+
+def scaler(rng: Rng) -> Case:
+    return _classical("Scaler", _features(rng).astype(np.float64), offset=[0.5] * 3, scale=[2.0] * 3)
+
+
+def imputer(rng: Rng) -> Case:
+    return _classical("Imputer", _features(rng), imputed_value_floats=[1.0], replaced_value_float=0.5)
+
+
+def linear_regressor(rng: Rng) -> Case:
+    targets = _some(rng)
+    told = {"targets": targets} if targets > 1 or _coin(rng) else {}
+    return _classical("LinearRegressor", _features(rng), coefficients=[0.5] * (3 * targets), **told)
+
+
+def support_vector_regressor(rng: Rng) -> Case:
+    flat = {"kernel_type": "LINEAR", "kernel_params": [0.0] * 3, "rho": [0.0], "n_supports": 0}
+    return _classical("SVMRegressor", _features(rng), coefficients=[0.5] * 3, **flat)
+
+
+def _tree() -> dict[str, Any]:
+    """Return the attributes of a tree with one comparison and two leaves."""
+    nodes = {"nodeids": [0, 1, 2], "treeids": [0] * 3, "featureids": [0] * 3, "values": [0.5, 0.0, 0.0]}
+    ways = {"modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "truenodeids": [1, 0, 0], "falsenodeids": [2, 0, 0]}
+    return {f"nodes_{name}": content for name, content in {**nodes, **ways}.items()}
+
+
+def tree_regressor(rng: Rng) -> Case:
+    last = _some(rng)
+    leaves = {"treeids": [0, 0], "nodeids": [1, 2], "ids": [0, last], "weights": [1.0, 2.0]}
+    told = {f"target_{name}": content for name, content in leaves.items()}
+    return _classical("TreeEnsembleRegressor", _features(rng), **_tree(), **told, n_targets=last + 1)
+
+
+def tree_classifier(rng: Rng) -> Case:
+    last = _some(rng)
+    leaves = {"treeids": [0, 0], "nodeids": [1, 2], "ids": [0, last], "weights": [1.0, 2.0]}
+    told = {f"class_{name}": content for name, content in leaves.items()}
+    labels = list(range(last + 1))
+    return _classical("TreeEnsembleClassifier", _features(rng), 2, **_tree(), **told, classlabels_int64s=labels)
+
+
+def feature_vectorizer(rng: Rng) -> Case:
+    rows, columns = _some(rng), [_some(rng), _some(rng)]
+    inputs: list[Array | None] = [f32(rows, count) for count in columns]
+    return Case("FeatureVectorizer", inputs, attributes={"inputdimensions": columns}, domain=CLASSICAL)
+
+
+def feature_extractor(rng: Rng) -> Case:
+    places = np.arange(_some(rng, 3))
+    return Case("ArrayFeatureExtractor", [_features(rng), places], domain=CLASSICAL)
+
+
 CASES: tuple[Callable[[Rng], Case], ...] = (
     *(grouped_attention, multi_head_attention, attention, quantized_attention, rotary, normalized_sum),
     *(embedding, quantized_embedding, quantized_lstm, fused_product, dynamic_product, rescaled_product),
     *(packed_product, quantized_gemm, quantized_pair, quantized_where, quantized_concat, quantized_like),
     *(quantized_average, quantized_pool, last_pool, quantized_conv, linear_quantization),
+    *(normalizer, scaler, imputer, linear_regressor, support_vector_regressor),
+    *(tree_regressor, tree_classifier, feature_vectorizer, feature_extractor),
 )
 
 
@@ -290,7 +362,7 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     arrays = {name: np.asarray(array) for name, array in zip(names, case.inputs, strict=False) if name}
     fixed = {f"x{i}" for i in case.constants}
     node = helper.make_node(
-        case.op, names, [f"y{i}" for i in range(case.outputs)], domain=DOMAIN, **dict(case.attributes)
+        case.op, names, [f"y{i}" for i in range(case.outputs)], domain=case.domain, **dict(case.attributes)
     )
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -300,6 +372,6 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
     weights = [numpy_helper.from_array(array, name) for name, array in arrays.items() if name in fixed]
     graph = helper.make_graph([node], "contrib", inputs, outputs, weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(case.domain, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     return model, {name: array for name, array in arrays.items() if name not in fixed}

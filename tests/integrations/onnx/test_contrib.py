@@ -70,6 +70,20 @@ def test_an_optimised_model_gives_what_onnx_runtime_gives(make: Any) -> None:
                 assert np.asarray(array).shape == results[name].shape
 
 
+def test_a_classical_operator_without_a_rule_has_the_declared_shape_as_an_assumption() -> None:
+    """The onnx package gives no shape, and no data decides the shape."""
+    text = """<ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+    g (float[4, 3] x) => (int64[4] label, float[4, 2] scores) { label, scores = ai.onnx.ml.SVMClassifier (x) }"""
+    model = onnx.parser.parse_model(text)
+    read = from_proto(model)
+    assert [str(value.spec) for value in read.graph.outputs] == ["i64[4]", "f32[4,2]"]
+    assert read.recipe.declared == (("label", "i64[4]"), ("scores", "f32[4,2]"))
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    for value in from_proto(model).graph.outputs:
+        assert "no shape rule for the operator ai.onnx.ml.SVMClassifier" in value.spec.reason
+
+
 # ---- a cache of keys and values whose rows the caller tells in a run ----
 
 

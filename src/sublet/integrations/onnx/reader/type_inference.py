@@ -17,7 +17,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.contrib import ALLOWED_BEFORE_OPSET, contrib_types
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import all_nodes, domain_of, node_title
-from sublet.integrations.onnx.reader.rules.images import corrected_shapes, is_corrected
+from sublet.integrations.onnx.reader.rules.images import CLASSICAL, corrected_shapes, is_corrected
 from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
 from sublet.integrations.onnx.reader.rules.table import has_disputed_shape
 from sublet.integrations.onnx.reader.shape_conflicts import (
@@ -177,11 +177,7 @@ def infer_types(
         types = contrib_types(
             node, inputs, node_shapes, lambda like, given: _infer_by_schema(program, like, given, newest)[0]
         )
-        for i, name in enumerate(node.output):
-            if types[i] is None and (claim := declared.get(name)) is not None:
-                types[i] = claim
-                program.assumed.record_declared(names[name], claim)
-        return types, f"no shape rule for the operator {domain or 'ai.onnx'}.{node.op_type} (node {node_title(node)})"
+        return _assume_declared(program, node, types, declared, names)
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
         types, error = [inputs[0].type] * len(node.output), ""
     else:
@@ -197,7 +193,27 @@ def infer_types(
         return unknown_types, f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
     if has_disputed_shape(node.op_type, node_shapes):
         return [_with_open_extents(type) for type in types], f"{SHAPE_DISPUTED} (node {node_title(node)})"
+    if domain == CLASSICAL and not any(known.unplannable_reason for known in inputs if known is not None):
+        return _assume_declared(program, node, types, declared, names)
     return types, unknown.unplannable_reason if unknown is not None else _open_shape_reason(node, inputs)
+
+
+def _assume_declared(
+    program: ImportState,
+    node: onnx.NodeProto,
+    types: Sequence[Type],
+    declared: Mapping[str, Type],
+    names: Mapping[str, str],
+) -> tuple[list[Type], str]:
+    """Return the types, each type of unknown shape replaced by the declared type, and the reason for open types."""
+    filled = list(types)
+    for i, name in enumerate(node.output):
+        claim = declared.get(name)
+        if claim is not None and (types[i] is None or types[i] == TensorType(getattr(claim, "elem", 0))):
+            filled[i] = claim
+            program.assumed.record_declared(names[name], claim)
+    operator = f"{domain_of(node.domain) or 'ai.onnx'}.{node.op_type}"
+    return filled, f"no shape rule for the operator {operator} (node {node_title(node)})"
 
 
 def _with_kernel_shapes(node: onnx.NodeProto, node_shapes: NodeShapes, types: Sequence[Type]) -> list[Type]:

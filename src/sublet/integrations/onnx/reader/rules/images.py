@@ -103,13 +103,50 @@ CORRECTED_SHAPES: Mapping[str, Callable[[NodeShapes], Extents | None]] = {
 """Operator of ONNX's default domain -> the function returning the shape of every output, or None."""
 
 
+CLASSICAL = "ai.onnx.ml"
+
+
+def _rows_with(columns: int, node: NodeShapes) -> Extents | None:
+    """Return [rows of the first input, `columns`]; a vector is one row."""
+    data = node.shape(0)
+    return (data[0] if len(data) > 1 else 1, columns) if data and columns else None
+
+
+def _classifier_extents(node: NodeShapes) -> list[Extents | None]:
+    """Return the shapes of labels and scores."""
+    scores = _rows_with(len(node.integers_attribute("classlabels_int64s") or ()), node)
+    return [scores and scores[:1], scores]
+
+
+def _picked_extents(node: NodeShapes) -> list[Extents | None]:
+    """Return the shape of the elements picked from a vector; ONNX infers the shape for any other tensor."""
+    data, indices = node.shape(0), node.shape(1)
+    return [_rows_with(element_count_of(indices) or 0, node) if data and len(data) == 1 and indices else None]
+
+
+CLASSICAL_SHAPES: Mapping[str, Callable[[NodeShapes], list[Extents | None]]] = {
+    **dict.fromkeys(("Imputer", "Normalizer", "Scaler"), lambda node: [node.shape(0)]),
+    "ArrayFeatureExtractor": _picked_extents,
+    "FeatureVectorizer": lambda node: [_rows_with(sum(node.integers_attribute("inputdimensions") or ()), node)],
+    "LinearRegressor": lambda node: [_rows_with(node.integer_attribute("targets", 1), node)],
+    "SVMRegressor": lambda node: [_rows_with(1, node)],
+    "TreeEnsembleRegressor": lambda node: [_rows_with(node.integer_attribute("n_targets"), node)],
+    "TreeEnsembleClassifier": _classifier_extents,
+}
+"""Operator of the domain ai.onnx.ml without shapes in the onnx package -> the function returning its output shapes."""
+
+
 def is_corrected(op_type: str, domain: str) -> bool:
-    """True if Sublet corrects the shapes inferred by ONNX for the operator."""
-    return domain in ("", "ai.onnx") and op_type in CORRECTED_SHAPES
+    """True if Sublet corrects or adds to the shapes inferred by ONNX for the operator."""
+    table = {"": CORRECTED_SHAPES, "ai.onnx": CORRECTED_SHAPES, CLASSICAL: CLASSICAL_SHAPES}.get(domain, {})
+    return op_type in table
 
 
 def corrected_shapes(op_type: str, node: NodeShapes, inferred: Sequence[Extents | None]) -> list[Extents | None]:
     """Return the shapes of the outputs: ONNX Runtime's if known to Sublet, else the `inferred` shapes."""
+    if op_type in CLASSICAL_SHAPES:
+        shapes = CLASSICAL_SHAPES[op_type](node)
+        return [guess if shape is None else shape for shape, guess in zip(shapes, inferred, strict=False)]
     shape = CORRECTED_SHAPES[op_type](node)
     return list(inferred) if shape is None else [shape] * len(inferred)
 
