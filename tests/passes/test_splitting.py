@@ -17,8 +17,8 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import operand
+from sublet.ops.op import SUSPEND
 from sublet.ops.slice_maps import no_slices
-from sublet.ops.suspension import SUSPEND
 from sublet.ops.verify import verify
 from sublet.passes.splitting.split_nodes import split_nodes, split_regions
 from sublet.passes.splitting.split_rules import (

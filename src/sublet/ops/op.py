@@ -131,7 +131,10 @@ class Op:
     gradient: Gradient | GradientByExpansion | None = None
 
 
-_dialects: dict[str, Callable[[str], Op]] = {}
+SUSPEND = "cut.here"
+"""The op of a suspension point: a node without computation, for stopping a run and inspecting the operands."""
+
+_dialects: dict[str, Callable[[str], Op]] = {"cut": lambda name: Op(name, pure=False, outputs=(0, 0))}
 
 
 def register(prefix: str, dialect: Callable[[str], Op]) -> None:

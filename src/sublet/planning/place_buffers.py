@@ -19,7 +19,7 @@ from sublet.analysis.options import Options, PlanRequest
 from sublet.analysis.sharing import BufferAssignment, SharedBuffer
 from sublet.base.errors import ProblemError
 from sublet.ir.graph import Value
-from sublet.ops.suspension import SUSPEND
+from sublet.ops.op import SUSPEND
 from sublet.packing import MemoryRegion, Problem, lower_bound, pack, place_in_dedicated_region
 from sublet.packing.portfolio import AUTO
 from sublet.packing.problem import MAX_SIZE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.ir.graph import Node, Value
-from sublet.ops.suspension import SUSPEND
+from sublet.ops.op import SUSPEND
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 __all__ = ["SUSPEND", "SuspensionBackend"]

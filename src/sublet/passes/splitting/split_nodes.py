@@ -25,7 +25,7 @@ from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.rules import operand, reshape_to
-from sublet.ops.suspension import SUSPEND
+from sublet.ops.op import SUSPEND
 from sublet.passes.rewriting import count_readers, is_pure
 from sublet.passes.splitting.split_rules import EARLY, MOMENTUM, ONTO, Shape, SplitRule, split_rule_for
 from sublet.passes.splitting.weight_updates import early_order, with_momentum_accumulation

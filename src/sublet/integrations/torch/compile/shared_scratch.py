@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.interrupts import fork_lock
 from sublet.base.ranges import union_length
-from sublet.ops.suspension import SUSPEND
+from sublet.ops.op import SUSPEND
 from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
 from sublet.runtime.memory import aligned_bytes
