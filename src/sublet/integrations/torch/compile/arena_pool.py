@@ -129,8 +129,11 @@ class ArenaLease:
     """The lease of an arena by one call.
 
     `release` returns the arena to the pool. A lease without references is released too: every saved tensor in the arena
-    holds a reference to the lease.
+    holds a reference to the lease. `read_again` are the weights read again by a backward pass that recomputes values,
+    each with the version at the time of the forward pass.
     """
+
+    read_again: Sequence[tuple[Any, int]] = ()
 
     def __init__(self, pool: Any, arena: Any) -> None:
         self.pool, self.arena = pool, arena

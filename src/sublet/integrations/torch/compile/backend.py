@@ -324,6 +324,8 @@ class CompiledRegion:
         except BaseException:
             flight.release()
             raise
+        if pool.recomputes:
+            flight.read_again = [(args[position], args[position]._version) for position in pool.captured.weights]
         for position, tensor in pool.saved_tensors(flight):
             results[position] = tensor
             if tensor.numel():
@@ -346,6 +348,11 @@ class CompiledRegion:
         if flight is None or again:  # a second backward must find the saved tensors unchanged
             with getattr(flight and flight.arena, "exclusive_scratch", nullcontext()):
                 return self._modules[1](*args)  # type: ignore[no-any-return]
+        if any(tensor._version != version for tensor, version in flight.read_again):
+            raise RunError(
+                "a parameter or buffer was changed between the forward and the backward pass. A region compiled with a "
+                "budget reads the content again to recompute values: run the backward pass first, or raise the budget"
+            )
         results: Sequence[Any] = flight.pool.run_pass(flight.arena, 1, args)
         flight.release()
         return results
