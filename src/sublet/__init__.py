@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from sublet import nn
     from sublet.analysis.options import Options
     from sublet.api.advising import advise
-    from sublet.api.assertions import assert_fits, assert_no_growth
     from sublet.api.binding import with_plan
     from sublet.api.compiling import compile
     from sublet.api.fewer_rows import fewer_rows
     from sublet.api.model_files import read_model
+    from sublet.api.plans import assert_fits, assert_no_growth
     from sublet.api.summary import summary
     from sublet.api.weights import load_weights, open_weights, save_weights
     from sublet.base.errors import SubletError
@@ -120,7 +120,7 @@ MODULES = {"layers": "nn.modules.layers", "modules": "nn.modules", "nn": "nn", "
 NAMES = {
     "analysis.options": ("Options",),
     "api.advising": ("advise",),
-    "api.assertions": ("assert_fits", "assert_no_growth"),
+    "api.plans": ("assert_fits", "assert_no_growth"),
     "api.binding": ("with_plan",),
     "api.compiling": ("compile",),
     "api.fewer_rows": ("fewer_rows",),

@@ -10,12 +10,12 @@ import pytest
 import sublet
 from sublet import Options, parse
 from sublet.ir.graph import Node
+from sublet.ops.op import SUSPEND
 from sublet.ops.verify import verify
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.ordering.order_search import candidate_orders
 from sublet.passes.reordering import ORDERS, data_flow, with_lower_peak
 from sublet.plan.schedule import serial_schedule
-from sublet.runtime.suspension import SUSPEND
 from tests.passes.networks import training_step
 from tests.passes.programs import program, same
 from tests.passes.text import becomes, stays

@@ -24,7 +24,7 @@ from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, require_
 from sublet.dynamic.tensor_storage import TensorStorage
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
-from sublet.nn.control_flow_base import ControlFlowWriter
+from sublet.nn.control import ControlFlowWriter
 from sublet.nn.graph import KEY_STEP_PER_RUN
 from sublet.nn.scope_names import NamedModule
 from sublet.nn.source_location import at_line

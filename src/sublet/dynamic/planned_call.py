@@ -24,8 +24,7 @@ from sublet.plan import MemoryPlan, bound_storage_name
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.kernel import Array, Backend, Kernel
 from sublet.runtime.memory import Raw, aligned_bytes
-from sublet.runtime.resumable import ResumableExecutable
-from sublet.runtime.suspension import SuspensionBackend
+from sublet.runtime.resumable import ResumableExecutable, SuspensionBackend
 
 # The updates possibly made by a run before a command refuses inputs, to be undone after the error.
 

@@ -14,11 +14,11 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of
+from sublet.ops.op import SUSPEND as CUT_OP
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, with_zeros
 from sublet.passes.pass_pipeline import run_passes, simplify
 from sublet.passes.reordering import with_lower_peak
-from sublet.runtime.suspension import SUSPEND as CUT_OP
 from sublet.training.step import finish_step
 
 

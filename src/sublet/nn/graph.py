@@ -19,7 +19,7 @@ from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
-from sublet.nn.control_flow_base import ControlFlowWriter
+from sublet.nn.control import ControlFlowWriter
 from sublet.nn.level_stack import LevelStack
 from sublet.nn.scope_names import Array, ArrayContent, NamedModule, RandomContent, ScopeNames
 from sublet.nn.source_location import at_line

@@ -10,7 +10,7 @@ import numpy as np
 
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType
-from sublet.nn.control_flow_base import ControlFlowWriter
+from sublet.nn.control import ControlFlowWriter
 from sublet.nn.graph import Graph
 from sublet.nn.scope_names import NamedModule
 from sublet.nn.source_location import at_line

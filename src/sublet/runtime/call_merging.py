@@ -7,11 +7,11 @@ from typing import Any
 
 from sublet.base.errors import KernelError, SubletError
 from sublet.ir.graph import Node
+from sublet.ops.op import SUSPEND
 from sublet.plan import Context, Region, Stride
 from sublet.runtime.calls import CallSequence, no_op, sequence_calls
 from sublet.runtime.kernel import Array, Call, Mergeable, Relocatable, Repointable
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
-from sublet.runtime.suspension import SUSPEND
 
 # Lazily bound actions: operands with addresses known only during the run.
 

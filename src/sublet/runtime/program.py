@@ -12,6 +12,7 @@ from typing import Any
 from sublet.base.errors import PlanError, RunError, SubletError
 from sublet.ir.dataflow import slices_and_rows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import SUSPEND
 from sublet.plan import Context, Region, RolledLoop, Stride
 from sublet.plan.schedule import Schedule, graph_with_swapped_updates
 from sublet.runtime.call_merging import ErrorContext, LazyBinding, merge_calls, with_error_context
@@ -42,7 +43,6 @@ from sublet.runtime.moves import (
 from sublet.runtime.rebinding import AddressHolders, BindNode
 from sublet.runtime.state import NO_POINTS, PointRange
 from sublet.runtime.streams import Task, Workers, streamed_calls
-from sublet.runtime.suspension import SUSPEND
 
 Watch = Callable[[int, Call], Call]
 """(index of the point, its action) -> the action called in its place."""

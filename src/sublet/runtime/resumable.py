@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sublet.ir.graph import Value
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import SUSPEND
 from sublet.plan import bound_storage_name
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, Call
+from sublet.runtime.kernel import Array, Call, Kernel, Operand
 from sublet.runtime.program import BoundProgram
-from sublet.runtime.suspension import SUSPEND
 
 
 class ResumableExecutable:
@@ -69,3 +71,24 @@ def calls_between_suspensions(program: BoundProgram) -> list[tuple[Call, ...]]:
 def bound_storage_of(executable: Executable, value: Value) -> Any:
     """Return the storage of a value bound by the caller."""
     return executable.planned_memory.raw(bound_storage_name(value.name))
+
+
+@dataclass(frozen=True)
+class SuspensionBackend:
+    """The backend of suspension points."""
+
+    name: str = "cut"
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """Return a kernel without work for a suspension point; None for other nodes."""
+        return _SuspensionKernel() if node.op == SUSPEND else None
+
+
+@dataclass(frozen=True)
+class _SuspensionKernel:
+    """The kernel of a suspension point: a separate call that does nothing."""
+
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        return lambda: None

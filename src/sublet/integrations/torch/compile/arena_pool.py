@@ -38,8 +38,7 @@ from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Backend
 from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.resumable import ResumableExecutable
-from sublet.runtime.suspension import SuspensionBackend
+from sublet.runtime.resumable import ResumableExecutable, SuspensionBackend
 
 MAX_BOUND_PROGRAMS = 64
 """Maximum weight sets bound for one inference graph. A further set rebinds the program unused for longest."""

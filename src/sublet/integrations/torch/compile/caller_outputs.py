@@ -17,9 +17,8 @@ from sublet.integrations.torch.kernels.backend import BoundTorchCall, TorchBacke
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
-from sublet.ops.op import Op, register
+from sublet.ops.op import SUSPEND, Op, register
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
-from sublet.runtime.suspension import SUSPEND
 
 COPY_OUT = "take.result"
 """The op of a node copying its input to the caller."""

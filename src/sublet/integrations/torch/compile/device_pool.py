@@ -31,14 +31,14 @@ from sublet.integrations.torch.reader.exported_program import TorchContent
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, torch
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
+from sublet.ops.op import SUSPEND
 from sublet.plan import bound_storage_name
 from sublet.runtime.calls import no_op
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 from sublet.runtime.kernel_choice import bind_node, choose_kernels
 from sublet.runtime.memory import ValuePlaces
 from sublet.runtime.program import build_program
-from sublet.runtime.resumable import calls_between_suspensions
-from sublet.runtime.suspension import SUSPEND, SuspensionBackend
+from sublet.runtime.resumable import SuspensionBackend, calls_between_suspensions
 
 # The use of `torch.cuda`: recorded and replayed CUDA graphs, and the order of streams sharing an arena.
 #

@@ -23,7 +23,7 @@ from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor
 from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
-from sublet.runtime.suspension import SUSPEND
+from sublet.ops.op import SUSPEND
 
 
 @dataclass(frozen=True)
