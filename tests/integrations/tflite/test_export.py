@@ -108,6 +108,34 @@ def test_tflm_needs_less_where_outputs_are_written_over_inputs(name: str) -> Non
 
 
 @needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_tflm_allocates_before_the_first_run(name: str) -> None:
+    raw = MODELS[name]()
+    main = decode(raw, name).subgraphs[0]
+    trials = [tflm.Trial(raw, len(main.inputs), len(main.outputs), runs) for runs in (0, 8)]
+    before, after = tflm.run_trials(trials)
+    assert (before.refused, before.head, before.total) == ("", after.head, after.total)
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_only_offsets_that_save_bytes_are_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a large model takes seconds, and there are 64 choices a round."""
+    ran: list[int] = []
+    run_trials = tflm.run_trials
+
+    def count(trials: Any) -> Any:
+        ran.extend(trial.runs for trial in trials)
+        return run_trials(trials)
+
+    monkeypatch.setattr(tflm, "run_trials", count)
+    choice = exported(MODELS[name](), name)
+    assert 0 in ran
+    if choice.how == "all":
+        assert [runs for runs in ran if runs] == [tflm.RUNS_PER_TRIAL] * 2
+
+
+@needs_tflm
 def test_what_is_judged_right_computes_the_same() -> None:
     tally = run_many(24)
     assert tally["ours: equal"] == 16

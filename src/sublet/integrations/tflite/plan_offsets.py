@@ -32,7 +32,7 @@ from sublet.plan.schedule import serial_schedule
 PACKAGE, MODULE, EXTRA = "tflite-micro", "tflite_micro", "tflm"
 SCRIPT = Path(__file__).with_name("interpreter.py")
 TIMEOUT_SECONDS = 300
-CRASHED = "the process ended"
+CRASHED = f"the process ended, or took more than {TIMEOUT_SECONDS} seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +253,8 @@ def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> Offs
     def file_with(choice: Offsets) -> bytes:
         return with_offline_plan(raw, program.where, encode_offsets(choice))
 
-    def measure(raws: Sequence[bytes], smallest: bool = False) -> list[TrialResult]:
-        return run_trials(
-            [Trial(raw, len(main.inputs), len(main.outputs), RUNS_PER_TRIAL, smallest=smallest) for raw in raws]
-        )
+    def measure(raws: Sequence[bytes], runs: int = RUNS_PER_TRIAL, smallest: bool = False) -> list[TrialResult]:
+        return run_trials([Trial(raw, len(main.inputs), len(main.outputs), runs, smallest=smallest) for raw in raws])
 
     unplanned, planned = measure([bare, file_with(offsets)], smallest=True)
     if NO_KERNEL in unplanned.refused:
@@ -265,7 +263,9 @@ def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> Offs
         raise PlanError(f"{program.where}: TensorFlow Lite Micro cannot run this model: {unplanned.refused}")
     _require_same_outputs(program, unplanned, planned)
     best, how = offsets, "all"
-    fewer = _drop_harmful_offsets(offsets, planned, lambda choices: measure([file_with(choice) for choice in choices]))
+    fewer = _drop_harmful_offsets(
+        offsets, planned, lambda choices, runs: measure([file_with(choice) for choice in choices], runs)
+    )
     if fewer != offsets:
         (other,) = measure([file_with(fewer)], smallest=True)
         _require_same_outputs(program, unplanned, other)
@@ -301,22 +301,23 @@ def _is_no_better(planned: TrialResult, unplanned: TrialResult) -> bool:
 
 
 def _drop_harmful_offsets(
-    offsets: Offsets, current: TrialResult, measure: Callable[[Sequence[Offsets]], list[TrialResult]]
+    offsets: Offsets, current: TrialResult, measure: Callable[[Sequence[Offsets], int], list[TrialResult]]
 ) -> Offsets:
-    """Drop offsets greedily, at most `MAX_ROUNDS` times, while a drop reduces the total bytes of TFLM."""
+    """Drop offsets greedily, at most `MAX_ROUNDS` times, while a drop reduces the total bytes of TFLM.
+
+    TFLM allocates before the first run, so choices are measured without a run: a run may take seconds. Only choices
+    with fewer bytes run, until the outputs of one are right.
+    """
     best, fewest_bytes = offsets, current.total
     for _ in range(MAX_ROUNDS):
         choices = [_without_offset(best, at) for at in _distinct_offsets(best)]
-        if not choices:
+        needs = [(fits.total, i) for i, fits in enumerate(measure(choices, 0)) if not fits.refused]
+        smaller = (choices[i] for total, i in sorted(needs) if total < fewest_bytes)
+        runs = ((choice, measure([choice], RUNS_PER_TRIAL)[0]) for choice in smaller)
+        right = next(((choice, run) for choice, run in runs if run.outputs == current.outputs), None)
+        if right is None:
             break
-        needs = [
-            result.total if not result.refused and result.outputs == current.outputs else fewest_bytes
-            for result in measure(choices)
-        ]
-        at = min(range(len(needs)), key=lambda i: needs[i])
-        if needs[at] >= fewest_bytes:
-            break
-        best, fewest_bytes = choices[at], needs[at]
+        best, fewest_bytes = right[0], right[1].total
     return best
 
 
