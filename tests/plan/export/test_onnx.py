@@ -6,9 +6,10 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from sublet.analysis.options import Options
 from sublet.api.plans import export_plan
@@ -70,6 +71,20 @@ def test_the_keys_are_those_of_onnxsim(tmp_path: Path) -> None:
     assert int(told["onnxsim.memory_plan_arena_bytes"]) >= 128
     assert told["onnxsim.memory_plan_alignment"] == "16"
     assert [node.name for node in model.graph.node] == ["first", "second", "choose"]
+
+
+def test_a_view_of_a_weight_has_no_offset_and_is_counted(tmp_path: Path) -> None:
+    """A transformer adds the first rows of its table of positions."""
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 4] y)
+    <int64[1] first = {0}, int64[1] last = {2}> { rows = Slice (table, first, last, first)  y = Add (x, rows) }"""
+    model = onnx.parser.parse_model(text)
+    table = np.ones((1 << 18, 4), np.float32)  # too large to be folded
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    path = planned(model, tmp_path)
+    told = keys(onnx.load(path))
+    assert told["onnxsim.memory_plan_unplanned"] == "rows"
+    verdict = judge_embedded_plan(read_source(path), path)
+    assert (verdict.outcome, list(verdict.not_judged)) == (ForeignOutcome.PARTLY, ["rows"])
 
 
 def test_names_that_two_arms_have_get_no_offset(tmp_path: Path) -> None:

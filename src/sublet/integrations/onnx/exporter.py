@@ -28,7 +28,7 @@ from sublet.integrations.onnx.reader.model_file import names_read_by, read_model
 from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS
 from sublet.ir.recipe import AS_IS
 from sublet.passes.trip_counts import bound_trip_counts
-from sublet.plan import POINTER, MemoryPlan, Placement
+from sublet.plan import POINTER, MemoryPlan, Placement, bound_storage_name
 from sublet.plan.export import ExportContext
 from sublet.plan.schedule import Schedule
 from sublet.plan.statistics import require_counted
@@ -173,9 +173,11 @@ def _single_placements(plan: MemoryPlan) -> dict[str, Placement]:
 
 
 def _bound_values(plan: MemoryPlan) -> set[str]:
-    """Return the names of values bound to storage outside of the arenas."""
-    arenas = {storage.name for storage in plan.arenas}
-    return {p.value for p in plan.placements if p.how != POINTER and p.region.storage not in arenas}
+    """Return the names of values with storage of their own outside of the arenas.
+
+    Views of these values are not among them: a reader of the offsets cannot know that a view takes no bytes.
+    """
+    return {p.value for p in plan.placements if p.region.storage == bound_storage_name(p.value)}
 
 
 def _defined_names(graph: Any) -> set[str]:
