@@ -35,8 +35,13 @@ class Poisoned(DevicePool):
 class OnDevice(CompiledRegion):
     """A region that runs on the CPU as it would on another device."""
 
-    def __init__(self, recorder: Callable[[str], CallRecorder] | None = None, samples: int | str = "auto") -> None:
-        super().__init__(DEFAULT_OPTIONS, None, samples=samples)
+    def __init__(
+        self,
+        recorder: Callable[[str], CallRecorder] | None = None,
+        samples: int | str = "auto",
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(DEFAULT_OPTIONS, budget, samples=samples)
         self._recorder = recorder
 
     def _capture(
@@ -45,7 +50,7 @@ class OnDevice(CompiledRegion):
         return super()._capture(args, device, "cpu:0")
 
     def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> DevicePool:
-        return Poisoned(captured, self._options, device, self._recorder)
+        return Poisoned(captured, self._options, device, self._recorder, self._budget)
 
 
 def backend(graph: Any, example: Sequence[Any]) -> Callable[..., Any]:

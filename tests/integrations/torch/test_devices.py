@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from sublet.integrations.torch.compile.backend import compile_region  # noqa: E402
 from sublet.integrations.torch.compile.caller_outputs import COPY_OUT  # noqa: E402
 from sublet.integrations.torch.compile.device_pool import DeviceArena  # noqa: E402
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
@@ -28,6 +30,7 @@ from sublet.integrations.torch.reader.exported_program import device_of  # noqa:
 from sublet.ir.graph import Node  # noqa: E402
 from sublet.runtime.moves import copy_elements  # noqa: E402
 from tests.integrations.torch.on_device import (  # noqa: E402
+    OnDevice,
     Tape,
     backend,
     recorded,
@@ -131,6 +134,42 @@ def test_training_is_eager_training_bit_for_bit(way: Way) -> None:
     told = sublet.torch.report()[-1]
     assert told.plan is not None
     assert told.plan.gap == 0
+
+
+def _within(budget: int | None) -> Callable[[Any, Any], Any]:
+    return lambda graph, example: compile_region(OnDevice(budget=budget), graph, example)
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        pytest.param("cpu", lambda f, budget: torch.compile(f, backend=_within(budget)), id="as on a device"),
+        pytest.param("cuda", lambda f, budget: _sublet(budget=budget)(f), id="CUDA", marks=GPU),
+    ],
+)
+def test_a_budget_recomputes_values_on_a_device(device: str, compiled: Callable[[Any, int | None], Any]) -> None:
+    layers = [(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2)) for _ in range(6)]
+    network = nn.Sequential(*[each for layer in layers for each in layer]).to(device)
+    x, way, states, arenas = torch.randn(256, 64, device=device), Way(device, _sublet()), [], []
+    for share in (None, 1.0, 0.75):
+        module = copy.deepcopy(network)
+        torch._dynamo.reset()
+        run = module if share is None else compiled(module, int(share * arenas[0]) if arenas else None)
+        torch.manual_seed(5)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
+        states.append([*module.state_dict().values(), way.drawn()])
+        if share is not None:
+            plan = sublet.torch.report()[-1].plan
+            assert plan is not None
+            arenas.append(plan.arena_bytes)
+    assert arenas[1] <= 0.75 * arenas[0]
+    assert all(way.agree(mine, right) for mine, right in zip(states[2], states[1], strict=True))
+    for mine, right in zip(states[2], states[0], strict=True):  # batch norms round otherwise on the CPU
+        assert torch.allclose(mine.double(), right.double(), rtol=1e-3, atol=1e-5)
 
 
 @EACH
