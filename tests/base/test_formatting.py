@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.base.errors import SubletError
-from sublet.base.formatting import counted, human, parse_bytes
+from sublet.base.formatting import count_with_noun, human, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,9 @@ def test_what_is_written_exactly_is_read_back(nbytes: int) -> None:
 
 
 def test_a_number_agrees_with_its_noun() -> None:
-    assert [counted(number, "node") for number in (0, 1, 2, 1234)] == ["0 nodes", "1 node", "2 nodes", "1,234 nodes"]
+    assert [count_with_noun(number, "node") for number in (0, 1, 2, 1234)] == [
+        "0 nodes",
+        "1 node",
+        "2 nodes",
+        "1,234 nodes",
+    ]

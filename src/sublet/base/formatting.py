@@ -99,7 +99,7 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
-def counted(number: int, noun: str) -> str:
+def count_with_noun(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1: "1 node", "2 nodes"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from sublet.api.plans import check_plan
 from sublet.api.sources import read_source
 from sublet.base.errors import PlanError
-from sublet.base.formatting import abbreviated_list, counted, human, parse_bytes, percent, printable
+from sublet.base.formatting import abbreviated_list, count_with_noun, human, parse_bytes, percent, printable
 from sublet.checker.external import Evidence, ForeignOutcome, ForeignVerdict, judge_by_replay
 from sublet.checker.external.files import (
     embedded_options,
@@ -78,7 +78,7 @@ def print_judgement(verdict: ForeignVerdict) -> None:
 
 def _verdict_line(verdict: ForeignVerdict) -> str:
     """Return the verdict in one line: number of tensors, tool, and method of the judgement."""
-    tensors = f"{counted(len(verdict.judged), 'tensor')} of {printable(verdict.tool)}"
+    tensors = f"{count_with_noun(len(verdict.judged), 'tensor')} of {printable(verdict.tool)}"
     against = f"judged by {verdict.evidence}"
     if verdict.findings:
         count = len(verdict.findings)

@@ -25,7 +25,7 @@ import typer
 
 from sublet.base.cache import MOST_ENTRIES, cache_root, limit_bytes
 from sublet.base.errors import MissingExtraError
-from sublet.base.formatting import counted, human, printable
+from sublet.base.formatting import count_with_noun, human, printable
 from sublet.base.optional_imports import version_of
 from sublet.integrations.registry import ENTRY_POINTS, Integration, resolve
 
@@ -201,7 +201,7 @@ def _cache_words(cache: dict[str, Any]) -> Iterable[str]:
     off = "off (SUBLET_CACHE_BYTES=0)" if not cache["limit_bytes"] else limit
     yield f"  {cache['folder']}: {off}{'' if cache['writable'] else ', not writable: nothing is kept'}"
     for name, used in cache["caches"].items():
-        yield f"  {name}: {human(used['bytes'])} in {counted(used['entries'], 'folder')}"
+        yield f"  {name}: {human(used['bytes'])} in {count_with_noun(used['entries'], 'folder')}"
 
 
 def doctor(

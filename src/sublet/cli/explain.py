@@ -115,14 +115,14 @@ def _placement_facts(
     return PlacementFacts(
         place,
         tuple(p for p in plan.placements if own is not None and p.buffer == own and p.value != place.value),
-        tuple(sorted(_reusing(plan, place), key=lambda other: other.begin)),
+        tuple(sorted(_reusing_placements(plan, place), key=lambda other: other.begin)),
         point,
         live_bytes,
         tuple(sorted(neighbours, key=lambda live: -live.nbytes)) if place.live else (),
     )
 
 
-def _reusing(plan: MemoryPlan, place: Placement) -> Iterator[Placement]:
+def _reusing_placements(plan: MemoryPlan, place: Placement) -> Iterator[Placement]:
     """Yield the placements of other buffers over bytes of a placement.
 
     A slice or row with strides lies in a sequence or in a stacked output: the placement of the whole is yielded.
@@ -184,7 +184,7 @@ def _sharing_words(place: Placement) -> str:
     return f"{how} {place.shares}" if how else ""
 
 
-def _named(places: Iterable[Placement], plan: MemoryPlan) -> str:
+def _placement_words(places: Iterable[Placement], plan: MemoryPlan) -> str:
     texts = [f"{place.value} from {_point_words(plan, place.begin)}" for place in places]
     return abbreviated_list(texts, MAX_LISTED)
 
@@ -207,7 +207,7 @@ def _rows_of(plan: MemoryPlan, facts: PlacementFacts) -> Iterator[tuple[str, str
     between = [other for other in facts.reusing if other.end > begin and other.begin < end]
     for title, others in (("before", earlier[::-1]), ("between", between), ("after", later)):
         if others:
-            yield title, f"the bytes hold {_named(others, plan)}"
+            yield title, f"the bytes hold {_placement_words(others, plan)}"
     if place.live and facts.live_bytes:
         near = [f"{'+'.join(live.values[:2])} {human(live.nbytes)}" for live in facts.neighbours]
         beside = f", beside {abbreviated_list(near, MAX_LISTED)}" if near else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sublet.base.errors import PlanError
-from sublet.base.formatting import abbreviated_list, counted, human, printable
+from sublet.base.formatting import abbreviated_list, count_with_noun, human, printable
 from sublet.base.ranges import LiveCurve, LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, UnplannedValue
@@ -140,7 +140,7 @@ class UpdateStatistics:
     def description(self) -> str:
         """The count and the storage swaps in words."""
         exchanged = f", {self.exchanged} of which exchange their memory" if self.exchanged else ""
-        return f"{counted(self.count, 'value')}{exchanged}"
+        return f"{count_with_noun(self.count, 'value')}{exchanged}"
 
 
 def update_statistics(plan: MemoryPlan) -> UpdateStatistics:
@@ -178,7 +178,7 @@ def coverage(plan: MemoryPlan) -> str:
 def checked_summary(plan: MemoryPlan) -> str:
     """Return a sentence with the values, the arena and the assumptions covered by a successful check."""
     size = human(plan.arena_bytes)
-    words = coverage(plan) or counted(len(planned_values(plan)), "tensor")
+    words = coverage(plan) or count_with_noun(len(planned_values(plan)), "tensor")
     summary = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
     return f"{summary}; assumed: {assumptions(plan)}" if plan.assumed_types else summary
 

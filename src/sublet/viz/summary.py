@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sublet.base.formatting import abbreviated_list, counted, human, percent, printable
+from sublet.base.formatting import abbreviated_list, count_with_noun, human, percent, printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.statistics import (
     assumptions,
@@ -202,7 +202,7 @@ def _describe_uncounted(verdict: Verdict, plan: MemoryPlan) -> str:
 
 
 def _count_uncounted(plan: MemoryPlan) -> str:
-    return counted(len(plan.not_counted), "value")
+    return count_with_noun(len(plan.not_counted), "value")
 
 
 def render_summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
@@ -270,7 +270,7 @@ def _describe_gap(plan: MemoryPlan, claimed: str) -> str:
 
 def _describe_reuse(plan: MemoryPlan) -> str:
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
-    return f"{counted(len(planned_values(plan)), 'tensor')}, each with separate bytes{times}"
+    return f"{count_with_noun(len(planned_values(plan)), 'tensor')}, each with separate bytes{times}"
 
 
 def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
@@ -314,8 +314,8 @@ def _describe_loops(plan: MemoryPlan) -> list[RenderableType]:
     if len(plan.rolled) > MAX_BUFFERS:
         lines.append(Text(f"and {len(plan.rolled) - MAX_BUFFERS} more loops"))
     if renamed_count or multiview_count:
-        what = f"{counted(renamed_count, 'loop-carried value')} renamed, not copied (0 bytes)"
-        several = f"{counted(multiview_count, 'value')} with several placements"
+        what = f"{count_with_noun(renamed_count, 'loop-carried value')} renamed, not copied (0 bytes)"
+        several = f"{count_with_noun(multiview_count, 'value')} with several placements"
         lines.append(Text(f"{what}; {several}"))
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
@@ -341,7 +341,7 @@ def _describe_unplanned(plan: MemoryPlan) -> list[RenderableType]:
     bound = len(plan.outside) - len(plan.not_counted)
     bound_words = f", {bound} of them in memory bound by the caller" if bound else ""
     lines: list[RenderableType] = [
-        Text(f"{counted(len(plan.outside), 'value')} outside the arena{bound_words}", "yellow")
+        Text(f"{count_with_noun(len(plan.outside), 'value')} outside the arena{bound_words}", "yellow")
     ]
     for reason, names in list(reasons.items())[:MAX_BUFFERS]:
         lines.append(Text(printable(f"  {abbreviated_list(names, 1)}: {reason}")))

@@ -78,7 +78,7 @@ class Front:
 
 @dataclass(frozen=True)
 class MapForm:
-    """How to cut and join the maps of a model.
+    """The form of the maps of a model, by which patches cut and join the maps.
 
     opset   the version of ONNX's operator set, for fronts of ONNX operators
     blocks  by value, the channels of a block, for maps [N, C / block, H, W, block] in memory
@@ -137,7 +137,7 @@ def with_patches(model: Model, text: str) -> Model:
 
 
 def map_form_of(model: Model) -> MapForm:
-    """Return how to cut and join the maps of a model."""
+    """Return the form of the maps of a model."""
     functions = [each.channel_blocks for each in installed_integrations() if each.channel_blocks]
     blocks = {value: block for function in functions for value, block in resolve(function)(model).items()}
     return MapForm(model.opsets.get("", SLICE_OPERANDS_OPSET), blocks)

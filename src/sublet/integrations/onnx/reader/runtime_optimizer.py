@@ -4,10 +4,10 @@ A model with open dimensions is rewritten once, with open dimensions, like by ON
 share the rewritten model. If the extents leave values of unknown size in the rewritten model, the model is rewritten
 again with bound extents, and the rewriting with fewer values of unknown size is taken.
 
-A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the extents bound before
-the rewriting, the version of ONNX Runtime, and the channel block of the blocked layout, which differs between
-processors. An entry is an ONNX model and one memory-mapped file of weights, or, for a model rejected by ONNX Runtime,
-the error message.
+A cache on disk keeps every rewritten model. The key is a hash of the model with external data, the level of the
+optimiser, the extents bound before the rewriting, the branches of Ifs taken for the extents, the version of ONNX
+Runtime, and the channel block of the blocked layout, which differs between processors. An entry is an ONNX model and
+one memory-mapped file of weights, or, for a model rejected by ONNX Runtime, the error message.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _has_open_extents(graph: onnx.GraphProto) -> bool:
 
 
 def _unknown_sizes(model: Model) -> tuple[bool, int]:
-    """Return whether the model is not optimised, and the number of values of unknown size; the least is the best."""
+    """Return True if the model is not optimised, and the number of values of unknown size; the least is the best."""
     return bool(model.remark), sum(not value.plannable for value in model.graph.values())
 
 
