@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import sublet
 from sublet.base.errors import ModelError, PlanError, RunError
 from sublet.plan.file import load
+from sublet.runtime.state import ExecutableState, SavedContents
 from tests.support.command_line import Cli
 
 onnx = pytest.importorskip("onnx")
@@ -177,3 +179,75 @@ def test_a_command_runs_with_a_state(cli: Cli, path: Path) -> None:
 def test_a_state_that_does_not_fit_is_refused(path: Path, state: dict[str, str], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         sublet.read_model(path, {"n": 2}, state=state)
+
+
+def test_an_executable_in_the_same_arena_never_changes_results_silently(path: Path) -> None:
+    runs = [sublet.compile(path, dims={"n": 2}, state=STATE) for _ in range(2)]
+    memory = sublet.aligned_bytes(runs[0].arena_bytes, 64)
+    for run in runs:
+        run.bind("arena", memory)
+    sessions, inputs = [run.session() for run in runs], [sequence(seed) for seed in range(2)]
+    wanted = [expected(path, xs, zeros(2)) for xs in inputs]
+    for step in range(5):
+        for session, xs, results in zip(sessions, inputs, wanted, strict=True):
+            assert np.array_equal(session(x=xs[step], other=OTHER)["hn"], results[step]["hn"])
+    first, second = runs
+    assert np.array_equal(first(x=inputs[0][0], other=OTHER)["hn"], wanted[0][0]["hn"])
+    assert np.array_equal(first(x=inputs[0][1], other=OTHER)["hn"], wanted[0][1]["hn"])
+    second(x=inputs[1][0], other=OTHER)
+    with pytest.raises(RunError, match=r"uncertain.*another executable ran in the arena"):
+        first(x=inputs[0][2], other=OTHER)
+    first.set_state("h", wanted[0][1]["hn"])
+    first.set_state("c", wanted[0][1]["cn"])
+    assert np.array_equal(first(x=inputs[0][2], other=OTHER)["hn"], wanted[0][2]["hn"])
+    second.reset()
+    assert np.array_equal(second(x=inputs[1][0], other=OTHER)["hn"], wanted[1][0]["hn"])
+
+
+def test_weights_in_a_common_arena_are_those_of_the_executable(path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Add (x, w) }"""
+    )
+    runs = [sublet.compile(model, optimize="none", options=sublet.Options(weights="arena")) for _ in range(2)]
+    memory, x = sublet.aligned_bytes(runs[0].arena_bytes, 64), np.zeros(4, np.float32)
+    for run in runs:
+        run.bind("arena", memory)
+    runs[1].weights["w"] = np.full(4, 7, np.float32)
+    for _ in range(2):
+        assert np.array_equal(runs[0](x=x)["y"], [1, 2, 3, 4])
+        assert np.array_equal(runs[1].weights["w"], [7, 7, 7, 7])
+        assert np.array_equal(runs[1](x=x)["y"], [7, 7, 7, 7])
+        assert np.array_equal(runs[0].weights["w"], [1, 2, 3, 4])
+
+
+def test_an_uncertain_state_never_restarts_from_the_default(path: Path) -> None:
+    run, xs = sublet.compile(path, dims={"n": 2}, state=STATE), sequence(4)
+    run(x=xs[0], other=OTHER)
+    run._state.mark_all_uncertain()  # as after a fork during a run
+    with pytest.raises(RunError, match=r"content of '[hc]' is uncertain"):
+        run(x=xs[1], other=OTHER)
+    run.reset()
+    assert np.array_equal(run(x=xs[0], other=OTHER)["hn"], expected(path, xs[:1], zeros(2))[0]["hn"])
+
+
+def test_an_interrupt_never_mixes_the_states_of_sessions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, xs = sublet.compile(path, dims={"n": 2}, state=STATE), sequence(5)
+    session = run.session()
+    session(x=xs[0], other=OTHER)
+    run(x=xs[1], other=OTHER)
+    before = [{name: each.state(name) for name in STATE} for each in (run, session)]
+    restore = ExecutableState.restore
+
+    def restore_interrupted(self: ExecutableState, saved: SavedContents) -> None:
+        first, *rest = saved.items()
+        restore(self, dict([first]))
+        signal.raise_signal(signal.SIGINT)
+        restore(self, dict(rest))
+
+    monkeypatch.setattr(ExecutableState, "restore", restore_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session(x=xs[2], other=OTHER)
+    monkeypatch.undo()
+    for each, contents in zip((run, session), before, strict=True):
+        assert all(np.array_equal(each.state(name), contents[name]) for name in STATE)

@@ -133,6 +133,8 @@ class CallerContents:
         if unknown:
             raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
         left_out = {name: given for name, given in self._defaults.items() if not self._has_content(self._inputs[name])}
+        for name in left_out.keys() - inputs.keys():
+            self._state.require_certain(self._inputs[name], name)
         inputs = {**left_out, **inputs}
         missing = [name for name, value in self._inputs.items() if name not in inputs and not self._has_content(value)]
         if missing:
@@ -160,6 +162,18 @@ class CallerContents:
         for value, given in self._weights.items():
             if value.name not in self._bound:
                 self._load_weight(value, given)
+
+    def enter_arena(self) -> None:
+        """Begin an access to the arenas: repair contents overwritten by another executable in the same bytes.
+
+        Weights are copied again, a state becomes uncertain. The caller holds both locks.
+        """
+        if not self._memory.locks.enter():
+            return
+        for value, given in self._weights.items():
+            if isinstance(value.spec, TensorSpec) and bound_storage_name(value.name) not in self._memory.storages:
+                self._store_content(value, content_for(value, given, f"weight {value.name}"))
+        self._state.mark_overwritten()
 
     def _load_weight(self, value: Value, array_like: Any) -> None:
         """Load one weight, in place or by copy."""

@@ -187,10 +187,12 @@ class Executable:
                 return
             if name in self.planned_memory.arenas and name not in (*self.inputs, *self.outputs):
                 with self._locks.shared_lock():
+                    self._contents.enter_arena()
                     saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
                 self.planned_memory.adopt_bytes(name, raw, f"the {name}", self.plan.alignment)
                 with self._locks.shared_lock():  # possibly another lock: the lock shared over the new memory
+                    self._contents.enter_arena()
                     self._contents.load_weights()
                     self._state.restore(saved)
                 self._forget_programs()
@@ -214,6 +216,7 @@ class Executable:
         when `name` is not updated, or was never given a content.
         """
         with self._locks.own, self._locks.shared_lock():
+            self._contents.enter_arena()
             found = self._copy_of_state(self._state.require_readable(self._updated_value(name), name))
             return self._form(found) if isinstance(found, np.ndarray) else found
 
@@ -223,6 +226,7 @@ class Executable:
         Raises RunError when `name` is not updated, or when type or shape do not fit.
         """
         with self._locks.own, self._locks.shared_lock():
+            self._contents.enter_arena()
             self._contents.set_content(self._updated_value(name), content, f"state {printable(name)}")
 
     def reset(self) -> None:
@@ -239,14 +243,17 @@ class Executable:
         The session starts from the present state of the executable.
         """
         with self._locks.own, self._locks.shared_lock():
+            self._contents.enter_arena()
             return Session(self, self._state.record())
 
     @contextmanager
     def with_state_of(self, record: StateRecord) -> Iterator[None]:
         """Exchange the state of the executable with a record of a session during the block, under the locks."""
-        with self._locks.own, self._locks.shared_lock(), self._state.exchanged(record):
-            self._invalidate_views()
-            yield
+        with self._locks.own, self._locks.shared_lock():
+            self._contents.enter_arena()
+            with self._state.exchanged(record):
+                self._invalidate_views()
+                yield
 
     @property
     def arena_bytes(self) -> int:
@@ -281,6 +288,7 @@ class Executable:
         """
         given = inputs_by_name(inputs, named)
         with self._locks.own, self._locks.shared_lock(), returning_freed_memory():
+            self._contents.enter_arena()
             saved = self._state.save()
             self._run(given)
             self._state.restore(saved)
@@ -322,28 +330,25 @@ class Executable:
         in `left`.
         """
         arenas = arenas or {}
-        with (
-            self._locks.own,
-            self._locks.shared_lock(),
-            self._locks.running(self.graph.name),
-            self._state.restoring() as saved,
-        ):
-            self._invalidate_views()
-            before = {name: self.planned_memory.raw(name) for name in arenas}
-            try:
-                for name, arena in arenas.items():
-                    self.planned_memory.adopt_bytes(name, arena, f"the {name}", self.plan.alignment)
-                self._contents.load_weights()
-                self._state.restore(saved)
-                self._contents.load_inputs(inputs)
-                program = self._build_program(watch, None if serial else self._workers)
-                program.run()
-                if left is not None:
-                    left.update((name, self._copy_of_state(self._updated_value(name))) for name in self.updated)
-                return self._results(copy=True)
-            finally:
-                for name, arena in before.items():
-                    self.planned_memory.adopt_bytes(name, arena, f"the {name}", 1)
+        with self._locks.own, self._locks.shared_lock(), self._locks.running(self.graph.name):
+            self._contents.enter_arena()
+            with self._state.restoring() as saved:
+                self._invalidate_views()
+                before = {name: self.planned_memory.raw(name) for name in arenas}
+                try:
+                    for name, arena in arenas.items():
+                        self.planned_memory.adopt_bytes(name, arena, f"the {name}", self.plan.alignment)
+                    self._contents.load_weights()
+                    self._state.restore(saved)
+                    self._contents.load_inputs(inputs)
+                    program = self._build_program(watch, None if serial else self._workers)
+                    program.run()
+                    if left is not None:
+                        left.update((name, self._copy_of_state(self._updated_value(name))) for name in self.updated)
+                    return self._results(copy=True)
+                finally:
+                    for name, arena in before.items():
+                        self.planned_memory.adopt_bytes(name, arena, f"the {name}", 1)
 
     def renew_in_child(self) -> None:
         """Free the locks in the child of a fork, and drop everything with threads of the parent."""
@@ -394,6 +399,7 @@ class Executable:
         self._has_outputs = False
 
     def _run(self, inputs: Mapping[str, Any]) -> None:
+        self._contents.enter_arena()
         with self._locks.running(self.graph.name):
             self._run_alone(inputs)
 

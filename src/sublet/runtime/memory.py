@@ -106,6 +106,12 @@ class ExecutableMemory:
         self._spans = StorageSpans(self._written)
         self.locks = RunLocks()
         self._claimed = {s.name for s in plan.storages if s.kind == "weight"}.union(self.arenas, updated)
+        self._kept = [
+            placement.region
+            for value in (*graph.weights, *graph.updated_values)
+            for placement in self._placements_of.get(value.name, ())
+            if placement.region.storage in self.arenas
+        ]
 
     def raw(self, storage: str) -> Raw:
         """Return the bytes of a storage, allocated on first use."""
@@ -143,7 +149,8 @@ class ExecutableMemory:
         self._raw[storage] = raw[:needed]
         self._spans.set_span(storage, address, address + needed)
         if storage in self._claimed:
-            self.locks.claim(storage, address, address + needed, storage in self._written)
+            kept = [(region.offset, region.end) for region in self._kept if region.storage == storage]
+            self.locks.claim(storage, address, address + needed, storage in self._written, kept)
 
     def lend(self, storage: str) -> None:
         """Record that other executables may use the bytes of a storage."""

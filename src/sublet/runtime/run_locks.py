@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from threading import RLock
 from time import sleep
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from sublet.base.errors import RunError
 from sublet.base.interrupts import fork_lock, free_lock_in_child
@@ -50,18 +50,36 @@ class RunLocks:
         self.own = RLock()
         self._lock = SharedLock()
         self._spans: dict[str, tuple[int, int, bool]] = {}
+        self._kept_spans: dict[str, Ranges] = {}
         self._is_settled = True
         self._written: Ranges = ()
         self._all: Ranges = ()
+        self._kept: Ranges = ()
+        self._overwrites: tuple[ref[RunLocks], ...] = ()  # those with kept bytes written here
+        self._is_overwritten = False
         with _MUTEX:
             _ALL_LOCKS.add(self)
 
-    def claim(self, storage: str, begin: int, end: int, writes: bool) -> None:
-        """Record that the executable uses the bytes [begin, end) for a possibly shared storage."""
+    def claim(self, storage: str, begin: int, end: int, writes: bool, kept: Ranges = ()) -> None:
+        """Record that the executable uses the bytes [begin, end) for a possibly shared storage.
+
+        `kept` are the ranges of the storage with contents needed by the next run.
+        """
         span = (begin, end, writes)
         if self._spans.get(storage) != span and begin < end:
             self._spans[storage] = span
+            self._kept_spans[storage] = [(begin + first, begin + last) for first, last in kept]
             self._is_settled = False
+
+    def enter(self) -> bool:
+        """Mark the kept bytes of other executables as overwritten; True if others overwrote bytes kept here.
+
+        The caller holds both locks.
+        """
+        for other in filter(None, (each() for each in self._overwrites)):
+            other._is_overwritten = True
+        lost, self._is_overwritten = self._is_overwritten, False
+        return lost
 
     def shared_lock(self) -> SharedLock:
         """Return the lock common to all executables connected by shared memory. The caller holds `own`.
@@ -109,8 +127,13 @@ class RunLocks:
         """Recompute the group of the executable; True if all members share its lock, False if a member is busy."""
         self._written = merge((begin, end) for begin, end, writes in self._spans.values() if writes)
         self._all = merge((begin, end) for begin, end, _ in self._spans.values())
+        self._kept = merge(span for spans in self._kept_spans.values() for span in spans)
         others = [each for each in _ALL_LOCKS if each is not self]
         met = [each for each in others if self._writes_shared_bytes(each)]
+        self._overwrites = tuple(ref(each) for each in met if _overlap(self._written, each._kept))
+        for other in others:
+            still = tuple(each for each in other._overwrites if each() not in (None, self))
+            other._overwrites = (*still, ref(self)) if _overlap(other._written, self._kept) else still
         if not any(each._lock is self._lock for each in met):
             self._lock = SharedLock()  # a new group: the shared memory was replaced
         for other in met:

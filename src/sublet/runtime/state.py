@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sublet.base.errors import RunError
 from sublet.base.formatting import abbreviated_list, printable
+from sublet.base.interrupts import defer_interrupts
 from sublet.ir.graph import Graph, Value
 from sublet.plan import UPDATE, MemoryPlan, Region
 from sublet.plan.schedule import graph_with_swapped_updates
@@ -193,12 +194,17 @@ class ExecutableState:
 
     @contextmanager
     def exchanged(self, record: StateRecord) -> Iterator[None]:
-        """Exchange the state with a record, and back after the block, also after an error."""
-        self._exchange(record)
+        """Exchange the state with a record, and back after the block, also after an error or an interrupt."""
+        is_exchanged = False
         try:
+            with defer_interrupts():
+                self._exchange(record)
+                is_exchanged = True
             yield
         finally:
-            self._exchange(record)
+            if is_exchanged:
+                with defer_interrupts():
+                    self._exchange(record)
 
     def _exchange(self, record: StateRecord) -> None:
         present = self.record()
@@ -219,6 +225,13 @@ class ExecutableState:
                 error.add_note(found.sentence)
             raise
 
+    def mark_overwritten(self) -> None:
+        """Mark the known values in an arena uncertain: another executable has used the bytes."""
+        places = self._memory.places_at()
+        lost = {value for value in self._known if value.nbytes and places.region(value).storage in self._memory.arenas}
+        self._known -= lost
+        self._uncertain |= lost
+
     def mark_all_uncertain(self) -> None:
         """Mark all known values uncertain: a fork left a run behind at an unknown point."""
         self._uncertain.update(self._known)
@@ -233,8 +246,8 @@ class ExecutableState:
         """Raise RunError if a failed run may have left the value half-written."""
         if value in self._uncertain:
             raise RunError(
-                f"the content of {printable(name)!r} is uncertain: a run failed during the update, "
-                "or the process forked during a run. Set it with `set_state`, or "
+                f"the content of {printable(name)!r} is uncertain: a run failed during the update, the process forked "
+                "during a run, or another executable ran in the arena. Set it with `set_state`, or "
                 "keep the current content with set_state(name, executable.state(name))."
             )
 

@@ -61,6 +61,7 @@ class ExecutableWeights(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         with self._turn.own, self._turn.shared_lock():
+            self._contents.enter_arena()
             found = self._array(self._value_by_name(name), name)
             return found.copy() if hasattr(found, "copy") else found
 
@@ -73,6 +74,7 @@ class ExecutableWeights(Mapping[str, Any]):
         Raises RunError for an unknown name, or for a type or shape that does not fit.
         """
         with self._turn.own, self._turn.shared_lock(), defer_interrupts():
+            self._contents.enter_arena()
             values = {name: self._values[self._require_known(name)] for name in contents}
             given = {name: content_for(value, contents[name], f"weight {name}") for name, value in values.items()}
             for name, content in given.items():
@@ -87,6 +89,7 @@ class ExecutableWeights(Mapping[str, Any]):
     def reading(self) -> Iterator[dict[str, Array]]:
         """Yield all weights as arrays over their storages, while no run is possible."""
         with self._turn.own, self._turn.shared_lock():
+            self._contents.enter_arena()
             yield {name: self._array(self._value_by_name(name), name) for name in self._available_values()}
 
     def lend_weight(self, name: str) -> Array:
