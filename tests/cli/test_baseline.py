@@ -72,6 +72,9 @@ def test_growth_by_packing_alone_names_no_value(net: Path, tmp_path: Path) -> No
     assert found.is_grown
     assert not found.values
     assert "only the packing needs more bytes" in found.description
+    found = growth(replace(plan, peak=replace(plan.peak, nbytes=plan.peak.nbytes + 64)), plan)
+    assert not found.values
+    assert "no value grew at the peak: sharing or alignment needs more bytes" in found.description
 
 
 @pytest.mark.parametrize(

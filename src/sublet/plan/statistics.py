@@ -286,7 +286,8 @@ class Growth:
             for each in self.values
         ]
         if self.is_grown and not lines:
-            lines = ["  no value grew at the peak: only the packing needs more bytes"]
+            cause = "sharing or alignment" if self.peak_bytes > self.peak_bytes_before else "only the packing"
+            lines = [f"  no value grew at the peak: {cause} needs more bytes"]
         return "\n".join([head, *lines])
 
 
