@@ -116,6 +116,10 @@ def test_a_backward_pass_that_recomputes_runs_once() -> None:
     loss = run(x).square().mean()
     with pytest.raises(RunError, match="can run only once: drop retain_graph=True, or raise the budget"):
         loss.backward(retain_graph=True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copy: copy):
+        loss = run(x).square().mean()
+    with pytest.raises(RunError, match=r"found copies\. Drop saved_tensors_hooks"):
+        loss.backward()
     wide = torch.compile(module, backend="sublet", options={"budget": "1GiB"})
     loss = wide(x).square().mean()
     loss.backward(retain_graph=True)

@@ -340,7 +340,13 @@ class CompiledRegion:
         """
         flight = self._lease_of(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
-        if (flight is None or again) and self._recomputes:
+        if flight is None and self._recomputes:
+            raise RunError(
+                "the backward pass of a region compiled with a budget recomputes values in the arena of the forward "
+                "pass: expected the saved tensors of the arena, found copies. Drop saved_tensors_hooks, or raise the "
+                "budget"
+            )
+        if flight is not None and again and flight.pool.recomputes:
             raise RunError(
                 "the backward pass of a region compiled with a budget recomputes values, and can run only once: "
                 "drop retain_graph=True, or raise the budget"
