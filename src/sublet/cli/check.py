@@ -32,7 +32,7 @@ from sublet.integrations.registry import command
 from sublet.packing import Buffer, Lifetimes, Packing, Problem
 from sublet.plan import fragmentation
 from sublet.plan.file import load
-from sublet.plan.statistics import planned_values
+from sublet.plan.statistics import assumptions, planned_values
 from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
 
 # The report of `sublet check` on a plan by another tool; the report claims no more than was judged.
@@ -60,9 +60,10 @@ def print_judgement(verdict: ForeignVerdict) -> None:
         console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
     if len(verdict.findings) > MAX_LISTED:
         console.print(f"and {len(verdict.findings) - MAX_LISTED} more (--json lists all)")
+    assumed = assumptions(verdict.plan) if verdict.plan is not None else ""
     console.print(
         Text(
-            _verdict_line(verdict),
+            f"{_verdict_line(verdict)}{f'; assumed: {assumed}' if assumed else ''}",
             {ForeignOutcome.RIGHT: "green", ForeignOutcome.WRONG: "red"}.get(verdict.outcome, "yellow"),
         )
     )
@@ -114,6 +115,7 @@ def judgement_json(verdict: ForeignVerdict) -> dict[str, Any]:
         ],
         "judged": list(verdict.judged),
         "not_judged": dict(verdict.not_judged),
+        "assumed": {} if verdict.plan is None else dict(verdict.plan.recipe.conditions),
         "regions": [
             {
                 "name": region.name,

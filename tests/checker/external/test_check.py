@@ -128,6 +128,8 @@ def test_a_planned_file_records_what_its_plan_was_told(cli: Cli, tmp_path: Path)
     content = json.loads(cli("check", path, "--json")[1])
     assert content["violations"] == []
     assert {"x", "r", "z", "stacked"} <= set(content["judged"])
+    assert content["assumed"] == {"r": "f32[4,3]"}
+    assert "; assumed: r is f32[4,3]" in " ".join(cli("check", path)[1].split())
     status, out, _ = cli("check", path, "--dim", "batch=4")
     assert status == 1, "an extent given wins over the recorded extent"
     assert "value %x: has a region of 48 bytes, but needs 64" in out
