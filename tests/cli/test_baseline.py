@@ -116,6 +116,8 @@ def test_plans_of_the_version_before_can_be_read(tmp_path: Path, net: Path) -> N
     raw["version"] = FORMAT_VERSION - 1
     del raw["recipe"]["const"], raw["recipe"]["state"]
     assert from_json(json.dumps(raw)) == plan
+    with pytest.raises(PlanError, match="recipe"):
+        from_json(json.dumps({**raw, "recipe": 3}))
     raw["version"] = FORMAT_VERSION - 2
     with pytest.raises(PlanError, match="reads versions"):
         from_json(json.dumps(raw))

@@ -44,9 +44,11 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     """Return the plan in a JSON text. Raises PlanError naming the invalid field."""
     raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
-    if version == FORMAT_VERSION - 1 and isinstance(raw.get("recipe"), dict):
-        recipe: dict[str, Any] = {key: [] for key in RECIPE_FIELDS_SINCE_10}
-        raw, version = {**raw, "version": FORMAT_VERSION, "recipe": recipe | raw["recipe"]}, FORMAT_VERSION
+    if version == FORMAT_VERSION - 1:
+        recipe = raw.get("recipe")
+        if isinstance(recipe, dict):
+            recipe = {**{key: [] for key in RECIPE_FIELDS_SINCE_10}, **recipe}
+        raw, version = {**raw, "version": FORMAT_VERSION, "recipe": recipe}, FORMAT_VERSION
     if version != FORMAT_VERSION:
         known = f"{FORMAT_VERSION - 1} and {FORMAT_VERSION}"
         raise PlanError(f"{source} has format version {version!r}; this Sublet reads versions {known}")
