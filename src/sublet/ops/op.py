@@ -134,12 +134,15 @@ class Op:
 SUSPEND = "cut.here"
 """The op of a suspension point: a node without computation, for stopping a run and inspecting the operands."""
 
-_dialects: dict[str, Callable[[str], Op]] = {"cut": lambda name: Op(name, pure=False, outputs=(0, 0))}
+_dialects: dict[str, Callable[[str], Op]] = {}
 
 
 def register(prefix: str, dialect: Callable[[str], Op]) -> None:
     """Register `dialect` for every op named `prefix.*`."""
     _dialects[prefix] = dialect
+
+
+register("cut", lambda name: Op(name, pure=False, outputs=(0, 0)))
 
 
 def is_registered(prefix: str) -> bool:
