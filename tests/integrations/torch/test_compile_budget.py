@@ -128,6 +128,19 @@ def test_a_backward_pass_that_recomputes_runs_once() -> None:
     assert all(torch.allclose(each.grad, 2 * first[name]) for name, each in module.named_parameters())
 
 
+def test_a_buffer_without_a_version_is_refused() -> None:
+    torch.manual_seed(0)
+    module, x = perceptron(), torch.randn(256, 64)
+    budget = int(0.55 * arena_of(module, x))
+    with torch.inference_mode():
+        shift = torch.zeros(64)
+    module.register_buffer("shift", shift)
+    module.register_forward_pre_hook(lambda self, given: (given[0] + self.shift,))
+    run = torch.compile(module, backend="sublet", options={"budget": budget})
+    with pytest.raises(RunError, match="is an inference tensor"):
+        run(x)
+
+
 def test_a_parameter_changed_before_the_recomputation_is_refused() -> None:
     """A bias is not saved for the backward pass, so eager PyTorch accepts the change; a recomputation would read it."""
     torch.manual_seed(0)

@@ -318,14 +318,14 @@ class CompiledRegion:
         if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
         pool = planned.pool
+        read_again = _with_versions([args[i] for i in pool.captured.weights]) if pool.recomputes else ()
         flight = pool.lease(args)
+        flight.read_again = read_again
         try:
             results = pool.run_pass(flight.arena, 0, args)
         except BaseException:
             flight.release()
             raise
-        if pool.recomputes:
-            flight.read_again = [(args[position], args[position]._version) for position in pool.captured.weights]
         for position, tensor in pool.saved_tensors(flight):
             results[position] = tensor
             if tensor.numel():
@@ -368,6 +368,17 @@ class CompiledRegion:
         tensors = (each for each in reversed(args) if hasattr(each, "data_ptr") and each.numel())
         lease = next(filter(None, (self._leases.get(each.data_ptr()) for each in tensors)), None)
         return lease if lease is not None and lease.release.alive else None
+
+
+def _with_versions(weights: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return each weight with its version. Raises RunError for an inference tensor: PyTorch counts no changes of it."""
+    if any(weight.is_inference() for weight in weights):
+        raise RunError(
+            "a parameter or buffer is an inference tensor. A region compiled with a budget reads the content again in "
+            "the backward pass, and PyTorch counts no changes of inference tensors: clone the tensor outside of "
+            "torch.inference_mode, or raise the budget"
+        )
+    return [(weight, weight._version) for weight in weights]
 
 
 def _mutated_arguments() -> frozenset[int]:
