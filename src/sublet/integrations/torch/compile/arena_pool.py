@@ -452,8 +452,8 @@ class ArenaPool:
 
     @property
     def recomputes(self) -> bool:
-        """True if the backward pass recomputes values: a saved tensor may lose its content after the last reader."""
-        return bool(self.plan.recipe.again)
+        """True if the budget changed the program: a saved tensor may lose its content after the last reader."""
+        return bool(self.plan.recipe.again or self.plan.recipe.split)
 
 
 class _LeaseArray(np.ndarray):

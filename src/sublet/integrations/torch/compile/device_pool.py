@@ -254,8 +254,8 @@ class DevicePool:
 
     @property
     def recomputes(self) -> bool:
-        """True if the backward pass recomputes values, see `ArenaPool.recomputes`."""
-        return bool(self.plan.recipe.again)
+        """True if the budget changed the program, see `ArenaPool.recomputes`."""
+        return bool(self.plan.recipe.again or self.plan.recipe.split)
 
     def saved_tensors(self, flight: ArenaLease) -> list[tuple[int, Any]]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
