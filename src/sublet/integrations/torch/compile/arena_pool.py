@@ -17,7 +17,7 @@ from sublet.api.compile_request import CompileRequest
 from sublet.base.errors import CapacityError, KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
-from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram
 from sublet.integrations.torch.compile.shared_scratch import (
     SCRATCH_REGISTRY,
     ArenaStack,
@@ -427,7 +427,7 @@ class ArenaPool:
     def results_of_pass(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:
         """Return the results of a finished pass, None for tensors in the arena."""
         results, computed = self.captured.passes[number].results, arena.results
-        return [_resolve_result(result, position, args, computed) for position, result in enumerate(results)]
+        return [result.resolve(position, args, computed) for position, result in enumerate(results)]
 
     def _rebind_weights(self, arena: BoundArena, args: Sequence[Any]) -> None:
         """Bind each weight with a new address."""
@@ -469,13 +469,3 @@ def _tensor_in_arena(
     array = pieces.array(value).view(_LeaseArray)
     array.lease = flight
     return strided_tensor(operand_tensor(array), layout)
-
-
-def _resolve_result(result: CallResult, position: int, args: Sequence[Any], computed: Mapping[int, Any]) -> Any:
-    """Return one result: a view of a shared result, a result in the caller's memory, or an argument."""
-    if result.shared_with is not None and result.tensor is not None:
-        # Detached from the shared result: for autograd, one of both results may have no gradient.
-        return strided_tensor(computed[result.shared_with].detach(), result.layout)
-    if result.leaves_arena:
-        return computed[position]
-    return result.resolve_from(args)

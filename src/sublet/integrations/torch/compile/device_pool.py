@@ -17,7 +17,7 @@ from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.arena_pool import ArenaLease, plan_within
 from sublet.integrations.torch.compile.caller_outputs import COMPUTE_OUT, COPY_OUT, ComputedOutputs
-from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram
 from sublet.integrations.torch.dialect import PREFIX, StridedLayout, decode
 from sublet.integrations.torch.kernels.backend import (
     CallRecorder,
@@ -206,7 +206,7 @@ class DevicePool:
         taken = self._results_of_caller(arena.results[number])
         taken.update({position: place.copy_(taken[position]) for position, place in (into or {}).items()})
         results = self.captured.passes[number].results
-        return [_resolve_result(result, position, args, taken) for position, result in enumerate(results)]
+        return [result.resolve(position, args, taken) for position, result in enumerate(results)]
 
     def _results_of_caller(self, taken: dict[int, Any]) -> dict[int, Any]:
         """Return the results of a run as the caller's own tensors.
@@ -281,15 +281,6 @@ def _tensor_in_arena(arena: DeviceArena, tensor: TracedTensor) -> Any:
     """Return a PyTorch tensor over the bytes of `tensor` in the arena."""
     region = arena.memory.places_at().region(tensor.value) if tensor.value.nbytes else None
     return arena.memory.tensor_with_layout(region, tensor.spec, tensor.layout)
-
-
-def _resolve_result(result: CallResult, position: int, args: Sequence[Any], taken: Mapping[int, Any]) -> Any:
-    """Return one result: a view of a shared result, a result in the caller's memory, or an argument."""
-    if result.shared_with is not None and result.tensor is not None:
-        return strided_tensor(taken[result.shared_with].detach(), result.tensor.layout_or_none)
-    if result.leaves_arena:
-        return taken[position]
-    return result.resolve_from(args)
 
 
 @dataclass(frozen=True)

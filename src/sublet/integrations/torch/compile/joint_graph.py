@@ -16,6 +16,7 @@ from typing import Any
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.caller_outputs import COPY_IN, COPY_OUT, ComputedOutputs, fuse_computed_outputs
 from sublet.integrations.torch.dialect import OperatorCall, StridedLayout, TensorArgument, encode
+from sublet.integrations.torch.kernels.backend import strided_tensor
 from sublet.integrations.torch.reader.conversion import ConversionLevel, TorchConversion
 from sublet.integrations.torch.reader.exported_program import CPU, torch_contents
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
@@ -58,6 +59,18 @@ class CallResult:
     def layout(self) -> StridedLayout | None:
         """The layout of the tensor in the value; None for the whole value, and without a tensor."""
         return None if self.tensor is None else self.tensor.layout_or_none
+
+    def resolve(self, position: int, args: Sequence[Any], computed: Mapping[int, Any]) -> Any:
+        """Return the result at a position: a view of a shared result, a result in the caller's memory, or an argument.
+
+        `computed` are the results in the caller's memory, by position.
+        """
+        if self.shared_with is not None and self.tensor is not None:
+            # Detached from the shared result: for autograd, one of both results may have no gradient.
+            return strided_tensor(computed[self.shared_with].detach(), self.layout)
+        if self.leaves_arena:
+            return computed[position]
+        return self.resolve_from(args)
 
     def resolve_from(self, args: Sequence[Any]) -> Any:
         """Return the argument, the elements of the argument, or the number."""
