@@ -144,10 +144,7 @@ def with_state(model: Model, state: Mapping[str, str]) -> Model:
     """
     if not state or dict(model.recipe.state) == dict(state):
         return model
-    inputs = dict(zip(model.inputs or [value.name for value in model.graph.inputs], model.graph.inputs, strict=True))
-    outputs = dict(
-        zip(model.outputs or [value.name for value in model.graph.outputs], model.graph.outputs, strict=True)
-    )
+    inputs, outputs = model.inputs_by_name, model.outputs_by_name
     if model.recipe.state:
         raise ModelError(f"the model has the state {dict(model.recipe.state)} already: read the model again")
     updates, starts = list[tuple[Value, Value]](), dict[str, Constant]()

@@ -393,7 +393,7 @@ def _inputs_and_weights(source: Source, options: RunOptions) -> tuple[dict[str, 
     Missing contents are drawn at random with the seed. Raises RunError for missing contents without a seed.
     """
     graph = source.graph
-    inputs = dict(zip(source.inputs or [value.name for value in graph.inputs], graph.inputs, strict=True))
+    inputs = source.inputs_by_name
     without_content = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
     weights = {value.name: value for value in without_content}
     wanted: dict[str, Value] = {**inputs, **weights}

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from sublet.base.errors import Finding, ProblemError
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import PLAIN, Recipe
 
 
@@ -53,6 +53,18 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model of {self.graph!r}>"
+
+    @property
+    def inputs_by_name(self) -> dict[str, Value]:
+        """The inputs of the graph by their names in the file."""
+        values = self.graph.inputs
+        return dict(zip(self.inputs or [value.name for value in values], values, strict=True))
+
+    @property
+    def outputs_by_name(self) -> dict[str, Value]:
+        """The outputs of the graph by their names in the file."""
+        values = self.graph.outputs
+        return dict(zip(self.outputs or [value.name for value in values], values, strict=True))
 
 
 @runtime_checkable

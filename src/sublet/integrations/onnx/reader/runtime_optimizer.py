@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,7 +155,12 @@ class _Rewriting:
     def _cache_key(self, extents: Mapping[str, int]) -> str:
         """Return the cache key: a hash of all inputs of the rewriting."""
         parts = (CACHE_FORMAT, self.level, rewriting_environment(), sorted(extents.items()), sorted(self.taken.items()))
-        digest = sha256(f"{' '.join(map(str, parts))}\n".encode())
+        return sha256(f"{' '.join(map(str, parts))}\n{self._model_hash}".encode()).hexdigest()
+
+    @cached_property
+    def _model_hash(self) -> str:
+        """The hash of the model with external data."""
+        digest = sha256()
         digest.update(self.model.SerializeToString(deterministic=True))
         tensors = [*self.model.graph.initializer]
         for node in all_nodes(iter(self.model.graph.node)):
