@@ -6,6 +6,7 @@ mkdocs calls the functions `on_...`, mkdocstrings the class `DocstringLists` (mk
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import posixpath
 import re
@@ -36,9 +37,28 @@ OUTSIDE = {
 }
 """Files of the repository outside of docs/, and their pages."""
 
+PLAN_SCHEMA = ROOT / "src" / "sublet" / "plan" / "plan.schema.json"
+
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 """The path of a Markdown link or picture, without the anchor."""
+
+PLAN_FILE_INTRODUCTION = """\
+`sublet plan --out plan.json` and `sublet.save` write a plan as one JSON object. This page lists the fields of
+format version {version}. Sublet also reads older versions, and writes the newest version only.
+
+The [JSON Schema](plan.schema.json) of the format is part of the package:
+
+```python
+from importlib.resources import files
+
+schema = (files("sublet.plan") / "plan.schema.json").read_text()
+```
+
+A file accepted by the schema has the right form. `sublet check` proves the content.
+
+Every field is required, and other fields are refused. An integer lies between -1 and 2^62. A type in parentheses is a
+list of fixed length."""
 
 QUOTED_TYPE = re.compile(r"(: |-> )'([^']+)'")
 """A type in a signature, as text."""
@@ -51,11 +71,13 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     pages["reference/command_line.md"] = "\n\n".join(command_line())
     for title, page in re.findall(r"'([^']+)': '(reference/python/[^']+)'", str(config.nav)):
         pages[page] = f"# {title}\n\n::: {Path(page).stem}\n"
+    pages["reference/plan_file.md"] = "\n\n".join(plan_file())
     pages["reference/python/sublet.nn.md"] = "\n\n".join(nn_functions())
     for page, text in pages.items():
         if page.startswith("reference/"):
             text = f"---\nsearch: {{boost: 0.3}}\n---\n{text}"  # pages with an explanation come first
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "reference/plan.schema.json", content=PLAN_SCHEMA.read_text(encoding="utf-8")))
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -93,6 +115,32 @@ def command_line() -> Iterator[str]:
         for parameter in command.params:
             names, text = parameter.get_help_record(context)
             yield f"`{names}`\n:   {text}"
+
+
+def plan_file() -> Iterator[str]:
+    """Yield the paragraphs of the reference of plan files, from the JSON Schema of the package."""
+    schema = json.loads(PLAN_SCHEMA.read_text(encoding="utf-8"))
+    yield "# Plan files"
+    yield PLAN_FILE_INTRODUCTION.format(version=schema["properties"]["version"]["const"])
+    for name, record in {schema["title"]: schema, **schema["$defs"]}.items():
+        yield f"## {name}"
+        yield record["description"].replace("[", r"\[")
+        for key, each in record["properties"].items():
+            yield f"`{key}`\n:   {': '.join((json_type(each), *filter(None, [each.get('description')])))}"
+
+
+def json_type(schema: dict[str, Any]) -> str:
+    """Return the type of a field in words, with links to records."""
+    if "$ref" in schema:
+        record = schema["$ref"].rpartition("/")[2]
+        return f"[{record}](#{record.lower()})"
+    if "const" in schema:
+        return f"the number {schema['const']}"
+    if schema["type"] == "object":
+        return f"object of {json_type(schema['additionalProperties'])}"
+    if "prefixItems" in schema:
+        return f"({', '.join(map(json_type, schema['prefixItems']))})"
+    return f"list of {json_type(schema['items'])}" if schema["type"] == "array" else str(schema["type"])
 
 
 def nn_functions() -> Iterator[str]:

@@ -292,6 +292,15 @@ class Peak:
 class MemoryPlan:
     """The plan of one graph under one schedule.
 
+    graph              the name of the graph
+    fingerprint        the SHA-256 hash of the graph and its schedule
+    schedule           the order of execution
+    alignment          every offset in an arena is a multiple of this number of bytes
+    strategy           the name of the packing strategy
+    storages           the arenas and the bound storages
+    placements         the region of every planned value
+    outside            the values that cannot be planned
+    peak               the point with the most live bytes
     arena_bytes        size of the arena; of all arenas together for several memory regions
     lower_bound_bytes  a size below which no placement of the same buffers exists
     bound              the method of the lower bound ("peak", "antichain" or "search")
