@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sublet.api.fewer_rows import fewer_rows
     from sublet.api.model_files import read_model
     from sublet.api.plans import assert_fits, assert_no_growth
+    from sublet.api.ranges import compile_ranges
     from sublet.api.summary import summary
     from sublet.api.weights import load_weights, open_weights, save_weights
     from sublet.base.errors import SubletError
@@ -82,6 +83,7 @@ __all__ = [
     "command",
     "compare",
     "compile",
+    "compile_ranges",
     "evaluate",
     "executorch",
     "fewer_rows",
@@ -125,6 +127,7 @@ NAMES = {
     "api.compiling": ("compile",),
     "api.fewer_rows": ("fewer_rows",),
     "api.model_files": ("read_model",),
+    "api.ranges": ("compile_ranges",),
     "api.summary": ("summary",),
     "api.weights": (
         "load_weights",

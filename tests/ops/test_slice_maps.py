@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 import sublet
 from sublet.base.tensor import NUMPY
 from sublet.integrations.onnx.dialect import BINARY, EXTREMES, SLICES, UNARY, VARIADIC
-from sublet.integrations.onnx.reader.runtime_optimizer import _channel_block
+from sublet.integrations.onnx.reader.contrib import channel_block
 from sublet.ir.graph import Attr, Node
 from sublet.ops import slice_maps_of
 from sublet.ops.nn import COMMANDS
@@ -145,7 +145,7 @@ def contributed(node: Node) -> Compute:
     """ONNX Runtime's kernel of an operator of its own; maps in blocks of channels are given and returned plain."""
     ort = pytest.importorskip("onnxruntime")
     domain, _, name = node.op.removeprefix("onnx.").rpartition(".")
-    block = _channel_block() if domain.endswith("nchwc") else 1
+    block = channel_block() if domain.endswith("nchwc") else 1
     read = () if name == "ReorderInput" else (0, 3)
 
     def compute(given: Arrays, attrs: Mapping[str, Attr]) -> Arrays:

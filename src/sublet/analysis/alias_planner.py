@@ -16,7 +16,7 @@ from sublet.analysis.control_flow_builder import build_control_flow
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.liveness import LiveRanges, compute_live_ranges
 from sublet.analysis.options import Options
-from sublet.analysis.program_facts import why_not_view
+from sublet.analysis.program_facts import ProgramFacts, why_not_view
 from sublet.analysis.sharing import BufferAssignment, find_copying_moves, share_buffers
 from sublet.analysis.value_versions import ReusePredicate
 from sublet.ir.dataflow import producer_positions
@@ -102,7 +102,9 @@ class AliasPlanner:
     swap_cycles  cycles of updated values whose storages are swapped after a run
     """
 
-    def __init__(self, graph: Graph, schedule: Schedule, options: Options) -> None:
+    def __init__(
+        self, graph: Graph, schedule: Schedule, options: Options, facts: ProgramFacts | None = None
+    ) -> None:
         self.options = options
         self.bound_kinds = _bound_values(
             graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound"
@@ -112,6 +114,7 @@ class AliasPlanner:
         self._bound_storages = _bound_storages_of(graph, self.storages)
         self._graph = graph_with_swapped_updates(graph, self.swap_cycles)
         self._schedule = schedule
+        self._facts = facts
 
     def assignment_of(self, timeline: ControlFlowGraph) -> BufferAssignment:
         """Return the buffer assignment of a control flow graph: compute live ranges, then share buffers."""
@@ -148,7 +151,7 @@ class AliasPlanner:
     @cached_property
     def without_renaming(self) -> BufferAssignment:
         """The buffer assignment without renamed values. If `options.share` is false, every value has separate bytes."""
-        return self.assignment_of(build_control_flow(self._graph, self._schedule))
+        return self.assignment_of(build_control_flow(self._graph, self._schedule, scopes=self._facts))
 
     @cached_property
     def _reuse_predicate(self) -> ReusePredicate:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sublet.analysis.program_facts import ProgramFacts
 from sublet.base.errors import ProblemError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import GIVEN, LEAST, LESS
@@ -95,6 +96,7 @@ Progress = Callable[[str, int], None]
 class PlanRequest:
     """A graph to plan in one order.
 
+    facts           the facts of the graph; None for the facts of its ops
     smallest_arena  the arena of the best plan in another order, in bytes: a larger arena need not be improved
     fixed_offsets   offsets of values, in bytes; the planner uses the offsets only if they lower the arena
     """
@@ -103,5 +105,6 @@ class PlanRequest:
     schedule: Schedule
     options: Options
     progress: Progress | None = None
+    facts: ProgramFacts | None = None
     smallest_arena: int | None = None
     fixed_offsets: Mapping[Value, int] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from sublet.checker.layout import PlanLayout, format_region, overlapping_pairs
 from sublet.checker.loop_slices import slice_region
 from sublet.checker.memory import Content
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import shares_of
 from sublet.plan import UPDATE, Region
 
 
@@ -238,7 +239,7 @@ def check_overlaps(node: Node | None, action: Action, layout: PlanLayout) -> Ite
 
 def _inputs_overwritten(node: Node, action: Action, layout: PlanLayout) -> Iterator[Finding]:
     """Yield findings for writes over operands of the same node, except for in-place outputs allowed by the op."""
-    allowed = {(share.output, share.input) for share in op_facts(node).inplace(node) if share.offset == 0}
+    allowed = {(share.output, share.input) for share in shares_of(node, op_facts(node).inplace) if share.offset == 0}
     reads = set(action.reads)
     outs = {i: out for i, out in enumerate(node.outputs_and_scratch) if out is not None}
     positions = {out.name: i for i, out in outs.items()}

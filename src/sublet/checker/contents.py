@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sublet.base.errors import SubletError
 from sublet.checker.memory import Content, TokenRange
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ops.op import Op, Share, lookup
+from sublet.ops.op import Op, Share, lookup, shares_of
 
 MAX_PIECES = 1024
 """Pieces of one value; a value with more pieces counts as new bytes. A chain of n `x = Concat(x, x)` would take 2^n."""
@@ -47,7 +47,7 @@ def byte_sources_of(node: Node) -> tuple[tuple[ByteSource, ...], ...]:
     Scratch memory is the last position.
     """
     op = op_facts(node)
-    views, parts = _by_output(op.views(node)), _by_output(op.parts(node))
+    views, parts = _by_output(shares_of(node, op.views)), _by_output(shares_of(node, op.parts))
     written = enumerate(node.outputs_and_scratch)
     return tuple(_sources_of(node, out, views.get(i, []), parts.get(i, [])) for i, out in written)
 

@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 from sublet.base.errors import SpecError, SubletError
+from sublet.base.extents import Undecided
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Attr, Node, Value
@@ -37,6 +38,15 @@ def present_shares(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Val
 
 
 Shares = Callable[[Node], tuple[Share, ...]]
+
+
+def shares_of(node: Node, shares: Shares) -> tuple[Share, ...]:
+    """Return the shares of a node; none where a comparison of its extents differs within the ranges of dimensions."""
+    try:
+        return shares(node)
+    except Undecided:
+        return ()
+
 
 Specs = Sequence[TensorSpec | None]
 Attrs = Mapping[str, Attr]
@@ -87,7 +97,7 @@ def can_overwrite(source: Value | None, result: Value | None) -> bool:
     a, b = source.spec, result.spec
     if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec):
         return False
-    return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
+    return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes != 0
 
 
 def overwrite_any(*positions: int, output: int = 0) -> Shares:
@@ -222,7 +232,7 @@ def concat_shares(result: TensorSpec, specs: Sequence[TensorSpec], axis: int) ->
     begin = 0
     for i, spec in enumerate(specs):
         offset = byte_offset(spec.dtype, begin, spec.size)
-        if spec.nbytes and spec.dtype is result.dtype and offset is not None:
+        if spec.nbytes != 0 and spec.dtype is result.dtype and offset is not None:
             shares.append(Share(0, i, offset))
         begin += spec.size
     return tuple(shares)

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from sublet.analysis.alias_planner import AliasPlanner
 from sublet.analysis.options import Options, PlanRequest, Progress
+from sublet.analysis.program_facts import ProgramFacts
 from sublet.analysis.residual_copies import find_residual_copies, require_no_copies
 from sublet.analysis.streams import assign_streams
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
@@ -57,15 +58,16 @@ def plan_memory(
     dims: Mapping[str, int] | None = None,
     max_trips: Mapping[str, int] | None = None,
     progress: Progress | None = None,
+    facts: ProgramFacts | None = None,
 ) -> MemoryPlan:
     """Return the memory plan of a graph or model, proven by the checker.
 
     `schedule` replaces the order of the graph. `dims` and `max_trips` are the bindings the graph was read with,
     recorded in the plan; by default those of the model. `progress` is called with each strategy tried and the bytes it
-    needs. Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError if the memory
-    regions are too small, and PlanError if control flow would move bytes although moves are forbidden (the last two
-    only if every planned order fails). Raises PlanViolation if the checker rejects even the plan without renaming,
-    which is a bug in Sublet.
+    needs. `facts` replaces the facts of the ops. Raises GraphError for an illegal graph, ProblemError for an unknown
+    strategy, CapacityError if the memory regions are too small, and PlanError if control flow would move bytes although
+    moves are forbidden (the last two only if every planned order fails). Raises PlanViolation if the checker rejects
+    even the plan without renaming, which is a bug in Sublet.
     """
     model = as_model(network)
     options = options or Options()
@@ -74,7 +76,7 @@ def plan_memory(
         if schedule is not None:
             options = replace(options, order=GIVEN)
         orders = (schedule,) if schedule is not None else candidate_schedules(model.graph, options)
-        requests = [PlanRequest(model.graph, each, options, progress) for each in orders]
+        requests = [PlanRequest(model.graph, each, options, progress, facts) for each in orders]
         plan, number = smallest_plan(requests)
     order = OWN if schedule is not None else LESS if number else GIVEN
     return replace(
@@ -178,7 +180,7 @@ def _plan_promising_orders(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan
             break
         schedule = serial_schedule(replace(graph, nodes=tuple(graph.nodes[i] for i in order)))
         other = replace(request, schedule=schedule, smallest_arena=arena)
-        aliases = AliasPlanner(graph, schedule, options)
+        aliases = AliasPlanner(graph, schedule, options, request.facts)
         if place_buffers(other, aliases, aliases.best())[1].arena_bytes < arena:
             smallest = plan_in_order(other)
             arena = smallest.arena_bytes
@@ -191,7 +193,7 @@ def _plan_jointly(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan | None:
     CP-SAT decides order, coalescing and offsets together, for a plan in a single stream and arena.
     """
     options = request.options
-    is_asked = options.strategy == AUTO and options.share and not options.regions
+    is_asked = options.strategy == AUTO and options.share and not options.regions and request.facts is None
     if not is_asked or not is_serial(plan.schedule) or len(plan.arenas) != 1:
         return None
     nodes = {node.name: node for node in request.graph.nodes}
@@ -214,7 +216,7 @@ def plan_in_order(request: PlanRequest) -> MemoryPlan:
     graph, timeout = request.graph, request.options.timeout
     copied: frozenset[Value] = frozenset()
     attempts, begin = 0, time.monotonic()
-    aliases = AliasPlanner(graph, request.schedule, request.options)
+    aliases = AliasPlanner(graph, request.schedule, request.options, request.facts)
     while True:
         try:
             return _attempt(request, aliases, copied)

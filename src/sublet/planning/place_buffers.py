@@ -72,7 +72,8 @@ def _place_in_one_arena(
             else _with_segment_bound(placement_in_one_arena(report), form),
         )
     ]
-    if options.strategy != AUTO or not options.share or not assignment.flow.is_serial:
+    # Over ranges of dimensions, with the caller's facts, the segments of a buffer would move from point to point.
+    if options.strategy != AUTO or not options.share or not assignment.flow.is_serial or request.facts is not None:
         return packed[0]
     for other, pins in _candidate_assignments(assignment, aliases, request.fixed_offsets):
         problem = _rectangle_problem(name, other, options)

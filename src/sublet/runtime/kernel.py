@@ -135,6 +135,22 @@ class Relocatable(Protocol):
         """
 
 
+Place = tuple[tuple[int, ...], int]
+"""Shape and address of an operand."""
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """A bound call that can be bound again for other shapes, without its kernels: see `runtime.ranged`."""
+
+    def at_point(self, places: Mapping[str, Place], copied: Mapping[int, Sequence[Place]]) -> Call:
+        """Return the call with other shapes and addresses.
+
+        `places` has the operands of kernels, by the name of the value. `copied` has the operands of nodes that copy
+        bytes, by the number of the node within the call: source and target of each copy, as arrays of bytes.
+        """
+
+
 class Backend(Protocol):
     """A source of kernels."""
 

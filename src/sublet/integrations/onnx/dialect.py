@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 
 from sublet.base.errors import MissingExtraError
+from sublet.base.extents import Extent, clamp
 from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
@@ -167,7 +168,7 @@ def always_written_outputs(domain: str, op_type: str, inputs: Sequence[bool], ou
 def _first_spec(values: Sequence[Value | None]) -> TensorSpec | None:
     """Return the spec of the first value if present, plannable and not empty; else None."""
     spec = values[0].spec if values and values[0] is not None else None
-    return spec if isinstance(spec, TensorSpec) and spec.nbytes else None
+    return spec if isinstance(spec, TensorSpec) and spec.nbytes != 0 else None
 
 
 def _first_specs(node: Node) -> tuple[TensorSpec, TensorSpec] | None:
@@ -225,7 +226,7 @@ def _slice(node: Node) -> tuple[Share, ...]:
         if not -len(shape) <= axis < len(shape):
             return ()
         extent = shape[axis]
-        begin[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        begin[axis] = clamp(start + extent if start < 0 else start, extent)
     return block_share(0, pair[0], pair[1].shape, begin)
 
 
@@ -244,7 +245,7 @@ def _split(node: Node) -> tuple[Share, ...]:
         shares.extend(block_share(i, source, output.spec.shape, begin))
         begin[axis] += output.spec.shape[axis]
     explained = {share.output for share in shares}
-    return tuple(shares) if all(i in explained for i, out in enumerate(node.outputs) if out and out.nbytes) else ()
+    return tuple(shares) if all(i in explained for i, out in enumerate(node.outputs) if out and out.nbytes != 0) else ()
 
 
 def _gather(node: Node) -> tuple[Share, ...]:
@@ -286,9 +287,9 @@ def _integer_attribute(node: Node, name: str) -> tuple[int, ...] | None:
 
 def _as_integers(found: object) -> tuple[int, ...] | None:
     """Return a list of integers; None for any other value."""
-    if not isinstance(found, tuple) or not all(isinstance(number, int) for number in found):
+    if not isinstance(found, tuple) or not all(isinstance(number, int | Extent) for number in found):
         return None
-    return tuple(int(number) for number in found)
+    return tuple(number if isinstance(number, Extent) else int(number) for number in found)  # type: ignore[misc]
 
 
 def _has_parameter(node: Node, name: str, position: int) -> bool:

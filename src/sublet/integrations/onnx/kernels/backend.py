@@ -104,10 +104,14 @@ RUN_FIRST = ("Shape", "Size")
 
 @dataclass
 class OnnxRuntime:
-    """The backend; `opsets` gives the version of each operator set, `threads` the threads used, 0 for all cores."""
+    """The backend: `opsets` gives the version of each operator set, `threads` the threads used, 0 for all cores.
+
+    With `open_extents`, for models over ranges of dimensions, one session serves all shapes.
+    """
 
     opsets: Mapping[str, int]
     threads: int = 0
+    open_extents: bool = False
     name: str = "onnxruntime"
     _kinds: dict[Key, bool | None] = field(default_factory=dict, repr=False)
     _sessions: dict[tuple[str, ...], tuple[tuple[int, Key], Session]] = field(default_factory=dict, repr=False)
@@ -121,7 +125,7 @@ class OnnxRuntime:
         """Return the kernel of an ONNX operator; None if ONNX Runtime has none for the types."""
         if not node.op.startswith(PREFIX) or _lacks_outputs(node):
             return None
-        form = session_node_of(node, constants)
+        form = session_node_of(node, constants, open_extents=self.open_extents)
         if form is None:
             return _LateKernel(node, self.opsets, self.threads) if is_contributed(node) else None
         joinable = self._is_mergeable(form)
@@ -182,7 +186,8 @@ class _OrtKernel:
         written = session_operands(node_output_names(node), node.outputs, outputs, {})
         if not self.mergeable:
             return self.unmerged_call(read, written)
-        return _MergeableCall(self, read, written, scalar_call(node, inputs, outputs))
+        scalar = None if self.backend.open_extents else scalar_call(node, inputs, outputs)
+        return _MergeableCall(self, read, written, scalar)
 
     def unmerged_call(self, read: SessionOperands, written: SessionOperands) -> Call:
         """Return a call in a separate session; a mergeable kernel gets a single thread, the thread of its stream."""
@@ -224,7 +229,7 @@ class _MergeableCall:
     def merge_following(self, following: Sequence[Call]) -> tuple[Call, int]:
         """Return one call for this call and as many of `following` as possible; and their number."""
         backend = self.kernel.backend
-        joint, names = JointListing(backend.opsets), [self.kernel.form.node.name]
+        joint, names = JointListing(backend.opsets, backend.open_extents), [self.kernel.form.node.name]
         joint.add(self.kernel.form, self.read, self.written)
         scalars = [self.scalar]
         for call in following:
@@ -323,4 +328,4 @@ def _spec_of(place: SessionOperand) -> TensorSpec:
 
 def backend_for(model: Model) -> OnnxRuntime:
     """Return the backend for the operator sets of a model."""
-    return OnnxRuntime(model.opsets)
+    return OnnxRuntime(model.opsets, open_extents=bool(model.box.ranges))

@@ -24,7 +24,7 @@ import numpy as np
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.plan import Stride
-from sublet.runtime.kernel import Array, Call
+from sublet.runtime.kernel import Array, Call, Place
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +37,9 @@ IR_VERSION = 10
 
 Typed = tuple[str, TensorSpec]
 """Name and spec of an operand."""
+
+BoundOperand = tuple[str, int, tuple[int, ...], int]
+"""Name, ONNX's number of the element type, shape and address of an operand."""
 
 Constants = Mapping[str, tuple[TensorSpec, Array]]
 """Constants by the name of the input they are for."""
@@ -59,13 +62,17 @@ def is_inlined(spec: TensorSpec) -> bool:
 
 @dataclass(frozen=True)
 class Listing:
-    """The content of a session: nodes, operands, constants, and versions of operator sets."""
+    """The content of a session: nodes, operands, constants, and versions of operator sets.
+
+    With `open_extents` the session serves every shape: operands are declared by type and rank alone.
+    """
 
     nodes: Sequence[onnx.NodeProto]
     inputs: Declared
     outputs: Declared
     constants: Constants
     opsets: Mapping[str, int]
+    open_extents: bool = False
 
     def model(self) -> onnx.ModelProto:
         """Return the model. Small constants are written into the model, large constants are only declared."""
@@ -73,8 +80,8 @@ class Listing:
         graph = helper.make_graph(
             self.nodes,
             "nodes",
-            [_value_info(value) for value in self.inputs],
-            [_value_info(value) for value in self.outputs],
+            [_value_info(value, self.open_extents) for value in self.inputs],
+            [_value_info(value, self.open_extents) for value in self.outputs],
             [_constant(name, spec, array) for name, (spec, array) in self.constants.items()],
         )
         imports = [helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
@@ -82,12 +89,13 @@ class Listing:
         return model
 
 
-def _value_info(value: Any) -> Any:
+def _value_info(value: Any, open_extents: bool) -> Any:
     """Return the declaration of an operand given as name and spec, or already as a declaration."""
     if not isinstance(value, tuple):
         return value
     name, spec = value
-    return require("onnx.helper", extra="onnx").make_tensor_value_info(name, element_type(spec.dtype), spec.shape)
+    shape = [None] * len(spec.shape) if open_extents else spec.shape
+    return require("onnx.helper", extra="onnx").make_tensor_value_info(name, element_type(spec.dtype), shape)
 
 
 def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
@@ -162,15 +170,17 @@ def _unload(array: Array) -> None:
 class _BoundRun:
     """A run of a session with its operands bound to addresses."""
 
-    __slots__ = ("_operands", "_owners", "_places", "_run")
+    __slots__ = ("_operands", "_owners", "_places", "_run", "_session")
 
     def __init__(
         self,
+        session: Session,
         run: Call,
         places: Sequence[tuple[Bind, Typed, int]],
         owners: Mapping[str, str],
         operands: Sequence[Sequence[str]],
     ) -> None:
+        self._session = session
         self._run = run
         self._places = list(places)
         self._owners = owners
@@ -190,6 +200,18 @@ class _BoundRun:
                 bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, moved[name])
                 self._places[i] = (bind, (name, spec), moved[name])
         return True
+
+    def at_point(self, places: Mapping[str, Place], copied: Mapping[int, Sequence[Place]]) -> Call:
+        """See `kernel.Ranged`."""
+        moved: dict[str, Place] = {}
+        for i, found in copied.items():
+            moved.update(zip(self._operands[i], found, strict=True))
+        listed = [
+            (name, element_type(spec.dtype), *(moved[name] if name in moved else places[self._owners[name]]))
+            for _, (name, spec), _ in self._places
+        ]
+        inputs = sum(bind.__name__ == "bind_input" for bind, _, _ in self._places)
+        return self._session.bind_operands(listed[:inputs], listed[inputs:])
 
     def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""
@@ -211,10 +233,16 @@ class _BoundRun:
         return run_there
 
 
+@lru_cache(maxsize=1)
+def _cpu_device() -> Any:
+    """Return ONNX Runtime's record of the CPU."""
+    return require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
+
+
 def _address_binder(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
     """Return a function that binds an operand to an address, without the overhead of the public method if possible."""
     try:
-        device = require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
+        device = _cpu_device()
         method = getattr(bind.__self__._iobinding, bind.__name__)  # type: ignore[attr-defined]
     except AttributeError:
         return partial(bind, name, "cpu", 0, kind, shape)
@@ -258,7 +286,17 @@ class Session:
         places += [(binding.bind_output, typed, address) for typed, address in outputs]
         for bind, (name, spec), address in places:
             bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
-        return _BoundRun(self._run(binding), places, owners, operands)
+        return _BoundRun(self, self._run(binding), places, owners, operands)
+
+    def bind_operands(self, inputs: Sequence[BoundOperand], outputs: Sequence[BoundOperand]) -> Call:
+        """Return a call that runs with every operand at its shape and address."""
+        binding, device = self._session.io_binding(), _cpu_device()
+        bind_input, bind_output = binding._iobinding.bind_input, binding._iobinding.bind_output
+        for name, kind, shape, address in inputs:
+            bind_input(name, device, kind, shape, address)
+        for name, kind, shape, address in outputs:
+            bind_output(name, device, kind, shape, address)
+        return self._run(binding)
 
     def _run(self, binding: Any) -> Call:
         # The public method checks at each call for devices other than the CPU, at a higher cost than a small node.

@@ -56,6 +56,7 @@ class SessionNode:
     constants: Constants
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    open_extents: bool = False
 
     def listing(self, opsets: Mapping[str, int], *, constants: bool = True) -> Listing:
         """Return a listing of the node alone, operands named i0, i1, ... and o0, o1, ...
@@ -65,7 +66,8 @@ class SessionNode:
         held = {name: c for name, c in self.constants.items() if constants or is_inlined(c[0])}
         free = tuple((name, spec) for name, (spec, _) in self.constants.items() if name not in held)
         proto = single_node(self.node, opsets)
-        return Listing([proto], (*self.inputs, *free), self.outputs, held, self.imports(opsets))
+        operands = (*self.inputs, *free), self.outputs
+        return Listing([proto], *operands, held, self.imports(opsets), self.open_extents)
 
     def imports(self, opsets: Mapping[str, int]) -> dict[str, int]:
         """Return the operator sets needed by the node: all sets if an attribute may be a graph."""
@@ -74,19 +76,22 @@ class SessionNode:
         return {**(opsets if whole else {}), "": opsets.get("", 1), domain: opsets.get(domain, 1)}
 
 
-def session_node_of(node: Node, weights: Mapping[Value, Array]) -> SessionNode | None:
-    """Return the form of a node; None if a type is unknown, or accepted by ONNX Runtime only in its own memory."""
+def session_node_of(node: Node, weights: Mapping[Value, Array], *, open_extents: bool = False) -> SessionNode | None:
+    """Return the form of a node; None if a type is unknown, or accepted by ONNX Runtime only in its own memory.
+
+    With `open_extents` the form is the same for all shapes of one rank.
+    """
     constants = _session_constants(node, weights)
     inputs = _declarations(node, node_input_names(node), node.inputs, constants)
     outputs = _declarations(node, node_output_names(node), node.outputs, {})
     if inputs is None or outputs is None:
         return None
     attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0]))
-    types = tuple(value and _type(value) for value in (*node.inputs, *node.outputs))
+    types = tuple(value and _type(value, open_extents) for value in (*node.inputs, *node.outputs))
     small = tuple((name, array.tobytes()) for name, (spec, array) in constants.items() if is_inlined(spec))
     large = tuple((name, array.ctypes.data) for name, (spec, array) in constants.items() if not is_inlined(spec))
     kind = (node.op, attrs, len(node.inputs), types, captured_names(node), small)
-    return SessionNode(node, kind, (kind, large), constants, inputs, outputs)
+    return SessionNode(node, kind, (kind, large), constants, inputs, outputs, open_extents)
 
 
 def node_output_names(node: Node) -> tuple[str, ...]:
@@ -94,8 +99,10 @@ def node_output_names(node: Node) -> tuple[str, ...]:
     return tuple("" if value is None else f"o{i}" for i, value in enumerate(node.outputs))
 
 
-def _type(value: Value) -> Any:
-    return value.spec if isinstance(value.spec, TensorSpec) else value.spec.type
+def _type(value: Value, open_extents: bool) -> Any:
+    if not isinstance(value.spec, TensorSpec):
+        return value.spec.type
+    return (value.spec.dtype, len(value.spec.shape)) if open_extents else value.spec
 
 
 def _session_constants(node: Node, weights: Mapping[Value, Array]) -> Constants:
@@ -218,6 +225,7 @@ class JointListing:
     """
 
     opsets: Mapping[str, int]
+    open_extents: bool = False
     inputs: dict[str, tuple[Typed, int]] = field(default_factory=dict)
     outputs: dict[str, tuple[Typed, int]] = field(default_factory=dict)
     constants: dict[str, tuple[TensorSpec, Array]] = field(default_factory=dict)
@@ -260,7 +268,7 @@ class JointListing:
                 [self._add_output(spec, to.ctypes.data, written)],
             )
             self.protos.append(make_node("Identity", *names))
-            self.members.append((spec, *names[0]))
+            self.members.append(("copy",) if self.open_extents else (spec, *names[0]))
             operands += [*names[0], *names[1]]
         self.operands.append(tuple(operands))
 
@@ -283,7 +291,7 @@ class JointListing:
         """The listing of the nodes added so far."""
         inputs = [typed for typed, _ in self.inputs.values()]
         outputs = [typed for typed, _ in self.outputs.values()]
-        return Listing(self.protos, inputs, outputs, self.constants, self.imports)
+        return Listing(self.protos, inputs, outputs, self.constants, self.imports, self.open_extents)
 
     def bind_session(self, session: Session) -> Call:
         """Return a call of a session over the listing."""

@@ -321,7 +321,7 @@ def _fold_shape(
         return None
     bounds = {attribute.name: int(attribute.i) for attribute in node.attribute}
     dims = type.dims[bounds.get("start", 0) : bounds.get("end", len(type.dims))]
-    extents = [extent for extent in dims if extent is not None]
+    extents = [extent for extent in dims if isinstance(extent, int)]
     if known is None or len(extents) < len(dims):
         return None
     program.assumed.shape_constants.add(known.value.name)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from sublet.base.extents import is_ranged
 from sublet.base.optional_imports import require
 from sublet.integrations.onnx.reader.contrib_attention import (
     ATTENTION_TYPES,
@@ -20,6 +24,7 @@ from sublet.integrations.onnx.reader.contrib_attention import (
     tensor_type_of,
 )
 from sublet.integrations.onnx.reader.conversion_state import KnownValue
+from sublet.integrations.onnx.reader.model_file import open_session, session_options
 from sublet.integrations.onnx.reader.rules.images import pool_extents
 from sublet.integrations.onnx.reader.rules.shape_rule import Extents, NodeShapes
 from sublet.integrations.onnx.reader.types import TensorType, Type
@@ -94,8 +99,7 @@ def contrib_types(
     if node.op_type == "ReorderOutput":
         return [_reorder_output_type(node, first)]
     if node.op_type == "ReorderInput":
-        exact = first.dims is not None and len(first.dims) > 1 and (first.dims[1] or 1) % NCHWC_BLOCK == 0
-        return [first if exact and not _int_attribute(node, "channels_last") else None]
+        return [_reorder_input_type(node, first)]
     if node.op_type == "Upsample":
         return [_upsample_type(node, first)]
     if node.domain.endswith(".nhwc") or node.op_type not in FUSED_FROM.keys() | POOLS:
@@ -144,6 +148,33 @@ def _upsample_type(node: onnx.NodeProto, first: TensorType) -> Type:
     return TensorType(first.elem, tuple(d and d * scale for d, scale in zip(first.dims, scales, strict=True)))
 
 
+def _reorder_input_type(node: onnx.NodeProto, first: TensorType) -> Type:
+    """Return the output type of ReorderInput: the channels second, rounded up to whole blocks of this processor."""
+    if first.dims is None or len(first.dims) < 3:
+        return None
+    last = _int_attribute(node, "channels_last")
+    batch, *others = first.dims
+    channels, spatial = (others[-1], others[:-1]) if last else (others[0], others[1:])
+    block = 1 if channels is None or channels % NCHWC_BLOCK == 0 else channel_block()
+    return TensorType(first.elem, (batch, channels and -(-channels // block) * block, *spatial)) if block else None
+
+
+@lru_cache(maxsize=1)
+def channel_block() -> int:
+    """Return the number of channels per block of the blocked layout on this processor; 0 without a blocked layout."""
+    helper = require("onnx.helper", extra="onnx")
+    node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
+    source = helper.make_tensor_value_info("x", 1, (1, 4, 1, 1))
+    graph = helper.make_graph([node], "block", [source], [helper.make_empty_tensor_value_info("y")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    try:
+        session = open_session(model.SerializeToString(), session_options())
+        return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
+    except Exception:  # any error means that ONNX Runtime lacks the operator, or is not installed
+        return 0
+
+
 def _reorder_output_type(node: onnx.NodeProto, first: TensorType) -> Type:
     """Return the output type of ReorderOutput: the channels without padding, second or last.
 
@@ -189,8 +220,11 @@ def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
 
 def _broadcast_extent_of(extents: Sequence[int | None]) -> int | None:
     """Return the broadcast extent of one axis, None if the extent is open."""
-    fixed = [extent for extent in extents if extent not in (1, None)]
-    return fixed[0] if fixed else None if None in extents else 1
+    wide = [extent for extent in extents if extent is None or is_ranged(extent) or extent != 1]
+    fixed = [extent for extent in wide if isinstance(extent, int)]
+    if fixed or not wide:
+        return fixed[0] if fixed else 1
+    return wide[0] if all(extent == wide[0] for extent in wide) else None
 
 
 def _transposed_shape(node: NodeShapes, position: int, letter: str) -> Extents | None:

@@ -17,6 +17,7 @@ from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
 from sublet.integrations.onnx.reader.model_file import TakenBranches, node_title
+from sublet.integrations.onnx.reader.ranged_shapes import Content
 from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS, TensorType, Type, spec_of, type_of
 from sublet.integrations.onnx.reader.weights import Weight, literal_of, weight_of_array
 from sublet.ir.graph import Node, Value
@@ -28,11 +29,15 @@ MAX_FOLD_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class KnownValue:
-    """A value known during the import: the graph value, the type, and the content of a constant."""
+    """A value known during the import: the graph value, the type, and the content of a constant.
+
+    `content` holds the elements of a shape computed from dimensions with ranges, see `ranged_shapes`.
+    """
 
     value: Value
     type: Type
     weight: Weight | None = None
+    content: Content | None = None
 
     @property
     def unplannable_reason(self) -> str:
@@ -109,10 +114,11 @@ class ImportState:
         if self.budget < 0:
             raise ModelError(f"{self.where}: shape inference of the nested loops needs too many attempts")
 
-    def known_value(self, name: str, type: Type, reason: str) -> KnownValue:
+    def known_value(self, name: str, type: Type, reason: str, content: Content | None = None) -> KnownValue:
         """Return a value under a name already reserved in `values`. Raises ModelError for an impossible shape."""
         try:
-            return KnownValue(Value(name, spec_of(type, reason)), type)
+            literal = None if content is None else tuple(content.ravel().tolist())
+            return KnownValue(Value(name, spec_of(type, reason), literal), type, content=content)
         except ModelError as error:
             raise ModelError(f"{self.where}: value {name!r}: {error}") from None
 
@@ -155,9 +161,9 @@ class GraphConversion:
         """Return the known value of a name; None for the empty name of an omitted input."""
         return self.scope[name] if name else None
 
-    def define(self, name: str, type: Type, reason: str) -> Value:
+    def define(self, name: str, type: Type, reason: str, content: Content | None = None) -> Value:
         """Define the node output called `name` in the file, and return the new value."""
-        known = self.program.known_value(self.names[name], type, reason)
+        known = self.program.known_value(self.names[name], type, reason, content)
         self.scope[name] = known
         return known.value
 

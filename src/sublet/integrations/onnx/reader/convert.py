@@ -13,15 +13,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
+from sublet.base.extents import is_ranged
 from sublet.base.formatting import printable
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.reader.constant_folding import fold_node
 from sublet.integrations.onnx.reader.control_flow import convert_if, convert_loop, convert_scan
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue, Scope
 from sublet.integrations.onnx.reader.model_file import domain_of, free_names, sort_nodes
-from sublet.integrations.onnx.reader.shape_conflicts import check_declared_types
+from sublet.integrations.onnx.reader.ranged_shapes import Content, followed_contents, has_ranges
+from sublet.integrations.onnx.reader.shape_conflicts import check_declared_types, node_shapes_of
 from sublet.integrations.onnx.reader.type_inference import infer_types
-from sublet.integrations.onnx.reader.types import Type, attributes_of, read_type
-from sublet.integrations.onnx.reader.weights import weight_of_sparse, weight_of_tensor
+from sublet.integrations.onnx.reader.types import Type, attributes_of, read_type, spec_of
+from sublet.integrations.onnx.reader.weights import Weight, weight_of_array, weight_of_sparse, weight_of_tensor
 from sublet.ir.graph import Node
 
 # Source location of a node recorded by the exporter: a module path and a line of a program.
@@ -110,12 +113,37 @@ def _convert_node(frame: GraphConversion, node: onnx.NodeProto, name: str, decla
     check_declared_types(frame.program, node, types, declared, inner=len(frame.scope.maps) > 1)
     closed = frame.program.assumed.close_type
     types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]
-    folded = fold_node(frame.program, node, inputs, types)
+    contents = _contents_over_ranges(frame.program, node, inputs, types)
+    folded = _fold_contents(node, types, contents) or fold_node(frame.program, node, inputs, types)
     if folded is not None:
         for text, weight in folded.items():
             frame.scope[text] = frame.program.constant(frame.names[text], weight)
         return
-    _add_node(frame, node, name, inputs, (types, reason))
+    _add_node(frame, node, name, inputs, (types, reason), contents)
+
+
+def _contents_over_ranges(
+    program: ImportState, node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type]
+) -> list[Content | None]:
+    """Return the contents of outputs computed from dimensions with ranges; None for other outputs."""
+    known = [each for each in inputs if each is not None]
+    if not has_ranges(each.type for each in known) and all(each.content is None for each in known):
+        return [None] * len(node.output)
+    version = program.opsets.get(domain_of(node.domain), 1)
+    return followed_contents(node, inputs, types, node_shapes_of(node, inputs, types, version))
+
+
+def _fold_contents(
+    node: onnx.NodeProto, types: Sequence[Type], contents: Sequence[Content | None]
+) -> dict[str, Weight] | None:
+    """Return the outputs as constants, by name, if no element of any content depends on a range."""
+    folded: dict[str, Weight] = {}
+    for name, type, content in zip(node.output, types, contents, strict=True):
+        spec = spec_of(type, "")
+        if content is None or not isinstance(spec, TensorSpec) or any(is_ranged(each) for each in content.ravel()):
+            return None
+        folded[name] = weight_of_array(content.astype(NUMPY[spec.dtype]).reshape(spec.shape), spec)
+    return folded or None
 
 
 def _is_renaming(frame: GraphConversion, node: onnx.NodeProto, domain: str) -> bool:
@@ -135,6 +163,7 @@ def _add_node(
     name: str,
     inputs: Sequence[KnownValue | None],
     types_and_reason: tuple[list[Type], str],
+    contents: Sequence[Content | None],
 ) -> None:
     """Append the node with converted attributes, captured values and typed outputs."""
     domain = domain_of(node.domain)
@@ -147,7 +176,8 @@ def _add_node(
         values.extend(frame.scope[inner].value for inner in names)
     types, reason = types_and_reason
     outputs = tuple(
-        frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
+        frame.define(text, type, reason, content) if text else None
+        for text, type, content in zip(node.output, types, contents, strict=True)
     )
     op = f"onnx.{domain}.{node.op_type}" if domain else f"onnx.{node.op_type}"
     frame.nodes.append(Node(name, op, tuple(values), outputs, attrs, source_location_of(node)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sublet.base.errors import ModelError
+from sublet.base.extents import is_ranged
 from sublet.base.optional_imports import require
 from sublet.base.tensor import MAX_BYTES
 from sublet.integrations.onnx.dialect import always_written_outputs
@@ -170,6 +171,8 @@ def bind_inputs(
     the model, for a shape of another rank, and for an extent outside 0 to 2^56.
     """
     for name, extent in dims.items():
+        if is_ranged(extent):
+            continue
         if isinstance(extent, bool) or not isinstance(extent, int) or not 0 <= extent <= MAX_BYTES:
             raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 0 to 2^56")
     known: dict[str, None] = {}

@@ -361,3 +361,21 @@ def _unnamed_written_outputs(node: onnx.NodeProto) -> list[int]:
     given = [bool(name) for name in node.input]
     written = always_written_outputs(domain_of(node.domain), node.op_type, given, len(node.output))
     return sorted(i for i in written if i >= len(node.output) or not node.output[i])
+
+
+# Sessions of ONNX Runtime that read a model and run no kernel of it: for shapes, and for rewriting.
+
+
+def session_options() -> Any:
+    """Return options for a silent session without weight prepacking."""
+    options = require("onnxruntime", extra="onnxruntime").SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def open_session(model: bytes, options: Any) -> Any:
+    """Open a CPU session over a serialised model. May raise any exception."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

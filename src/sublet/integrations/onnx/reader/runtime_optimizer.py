@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +26,12 @@ import numpy as np
 
 from sublet.base.cache import add_entry, find_entry, remove_entry
 from sublet.base.errors import ModelError
+from sublet.base.extents import is_ranged
 from sublet.base.formatting import printable
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.dialect import BLOCKED
+from sublet.integrations.onnx.reader.contrib import channel_block
 from sublet.integrations.onnx.reader.model import bind_inputs, from_proto, initializer_names
 from sublet.integrations.onnx.reader.model_file import (
     TakenBranches,
@@ -37,11 +39,13 @@ from sublet.integrations.onnx.reader.model_file import (
     graphs_of,
     inline_branches,
     inline_functions,
+    open_session,
     opsets_of,
     read_model,
+    session_options,
     with_explicit_nodes,
 )
-from sublet.integrations.onnx.reader.type_inference import inferred_types, open_session, session_options
+from sublet.integrations.onnx.reader.type_inference import inferred_types
 from sublet.integrations.onnx.reader.types import TensorType, spec_of, type_of, write_type
 from sublet.integrations.onnx.reader.weights import external_file, weight_of_array
 from sublet.ir.graph import Value
@@ -100,6 +104,8 @@ def load_optimized_proto(
     if not _has_open_extents(model.graph):
         return rewriting.load(dims)
     shared = rewriting.load({})
+    if any(map(is_ranged, dims.values())):
+        return shared
     return shared if _unknown_sizes(shared) == (False, 0) else min(shared, rewriting.load(dims), key=_unknown_sizes)
 
 
@@ -219,10 +225,11 @@ def _load_rewritten(folder: Path, dims: Mapping[str, int]) -> Model:
     proto = read_model(folder / MODEL)
     is_open = _has_open_extents(proto.graph)
     mapped = {tensor.name: tensor for tensor in _mappable_tensors(proto, folder)}
-    if is_open:
+    ranged = any(map(is_ranged, dims.values()))
+    if is_open and not ranged:
         _bind_extents(proto.graph, dims)
-    restored = from_proto(proto, {}, where=MODEL, folder=folder)
-    if is_open and not all(value.plannable for value in restored.graph.values()):
+    restored = from_proto(proto, dims if ranged else {}, where=MODEL, folder=folder)
+    if is_open and not ranged and not all(value.plannable for value in restored.graph.values()):
         _declare_known_types(proto.graph, restored)
         with suppress(Exception):  # ONNX Runtime rejects a model whose arm never taken conflicts with the extents
             proto.graph.value_info.extend(inferred_types(proto, folder))
@@ -282,23 +289,7 @@ def _external_data_of(tensor: onnx.TensorProto) -> dict[str, str]:
 def rewriting_environment() -> str:
     """Return, as text, the environment of a rewriting: version of ONNX Runtime, processor, and channel block."""
     version = require("onnxruntime", extra="onnxruntime").__version__
-    return f"onnxruntime {version}, {platform.machine()}, blocks of {_channel_block()} channels"
-
-
-@lru_cache(maxsize=1)
-def _channel_block() -> int:
-    """Return the number of channels per block of the blocked layout on this processor; 0 without a blocked layout."""
-    helper = require("onnx.helper", extra="onnx")
-    node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
-    source = helper.make_tensor_value_info("x", 1, (1, 4, 1, 1))
-    graph = helper.make_graph([node], "block", [source], [helper.make_empty_tensor_value_info("y")])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    try:
-        session = open_session(model.SerializeToString(), session_options())
-        return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
-    except Exception:
-        return 0
+    return f"onnxruntime {version}, {platform.machine()}, blocks of {channel_block()} channels"
 
 
 def channel_blocks(model: Model) -> Mapping[Value, int]:
@@ -307,7 +298,7 @@ def channel_blocks(model: Model) -> Mapping[Value, int]:
     for node in model.graph.nodes:
         name = node.op.removeprefix(BLOCKED)
         if name != "ReorderOutput" and (name != node.op or not blocks.keys().isdisjoint(node.uses)):
-            blocks.update(dict.fromkeys(node.defs, _channel_block() or 1))
+            blocks.update(dict.fromkeys(node.defs, channel_block() or 1))
     return blocks
 
 

@@ -10,9 +10,11 @@ allows, and a difference is a warning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
+from sublet.base.extents import is_ranged
 from sublet.base.tensor import DType, TensorSpec, format_dims
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import node_title
@@ -68,10 +70,15 @@ def shape_conflict_of(node: onnx.NodeProto, shapes: NodeShapes) -> str:
         rule = RULES.get(node.op_type)
     try:
         if rule is not None:
-            rule(shapes)
+            rule(replace(shapes, inputs=_open_ranges(shapes.inputs), outputs=_open_ranges(shapes.outputs)))
     except ShapeConflict as found:
         return str(found)
     return ""
+
+
+def _open_ranges(shapes: Sequence[Extents | None]) -> list[Extents | None]:
+    """Return the shapes with every extent over a range open: the conflict rules compare numbers."""
+    return [shape and tuple(None if is_ranged(extent) else extent for extent in shape) for shape in shapes]
 
 
 def report_shape_conflict(
@@ -120,7 +127,7 @@ def _is_compatible(type: TensorType, claim: TensorType) -> bool:
     if type.dims is None or claim.dims is None:
         return True
     return len(type.dims) == len(claim.dims) and all(
-        a == b or a is None or not b for a, b in zip(type.dims, claim.dims, strict=True)
+        a == b or a is None or is_ranged(a) or is_ranged(b) or not b for a, b in zip(type.dims, claim.dims, strict=True)
     )  # some exporters write 0 for an unknown extent
 
 

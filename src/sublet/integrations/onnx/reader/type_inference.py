@@ -7,16 +7,24 @@ in topological order and constants are folded on the way, so inference needs no 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
+from sublet.base.extents import Extent, Undecided
 from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.contrib import ALLOWED_BEFORE_OPSET, contrib_types
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
-from sublet.integrations.onnx.reader.model_file import all_nodes, domain_of, node_title
+from sublet.integrations.onnx.reader.model_file import (
+    all_nodes,
+    domain_of,
+    node_title,
+    open_session,
+    session_options,
+)
+from sublet.integrations.onnx.reader.ranged_shapes import complete_shapes, has_ranges
 from sublet.integrations.onnx.reader.rules.images import CLASSICAL, corrected_shapes, is_corrected
 from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
 from sublet.integrations.onnx.reader.rules.table import has_disputed_shape
@@ -44,21 +52,6 @@ ELEMENT_BY_TYPE_NAME = {
     }.items()
 }
 """ONNX Runtime's name of a tensor type -> ONNX's element type number."""
-
-
-def session_options() -> Any:
-    """Return options for a silent session without weight prepacking."""
-    options = require("onnxruntime", extra="onnxruntime").SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-def open_session(model: bytes, options: Any) -> Any:
-    """Open a CPU session over a serialised model. May raise any exception."""
-    ort = require("onnxruntime", extra="onnxruntime")
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def inferred_types(model: onnx.ModelProto, folder: Path) -> list[onnx.ValueInfoProto]:
@@ -174,14 +167,14 @@ def infer_types(
             return [None] * len(
                 node.output
             ), f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
-        types = contrib_types(
-            node, inputs, node_shapes, lambda like, given: _infer_by_schema(program, like, given, newest)[0]
-        )
+        types = contrib_types(node, inputs, node_shapes, partial(_infer_standard, program, newest))
         return _assume_declared(program, node, types, declared, names)
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
         types, error = [inputs[0].type] * len(node.output), ""
     else:
         types, error = _infer_by_schema(program, node, inputs, max(version, RULE_SINCE.get(node.op_type, 0)))
+    if not error:
+        types = _completed_over_ranges(node, inputs, types, version)
     if not error and is_corrected(node.op_type, domain):
         types = _with_kernel_shapes(node, node_shapes_of(node, inputs, types, version), types)
     node_shapes = node_shapes_of(node, inputs, types, version)
@@ -196,6 +189,13 @@ def infer_types(
     if domain == CLASSICAL and not any(known.unplannable_reason for known in inputs if known is not None):
         return _assume_declared(program, node, types, declared, names)
     return types, unknown.unplannable_reason if unknown is not None else _open_shape_reason(node, inputs)
+
+
+def _infer_standard(
+    program: ImportState, version: int, node: onnx.NodeProto, inputs: Sequence[KnownValue | None]
+) -> list[Type]:
+    """Return the output types of a standard operator like a contributed one."""
+    return _completed_over_ranges(node, inputs, _infer_by_schema(program, node, inputs, version)[0], version)
 
 
 def _assume_declared(
@@ -218,7 +218,10 @@ def _assume_declared(
 
 def _with_kernel_shapes(node: onnx.NodeProto, node_shapes: NodeShapes, types: Sequence[Type]) -> list[Type]:
     """Return the types with the shapes computed by ONNX Runtime's kernel."""
-    shapes = corrected_shapes(node.op_type, node_shapes, node_shapes.outputs)
+    try:
+        shapes = corrected_shapes(node.op_type, node_shapes, node_shapes.outputs)
+    except Undecided:  # over ranges, the extents have no single expression
+        return list(types)
     pairs = zip(types, shapes, strict=True)
     return [TensorType(type.elem, shape) if isinstance(type, TensorType) else type for type, shape in pairs]
 
@@ -264,11 +267,14 @@ def _infer_by_schema(
     schema = schema_of(node.op_type, domain_of(node.domain), version)
     unknown_types: list[Type] = [None] * len(node.output)
     present = {name: known for name, known in zip(node.input, inputs, strict=False) if known is not None}
+    dims = [known.type.dims or () for known in present.values() if isinstance(known.type, TensorType)]
+    ranged: list[Any] = list(dict.fromkeys(extent for extents in dims for extent in extents))
+    names = {extent: f"extent {i}" for i, extent in enumerate(ranged) if isinstance(extent, Extent)}
     try:
         inferred = inference.infer_node_outputs(
             schema,
             node,
-            {name: write_type(known.type) for name, known in present.items()},
+            {name: write_type(known.type, names) for name, known in present.items()},
             input_data={
                 name: content for name, known in present.items() if (content := _small_content(known)) is not None
             },
@@ -278,7 +284,9 @@ def _infer_by_schema(
         raise ModelError(f"{program.where}: node {node_title(node)}: {_first_line_of(error)}") from None
     except Exception as error:  # the binding passes on every C++ exception
         return unknown_types, _first_line_of(error)
-    return [read_type(inferred[name]) if name in inferred else None for name in node.output], ""
+    extents: dict[str, Any] = {name: extent for extent, name in names.items()}
+    types = [read_type(inferred[name], extents or None) if name in inferred else None for name in node.output]
+    return types, ""
 
 
 def _small_content(known: KnownValue) -> onnx.TensorProto | None:
@@ -301,6 +309,16 @@ def _first_line_of(error: Exception) -> str:
 def _negative_extent_message(types: Sequence[Type]) -> str:
     """Return the message for an output with a negative extent; "" without one."""
     negative = (
-        t for t in types if isinstance(t, TensorType) and t.dims and any(d is not None and d < 0 for d in t.dims)
+        t for t in types if isinstance(t, TensorType) and t.dims and any(isinstance(d, int) and d < 0 for d in t.dims)
     )
     return next((f"would return {type}: the input is too small for the window or slice" for type in negative), "")
+
+
+def _completed_over_ranges(
+    node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type], version: int
+) -> list[Type]:
+    """Return the types with extents over ranges completed by Sublet's rules, if an input depends on a range."""
+    known = [each for each in inputs if each is not None]
+    if not has_ranges(each.type for each in known) and all(each.content is None for each in known):
+        return list(types)
+    return complete_shapes(node, inputs, types, node_shapes_of(node, inputs, types, version))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError, SubletError
+from sublet.base.extents import Extent, is_at_least_zero
 from sublet.base.optional_imports import require
 from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable, format_dims
 from sublet.ir.graph import Attr
@@ -113,6 +115,9 @@ def spec_of(type: Type, reason: str) -> Spec:
         return Unplannable(f"ONNX's element type {type.elem} is not supported", element, type.dims)
     if type.dims is None or None in type.dims:
         return Unplannable(reason, element, type.dims)
+    negative = next((d for d in type.dims if isinstance(d, Extent) and not is_at_least_zero(d)), None)
+    if negative is not None:
+        raise ModelError(f"the extent {negative} is negative at some points of the ranges: begin the ranges higher")
     try:
         return TensorSpec(dtype, tuple(d for d in type.dims if d is not None))
     except SubletError as error:
@@ -158,8 +163,8 @@ def _type_text(proto: onnx.TypeProto) -> str:
     return str(read_type(proto) or "?") if kind == "tensor_type" else kind or "?"
 
 
-def write_type(type: Type) -> onnx.TypeProto:
-    """Return the TypeProto of a type, for ONNX's shape inference."""
+def write_type(type: Type, names: Mapping[Extent, str] = MappingProxyType({})) -> onnx.TypeProto:
+    """Return the TypeProto of a type, for ONNX's shape inference; `names` are the `dim_param`s of Extents."""
     proto: onnx.TypeProto = require("onnx", extra="onnx").TypeProto()
     if isinstance(type, OtherType):
         proto.ParseFromString(type.serialized)
@@ -170,7 +175,9 @@ def write_type(type: Type) -> onnx.TypeProto:
             tensor.shape.SetInParent()
             for extent in type.dims:
                 dim = tensor.shape.dim.add()
-                if extent is not None:
+                if isinstance(extent, Extent):
+                    dim.dim_param = names[extent]
+                elif extent is not None:
                     dim.dim_value = extent
     return proto
 

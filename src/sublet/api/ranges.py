@@ -1,0 +1,132 @@
+"""Executables over ranges of dimensions: one arena for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from sublet.analysis.options import Options
+from sublet.api.binding import model_to_run, model_with_kernels
+from sublet.api.compile_request import CompileRequest
+from sublet.api.sources import Optimize
+from sublet.base.boxes import RANGE, Box, Range
+from sublet.base.errors import PlanError, RunError, SubletError
+from sublet.ir.model import Model
+from sublet.plan.ranges import RangedPlan
+from sublet.planning.ranges import plan_over_ranges
+from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.kernel import Array, Backend
+from sublet.runtime.ranged import RangedExecutable, is_base_point
+
+BASE_POINTS = 64
+"""Points tried as the base point of the program."""
+
+
+def has_ranges(dims: Mapping[str, Any] | None) -> bool:
+    """True if a dimension has a range instead of a single extent."""
+    return any(not isinstance(each, int) for each in (dims or {}).values())
+
+
+def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range]]:
+    """Return the extents of all dimensions, expressions for ranges, and the ranges by name.
+
+    A dimension given by the name of another dimension has the extent of the other. Raises RunError for anything else.
+    """
+    ranges: dict[str, Range] = {}
+    for name, given in dims.items():
+        match = RANGE.fullmatch(given) if isinstance(given, str) else None
+        numbers = tuple(int(each) for each in match.groups() if each) if match else given
+        try:
+            if isinstance(numbers, Range):
+                ranges[name] = replace(numbers, name=name)
+            elif isinstance(numbers, tuple) and 2 <= len(numbers) <= 3 and all(type(each) is int for each in numbers):
+                ranges[name] = Range(name, *numbers)
+        except SubletError as error:
+            raise RunError(f"--dim {error}") from None
+    extents: dict[str, int] = {name: cast(int, each.extent) for name, each in ranges.items()}
+    for name, given in dims.items():
+        if name in ranges:
+            continue
+        if isinstance(given, str) and given in dims and given != name:
+            extents[name] = extents[given] if given in extents else cast(int, dims[given])
+        elif isinstance(given, int):
+            extents[name] = given
+        else:
+            raise RunError(
+                f"--dim {name}={given}: expected an extent, a range like 1..512 or 64..960:32, "
+                "or the name of a dimension with an equal extent"
+            )
+    return extents, {name: each for name, each in ranges.items() if each.low < each.high}
+
+
+def read_over_ranges(request: CompileRequest) -> tuple[Model, dict[str, Range]]:
+    """Return the model of a request over the ranges of its dimensions, and the ranges by name.
+
+    Raises the errors of `compile`, and PlanError for a model with values of unknown size, control flow or state.
+    """
+    extents, ranges = parse_dims(request.dims or {})
+    model = model_to_run(replace(request, dims=extents))
+    box = Box(tuple(each.dimension for each in ranges.values()))
+    unknown = next((value for value in model.graph.values() if not value.plannable), None)
+    if unknown is not None:
+        raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")  # type: ignore[union-attr]
+    control = next((node for node in model.graph.nodes if node.subgraphs), None)
+    if control is not None or model.graph.updates:
+        what = f"the loop or branch {control.name}" if control else "a state"
+        raise PlanError(f"ranges of dimensions: the model has {what}; compile for single extents")
+    return replace(model, box=box), ranges
+
+
+def compile_ranges(
+    model: str | Path | Model | Any,
+    dims: Mapping[str, Any],
+    *,
+    const: Mapping[str, Any] | None = None,
+    backend: str | Backend | Sequence[str | Backend] = AUTO,
+    optimize: Optimize = AUTO,
+    options: Options | None = None,
+    arena: Any = None,
+    weights: Mapping[str, Array] | None = None,
+) -> RangedExecutable:
+    """Return an executable for every shape within ranges: planned once, proven for every shape, in one arena.
+
+    model      a path or an ONNX ModelProto, without loops, branches and values of unknown size
+    dims       the extents of all open dimensions by name: a range as (low, high), as (low, high, step) or as text like
+               "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent
+    const, backend, optimize, arena, weights   see `compile`
+    options    the planning options: one stream and one arena, with inputs and outputs in the arena
+
+    The arena has room for the upper bound of every value, and holds at every point. Raises RunError for a wrong range;
+    PlanError for a model that cannot be planned over ranges; PlanViolation for a plan not proven for every point; and
+    the errors of `compile`.
+    """
+    request = CompileRequest(
+        model, dims=dims, const=const, backend=backend, optimize=optimize, options=options, arena=arena, weights=weights
+    )
+    read, ranges = read_over_ranges(request)
+    ranged = plan_over_ranges(read, options)
+    point = _base_point(ranged)
+    graph, plan = ranged.at(point)
+    ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
+    if ready.model.recipe.scratch:
+        raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
+    return RangedExecutable(ranged, ready.to_executable(plan, arena), ranges)
+
+
+def _base_point(ranged: RangedPlan) -> dict[str, int]:
+    """Return a point where the ops have exactly the facts of the whole box. Raises PlanError if none is found."""
+    for point in _candidate_points(ranged.box):
+        if is_base_point(ranged, ranged.at(point)[0], point):
+            return point
+    raise PlanError("ranges of dimensions: the ops have further facts at every point tried; use narrower ranges")
+
+
+def _candidate_points(box: Box) -> Iterator[dict[str, int]]:
+    """Yield points to try: large random numbers first, then any."""
+    draw = Random(0)
+    for i in range(BASE_POINTS):
+        share = 2 if i < BASE_POINTS // 2 else 1
+        yield {each.name: draw.randint(each.high - (each.high - each.low) // share, each.high) for each in box.ranges}

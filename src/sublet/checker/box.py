@@ -1,0 +1,142 @@
+"""The check of a plan over ranges: two proofs cover every point of a box.
+
+Within a block. The replay of `checker/replay.py` runs unchanged over a graph and a plan whose sizes and offsets are
+`Extent`s, each block of the arena in a storage of its own. Extents compare alike at every point, or raise `Undecided`.
+A replay without an exception takes one path, the same at every point, and finds the same violations at every point.
+`==` of Extents is False where equality is not proven: for the checker, two positions that are not equal never make a
+plan valid. Where a comparison differs within the box, as `bytes == 0` in a range that begins at 0, both halves of the
+box are checked.
+
+Between blocks. The *room* of a value holds its region at every point. Two values of different blocks with a common byte
+in their rooms are never live at the same program point. Live ranges do not depend on sizes: the check of the claims at
+the upper bounds has proven them.
+
+Corners and some points are checked with numbers besides, in the arena as a whole.
+
+Rules: unproven-box, rooms-overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from sublet.base.boxes import Box
+from sublet.base.errors import Finding
+from sublet.base.extents import Undecided, bounds_of, upper_bound
+from sublet.base.tensor import TensorSpec
+from sublet.checker import check_bytes
+from sublet.ir.graph import Graph, Value
+from sublet.plan import ARENA, MemoryPlan, Placement
+
+MOST_PARTS = 128
+"""Parts of a box with a replay each. The check gives up on a plan that needs more."""
+
+MOST_CORNERS, RANDOM_POINTS = 8, 2
+"""Points checked with numbers, besides the proof."""
+
+Within = Callable[[Box], tuple[Graph, MemoryPlan]]
+At = Callable[[Mapping[str, int]], tuple[Graph, MemoryPlan]]
+
+
+def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
+    """Return the violations of a plan over a box; an empty result proves the plan at every point.
+
+    box     the ranges
+    within  returns graph and plan over a part of the box
+    at      returns graph and plan at a point
+    """
+    clashes = tuple(_overlapping_rooms(*within(box)))
+    if clashes:
+        return clashes
+    todo, parts = [box], 0
+    while todo:
+        part, parts = todo.pop(), parts + 1
+        graph, plan = within(part)
+        try:
+            apart = _with_blocks_apart(plan)
+            findings = check_bytes(graph, plan.schedule, apart)
+        except Undecided as undecided:
+            halves = part.cut(undecided.difference) if parts < MOST_PARTS else None
+            if halves is None:
+                what = f"{undecided}, so the plan is not proven for {part}"
+                return (Finding("unproven-box", "the plan", what, "use narrower ranges, or tiers"),)
+            todo += halves
+            continue
+        if findings:
+            return findings
+    return _check_points(box, at)
+
+
+def _with_blocks_apart(plan: MemoryPlan) -> MemoryPlan:
+    """Return the plan with a storage for each block of an arena, as large as the arena."""
+    arenas = {storage.name: storage for storage in plan.arenas}
+    storages = {storage.name: storage for storage in plan.storages if storage.kind != ARENA}
+    placements = []
+    for place in plan.placements:
+        arena = arenas.get(place.region.storage)
+        if arena is not None:
+            block = replace(arena, name=f"{arena.name} block {place.buffer}")
+            storages[block.name] = block
+            place = replace(place, region=replace(place.region, storage=block.name))
+        placements.append(place)
+    listed = tuple(storages.values())
+    arena_bytes = sum(storage.nbytes for storage in listed if storage.kind == ARENA)
+    return replace(plan, storages=listed, placements=tuple(placements), arena_bytes=arena_bytes)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The bytes [begin, end) of an arena that hold the region of a placement at every point."""
+
+    begin: int
+    end: int
+    place: Placement
+
+
+def _overlapping_rooms(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Yield a finding for two placements of different blocks with common bytes and a common live point."""
+    arenas, values = {storage.name for storage in plan.arenas}, {value.name: value for value in graph.values()}
+    rooms = [_room_of(place, values[place.value]) for place in plan.placements if place.region.storage in arenas]
+    open_rooms: list[_Room] = []
+    for room in sorted(
+        (room for room in rooms if room.begin < room.end), key=lambda room: (room.place.region.storage, room.begin)
+    ):
+        here = room.place
+        open_rooms = [
+            each for each in open_rooms if each.end > room.begin and each.place.region.storage == here.region.storage
+        ]
+        for other in open_rooms:
+            if other.place.buffer != here.buffer and _share_point(other.place.live, here.live):
+                what = f"may overlap %{other.place.value} at some points of the ranges, while both are live"
+                yield Finding("rooms-overlap", f"value %{here.value}", what, "place the blocks apart")
+        open_rooms.append(room)
+
+
+def _room_of(place: Placement, value: Value) -> _Room:
+    """Return the room of a placement: the upper bound of its end, or of its offset and of each extent if lower."""
+    begin, last = bounds_of(place.region.offset)
+    end = bounds_of(place.region.end)[1]
+    if isinstance(value.spec, TensorSpec):
+        end = min(end, last + TensorSpec(value.spec.dtype, tuple(map(upper_bound, value.spec.shape))).nbytes)
+    return _Room(begin, end, place)
+
+
+def _share_point(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
+    """True if two lists of half-open ranges share a point."""
+    return any(begin < stop and start < end for begin, end in one for start, stop in other)
+
+
+def _check_points(box: Box, at: At) -> tuple[Finding, ...]:
+    """Return the violations at corners and random points of the box, found with numbers."""
+    corners = list(box.corners())
+    draw = Random(len(corners))
+    chosen = [*corners[:MOST_CORNERS], *corners[-1:]]
+    chosen += [{each.name: draw.randint(each.low, each.high) for each in box.ranges} for _ in range(RANDOM_POINTS)]
+    for point in {tuple(point.items()): point for point in chosen}.values():
+        graph, plan = at(point)
+        findings = check_bytes(graph, plan.schedule, plan)
+        if findings:
+            return findings
+    return ()

@@ -1,0 +1,327 @@
+"""An executable over ranges of dimensions: one plan, one arena and one set of kernels for every shape.
+
+The program is bound once, at the *base point*, where the ops have exactly the facts of the whole box. Each further
+point is the same program with other shapes and addresses: the kernels stay, so nothing is planned or compiled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublet.base.boxes import Range
+from sublet.base.errors import RunError
+from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.base.formatting import known_names, printable
+from sublet.base.ranges import merge
+from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Graph, Node, Value
+from sublet.plan import MemoryPlan
+from sublet.plan.ranges import RangedPlan
+from sublet.runtime.call_merging import ErrorContext
+from sublet.runtime.caller_memory import content_for, inputs_by_name
+from sublet.runtime.dtypes import array_over
+from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Array, Call, Place, Ranged
+from sublet.runtime.memory import Raw
+from sublet.runtime.moves import ByteCopies, Copy, byte_copies
+from sublet.runtime.results import as_numpy, output_form
+
+MOST_POINTS = 32
+"""Points with a bound program, the latest ones. A binding takes about 350 bytes an operand."""
+
+BINDING_BYTES = 350
+"""Bytes of ONNX Runtime's record of a bound operand, measured."""
+
+Point = Mapping[str, int]
+"""The extents of the dimensions, by name."""
+
+
+@dataclass(frozen=True)
+class _BoundPoint:
+    """The program at one point, with the arrays of inputs and outputs."""
+
+    calls: Sequence[Call]
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    operands: int
+
+
+class RangedExecutable:
+    """Runs a planned graph at every point of its ranges, in one arena.
+
+    A call takes inputs of any shape within the ranges, and returns copies of the outputs. The first call at a shape
+    binds the program to the shape; the latest `MOST_POINTS` shapes stay bound. A lock is held during a run.
+
+    plan    the plan of the upper bounds of all sizes: the arena serves every point
+    ranges  the ranges of the dimensions, by name
+    memory  the storages: arena and weights
+    """
+
+    def __init__(self, ranged: RangedPlan, base: Executable, ranges: Mapping[str, Range]) -> None:
+        """Create the executable; `base` is the executable of the base point, in the arena of the plan."""
+        self.plan: MemoryPlan = ranged.worst
+        self.ranges = ranges
+        self._ranged = ranged
+        self._base = base
+        self.memory = base.planned_memory
+        self._form: Callable[[Any], Any] = as_numpy
+        self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
+        graph = ranged.graph
+        self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
+        self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
+        self._regions = {place.value: place.region for place in ranged.over.placements}
+        self._values = {value.name: value for value in graph.values() if value.plannable}
+        self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
+        self._calls = [_require_ranged(call) for call in base.bound_program().calls]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(str, self.ranges.values()))
+        return f"<RangedExecutable {printable(self.plan.graph)}: arena {self.arena_bytes:,} bytes for {shown}>"
+
+    def _repr_html_(self) -> str:
+        """Return the figures and a memory map of the largest point for a notebook."""
+        return self.plan._repr_html_()
+
+    @property
+    def inputs(self) -> dict[str, Value]:
+        """The inputs by name; extents of their types are expressions."""
+        return dict(self._inputs)
+
+    @property
+    def outputs(self) -> dict[str, Value]:
+        """The outputs by name; extents of their types are expressions."""
+        return dict(self._outputs)
+
+    @property
+    def arena_bytes(self) -> int:
+        """The size of the arena in bytes, for all points."""
+        return self.plan.arena_bytes
+
+    @property
+    def bound_points(self) -> int:
+        """The number of shapes with a bound program."""
+        return len(self._points)
+
+    @property
+    def binding_bytes(self) -> int:
+        """The bytes of the programs bound to the latest shapes, about."""
+        return sum(each.operands for each in self._points.values()) * BINDING_BYTES
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Run once. Inputs by name, as a mapping or as keywords; returns copies of the outputs by name.
+
+        Raises RunError for a wrong input or a shape outside the ranges, before any byte is written; KernelError when a
+        kernel fails.
+        """
+        given = inputs_by_name(inputs, named)
+        numbers = self._numbers_of(given)
+        locks = self.memory.locks
+        with locks.own, locks.shared_lock(), locks.running(self.plan.graph):
+            bound = self._bound_at(numbers)
+            contents = {name: self._content_of(name, given[name], array) for name, array in bound.inputs.items()}
+            for name, content in contents.items():
+                bound.inputs[name][...] = content
+            for call in bound.calls:
+                call()
+            return {name: self._form(array.copy()) for name, array in bound.outputs.items()}
+
+    def outputs_as(self, form: str | Callable[[Any], Any]) -> RangedExecutable:
+        """Set the array type of outputs, see `Executable.outputs_as`. Return self."""
+        self._form = output_form(form)
+        return self
+
+    def prepare(self, **extents: int) -> None:
+        """Bind the program to a shape, as the first call at the shape does otherwise; extents by name of dimension."""
+        with self.memory.locks.own:
+            self._bound_at(self._numbers_at(extents))
+
+    def bytes_at(self, **extents: int) -> int:
+        """Return the bytes of the arena touched by a run at a point; extents by name of dimension."""
+        point = self._point_of(self._numbers_at(extents))
+        arenas = {storage.name for storage in self.plan.arenas}
+        regions = [region for region in self._regions.values() if region.storage in arenas]
+        touched = merge((extent_at(each.offset, point), extent_at(each.end, point)) for each in regions)
+        return sum(end - begin for begin, end in touched)
+
+    def _numbers_at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the numbers of the dimensions for extents by name. Raises RunError for missing or wrong extents."""
+        missing, unknown = self.ranges.keys() - extents.keys(), extents.keys() - self.ranges.keys()
+        if missing or unknown:
+            raise RunError(
+                f"extents of {known_names(sorted(extents)) if extents else 'no dimension'}; "
+                f"expected one for each of {known_names(self.ranges)}"
+            )
+        return tuple(each.number_of(extents[name]) for name, each in self.ranges.items())
+
+    def _numbers_of(self, given: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the numbers of the dimensions at the shapes of the inputs.
+
+        Raises RunError for inputs that do not fit.
+        """
+        if given.keys() != self._inputs.keys():
+            wrong = sorted(given.keys() ^ self._inputs.keys())
+            raise RunError(f"the inputs are {known_names(self._inputs)}; missing or unknown: {known_names(wrong)}")
+        found: dict[str, int] = {}
+        for name, value in self._inputs.items():
+            spec, shape = value.spec, np.shape(given[name])
+            assert isinstance(spec, TensorSpec)
+            if len(shape) != len(spec.shape):
+                raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
+            for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
+                self._match(extent, number, f"{name}, axis {axis}", found)
+        return tuple(found[name] for name in self.ranges)
+
+    def _match(self, extent: Extent | int, number: int, where: str, found: dict[str, int]) -> None:
+        """Add the number of the dimension of an axis to `found`. Raises RunError for an extent that does not fit."""
+        if not isinstance(extent, Extent):
+            if extent != number:
+                raise RunError(f"{where}: is {number}, but the model fixes {extent}")
+            return
+        (one,) = extent.dimensions
+        own = self.ranges[one.name]
+        known = found.setdefault(one.name, own.number_of(number, where))
+        if known != own.number_of(number, where):
+            raise RunError(f"{where}: is {number}, but another input has {own.extent_of(known)} for {one.name}")
+
+    def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
+        """Return the numbers of the dimensions by name."""
+        return dict(zip(self.ranges, numbers, strict=True))
+
+    def _content_of(self, name: str, given: Any, array: Array) -> Any:
+        """Return the content for an input at its shape. Raises RunError for another type."""
+        if type(given) is np.ndarray and given.dtype == array.dtype:
+            return given
+        spec = self._inputs[name].spec
+        assert isinstance(spec, TensorSpec)
+        return content_for(Value(name, TensorSpec(spec.dtype, array.shape)), given, name)
+
+    def _bound_at(self, numbers: tuple[int, ...]) -> _BoundPoint:
+        """Return the program at a point, bound on first use."""
+        bound = self._points.get(numbers)
+        if bound is None:
+            bound = self._points[numbers] = self._bind(self._point_of(numbers))
+            if len(self._points) > MOST_POINTS:
+                self._points.popitem(last=False)
+        else:
+            self._points.move_to_end(numbers)
+        return bound
+
+    def _bind(self, point: Mapping[str, int]) -> _BoundPoint:
+        """Bind the program to a point: evaluate the shapes and addresses, and bind the calls."""
+        places = _PlacesAtPoint(self, point)
+        calls = [ErrorContext(call.nodes, self._call_at(call, places)) for call in self._calls]
+        outputs = {name: places.array(value) for name, value in self._outputs.items()}
+        inputs = {name: places.array(value) for name, value in self._inputs.items()}
+        return _BoundPoint(calls, inputs, outputs, len(places.places))
+
+    def _call_at(self, call: ErrorContext, places: _PlacesAtPoint) -> Call:
+        """Return a call of the base program at a point."""
+        if isinstance(call.call, ByteCopies):
+            (node,) = call.nodes
+            return ByteCopies(tuple(places.copied_bytes(node)), call.call.values)
+        assert isinstance(call.call, Ranged)
+        copied = {i: places.copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
+        return call.call.at_point(places.places, copied)
+
+    def _copies_apart(self, node: Node) -> list[Copy] | None:
+        """Return the copies of a node that copies bytes, without those in place at every point; None for a kernel."""
+        copies = copies_over_box(node)
+        if copies is None:
+            return None
+        apart: list[Copy] = []
+        for source, begin, output, at, nbytes in copies:
+            read, written = self._regions[source.name], self._regions[output.name]
+            if (read.storage, read.offset + begin) != (written.storage, written.offset + at):
+                apart.append((source, begin, output, at, nbytes))
+        return apart
+
+
+class _PlacesAtPoint:
+    """The shape and address of every value at one point."""
+
+    def __init__(self, executable: RangedExecutable, point: Mapping[str, int]) -> None:
+        self._executable = executable
+        self._point = point
+        self._numbers: dict[Extent, int] = {}
+        self.places: dict[str, Place] = {}
+        addresses: dict[str, int] = {}
+        for name, value in executable._values.items():
+            region, spec = executable._regions[name], value.spec
+            assert isinstance(spec, TensorSpec)
+            if region.storage not in addresses:
+                addresses[region.storage] = executable.memory.raw(region.storage).ctypes.data
+            shape = tuple([each if type(each) is int else self.number(each) for each in spec.shape])
+            self.places[name] = shape, addresses[region.storage] + self.number(region.offset)
+
+    def number(self, extent: Extent | int) -> int:
+        """Return the number of an extent at the point; equal expressions are evaluated once."""
+        if not isinstance(extent, Extent):
+            return extent
+        found = self._numbers.get(extent)
+        if found is None:
+            found = self._numbers[extent] = extent.at(self._point)
+        return found
+
+    def array(self, value: Value) -> Array:
+        """Return the array of a value."""
+        spec, region = value.spec, self._executable._regions[value.name]
+        assert isinstance(spec, TensorSpec)
+        concrete = TensorSpec(spec.dtype, self.places[value.name][0])
+        begin = self.number(region.offset)
+        return array_over(self._executable.memory.raw(region.storage)[begin : begin + concrete.nbytes], concrete)
+
+    def copied_bytes(self, node: Node) -> Iterator[tuple[Raw, Raw]]:
+        """Yield the source and target of each copy of a node."""
+        for source, begin, output, at, nbytes in self._executable._copies[node.name]:
+            yield self._bytes(source, begin, nbytes), self._bytes(output, at, nbytes)
+
+    def copied_places(self, node: Node) -> list[Place]:
+        """Return the places of the source and target of each copy of a node."""
+        found: list[Place] = []
+        for source, begin, output, at, nbytes in self._executable._copies[node.name]:
+            size = (self.number(nbytes),)
+            found.append((size, self.places[source.name][1] + self.number(begin)))
+            found.append((size, self.places[output.name][1] + self.number(at)))
+        return found
+
+    def _bytes(self, value: Value, begin: Extent | int, nbytes: Extent | int) -> Raw:
+        """Return some bytes of a value."""
+        region = self._executable._regions[value.name]
+        first = self.number(region.offset) + self.number(begin)
+        return self._executable.memory.raw(region.storage)[first : first + self.number(nbytes)]
+
+
+def copies_over_box(node: Node) -> list[Copy] | None:
+    """Return the copies computing a node at every point; None if a kernel must compute the node at some point."""
+    try:
+        return byte_copies(node)
+    except Undecided:
+        return None
+
+
+def is_base_point(ranged: RangedPlan, graph: Graph, point: Point) -> bool:
+    """True if the nodes of `graph`, the graph at a point, copy bytes exactly as at every point of the box."""
+    for node, here in zip(ranged.graph.nodes, graph.nodes, strict=True):
+        everywhere, now = copies_over_box(node), byte_copies(here)
+        if (everywhere is None) != (now is None):
+            return False
+        for one, other in zip(everywhere or (), now or (), strict=False):
+            if tuple(extent_at(each, point) for each in (one[1], *one[3:])) != (other[1], *other[3:]):
+                return False
+        if len(everywhere or ()) != len(now or ()):
+            return False
+    return True
+
+
+def _require_ranged(call: Call) -> ErrorContext:
+    """Return a call of the base program. Raises RunError for a call that cannot be bound to other shapes."""
+    if isinstance(call, ErrorContext) and isinstance(call.call, Ranged | ByteCopies):
+        return call
+    node = call.nodes[0] if isinstance(call, ErrorContext) else None
+    what = f"node {node.name}, {node.op}, has a kernel for one shape only" if node else "the model has control flow"
+    raise RunError(f"ranges of dimensions: {what}. Compile for single shapes, or with backend='onnxruntime'")

@@ -1,0 +1,169 @@
+"""Executables over ranges: equal to ONNX Runtime at every shape, in one poisoned arena."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import sublet
+from sublet.api.ranges import compile_ranges
+from sublet.base.boxes import Range
+from sublet.base.errors import PlanError, RunError
+from sublet.runtime.ranged import MOST_POINTS, RangedExecutable
+from tests.support.onnx.ranged_programs import RANGES, ranged_program
+
+ort = pytest.importorskip("onnxruntime")
+FROM_ZERO = (Range("a", 0, 5), RANGES[1])
+
+
+def session_of(model: onnx.ModelProto) -> Any:
+    """ONNX Runtime's own session over a model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def points_of(ranges: tuple[Range, ...], count: int, seed: int) -> list[dict[str, int]]:
+    """The smallest and the largest point, and random points."""
+    rng = random.Random(seed)
+    ends = [{each.name: each.low for each in ranges}, {each.name: each.high for each in ranges}]
+    return ends + [{each.name: rng.randint(each.low, each.high) for each in ranges} for _ in range(count - 2)]
+
+
+def differing_points(model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int) -> list[dict[str, int]]:
+    """The points with another result than ONNX Runtime's; none for a program with a value of unknown size."""
+    level = "none" if seed % 2 else "auto"
+    try:
+        executable = compile_ranges(model, {each.name: each for each in ranges}, optimize=level)
+    except PlanError as refusal:
+        if "is unknown" in str(refusal):
+            return []
+        raise
+    session, rng = session_of(model), np.random.default_rng(seed)
+    different = []
+    for point in points_of(ranges, count, seed):
+        feeds = {name: rng.standard_normal((point["a"], point["b"], 4), dtype=np.float32) for name in ("x", "y")}
+        try:
+            wanted = session.run(None, feeds)
+        except Exception:  # a shape that the model does not take
+            continue
+        executable.memory.raw("arena")[:] = 0xA5
+        found = executable({name: feeds[name] for name in executable.inputs})
+        for name, array in zip((each.name for each in session.get_outputs()), wanted, strict=True):
+            if found[name].shape != array.shape or not np.allclose(found[name], array, atol=1e-5):
+                different.append(point)
+    return different
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_generated_programs_equal_onnx_runtime_at_every_point(seed: int) -> None:
+    assert differing_points(ranged_program(seed), RANGES, 5, seed) == []
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_ranges_from_zero_equal_onnx_runtime(seed: int) -> None:
+    assert differing_points(ranged_program(seed, ranges=FROM_ZERO), FROM_ZERO, 5, seed) == []
+
+
+def two_dimensions() -> onnx.ModelProto:
+    """A model of two inputs with a shared and a fixed dimension."""
+    infos = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "s", 4]),
+        helper.make_tensor_value_info("bias", TensorProto.FLOAT, ["s", 4]),
+    ]
+    nodes = [
+        helper.make_node("Add", ["x", "bias"], ["u"]),
+        helper.make_node("Softmax", ["u"], ["v"], axis=1),
+        helper.make_node("Concat", ["u", "v"], ["y"], axis=1),
+    ]
+    graph = helper.make_graph(nodes, "two", infos, [helper.make_empty_tensor_value_info("y")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def served() -> RangedExecutable:
+    """The executable of the model of two inputs."""
+    return compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"})
+
+
+def feeds_at(n: int, s: int) -> dict[str, Any]:
+    """Inputs of one shape."""
+    rng = np.random.default_rng(n * s)
+    return {
+        "x": rng.standard_normal((n, s, 4), dtype=np.float32),
+        "bias": rng.standard_normal((s, 4), dtype=np.float32),
+    }
+
+
+WRONG = [
+    ({"x": (5, 8, 4), "bias": (8, 4)}, "x, axis 0: is 5; n ranges from 1 to 4"),
+    ({"x": (1, 65, 4), "bias": (65, 4)}, "x, axis 1: is 65; s ranges from 2 to 64"),
+    ({"x": (1, 8, 4), "bias": (9, 4)}, "bias, axis 0: is 9, but another input has 8 for s"),
+    ({"x": (1, 8, 5), "bias": (8, 4)}, "x, axis 2: is 5, but the model fixes 4"),
+    ({"x": (8, 4), "bias": (8, 4)}, "x: must be f32"),
+    ({"x": (1, 8, 4)}, "missing or unknown: 'bias'"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "message"), WRONG)
+def test_a_wrong_shape_is_one_error_and_writes_nothing(
+    served: RangedExecutable, shapes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    served(feeds_at(2, 7))
+    before = served.memory.raw("arena").copy()
+    with pytest.raises(RunError, match=message):
+        served({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    assert np.array_equal(served.memory.raw("arena"), before)
+
+
+def test_a_wrong_type_writes_nothing(served: RangedExecutable) -> None:
+    served(feeds_at(2, 7))
+    before = served.memory.raw("arena").copy()
+    with pytest.raises(RunError, match="must be f32"):
+        served(x=feeds_at(2, 7)["x"], bias=np.zeros((7, 4)))
+    assert np.array_equal(served.memory.raw("arena"), before)
+
+
+def test_the_latest_points_stay_bound_and_no_more(served: RangedExecutable) -> None:
+    for s in range(2, 64):
+        served(feeds_at(1, s))
+    assert served.bound_points == MOST_POINTS
+    assert 0 < served.binding_bytes < 1 << 20
+
+
+def test_the_arena_of_all_points_is_the_arena_of_the_largest(served: RangedExecutable) -> None:
+    largest = sublet.compile(two_dimensions(), dims={"n": 4, "s": 64})
+    assert served.arena_bytes == largest.arena_bytes
+    assert served.bytes_at(n=4, s=64) == served.arena_bytes
+    assert served.bytes_at(n=1, s=2) < served.arena_bytes // 8
+    with pytest.raises(RunError, match="expected one for each of"):
+        served.bytes_at(n=1)
+
+
+def test_threads_run_one_after_another(served: RangedExecutable) -> None:
+    session = session_of(two_dimensions())
+
+    def is_right(number: int) -> bool:
+        feeds = feeds_at(1 + number % 4, 2 + number % 50)
+        return np.array_equal(served(feeds)["y"], session.run(None, feeds)[0])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_right, range(120)))
+
+
+def test_models_with_loops_state_or_unknown_sizes_are_refused() -> None:
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])]
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "data", infos, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(PlanError, match="the size of %y is unknown"):
+        compile_ranges(model, {"n": (1, 4)})
+    with pytest.raises(sublet.SubletError, match="no dimension has the name q"):
+        compile_ranges(two_dimensions(), {"n": (1, 4), "s": 4, "q": (1, 2)})
