@@ -7,8 +7,10 @@ point is the same program with other shapes and addresses: the kernels stay, so 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import memmove
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,8 @@ from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import content_for, inputs_by_name
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, Call, Place, Ranged
-from sublet.runtime.memory import Raw
+from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
+from sublet.runtime.memory import ExecutableMemory
 from sublet.runtime.moves import ByteCopies, Copy, byte_copies
 from sublet.runtime.results import as_numpy, output_form
 
@@ -48,7 +50,6 @@ class _BoundPoint:
     calls: Sequence[Call]
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
-    operands: int
 
 
 class RangedExecutable:
@@ -78,6 +79,8 @@ class RangedExecutable:
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
+        self._places = _Places(self.memory)
+        self._binders = [self._binder_of(call) for call in self._calls]
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ranges.values()))
@@ -110,7 +113,8 @@ class RangedExecutable:
     @property
     def binding_bytes(self) -> int:
         """The bytes of the programs bound to the latest shapes, about."""
-        return sum(each.operands for each in self._points.values()) * BINDING_BYTES
+        operands = sum(len(node.uses) + len(node.defs) for call in self._calls for node in call.nodes)
+        return len(self._points) * operands * BINDING_BYTES
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once. Inputs by name, as a mapping or as keywords; returns copies of the outputs by name.
@@ -213,20 +217,48 @@ class RangedExecutable:
 
     def _bind(self, point: Mapping[str, int]) -> _BoundPoint:
         """Bind the program to a point: evaluate the shapes and addresses, and bind the calls."""
-        places = _PlacesAtPoint(self, point)
-        calls = [ErrorContext(call.nodes, self._call_at(call, places)) for call in self._calls]
-        outputs = {name: places.array(value) for name, value in self._outputs.items()}
-        inputs = {name: places.array(value) for name, value in self._inputs.items()}
-        return _BoundPoint(calls, inputs, outputs, len(places.places))
+        shapes, addresses = self._places.at(point)
+        calls = [
+            ErrorContext(call.nodes, bind(shapes, addresses))
+            for call, bind in zip(self._calls, self._binders, strict=True)
+        ]
+        outputs = {name: self._array_at(value, point) for name, value in self._outputs.items()}
+        inputs = {name: self._array_at(value, point) for name, value in self._inputs.items()}
+        return _BoundPoint(calls, inputs, outputs)
 
-    def _call_at(self, call: ErrorContext, places: _PlacesAtPoint) -> Call:
-        """Return a call of the base program at a point."""
+    def _array_at(self, value: Value, point: Mapping[str, int]) -> Array:
+        """Return the array of a value at a point."""
+        region, spec = self._regions[value.name], value.spec
+        assert isinstance(spec, TensorSpec)
+        here = TensorSpec(spec.dtype, tuple(extent_at(extent, point) for extent in spec.shape))
+        begin = extent_at(region.offset, point)
+        return array_over(self.memory.raw(region.storage)[begin : begin + here.nbytes], here)
+
+    def _binder_of(self, call: ErrorContext) -> BindAtPoint:
+        """Return the function that binds a call of the base program to a point."""
         if isinstance(call.call, ByteCopies):
             (node,) = call.nodes
-            return ByteCopies(tuple(places.copied_bytes(node)), call.call.values)
+            return partial(_bind_copies, self._copied_places(node))
         assert isinstance(call.call, Ranged)
-        copied = {i: places.copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
-        return call.call.at_point(places.places, copied)
+        operands = [value for node in call.nodes for value in (*node.uses, *node.defs) if value.name in self._values]
+        places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
+        copied = {i: self._copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
+        return call.call.over_ranges(places, copied)
+
+    def _numbers_of_place(self, value: Value) -> PlaceNumbers:
+        """Return the numbers of shape and address of a value."""
+        region = self._regions[value.name]
+        assert isinstance(value.spec, TensorSpec)
+        return self._places.number(value.spec.shape, region.storage, region.offset)
+
+    def _copied_places(self, node: Node) -> list[PlaceNumbers]:
+        """Return the places of the source and target of each copy of a node."""
+        found: list[PlaceNumbers] = []
+        for source, begin, output, at, nbytes in self._copies[node.name]:
+            for value, first in ((source, begin), (output, at)):
+                region = self._regions[value.name]
+                found.append(self._places.number((nbytes,), region.storage, region.offset + first))
+        return found
 
     def _copies_apart(self, node: Node) -> list[Copy] | None:
         """Return the copies of a node that copies bytes, without those in place at every point; None for a kernel."""
@@ -241,59 +273,51 @@ class RangedExecutable:
         return apart
 
 
-class _PlacesAtPoint:
-    """The shape and address of every value at one point."""
+def _bind_copies(places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Call:
+    """Return the call that copies bytes at a point: `places` are the source and target of each copy."""
+    spans = [(addresses[address], shapes[shape][0]) for shape, address in places]
 
-    def __init__(self, executable: RangedExecutable, point: Mapping[str, int]) -> None:
-        self._executable = executable
-        self._point = point
-        self._numbers: dict[Extent, int] = {}
-        self.places: dict[str, Place] = {}
-        addresses: dict[str, int] = {}
-        for name, value in executable._values.items():
-            region, spec = executable._regions[name], value.spec
-            assert isinstance(spec, TensorSpec)
-            if region.storage not in addresses:
-                addresses[region.storage] = executable.memory.raw(region.storage).ctypes.data
-            shape = tuple([each if type(each) is int else self.number(each) for each in spec.shape])
-            self.places[name] = shape, addresses[region.storage] + self.number(region.offset)
+    def copy() -> None:
+        for (source, nbytes), (target, _) in zip(spans[::2], spans[1::2], strict=True):
+            memmove(target, source, nbytes)
 
-    def number(self, extent: Extent | int) -> int:
-        """Return the number of an extent at the point; equal expressions are evaluated once."""
-        if not isinstance(extent, Extent):
-            return extent
-        found = self._numbers.get(extent)
-        if found is None:
-            found = self._numbers[extent] = extent.at(self._point)
-        return found
+    return copy
 
-    def array(self, value: Value) -> Array:
-        """Return the array of a value."""
-        spec, region = value.spec, self._executable._regions[value.name]
-        assert isinstance(spec, TensorSpec)
-        concrete = TensorSpec(spec.dtype, self.places[value.name][0])
-        begin = self.number(region.offset)
-        return array_over(self._executable.memory.raw(region.storage)[begin : begin + concrete.nbytes], concrete)
 
-    def copied_bytes(self, node: Node) -> Iterator[tuple[Raw, Raw]]:
-        """Yield the source and target of each copy of a node."""
-        for source, begin, output, at, nbytes in self._executable._copies[node.name]:
-            yield self._bytes(source, begin, nbytes), self._bytes(output, at, nbytes)
+class _Places:
+    """All shapes and addresses of a program, each once: expressions, evaluated together at a point."""
 
-    def copied_places(self, node: Node) -> list[Place]:
-        """Return the places of the source and target of each copy of a node."""
-        found: list[Place] = []
-        for source, begin, output, at, nbytes in self._executable._copies[node.name]:
-            size = (self.number(nbytes),)
-            found.append((size, self.places[source.name][1] + self.number(begin)))
-            found.append((size, self.places[output.name][1] + self.number(at)))
-        return found
+    def __init__(self, memory: ExecutableMemory) -> None:
+        self._memory = memory
+        self._shapes: dict[tuple[Extent | int, ...], int] = {}
+        self._addresses: dict[tuple[str, Extent | int], int] = {}
+        self._begins: dict[str, int] = {}  # of weights, which stay in place
 
-    def _bytes(self, value: Value, begin: Extent | int, nbytes: Extent | int) -> Raw:
-        """Return some bytes of a value."""
-        region = self._executable._regions[value.name]
-        first = self.number(region.offset) + self.number(begin)
-        return self._executable.memory.raw(region.storage)[first : first + self.number(nbytes)]
+    def number(self, shape: tuple[Extent | int, ...], storage: str, offset: Extent | int) -> PlaceNumbers:
+        """Return the numbers of a shape and of an offset in a storage."""
+        address = self._addresses.setdefault((storage, offset), len(self._addresses))
+        return self._shapes.setdefault(shape, len(self._shapes)), address
+
+    def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Return all shapes and addresses at a point."""
+        numbers: dict[Extent, int] = {}
+
+        def number_of(extent: Extent) -> int:
+            found = numbers.get(extent)
+            if found is None:
+                found = numbers[extent] = extent.at(point)
+            return found
+
+        if not self._begins:
+            self._begins = {storage: self._memory.raw(storage).ctypes.data for storage, _ in self._addresses}
+        arenas = {storage: self._memory.raw(storage).ctypes.data for storage in self._memory.arenas}
+        begins = {**self._begins, **arenas}
+        shapes = [tuple([e if type(e) is int else number_of(e) for e in shape]) for shape in self._shapes]  # type: ignore[arg-type]
+        addresses = [
+            begins[storage] + (offset if type(offset) is int else number_of(offset))  # type: ignore[arg-type]
+            for storage, offset in self._addresses
+        ]
+        return shapes, addresses
 
 
 def copies_over_box(node: Node) -> list[Copy] | None:

@@ -24,7 +24,7 @@ import numpy as np
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.plan import Stride
-from sublet.runtime.kernel import Array, Call, Place
+from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers
 
 if TYPE_CHECKING:
     import onnx
@@ -38,8 +38,8 @@ IR_VERSION = 10
 Typed = tuple[str, TensorSpec]
 """Name and spec of an operand."""
 
-BoundOperand = tuple[str, int, tuple[int, ...], int]
-"""Name, ONNX's number of the element type, shape and address of an operand."""
+RangedOperand = tuple[str, int, int, int]
+"""Name, ONNX's number of the element type, and the numbers of shape and address of an operand."""
 
 Constants = Mapping[str, tuple[TensorSpec, Array]]
 """Constants by the name of the input they are for."""
@@ -201,9 +201,11 @@ class _BoundRun:
                 self._places[i] = (bind, (name, spec), moved[name])
         return True
 
-    def at_point(self, places: Mapping[str, Place], copied: Mapping[int, Sequence[Place]]) -> Call:
+    def over_ranges(
+        self, places: Mapping[str, PlaceNumbers], copied: Mapping[int, Sequence[PlaceNumbers]]
+    ) -> BindAtPoint:
         """See `kernel.Ranged`."""
-        moved: dict[str, Place] = {}
+        moved: dict[str, PlaceNumbers] = {}
         for i, found in copied.items():
             moved.update(zip(self._operands[i], found, strict=True))
         listed = [
@@ -211,7 +213,7 @@ class _BoundRun:
             for _, (name, spec), _ in self._places
         ]
         inputs = sum(bind.__name__ == "bind_input" for bind, _, _ in self._places)
-        return self._session.bind_operands(listed[:inputs], listed[inputs:])
+        return self._session.over_ranges(listed[:inputs], listed[inputs:])
 
     def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""
@@ -288,15 +290,20 @@ class Session:
             bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
         return _BoundRun(self, self._run(binding), places, owners, operands)
 
-    def bind_operands(self, inputs: Sequence[BoundOperand], outputs: Sequence[BoundOperand]) -> Call:
-        """Return a call that runs with every operand at its shape and address."""
-        binding, device = self._session.io_binding(), _cpu_device()
-        bind_input, bind_output = binding._iobinding.bind_input, binding._iobinding.bind_output
-        for name, kind, shape, address in inputs:
-            bind_input(name, device, kind, shape, address)
-        for name, kind, shape, address in outputs:
-            bind_output(name, device, kind, shape, address)
-        return self._run(binding)
+    def over_ranges(self, inputs: Sequence[RangedOperand], outputs: Sequence[RangedOperand]) -> BindAtPoint:
+        """Return the function that binds all operands to the shapes and addresses of a point."""
+        make, device, run = self._session.io_binding, _cpu_device(), self._run
+
+        def bind(shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Call:
+            binding = make()
+            bind_input, bind_output = binding._iobinding.bind_input, binding._iobinding.bind_output
+            for name, kind, shape, address in inputs:
+                bind_input(name, device, kind, shapes[shape], addresses[address])
+            for name, kind, shape, address in outputs:
+                bind_output(name, device, kind, shapes[shape], addresses[address])
+            return run(binding)
+
+        return bind
 
     def _run(self, binding: Any) -> Call:
         # The public method checks at each call for devices other than the CPU, at a higher cost than a small node.
