@@ -135,16 +135,21 @@ class Relocatable(Protocol):
         """
 
 
-Place = tuple[tuple[int, ...], int]
-"""Shape and address of an operand."""
+PlaceNumbers = tuple[int, int]
+"""The number of the shape and the number of the address of an operand, in the lists of all shapes and addresses."""
+
+BindAtPoint = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Call]
+"""(all shapes, all addresses at a point) -> the call bound to the point."""
 
 
 @runtime_checkable
 class Ranged(Protocol):
     """A bound call that can be bound again for other shapes, without its kernels: see `runtime.ranged`."""
 
-    def at_point(self, places: Mapping[str, Place], copied: Mapping[int, Sequence[Place]]) -> Call:
-        """Return the call with other shapes and addresses.
+    def over_ranges(
+        self, places: Mapping[str, PlaceNumbers], copied: Mapping[int, Sequence[PlaceNumbers]]
+    ) -> BindAtPoint:
+        """Return the function that binds the call to other shapes and addresses.
 
         `places` has the operands of kernels, by the name of the value. `copied` has the operands of nodes that copy
         bytes, by the number of the node within the call: source and target of each copy, as arrays of bytes.
