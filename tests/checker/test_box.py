@@ -29,7 +29,7 @@ def ranged_plan(
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
     graph = helper.make_graph(nodes, "small", infos, [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    read, _ = read_over_ranges(CompileRequest(model, dims={each.name: each for each in ranges}, optimize="none"))
+    read = read_over_ranges(CompileRequest(model, dims={each.name: each for each in ranges}, optimize="none"))
     return plan_over_ranges(read, options)
 
 

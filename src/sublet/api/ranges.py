@@ -8,14 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, Progress
 from sublet.api.binding import model_to_run, model_with_kernels
 from sublet.api.compile_request import CompileRequest
 from sublet.api.sources import Optimize
 from sublet.base.boxes import RANGE, Box, Range
 from sublet.base.errors import PlanError, RunError, SubletError
+from sublet.base.extents import upper_bound
+from sublet.base.tensor import Unplannable
 from sublet.ir.model import Model
-from sublet.plan.ranges import RangedPlan
+from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
@@ -62,22 +64,33 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
     return extents, {name: each for name, each in ranges.items() if each.low < each.high}
 
 
-def read_over_ranges(request: CompileRequest) -> tuple[Model, dict[str, Range]]:
-    """Return the model of a request over the ranges of its dimensions, and the ranges by name.
+def read_over_ranges(request: CompileRequest) -> Model:
+    """Return the model of a request over the ranges of its dimensions.
 
     Raises the errors of `compile`, and PlanError for a model with values of unknown size, control flow or state.
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents))
-    box = Box(tuple(each.dimension for each in ranges.values()))
-    unknown = next((value for value in model.graph.values() if not value.plannable), None)
-    if unknown is not None:
-        raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")  # type: ignore[union-attr]
+    unknown = next((value for value in model.graph.values() if isinstance(value.spec, Unplannable)), None)
+    if unknown is not None and isinstance(unknown.spec, Unplannable):
+        raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")
     control = next((node for node in model.graph.nodes if node.subgraphs), None)
     if control is not None or model.graph.updates:
         what = f"the loop or branch {control.name}" if control else "a state"
         raise PlanError(f"ranges of dimensions: the model has {what}; compile for single extents")
-    return replace(model, box=box), ranges
+    return replace(model, ranges=tuple(ranges.values()))
+
+
+def plan_ranges(
+    request: CompileRequest, options: Options, progress: Progress | None = None
+) -> tuple[Model, RangedPlan]:
+    """Return the model of a request at the upper bounds of all sizes, and its plan over ranges.
+
+    Raises the errors of `read_over_ranges` and `plan_over_ranges`.
+    """
+    model = read_over_ranges(request)
+    ranged = plan_over_ranges(model, options, progress)
+    return replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims)), ranged
 
 
 def compile_ranges(
@@ -106,14 +119,14 @@ def compile_ranges(
     request = CompileRequest(
         model, dims=dims, const=const, backend=backend, optimize=optimize, options=options, arena=arena, weights=weights
     )
-    read, ranges = read_over_ranges(request)
+    read = read_over_ranges(request)
     ranged = plan_over_ranges(read, options)
     point = _base_point(ranged)
     graph, plan = ranged.at(point)
     ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
-    return RangedExecutable(ranged, ready.to_executable(plan, arena), ranges)
+    return RangedExecutable(ranged, ready.to_executable(plan, arena))
 
 
 def _base_point(ranged: RangedPlan) -> dict[str, int]:

@@ -14,6 +14,7 @@ import typer
 
 from sublet.api.model_files import has_option
 from sublet.api.sources import Optimize
+from sublet.base.boxes import RANGE
 from sublet.base.errors import ModelError, PlanError, ProblemError
 from sublet.base.formatting import parse_bytes
 from sublet.cli.console import reporting_errors
@@ -60,6 +61,15 @@ Model = Annotated[
 ]
 Dim = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+RangedDim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=V",
+        help="Bind a symbolic dimension to an extent, to a range (1..512, 64..960:32) for one plan of every shape, "
+        "or to an equal dimension; repeat for more.",
+    ),
 ]
 Const = Annotated[
     list[str] | None,
@@ -187,10 +197,26 @@ def choose_alignment(model: Path, alignment: int | None) -> int:
     return integration.alignment if integration is not None and integration.alignment else ALIGNMENT
 
 
+INTEGER = r"\s*[+-]?[0-9]{1,20}\s*"
+
+
 def parse_dims(texts: list[str] | None) -> dict[str, int]:
-    """Return `["batch=1"]` as a dict of dimensions. Raises ModelError for a text of another form."""
-    texts_by_name = _parse_repeated(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
+    """Return `["batch=1"]` as a dict of dimensions. Raises ModelError for a text of another form, and for a range."""
+    ranged = next((text for text in texts or () if RANGE.fullmatch(text.rpartition("=")[2])), None)
+    if ranged is not None:
+        raise ModelError(f"--dim {ranged[:80]}: only `sublet plan` takes ranges; pass one extent, NAME=INTEGER")
+    texts_by_name = _parse_repeated(texts, "--dim", rf".+={INTEGER}", "NAME=INTEGER", "batch=1")
     return {name: int(text) for name, text in texts_by_name.items()}
+
+
+def parse_ranged_dims(texts: list[str] | None) -> dict[str, Any]:
+    """Return `["batch=1", "seq=1..512", "n=batch"]` as a dict of extents, and texts of ranges and of equal dimensions.
+
+    Raises ModelError for a text of another form.
+    """
+    form, example = "NAME=INTEGER, NAME=LOW..HIGH, NAME=LOW..HIGH:STEP or NAME=DIMENSION", "seq=1..512"
+    texts_by_name = _parse_repeated(texts, "--dim", r".+=[^=]+", form, example)
+    return {name: int(text) if re.fullmatch(INTEGER, text) else text for name, text in texts_by_name.items()}
 
 
 def parse_constants(texts: list[str] | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
 from sublet.api.compile_request import CompileRequest
+from sublet.api.ranges import has_ranges, plan_ranges
 from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
@@ -40,6 +41,7 @@ from sublet.cli.options import (
     parse_dims,
     parse_extents,
     parse_max_trips,
+    parse_ranged_dims,
     parse_regions,
     parse_state,
 )
@@ -121,7 +123,7 @@ class PlanOptions:
     """The argument and the options of `sublet plan`."""
 
     model: shared.Model
-    dim: shared.Dim = None
+    dim: shared.RangedDim = None
     const: shared.Const = None
     state: shared.State = None
     shape: shared.Shape = None
@@ -203,6 +205,10 @@ def plan(options: PlanOptions) -> None:
     if options.in_json and options.output_format is OutputFormat.github:
         raise PlanError("--json prints one JSON object and nothing else: drop --json or --format github")
     baseline = None if options.baseline is None else load(options.baseline)
+    dims = parse_ranged_dims(options.dim)
+    if has_ranges(dims):
+        _plan_over_ranges(options, dims, question, baseline)
+        return
     source, planning_options = _read_model(options)
     if options.frontier:
         show_frontier(source, planning_options, options.files, measure=options.measure, in_json=options.in_json)
@@ -228,11 +234,56 @@ def plan(options: PlanOptions) -> None:
         print_json(report.to_json(seconds))
     else:
         _print_report(report, _describe_run_graph(options))
+    _exit(options, report)
+
+
+def _exit(options: PlanOptions, report: PlanReport) -> None:
+    """Print the annotation for GitHub, if asked for, and exit with the status of the report."""
     if options.output_format is OutputFormat.github:
-        print(annotation(options.model, memory_plan, decision, grown))
-    if grown is not None and grown.is_grown:
+        print(annotation(options.model, report.plan, report.decision, report.growth))
+    if report.growth is not None and report.growth.is_grown:
         raise typer.Exit(DOES_NOT_FIT)
-    exit_with_verdict(decision)
+    exit_with_verdict(report.decision)
+
+
+WITHOUT_RANGES = (
+    "recompute",
+    "frontier",
+    "patches",
+    "advise",
+    "max_trips",
+    "region",
+    "assume",
+    "shape",
+    "state",
+    "out",
+)
+
+
+def _plan_over_ranges(
+    options: PlanOptions, dims: dict[str, Any], question: BudgetQuestion, baseline: MemoryPlan | None
+) -> None:
+    """Plan a model over ranges of dimensions: figures and verdict hold for the largest sizes, the proof for all."""
+    refused = next((name for name in WITHOUT_RANGES if getattr(options, name)), None)
+    if refused is not None:
+        option = "--" + refused.replace("_", "-")
+        raise PlanError(f"{option} needs single extents: pass --dim NAME=INTEGER for every dimension, or drop {option}")
+    planning_options, started = _planning_options(options), perf_counter()
+    request = CompileRequest(options.model, dims=dims, const=parse_constants(options.const), optimize=options.optimize)
+    with packing_progress() as progress:
+        source, ranged = plan_ranges(request, planning_options, progress)
+    decision = question.verdict_on(ranged.worst)
+    picture = replace(picture_of_plan(ranged.worst), budget=question.budget)
+    write_pictures(picture, options.html, options.png)
+    grown = None if baseline is None else growth(ranged.worst, baseline)
+    words = f"Proven for every point of {', '.join(map(str, ranged.ranges))}; figures are of the largest sizes."
+    report = PlanReport(source, ranged.worst, OrderAdvice(None, words), picture, decision, grown)
+    if options.in_json:
+        found = [asdict(each) for each in ranged.ranges]
+        print_json({**report.to_json(perf_counter() - started), "ranges": found})
+    else:
+        _print_report(report, "")
+    _exit(options, report)
 
 
 def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: Growth | None) -> str:
@@ -262,19 +313,24 @@ def _read_model(options: PlanOptions) -> tuple[Source, Options]:
     """Return the model to plan, with the front in patches if requested, and the planning options."""
     assume, dims = parse_assumed_shapes(options.assume), parse_dims(options.dim)
     dims, max_trips = parse_extents(options.model, options.shape, dims), parse_max_trips(options.max_trips)
+    planning_options = _planning_options(options)
+    request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
+    request = replace(request, const=parse_constants(options.const), state=parse_state(options.state))
+    return read_smaller_graph(request, planning_options, options.patches), planning_options
+
+
+def _planning_options(options: PlanOptions) -> Options:
+    """Return the planning options."""
     alignment = choose_alignment(options.model, options.align)
-    planning_options = Options(
+    chosen = Options(
         options.strategy, alignment, options.io.value, options.weights.value, options.streams, options.timeout
     )
-    planning_options = replace(
-        planning_options,
+    return replace(
+        chosen,
         regions=parse_regions(options.region or ()),
         forbid_copies=options.forbid_copies,
         order=options.order.value,
     )
-    request = CompileRequest(options.model, dims=dims, max_trips=max_trips, optimize=options.optimize, assume=assume)
-    request = replace(request, const=parse_constants(options.const), state=parse_state(options.state))
-    return read_smaller_graph(request, planning_options, options.patches), planning_options
 
 
 @dataclass(frozen=True)

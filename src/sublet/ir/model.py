@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from sublet.base.boxes import Range
 from sublet.base.errors import Finding, ProblemError
-from sublet.base.boxes import Box
 from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import PLAIN, Recipe
 
@@ -35,7 +35,7 @@ class Model:
     defaults  the contents of inputs that a call may leave out, by name
     fixed     the inputs of the file that are constants of the graph, by name, each with a remark for the user
     constants weights contained in the program itself: neither trained nor saved
-    box       the ranges of the dimensions; extents of the graph are then expressions, see `base.extents`
+    ranges    the ranges of dimensions; extents of the graph are then expressions, see `base.extents`
     warnings  false claims of the file, and parts of the model that must not run
     """
 
@@ -52,7 +52,7 @@ class Model:
     constants: frozenset[str] = frozenset()
     defaults: Mapping[str, Constant] = field(default_factory=dict)
     fixed: Mapping[str, str] = field(default_factory=dict)
-    box: Box = Box(())
+    ranges: tuple[Range, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Model of {self.graph!r}>"

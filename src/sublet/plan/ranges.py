@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sublet.base.boxes import Box
+from sublet.base.boxes import Box, Range
 from sublet.base.extents import Extent, extent_at
 from sublet.base.tensor import TensorSpec
 from sublet.ir.dataflow import rename_values
@@ -25,13 +25,18 @@ class RangedPlan:
     worst   the plan of the upper bounds of all sizes: arena, peak and bound are those of the worst point
     over    the same plan, with `Extent`s as sizes and as offsets within blocks
     graph   the graph over ranges
-    box     the ranges
+    ranges  the ranges of the dimensions
     """
 
     worst: MemoryPlan
     over: MemoryPlan
     graph: Graph
-    box: Box
+    ranges: tuple[Range, ...]
+
+    @property
+    def box(self) -> Box:
+        """The box of the ranges, with dimensions numbered by steps."""
+        return Box(tuple(each.dimension for each in self.ranges))
 
     def at(self, point: Mapping[str, int]) -> tuple[Graph, MemoryPlan]:
         """Return the graph and the plan at a point; `point` has the number of every dimension of the box."""

@@ -79,7 +79,7 @@ def _plan_with_facts(
     facts = _BoxFacts(worst, {name: _at_upper_bounds(each) for name, each in known.items()})
     bound = replace(model, graph=worst, dims={name: upper_bound(extent) for name, extent in model.dims.items()})
     plan = plan_memory(bound, options, progress=progress, facts=facts)
-    return RangedPlan(plan, _with_expressions(plan, model.graph, known), model.graph, model.box)
+    return RangedPlan(plan, _with_expressions(plan, model.graph, known), model.graph, model.ranges)
 
 
 def _is_sharing(facts: SharingFacts) -> bool:

@@ -63,10 +63,10 @@ class RangedExecutable:
     memory  the storages: arena and weights
     """
 
-    def __init__(self, ranged: RangedPlan, base: Executable, ranges: Mapping[str, Range]) -> None:
+    def __init__(self, ranged: RangedPlan, base: Executable) -> None:
         """Create the executable; `base` is the executable of the base point, in the arena of the plan."""
         self.plan: MemoryPlan = ranged.worst
-        self.ranges = ranges
+        self.ranges = {each.name: each for each in ranged.ranges}
         self._ranged = ranged
         self._base = base
         self.memory = base.planned_memory

@@ -328,4 +328,4 @@ def _spec_of(place: SessionOperand) -> TensorSpec:
 
 def backend_for(model: Model) -> OnnxRuntime:
     """Return the backend for the operator sets of a model."""
-    return OnnxRuntime(model.opsets, open_extents=bool(model.box.ranges))
+    return OnnxRuntime(model.opsets, open_extents=bool(model.ranges))

@@ -1,0 +1,74 @@
+"""`sublet plan --dim seq=1..512`: one plan of every shape, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+import sublet
+from tests.support.command_line import Cli
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, s, 8] x, float[n, t, 8] y) => (z) {
+  a = Relu(x)
+  b = Concat<axis = 1>(a, y)
+  z = Softmax<axis = -1>(b)
+}"""
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Cli(monkeypatch, capsys)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+DIMS = ("--dim", "n=1..4", "--dim", "s=8..64:8", "--dim", "t=s")
+
+
+def test_a_range_gives_the_plan_of_the_largest_sizes(cli: Cli, path: Path) -> None:
+    status, out, _ = cli("plan", path, *DIMS, "--budget", "64KiB")
+    assert status == 0
+    assert "Proven for every point of n=1..4, s=8..64:8" in out
+    status, out, _ = cli("plan", path, *DIMS, "--json")
+    found = json.loads(out)
+    largest = sublet.plan_memory(sublet.read_model(path, {"n": 4, "s": 64, "t": 64}))
+    assert found["arena_bytes"] == largest.arena_bytes
+    assert found["ranges"] == [
+        {"name": "n", "low": 1, "high": 4, "step": 1},
+        {"name": "s", "low": 8, "high": 64, "step": 8},
+    ]
+    assert cli("plan", path, *DIMS, "--budget", "1KiB")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dim", "n=4..1"), "a least and a largest extent"),
+        (("--dim", "n=1..4", "--dim", "s=7..64:8"), "must be multiples of 8"),
+        (("--dim", "n=1..4", "--dim", "s=q"), "or the name of a dimension"),
+        (("--dim", "n=1..4", "--dim", "s=8", "--dim", "t=8", "--dim", "q=1..2"), "no dimension has the name q"),
+        (("--dim", "n=1..4"), "declare an extent for each"),
+        ((*DIMS, "--recompute"), "--recompute needs single extents"),
+        ((*DIMS, "--streams", "2"), "one stream"),
+    ],
+)
+def test_wrong_ranges_are_one_error(cli: Cli, path: Path, words: tuple[str, ...], message: str) -> None:
+    status, _, error = cli("plan", path, *words)
+    assert status == 2
+    assert message in error
+
+
+def test_other_commands_take_single_extents(cli: Cli, path: Path) -> None:
+    status, _, error = cli("run", path, *DIMS)
+    assert status == 2
+    assert "only `sublet plan` takes ranges" in error
