@@ -118,7 +118,7 @@ def test_plans_of_the_version_before_can_be_read(tmp_path: Path, net: Path) -> N
     assert from_json(json.dumps(raw)) == plan
     with pytest.raises(PlanError, match="recipe"):
         from_json(json.dumps({**raw, "recipe": 3}))
-    raw["version"] = FORMAT_VERSION - 2
+    raw["version"] = FORMAT_VERSION - 3
     with pytest.raises(PlanError, match="reads versions"):
         from_json(json.dumps(raw))
 

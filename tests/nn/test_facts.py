@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,14 +18,17 @@ import sublet
 from sublet import nn
 from sublet.base.errors import RunError
 from sublet.base.optional_imports import is_installed
+from sublet.base.tensor import NUMPY
 from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Command
+from sublet.ops.nn.command import Command, spec_of
+from sublet.ops.op import row_form, strided_operands
+from sublet.ops.slice_maps import shape_of
 from sublet.runtime.backends.reference import ReferenceBackend
-from sublet.runtime.kernel import Array, Backend, Call, Operand
+from sublet.runtime.kernel import Array, Backend, Call, Operand, Strided
 from tests.nn.examples import EXAMPLES, Case, case_of
-from tests.nn.facts import check_case, generated
+from tests.nn.facts import ANY_BYTES, check_case, generated, weights
 from tests.nn.variations import variation
 from tests.support.kernel_layouts import ALIGNMENTS
 
@@ -117,3 +121,49 @@ def test_a_kernel_that_does_not_know_of_parts_is_not_bound_where_there_may_be_on
 def test_poison_finds_a_kernel_that_says_it_knows_and_does_not() -> None:
     with pytest.raises(RunError, match=r"pad.*changed a value already in place, at byte \d+ of the arena"):
         sublet.run_poisoned(padded(claims=True), {"x": np.ones((2, 64), np.float32)})
+
+
+def with_strides(array: Array) -> Array:
+    """Return the elements of an array in rows that lie apart, between NaN or other bytes."""
+    wide = np.full((len(array), array[0].nbytes + 24), 0xFF, np.uint8)
+    inner = np.empty((1, *array.shape[1:]), array.dtype).strides[1:]
+    place = np.ndarray(array.shape, array.dtype, wide.reshape(-1)[8:], strides=(wide.shape[1], *inner))
+    place[...] = array
+    return place
+
+
+def rows_of_examples(name: str) -> Iterator[tuple[Case, frozenset[int], frozenset[int]]]:
+    """Yield uses of a command with operands that may lie in rows, and the positions of these."""
+    rng = random.Random(len(name))
+    cases = [case_of(COMMANDS[name], example) for example in EXAMPLES[name]]
+    drawn = (variation(COMMANDS[name], rng.choice(EXAMPLES[name]), rng) for _ in range(VARIATIONS))
+    for case in (*cases, *(each for each in drawn if each is not None)):
+        (node,) = case.graph.nodes
+        inputs, outputs = strided_operands(node, row_form(node))
+        if len(shape_of(node.outputs[0])) > 1 and (inputs or outputs):
+            yield case, inputs, outputs
+
+
+@pytest.mark.skipif(len(BACKENDS) < 2, reason="needs PyTorch")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_kernels_that_say_so_take_strides(name: str) -> None:
+    for case, inputs, outputs in rows_of_examples(name):
+        (node,), contents = case.graph.nodes, {**case.arrays, **{v.name: x for v, x in weights(case.graph).items()}}
+        kernel, reference = BACKENDS[-1].kernel(node, {}), BACKENDS[0].kernel(node, {})
+        assert reference is not None
+        if not isinstance(kernel, Strided) or name in ANY_BYTES:
+            continue
+        for given, written in product({inputs, frozenset()}, {outputs, frozenset()}):
+            if not kernel.takes_strides(given, written) or not given | written:
+                continue
+            read = [None if value is None else contents[value.name] for value in node.inputs]
+            places = [np.full(spec_of(value).shape, 7, NUMPY[spec_of(value).dtype]) for value in node.defs]
+            right = [place.copy() for place in places]
+            reference.bind(read, right, None)()
+            apart = [with_strides(x) if i in given and x is not None else x for i, x in enumerate(read)]
+            found = [with_strides(y) if i in written else y for i, y in enumerate(places)]
+            kernel.bind(apart, found, np.zeros(kernel.scratch, np.uint8) if kernel.scratch else None)()
+            for place, expected in zip(found, right, strict=True):
+                np.testing.assert_allclose(
+                    place.astype(float), expected.astype(float), 2e-2, 1e-1 if place.itemsize < 4 else 1e-4, str(node)
+                )

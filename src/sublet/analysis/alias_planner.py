@@ -17,7 +17,7 @@ from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.liveness import LiveRanges, compute_live_ranges
 from sublet.analysis.options import Options
 from sublet.analysis.program_facts import ProgramFacts, why_not_view
-from sublet.analysis.sharing import BufferAssignment, find_copying_moves, share_buffers
+from sublet.analysis.sharing import BufferAssignment, RowLimits, find_copying_moves, share_buffers
 from sublet.analysis.value_versions import ReusePredicate
 from sublet.ir.dataflow import producer_positions
 from sublet.ir.graph import Graph, Node, Value
@@ -102,9 +102,7 @@ class AliasPlanner:
     swap_cycles  cycles of updated values whose storages are swapped after a run
     """
 
-    def __init__(
-        self, graph: Graph, schedule: Schedule, options: Options, facts: ProgramFacts | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, schedule: Schedule, options: Options, facts: ProgramFacts | None = None) -> None:
         self.options = options
         self.bound_kinds = _bound_values(
             graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound"
@@ -112,9 +110,24 @@ class AliasPlanner:
         self.storages = _storages_of(self.bound_kinds)
         self.swap_cycles = find_swap_cycles(graph, self.storages) if options.share else ()
         self._bound_storages = _bound_storages_of(graph, self.storages)
-        self._graph = graph_with_swapped_updates(graph, self.swap_cycles)
+        self._source_graph, self._graph = graph, graph_with_swapped_updates(graph, self.swap_cycles)
         self._schedule = schedule
         self._facts = facts
+        self._row_limits: RowLimits | None = None
+
+    def with_rows(self, live_bytes: int) -> AliasPlanner | None:
+        """Return the planner that also shares bytes row by row; None if no values of the program can.
+
+        Merges in rows may raise the live bytes up to `live_bytes`, and beyond only where more bytes are live anyway.
+        """
+        options, flow = self.options, self.without_renaming.flow
+        if not (options.in_rows and options.share and flow.is_serial) or self._facts is not None:
+            return None
+        if options.regions or options.at_cuts != "arena" or not flow.unrolling.facts.row_facts:
+            return None
+        other = AliasPlanner(self._source_graph, self._schedule, options)
+        other._row_limits = RowLimits(options.min_row_bytes, live_bytes)
+        return other
 
     def assignment_of(self, timeline: ControlFlowGraph) -> BufferAssignment:
         """Return the buffer assignment of a control flow graph: compute live ranges, then share buffers."""
@@ -145,6 +158,7 @@ class AliasPlanner:
             blocks=blocks,
             fixed_offsets=fixed_offsets,
             smallest=self.options.min_view_bytes,
+            row_limits=self._row_limits,
         )
         return BufferAssignment(timeline, ranges, buffers, tuple(find_copying_moves(timeline, buffers)))
 

@@ -8,11 +8,12 @@ in-place views (NNC: "alias") and concatenations rely on the rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from sublet.analysis.control_flow import ControlFlowGraph
-from sublet.analysis.program_facts import SharingFacts
+from sublet.analysis.program_facts import RowFacts, SharingFacts
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 
 
@@ -37,12 +38,18 @@ MAX_TOTAL_SEGMENTS = 1 << 20
 """Segments of all values of a program together. Views and concatenations beyond count as computed."""
 
 
-def compute_provenance(flow: ControlFlowGraph) -> dict[Value, Provenance]:
+def compute_provenance(
+    flow: ControlFlowGraph, row_facts: Mapping[str, RowFacts] | None = None
+) -> dict[Value, Provenance]:
     """Return the provenance of every version, as segments by ascending offset.
 
-    A version with several definitions counts as computed. A renamed version has the provenance of the source.
+    A version with several definitions counts as computed. A renamed version has the provenance of the source. With
+    `row_facts`, the provenance is that of the first row, and holds for the bytes of all rows alike.
     """
-    provenance: dict[Value, Provenance] = {value: _computed_provenance(value) for value in flow.unrolling.versions}
+    width = _nbytes if row_facts is None else row_bytes
+    provenance: dict[Value, Provenance] = {
+        value: (OriginSegment(0, width(value), value, 0),) for value in flow.unrolling.versions
+    }
     writes = Counter(value for point in flow.points for value in point.defs)
     aliases = dict(flow.unrolling.aliases)
     total = 0
@@ -52,7 +59,10 @@ def compute_provenance(flow: ControlFlowGraph) -> dict[Value, Provenance]:
                 provenance[value] = provenance[aliases[value]]
         if point.node is None or point.facts is None:
             continue
-        for value, content in _copied_outputs(point.node, point.facts, provenance):
+        facts = point.facts if row_facts is None else row_facts.get(point.node.name)
+        if facts is None:
+            continue
+        for value, content in _copied_outputs(point.node, facts, provenance, width):
             total += len(content)
             if len(content) <= MAX_SEGMENTS and total <= MAX_TOTAL_SEGMENTS and writes[value] == 1:
                 provenance[value] = content
@@ -60,27 +70,34 @@ def compute_provenance(flow: ControlFlowGraph) -> dict[Value, Provenance]:
 
 
 def _copied_outputs(
-    node: Node, facts: SharingFacts, provenance: dict[Value, Provenance]
+    node: Node, facts: SharingFacts | RowFacts, provenance: dict[Value, Provenance], width: Callable[[Value], int]
 ) -> Iterator[tuple[Value, Provenance]]:
     """Yield (output, provenance) for every view and concatenation computed by a node."""
     for share in facts.views:
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
-            yield view, _slice_provenance(provenance.get(base, _computed_provenance(base)), share.offset, view.nbytes)
+            of_base = provenance.get(base) or (OriginSegment(0, width(base), base, 0),)
+            yield view, _slice_provenance(of_base, share.offset, width(view))
     wholes: dict[Value, list[OriginSegment]] = {}
     for share in facts.parts:
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
             wholes.setdefault(whole, []).extend(
-                _shift_provenance(provenance.get(part, _computed_provenance(part)), share.offset)
+                _shift_provenance(provenance.get(part) or (OriginSegment(0, width(part), part, 0),), share.offset)
             )
     for whole, parts in wholes.items():
-        yield whole, _fill_gaps(whole, sorted(parts, key=lambda segment: segment.offset))
+        yield whole, _fill_gaps(whole, width(whole), sorted(parts, key=lambda segment: segment.offset))
 
 
-def _computed_provenance(value: Value) -> Provenance:
-    """Return the provenance of a computed value: the value itself."""
-    return (OriginSegment(0, value.nbytes, value, 0),)
+def _nbytes(value: Value) -> int:
+    """Return the bytes of a value."""
+    return value.nbytes
+
+
+def row_bytes(value: Value) -> int:
+    """Return the bytes of a row of a value: of an element along the leading axis; 0 without one."""
+    extents = value.spec.shape if isinstance(value.spec, TensorSpec) else ()
+    return value.nbytes // extents[0] if extents and extents[0] else 0
 
 
 def _slice_provenance(content: Provenance, offset: int, nbytes: int) -> Provenance:
@@ -102,11 +119,11 @@ def _shift_provenance(content: Provenance, distance: int) -> Provenance:
     return tuple(OriginSegment(s.offset + distance, s.nbytes, s.origin, s.origin_offset) for s in content)
 
 
-def _fill_gaps(value: Value, parts: list[OriginSegment]) -> Provenance:
-    """Return `parts` with the gaps filled by bytes of `value` itself."""
+def _fill_gaps(value: Value, nbytes: int, parts: list[OriginSegment]) -> Provenance:
+    """Return `parts` with the gaps filled by bytes of `value` itself, of `nbytes` bytes in all."""
     filled: list[OriginSegment] = []
     position = 0
-    for part in [*parts, OriginSegment(value.nbytes, 0, value, 0)]:
+    for part in [*parts, OriginSegment(nbytes, 0, value, 0)]:
         if position < part.offset:
             filled.append(OriginSegment(position, part.offset - position, value, position))
         if part.nbytes:

@@ -7,8 +7,8 @@ therefore touches the members of the smaller buffer only, and the index finds th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sublet.analysis.liveness import LiveRange
 from sublet.analysis.program_facts import LoopView
 from sublet.base.ranges import merge
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Value
 
 TIME_CELL_BITS = 6
@@ -45,7 +46,10 @@ MemberOrder = tuple["MemberOrder", "MemberOrder"] | Value
 
 @dataclass(eq=False)
 class CoalescedBuffer:
-    """An equivalence class of coalesced values: bytes [low, high) of a private frame, live at the points `live`."""
+    """An equivalence class of coalesced values: bytes [low, high) of a private frame, live at the points `live`.
+
+    With several `rows`, the frame is a row: the buffer is `rows` such rows, and so is every member.
+    """
 
     members: dict[Value, Member]
     order: MemberOrder
@@ -59,6 +63,7 @@ class CoalescedBuffer:
     owner: Value | None = None  # the owner of the bytes, shared by all members; None in a loop view
     index: dict[IndexCell, list[IndexEntry]] = field(default_factory=dict)
     byte_levels: set[int] = field(default_factory=set)  # log2 sizes of the byte cells
+    rows: int = 1
 
     @property
     def is_preplaced(self) -> bool:
@@ -68,13 +73,18 @@ class CoalescedBuffer:
     @property
     def nbytes(self) -> int:
         """The size of the buffer in bytes."""
-        return self.high - self.low
+        return (self.high - self.low) * self.rows
+
+    def width_of(self, value: Value) -> int:
+        """Return the bytes of a value in the frame."""
+        return value.nbytes // self.rows
 
     def add_member(self, member: Member, halves: LiveRange) -> None:
         """Add a member to the buffer and to the index, or index a changed member."""
         self.members[member.value] = member
-        place = (member.offset, member.offset + member.value.nbytes, member)
-        for cell in _index_cells(member.offset, member.value.nbytes, halves):
+        width = self.width_of(member.value)
+        place = (member.offset, member.offset + width, member)
+        for cell in _index_cells(member.offset, width, halves):
             self.index.setdefault(cell, []).append(place)
             if cell[0] == "bytes":
                 self.byte_levels.add(cell[1])
@@ -108,8 +118,24 @@ class CoalescedBuffer:
                 todo += reversed(order)
 
 
+def buffer_in_rows(buffer: CoalescedBuffer, rows: int, ranges: Mapping[Value, LiveRange]) -> CoalescedBuffer | None:
+    """Return a buffer with `rows` rows in the same bytes; None if some member is not `rows` rows of the buffer."""
+    if buffer.rows == rows:
+        return buffer
+    if buffer.rows != 1 or buffer.is_preplaced or buffer.filled_by_caller or buffer.owner is None:
+        return None
+    for member in buffer.members.values():
+        shape = member.value.spec.shape if isinstance(member.value.spec, TensorSpec) else ()
+        if shape[:1] != (rows,) or member.value.nbytes != buffer.nbytes or member.how == "pointer":
+            return None
+    changed = replace(buffer, members={}, index={}, byte_levels=set(), rows=rows, low=0, high=buffer.nbytes // rows)
+    for member in buffer.members.values():
+        changed.add_member(member._replace(offset=0), ranges.get(member.value, ()))
+    return changed
+
+
 def union_without_members(a: CoalescedBuffer, b: CoalescedBuffer, shift: int) -> CoalescedBuffer:
-    """Return the merger of two buffers with `b` moved by `shift` bytes, without members."""
+    """Return the merger of two buffers of equal rows with `b` moved by `shift` bytes, without members."""
     home = a if a.is_preplaced else b
     return CoalescedBuffer(
         members={},
@@ -121,6 +147,7 @@ def union_without_members(a: CoalescedBuffer, b: CoalescedBuffer, shift: int) ->
         writable=home.writable,
         filled_by_caller=a.filled_by_caller or b.filled_by_caller,
         loop_view=home.loop_view,
+        rows=a.rows,
     )
 
 

@@ -11,18 +11,19 @@ base live. For segmented buffers (`analysis/interference.py`) every legal merge 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.analysis.byte_provenance import Provenance, have_equal_overlap
+from sublet.analysis.byte_provenance import Provenance, have_equal_overlap, row_bytes
 from sublet.analysis.coalesced_buffer import (
     CoalescedBuffer,
     Member,
     add_live_bytes,
+    buffer_in_rows,
     replace_by_merged,
     union_without_members,
 )
@@ -30,6 +31,7 @@ from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.loop_versions import ExitEdges
 from sublet.analysis.program_facts import LoopView
 from sublet.analysis.streams import Concurrency
+from sublet.base.ranges import merge
 from sublet.ir.graph import Value
 
 Overwrite = tuple[int, Value, Value]
@@ -62,6 +64,27 @@ class NodeCopy(NamedTuple):
     end: int
 
 
+NodeCopies = Mapping[tuple[Value, Value], tuple[NodeCopy, ...]]
+"""The copies made by a node into an output, by (operand, output)."""
+
+
+@dataclass(frozen=True)
+class RowSharing:
+    """The facts of sharing row by row: as for whole values, with bytes of a row; see `program_facts.RowFacts`.
+
+    strided     the values of which only each row need be contiguous: every node that writes or reads them takes strides
+    live_bytes  a merge may raise the live bytes up to here, since no copy at all is worth more than fewer live bytes
+    """
+
+    provenance: Mapping[Value, Provenance]
+    node_copies: NodeCopies
+    strided: frozenset[Value]
+    live_bytes: int
+
+
+NO_ROWS = RowSharing({}, {}, frozenset(), 0)
+
+
 @dataclass
 class Coalescer:
     """The state of buffer coalescing: the buffer of every value, and the live bytes at every point."""
@@ -74,7 +97,7 @@ class Coalescer:
     offset_of: dict[Value, int]
     live_bytes: NDArray[np.int64]
     allowed_overwrites: AllowedOverwrites
-    node_copies: Mapping[tuple[Value, Value], tuple[NodeCopy, ...]]
+    node_copies: NodeCopies
     exit_edges: Mapping[Value, ExitEdges]
     renamed_sources: frozenset[Value]
     multiple_definitions: Mapping[Value, tuple[int, ...]]  # the defining points of values with several definitions
@@ -84,18 +107,92 @@ class Coalescer:
     rectangular: bool = True  # true if buffers are rectangles, needed whole while any member is live
     candidate_pair: tuple[CoalescedBuffer, ...] = ()  # the buffers of parent and child, during a merge
     never_written: set[Value] = field(default_factory=set)  # views in place and aliases, which no node writes
+    by_rows: RowSharing = NO_ROWS
+    is_peak_known: bool = False  # true if the merges under way raise no peak together
 
-    def try_coalesce(self, how: str, child: Value, parent: Value, offset: int) -> bool:
+    def try_coalesce(self, how: str, child: Value, parent: Value, offset: int, rows: int = 1) -> bool:
         """Merge the buffer of `child` into the buffer of `parent`, with `child` at `offset` bytes after `parent`.
 
         Return True if `child` lies at the requested place afterwards: already before, or by a legal and profitable
-        merge. `how` is the reason of sharing, as recorded in plans.
+        merge. `how` is the reason of sharing, as recorded in plans. With several `rows`, each row of `child` lies
+        `offset` bytes after the same row of `parent`.
         """
         a, b = self.buffer_of.get(parent), self.buffer_of.get(child)
         if a is None or b is None:
             return False
-        if a is b:
+        if a is b and a.rows == rows:
             return self.offset_of[child] == self.offset_of[parent] + offset
+        if a is b or max(a.rows, b.rows) > rows:
+            if offset or child.nbytes != parent.nbytes:
+                return False  # no range of bytes that only spans whole rows
+            if a is b:
+                return self.offset_of[child] == self.offset_of[parent]
+            rows = max(a.rows, b.rows)
+        if rows > 1:
+            return self._try_coalesce_rows(how, child, parent, offset, rows)
+        return self._try_merge(how, child, parent, a, b, offset)
+
+    def coalesce_rows(self, how: str, whole: Value, parts: Sequence[tuple[Value, int]], rows: int) -> None:
+        """Merge the buffers of `parts`, each with an offset in a row of `whole`, into the buffer of `whole`.
+
+        A single operand of a concatenation would keep the bytes of all others live. So all parts merge if all merges
+        together raise no peak; otherwise each part that alone raises none.
+        """
+        groups = [self.buffer_of[value] for value in dict.fromkeys((whole, *(part for part, _ in parts)))]
+        self.is_peak_known = self._fit_together([each for each in dict.fromkeys(groups) if not each.is_preplaced])
+        for part, offset in parts:
+            self.try_coalesce(how, part, whole, offset, rows)
+        self.is_peak_known = False
+
+    def _fit_together(self, groups: Sequence[CoalescedBuffer]) -> bool:
+        """True if a merge of all buffers, with the bytes of the largest, raises no peak."""
+        live = merge(piece for group in groups for piece in group.live)
+        if len(groups) < 2 or not live:
+            return False
+        begin, end = live[0][0], live[-1][1]
+        window = self.live_bytes[begin:end].copy()
+        before = max(int(np.maximum.reduce(window)), self.by_rows.live_bytes)
+        for group in groups:
+            add_live_bytes(window, group, -1, begin)
+        for first, last in live:
+            window[first - begin : last - begin] += max(group.nbytes for group in groups)
+        return int(np.maximum.reduce(window)) <= before
+
+    def _try_coalesce_rows(self, how: str, child: Value, parent: Value, offset: int, rows: int) -> bool:
+        """Merge as `try_coalesce` does, with the buffers in rows; undo the rows if there is no merge."""
+        before = self.buffer_of[parent], self.buffer_of[child]
+        if before[0] is before[1] or self.fixed_offsets:
+            return False
+        after = [buffer_in_rows(buffer, rows, self.ranges.slot_ranges) for buffer in before]
+        a, b = after
+        if a is None or b is None:
+            return False
+        shift = (self.offset_of[parent] if a is before[0] else 0) + offset
+        shift -= self.offset_of[child] if b is before[1] else 0
+        width = max(a.high, b.high + shift) - min(a.low, b.low + shift)
+        members = (member.value for buffer in (a, b) for member in buffer.members.values())
+        if width % self.alignment or any(
+            row_bytes(value) != width and value not in self.by_rows.strided for value in members
+        ):
+            return False
+        for old, new in zip(before, (a, b), strict=True):
+            self._replace_buffer(old, new)
+        if self._try_merge(how, child, parent, a, b, offset):
+            return True
+        for old, new in zip(before, (a, b), strict=True):
+            self._replace_buffer(new, old)
+        return False
+
+    def _replace_buffer(self, old: CoalescedBuffer, new: CoalescedBuffer) -> None:
+        """Replace a buffer by the same buffer in another frame."""
+        if old is not new:
+            self.buffer_of.update(dict.fromkeys(new.members, new))
+            self.offset_of.update((member.value, member.offset) for member in new.members.values())
+
+    def _try_merge(
+        self, how: str, child: Value, parent: Value, a: CoalescedBuffer, b: CoalescedBuffer, offset: int
+    ) -> bool:
+        """Merge buffer `b` of `child` into buffer `a` of `parent`, of equal rows, if legal and profitable."""
         shift = self.offset_of[parent] + offset - self.offset_of[child]
         if self._is_row_of_other_iteration(a, parent) or self._is_row_of_other_iteration(b, child):
             return False
@@ -192,16 +289,17 @@ class Coalescer:
         elif len(a.members) >= len(b.members):
             for y in b.members.values():
                 lives = halves.get(y.value, ())
-                yield from ((x, y) for x in a.candidates_overlapping(y.offset + shift, y.value.nbytes, lives))
+                yield from ((x, y) for x in a.candidates_overlapping(y.offset + shift, b.width_of(y.value), lives))
         else:
             for x in a.members.values():
                 lives = halves.get(x.value, ())
-                yield from ((x, y) for y in b.candidates_overlapping(x.offset - shift, x.value.nbytes, lives))
+                yield from ((x, y) for y in b.candidates_overlapping(x.offset - shift, a.width_of(x.value), lives))
 
     def _may_overlap(self, x: Member, y: Member, shift: int) -> bool:
         """True if `x`, and `y` moved by `shift` bytes, may lie at their places."""
-        begin, end = y.offset + shift, y.offset + shift + y.value.nbytes
-        if begin >= x.offset + x.value.nbytes or x.offset >= end:
+        a, b = self.candidate_pair
+        begin, end = y.offset + shift, y.offset + shift + b.width_of(y.value)
+        if begin >= x.offset + a.width_of(x.value) or x.offset >= end:
             return True
         # Comparing live ranges is cheaper than comparing provenance, and mostly enough.
         same_place = begin == x.offset
@@ -229,7 +327,8 @@ class Coalescer:
         Equal bytes are not enough if a node reading either value copies bytes into the other, if the source of either
         value is redefined too early, or if either value may be written while another stream reads the other.
         """
-        if not have_equal_overlap(self.provenance[x.value], x.offset, self.provenance[y.value], y.offset + shift):
+        of_x, of_y = (self._provenance_of(member.value) for member in (x, y))
+        if not have_equal_overlap(of_x, x.offset, of_y, y.offset + shift):
             return False
         same_place = x.offset == y.offset + shift
         if self._is_read_after_source_overwritten(x.value, same_place) or self._is_read_after_source_overwritten(
@@ -245,6 +344,11 @@ class Coalescer:
         written = ((x.value, y.value), (y.value, x.value))
         return not any(a not in self.never_written and self.concurrency.may_write_during(a, b) for a, b in written)
 
+    def _provenance_of(self, value: Value) -> Provenance:
+        """Return the provenance of a value in the candidate merge: of its bytes, or of the bytes of a row."""
+        in_rows = self.candidate_pair[0].rows > 1
+        return (self.by_rows.provenance if in_rows else self.provenance)[value]
+
     def _are_defined_together(self, x: Value, y: Value) -> bool:
         """True if a single point defines both values: a kernel must not write two outputs to the same bytes."""
         halves = self.ranges.slot_ranges
@@ -255,7 +359,7 @@ class Coalescer:
 
         The last use may coincide with the overwrite, if the op at the point permits the overwrite at the same place.
         """
-        for segment in self.provenance[value]:
+        for segment in self._provenance_of(value):
             for point in self.multiple_definitions.get(segment.origin, ()) if segment.origin is not value else ():
                 over = same_place and (point, value, segment.origin) in self.allowed_overwrites
                 for begin, end in self.ranges.slot_ranges[value]:
@@ -267,9 +371,10 @@ class Coalescer:
         """True if the node computing `output` from `operand` copies bytes over the bytes of `operand`."""
         start = self._offset_after_merge(output, shift)
         begin = self._offset_after_merge(operand, shift) - start
-        copies = self.node_copies.get((operand, output), ())
+        group = self.candidate_pair[0]
+        copies = (self.by_rows.node_copies if group.rows > 1 else self.node_copies).get((operand, output), ())
         first = bisect_right(copies, begin, key=lambda copy: copy.end)
-        last = bisect_left(copies, begin + operand.nbytes, key=lambda copy: copy.begin)
+        last = bisect_left(copies, begin + group.width_of(operand), key=lambda copy: copy.begin)
         return any(not self._is_copy_in_place(copy, start, shift) for copy in copies[first:last])
 
     def _is_copy_in_place(self, copy: NodeCopy, start: int, shift: int) -> bool:
@@ -298,7 +403,8 @@ class Coalescer:
     def _raises_peak(self, a: CoalescedBuffer, b: CoalescedBuffer, together: CoalescedBuffer) -> bool:
         """True if the merge raises the maximum of live bytes within the lifetime of the merged buffer."""
         if (
-            not self.rectangular
+            not (self.rectangular or together.rows > 1)
+            or self.is_peak_known
             or not together.live
             or (a.nbytes == b.nbytes == together.nbytes and a.is_preplaced == b.is_preplaced)
         ):
@@ -308,6 +414,8 @@ class Coalescer:
         before = int(np.maximum.reduce(window))
         for group, sign in ((a, -1), (b, -1), (together, 1)):
             add_live_bytes(window, group, sign, begin)
+        if together.rows > 1:
+            before = max(before, self.by_rows.live_bytes)
         return int(np.maximum.reduce(window)) > before
 
     def _commit_merge(

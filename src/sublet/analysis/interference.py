@@ -84,10 +84,16 @@ def build_segmented_problem(
 
 
 def _segments_of(buffer: SharedBuffer, ranges: LiveRanges[Value], alignment: int) -> tuple[LiveSegment, ...]:
-    """Return the segments of a buffer; a member without live range is needed as long as the buffer is."""
+    """Return the segments of a buffer; a member without live range is needed as long as the buffer is.
+
+    A member in rows needs the bytes between its rows too.
+    """
+    between = (buffer.rows - 1) * buffer.pitch
     members = (
         LiveSegment(
-            member.offset, member.offset + member.value.nbytes, ranges.point_ranges(member.value) or buffer.live
+            member.offset,
+            member.offset + between + member.value.nbytes // buffer.rows,
+            ranges.point_ranges(member.value) or buffer.live,
         )
         for member in buffer.members
     )

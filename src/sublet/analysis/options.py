@@ -21,6 +21,9 @@ MIN_VIEW_BYTES = 256 << 10
 Order = Literal["given", "less", "least"]
 AtCuts = Literal["arena", "apart"]
 
+MIN_ROW_BYTES = 4 << 10
+"""Bytes of a row in place. A smaller one is copied: a copy costs less than a call a row."""
+
 CHOICES = {
     "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS, LEAST),
     "at_cuts": ("arena", "apart"),
@@ -45,8 +48,10 @@ class Options:
     order      "given": the order of the graph, with nodes that depend on no input run on demand; "less": another order
                if it gives a smaller arena; "least": if the arena is still above the bound on all orders, CP-SAT decides
                order, sharing and offsets together, which may take half a minute (the extra `exact`)
-    in_place_from   slices and rows of loops of at least this many bytes are read and written in place in the whole;
-                    None for the size from which a copy costs more, or for 0 if copies are forbidden
+    in_place_from   slices and rows of loops, and rows of a batch, of at least this many bytes are read and written in
+                    place in the whole; None for the size from which a copy costs more, or for 0 if copies are forbidden
+    in_rows    if true, channel slices of a batch and operands of a concatenation of channels lie in the whole row by
+               row (one row a sample), where all kernels take strides and the arena does not grow
     at_cuts    where values kept across a suspension point lie: in the arena, or "apart", in a separate arena, so that
                the first arena is free while the program is suspended
 
@@ -65,6 +70,7 @@ class Options:
     in_place_from: int | None = None
     order: Order = "given"
     at_cuts: AtCuts = "arena"
+    in_rows: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -84,6 +90,11 @@ class Options:
         if self.in_place_from is not None:
             return self.in_place_from
         return 0 if self.forbid_copies else MIN_VIEW_BYTES
+
+    @property
+    def min_row_bytes(self) -> int:
+        """The least bytes of a row placed in place."""
+        return MIN_ROW_BYTES if self.in_place_from is None else self.in_place_from
 
 
 # The request for one plan, received by every stage of planning: a graph in one order, with options and limits.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.dataflow import assignments, reads, results
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ops import Share, lookup
-from sublet.plan import Stride
+from sublet.ops.op import no_shares, row_form, strided_operands
+from sublet.plan import MAX_ROWS, Stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,25 @@ class SharingFacts:
     views: tuple[Share, ...]
     parts: tuple[Share, ...]
     inplace: tuple[Share, ...]
+
+    @property
+    def moved(self) -> tuple[Share, ...]:
+        """The shares of bytes that the op only moves."""
+        return self.views + self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """The values that an op may share row by row, for operands of which only each row is contiguous.
+
+    Offsets of shares are bytes of a row. The op takes strides in the inputs and outputs at the given positions.
+    """
+
+    rows: int
+    views: tuple[Share, ...]
+    parts: tuple[Share, ...]
+    strided_inputs: frozenset[int]
+    strided_outputs: frozenset[int]
 
 
 class ProgramFacts:
@@ -40,6 +61,7 @@ class ProgramFacts:
         self._sources: dict[Value, tuple[Value, ...]] = {}
         self._body_ends: dict[str, int] = {}  # by loop, the position after the last value of the body
         self._facts: dict[str, SharingFacts] = {}
+        self._graph = graph
         for node in graph.walk():
             self._sources.update(assignments(node))
             if isinstance(node, While):
@@ -53,6 +75,16 @@ class ProgramFacts:
             op = lookup(node.op)
             facts = self._facts[node.name] = SharingFacts(op.views(node), op.parts(node), op.inplace(node))
         return facts
+
+    @cached_property
+    def row_facts(self) -> Mapping[str, RowFacts]:
+        """The row facts of all nodes at the root level; empty if no node shares rows but no contiguous bytes."""
+        plain = [node for node in self._graph.nodes if not node.subgraphs]
+        moving = [node for node in plain if (op := lookup(node.op)).views != no_shares or op.parts != no_shares]
+        known = {node.name: _row_facts_of(node) for node in moving if not self.sharing_facts_of(node).moved}
+        if not any(facts.views or facts.parts for facts in known.values()):
+            return {}
+        return {node.name: known.get(node.name) or _row_facts_of(node) for node in plain}
 
     def carried_values(self, node: While, positions: Iterable[int], pointers: frozenset[Value]) -> frozenset[Value]:
         """Return the values of a loop body with bytes that the renamed parameters at `positions` may be bound to."""
@@ -70,6 +102,19 @@ class ProgramFacts:
             else:
                 carried.add(value)
         return frozenset(carried)
+
+
+def _row_facts_of(node: Node) -> RowFacts:
+    """Return the row facts of a node without sub-graphs."""
+    form, op = row_form(node), lookup(node.op)
+    inputs, outputs = strided_operands(node, form)
+    if form is None or form.count > MAX_ROWS:
+        return RowFacts(1, (), (), inputs, outputs)
+    views, parts = (
+        tuple(share for share in shares if share.input in form.inputs)
+        for shares in (op.views(form.node), op.parts(form.node))
+    )
+    return RowFacts(form.count, views, parts, inputs, outputs)
 
 
 # Loop views: slices and rows as strided views of the whole, at a different offset in every iteration.

@@ -7,6 +7,7 @@ a merge legal and profitable:
     slice, row  a slice or row as a strided view of the whole in every iteration, see `analysis.program_facts`
     view        a view with the base
     part        a concatenation operand, written in place in the result
+    view, part  the same row by row, for values of which only each row is contiguous: channel slices of a batch
     carry       the source of an update, written straight into the updated input or weight
     inplace     an output written over an input at the last use of the input
     carry       the source of a control-flow move (the update of a parameter, the result of an arm), written straight
@@ -16,19 +17,21 @@ a merge legal and profitable:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from sublet.analysis.byte_provenance import compute_provenance
+from sublet.analysis.byte_provenance import compute_provenance, row_bytes
 from sublet.analysis.coalesced_buffer import CoalescedBuffer, Member, add_live_bytes
-from sublet.analysis.coalescing import AllowedOverwrites, Coalescer, NodeCopy
+from sublet.analysis.coalescing import AllowedOverwrites, Coalescer, NodeCopy, RowSharing
 from sublet.analysis.control_flow import ControlFlowGraph, FlowPoint
 from sublet.analysis.liveness import LiveRange, LiveRanges
 from sublet.analysis.options import MIN_VIEW_BYTES
-from sublet.analysis.program_facts import LoopView, SharingFacts, why_not_view
+from sublet.analysis.program_facts import LoopView, RowFacts, SharingFacts, why_not_view
 from sublet.analysis.streams import Concurrency
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
@@ -91,8 +94,9 @@ class SharedBuffer:
     """A set of values sharing a block of `nbytes` bytes.
 
     `bound_storage` names the storage outside the arena, "" for the arena. A buffer with a `loop_view` owns no bytes: in
-    every iteration the buffer is a different slice or row of another buffer. Invariant: bytes covered by several
-    members live at the same time are equal for all these members.
+    every iteration the buffer is a different slice or row of another buffer. A buffer of several `rows` repeats a row;
+    offsets of members are offsets in the first row. Invariant: bytes covered by several members live at the same time
+    are equal for all these members.
     """
 
     members: tuple[Member, ...]
@@ -100,11 +104,24 @@ class SharedBuffer:
     live: LiveRange
     bound_storage: str = ""
     loop_view: LoopView | None = None
+    rows: int = 1
+
+    @property
+    def pitch(self) -> int:
+        """The bytes from row to row."""
+        return self.nbytes // self.rows
 
     @property
     def needs_arena(self) -> bool:
         """True if the buffer needs bytes in the arena."""
         return not self.bound_storage and self.loop_view is None
+
+
+class RowLimits(NamedTuple):
+    """Limits of sharing row by row: the least bytes of a row, and the live bytes that merges may reach anywhere."""
+
+    smallest: int
+    live_bytes: int
 
 
 def share_buffers(
@@ -118,6 +135,7 @@ def share_buffers(
     blocks: bool = True,
     fixed_offsets: Mapping[Value, int] | None = None,
     smallest: int = MIN_VIEW_BYTES,
+    row_limits: RowLimits | None = None,
 ) -> tuple[SharedBuffer, ...]:
     """Coalesce the values of a program into buffers and return the buffers, in order of definition.
 
@@ -125,7 +143,8 @@ def share_buffers(
     Without `merging`, only renamed values are merged, with the values bound to them. With `blocks`, a merge must not
     raise the peak of live bytes; without, every legal merge is made, but for merges contradicting the fixed offsets in
     `fixed_offsets` (bytes). Slices and rows below `smallest` bytes are not placed as views. Offsets of views and
-    operands must be multiples of `alignment` bytes. Values of zero bytes and unplannable values get no buffer.
+    operands must be multiples of `alignment` bytes. With `row_limits`, values may share bytes row by row. Values of
+    zero bytes and unplannable values get no buffer.
     """
     merger = _initial_coalescer(graph, flow, ranges, alignment, homes or {})
     merger.rectangular, merger.fixed_offsets = blocks, fixed_offsets or {}
@@ -139,6 +158,19 @@ def share_buffers(
         for view, base, offset in _present_shares(node, facts.views):
             merger.try_coalesce("view", view, base, offset)
     _place_concat_operands(merger, nodes)
+    row_facts = flow.unrolling.facts.row_facts if row_limits is not None else {}
+    in_order = [(node, row_facts[node.name]) for node, _ in nodes if node.name in row_facts]
+    smallest_row = row_limits.smallest if row_limits is not None else 0
+    if row_facts and row_limits is not None:
+        merger.by_rows = _row_sharing_of(flow, row_facts, row_limits.live_bytes)
+    views: dict[tuple[Value, int], list[tuple[Value, int]]] = {}
+    for node, by_row in in_order:
+        for view, base, offset in _present_shares(node, by_row.views):
+            if row_bytes(view) >= smallest_row:
+                views.setdefault((base, by_row.rows), []).append((view, offset))
+    for (base, rows), of_base in views.items():
+        merger.coalesce_rows("view", base, of_base, rows)
+    _place_concat_rows(merger, in_order, smallest_row)
     for point in flow.points:
         if point.kind == "update":
             _coalesce_moves(merger, point)
@@ -149,6 +181,7 @@ def share_buffers(
     for first, later in flow.unrolling.prologue_pairs:
         merger.try_coalesce("carry", first, later, 0)
     _place_concat_operands(merger, nodes)
+    _place_concat_rows(merger, in_order, smallest_row)
     return _to_shared_buffers(merger)
 
 
@@ -157,6 +190,31 @@ def _place_concat_operands(merger: Coalescer, nodes: list[tuple[Node, SharingFac
     for node, facts in nodes:
         for whole, part, offset in _present_shares(node, facts.parts):
             merger.try_coalesce("part", part, whole, offset)
+
+
+def _place_concat_rows(merger: Coalescer, nodes: list[tuple[Node, RowFacts]], smallest: int) -> None:
+    """Merge the operands of concatenations into the results, row by row, with rows of at least `smallest` bytes."""
+    for node, facts in nodes:
+        shares = [share for share in _present_shares(node, facts.parts) if row_bytes(share[1]) >= smallest]
+        for whole in dict.fromkeys(whole for whole, _, _ in shares):
+            parts = [(part, offset) for around, part, offset in shares if around == whole]
+            merger.coalesce_rows("part", whole, parts, facts.rows)
+
+
+def _row_sharing_of(flow: ControlFlowGraph, row_facts: Mapping[str, RowFacts], live_bytes: int) -> RowSharing:
+    """Return the facts of sharing row by row, for a program in a single stream."""
+    contiguous: set[Value] = set()
+    for point in flow.points:
+        facts = row_facts.get(point.node.name) if point.node is not None and point.facts is not None else None
+        if facts is None or point.node is None:
+            contiguous.update((*point.uses, *point.defs, *(value for pair in point.moves for value in pair)))
+            continue
+        inputs, outputs = enumerate(point.node.inputs), enumerate(point.node.outputs)
+        contiguous.update(value for i, value in inputs if value is not None and i not in facts.strided_inputs)
+        contiguous.update(value for i, value in outputs if value is not None and i not in facts.strided_outputs)
+    strided = frozenset(value for value in flow.unrolling.versions if value not in contiguous)
+    copies = _node_copies_of(flow, lambda point: row_facts.get(point.node.name) if point.node else None, row_bytes)
+    return RowSharing(compute_provenance(flow, row_facts), copies, strided, live_bytes)
 
 
 def find_copying_moves(
@@ -302,18 +360,22 @@ def _multiple_definitions(flow: ControlFlowGraph) -> dict[Value, tuple[int, ...]
     return {value: tuple(defining) for value, defining in points.items() if len(defining) > 1}
 
 
-def _node_copies_of(flow: ControlFlowGraph) -> dict[tuple[Value, Value], tuple[NodeCopy, ...]]:
+def _node_copies_of(
+    flow: ControlFlowGraph,
+    facts_of: Callable[[FlowPoint], SharingFacts | RowFacts | None] = attrgetter("facts"),
+    width: Callable[[Value], int] = attrgetter("nbytes"),
+) -> dict[tuple[Value, Value], tuple[NodeCopy, ...]]:
     """Map (operand, output) of every view or concatenation to the copies made into the output, by offset."""
     by_pair: dict[tuple[Value, Value], tuple[NodeCopy, ...]] = {}
     for point in flow.points:
-        node, facts = point.node, point.facts
+        node, facts = point.node, facts_of(point)
         if node is None or facts is None or not (facts.views or facts.parts):
             continue
         copies: dict[Value, list[NodeCopy]] = {}
         for output, base, offset in _present_shares(node, facts.views):
-            copies.setdefault(output, []).append(NodeCopy(base, -offset, 0, output.nbytes))
+            copies.setdefault(output, []).append(NodeCopy(base, -offset, 0, width(output)))
         for output, part, offset in _present_shares(node, facts.parts):
-            copies.setdefault(output, []).append(NodeCopy(part, offset, offset, offset + part.nbytes))
+            copies.setdefault(output, []).append(NodeCopy(part, offset, offset, offset + width(part)))
         for output, of_output in copies.items():
             by_offset = tuple(sorted(of_output, key=lambda copy: copy.begin))
             by_pair.update(dict.fromkeys(((operand, output) for operand in node.uses), by_offset))
@@ -364,5 +426,7 @@ def _to_shared_buffers(merger: Coalescer) -> tuple[SharedBuffer, ...]:
             continue
         seen.add(id(group))
         members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.members_in_order())
-        buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.bound_storage, group.loop_view))
+        buffers.append(
+            SharedBuffer(members, group.nbytes, group.live, group.bound_storage, group.loop_view, group.rows)
+        )
     return tuple(buffers)

@@ -78,7 +78,9 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
     if malformed or any(finding.rule == "illegal-graph" for finding in findings):
         return (*findings, *malformed)
     graph = redirect_updates(graph, plan)
-    origins = {node.name: byte_sources_of(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
+    in_rows = {place.value for place in plan.placements if place.region.rows != 1}
+    plain = (node for node in graph.walk() if not isinstance(node, While | CaseOf))
+    origins = {node.name: byte_sources_of(node, in_rows) for node in plain}
     known = compute_contents(graph, origins)
     findings += check_order(graph, schedule)
     misread, accesses = replay(graph, schedule, layout, known, origins)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sublet.base.errors import Finding
 from sublet.checker.contents import ByteSource, op_facts, slice_content
-from sublet.checker.layout import PlanLayout, format_region, overlapping_pairs
+from sublet.checker.layout import PlanLayout, format_region, overlapping_pairs, regions_overlap
 from sublet.checker.loop_slices import slice_region
 from sublet.checker.memory import Content
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
@@ -91,11 +91,14 @@ class ActionBuilder:
         place = None if operand is None else self.layout.region_of(operand)
         if place is None or place.storage != region.storage:
             return False
-        return place.offset + source.start == region.offset + source.at
+        return _address(place, source.start) == _address(region, source.at)
 
     def _write_of_source(self, out: Value, region: Region, source: ByteSource) -> Write:
         """Return the write of the part of an output described by `source`."""
-        part = Region(region.storage, region.offset + source.at, source.length)
+        if source.length == out.nbytes:
+            part = region
+        else:  # a source in a region of rows lies within a row
+            part = Region(region.storage, _address(region, source.at), source.length)
         return Write(part, slice_content(self.content_of(out), source.at, source.length), value=out.name)
 
     def read_index(self, node: CaseOf) -> Action:
@@ -193,6 +196,14 @@ class ActionBuilder:
                 yield Write(region, self.content_of(value), value=value.name)
 
 
+def _address(region: Region, at: int) -> int:
+    """Return the address of byte `at` of a value in a region."""
+    if region.rows == 1:
+        return region.offset + at
+    row, column = divmod(at, region.nbytes // region.rows)
+    return region.offset + row * region.pitch + column
+
+
 def _stacked_values(node: While) -> list[Value]:
     """Return the present stacked outputs of a loop."""
     return [value for value in node.stacked_outputs if value is not None]
@@ -202,7 +213,8 @@ def _merge_adjacent(writes: list[Write]) -> Iterator[Write]:
     """Yield writes, with adjacent writes of one value merged."""
     run: list[Write] = []
     for write in writes:
-        if run and (run[-1].value != write.value or run[-1].region.end != write.region.offset):
+        is_next = run and run[-1].value == write.value and run[-1].region.end == write.region.offset
+        if run and not (is_next and run[-1].region.rows == write.region.rows == 1):
             yield _merge_run(run)
             run = []
         run.append(write)
@@ -212,6 +224,8 @@ def _merge_adjacent(writes: list[Write]) -> Iterator[Write]:
 
 def _merge_run(run: Sequence[Write]) -> Write:
     """Return adjacent writes of one value as a single write."""
+    if len(run) == 1:
+        return run[0]
     first, last = run[0].region, run[-1].region
     region = Region(first.storage, first.offset, last.end - first.offset)
     return Write(region, tuple(piece for write in run for piece in write.content), value=run[0].value)
@@ -292,8 +306,3 @@ def possible_regions(layout: PlanLayout, region: Region) -> list[Region]:
     """
     around = [found for _, found in layout.cells.enclosing_regions(region)]
     return around if layout.cells.current_slice_of(region.storage) != region.storage else around[:1]
-
-
-def regions_overlap(one: Region, other: Region) -> bool:
-    """True if two regions overlap."""
-    return one.storage == other.storage and one.offset < other.end and other.offset < one.end

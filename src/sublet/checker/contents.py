@@ -7,13 +7,13 @@ their bytes are equal by construction, independent of placement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sublet.base.errors import SubletError
 from sublet.checker.memory import Content, TokenRange
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ops.op import Op, Share, lookup, shares_of
+from sublet.ops.op import Op, RowForm, Share, lookup, row_form, shares_of
 
 MAX_PIECES = 1024
 """Pieces of one value; a value with more pieces counts as new bytes. A chain of n `x = Concat(x, x)` would take 2^n."""
@@ -41,15 +41,43 @@ def op_facts(node: Node) -> Op:
         return Op(node.op)
 
 
-def byte_sources_of(node: Node) -> tuple[tuple[ByteSource, ...], ...]:
+def byte_sources_of(node: Node, in_rows: Collection[str] = ()) -> tuple[tuple[ByteSource, ...], ...]:
     """Return, for each output position of an op's node, the sources of the bytes in order of address.
 
-    Scratch memory is the last position.
+    Scratch memory is the last position. Where an operand is among `in_rows`, every source lies within a row.
     """
     op = op_facts(node)
+    form = None if all(value.name not in in_rows for value in (*node.uses, *node.defs)) else row_form(node)
+    if form is not None and (op.views(form.node) or op.parts(form.node)):
+        scratch = () if node.scratch is None else (_sources_of(node, node.scratch, [], []),)
+        return (*(_in_all_rows(form, out) for out in _row_sources(form, op)), *scratch)
     views, parts = _by_output(shares_of(node, op.views)), _by_output(shares_of(node, op.parts))
     written = enumerate(node.outputs_and_scratch)
     return tuple(_sources_of(node, out, views.get(i, []), parts.get(i, [])) for i, out in written)
+
+
+def _row_sources(form: RowForm, op: Op) -> Iterator[tuple[ByteSource, ...]]:
+    """Yield the sources of the first row of every output."""
+    views, parts = (
+        _by_output(share for share in shares if share.input in form.inputs)
+        for shares in (op.views(form.node), op.parts(form.node))
+    )
+    for i, out in enumerate(form.node.outputs):
+        yield _sources_of(form.node, out, views.get(i, []), parts.get(i, []))
+
+
+def _in_all_rows(form: RowForm, sources: tuple[ByteSource, ...]) -> tuple[ByteSource, ...]:
+    """Return the sources of all rows of an output, given the sources of the first row, which cover the row."""
+    width, inputs = sum(source.length for source in sources), form.node.inputs
+    starts = [0 if value is None else value.nbytes for value in inputs]
+    return tuple(
+        source._replace(
+            at=source.at + row * width,
+            start=source.start + (0 if source.input is None else row * starts[source.input]),
+        )
+        for row in range(form.count)
+        for source in sources
+    )
 
 
 def _by_output(shares: Iterable[Share]) -> dict[int, list[Share]]:
@@ -98,7 +126,7 @@ def compute_contents(
 ) -> dict[str, Content]:
     """Return the content of every value of the program, by name.
 
-    A content with more than MAX_PIECES pieces counts as new bytes of the value's own token.
+    A content with more than MAX_PIECES pieces, or pieces a row, counts as new bytes of the value's own token.
     """
     known = {value.name: own_content(value) for value in graph.values()}
     total = 0
@@ -111,7 +139,8 @@ def compute_contents(
             if out is not None:
                 content = concat_contents(_content(node, out, source, known) for source in pieces)
                 total += len(content)
-                if len(content) <= MAX_PIECES and total <= MAX_ALL_PIECES:
+                rows = max(1, len(pieces) // max(1, len(node.inputs)))  # sources by rows: one a row for each input
+                if len(content) <= rows * MAX_PIECES and total <= MAX_ALL_PIECES:
                     known[out.name] = content
     return known
 

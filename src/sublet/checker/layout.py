@@ -2,23 +2,26 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updates-untold, bad-copies, false-heads.
+bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updates-untold, bad-copies, false-heads,
+bad-rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sublet.base.errors import Finding
-from sublet.base.tensor import Unplannable
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.checker.entry_bindings import EntryBindings, declared_bindings
 from sublet.checker.loop_slices import SliceStorages, StrideResolver
-from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import row_form, strided_operands
 from sublet.plan import (
     ARENA,
+    MAX_ROWS,
     OPEN,
     POINTER,
     Context,
@@ -95,6 +98,7 @@ def build_layout(graph: Graph, plan: MemoryPlan) -> tuple[PlanLayout, list[Findi
     storages = {storage.name: storage for storage in plan.storages}
     findings = [*_check_unique_names(graph), *_check_storages(graph, plan), *_check_transfer_memory(graph, plan)]
     findings += [*_check_declared_values(graph, plan), *_check_rolled_loops(graph, plan)]
+    findings += _check_strided_operands(graph, plan)
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
@@ -113,9 +117,12 @@ def build_layout(graph: Graph, plan: MemoryPlan) -> tuple[PlanLayout, list[Findi
         placed[placement.value].add(contexts)
         value = values.get(placement.value)
         findings += _check_placement(placement, value, storages, plan.alignment)
+        if value is not None and (wrong := _wrong_rows(placement, value, plan.alignment)):
+            findings.append(Finding("bad-rows", f"value {value}", wrong))
+            continue
         if value is None or not value.nbytes or placement.region.storage not in storages:
             continue
-        plain = Region(placement.region.storage, placement.region.offset, value.nbytes)
+        plain = replace(placement.region, nbytes=value.nbytes)
         regions_found = [
             plain if not placement.strides else strides.slice_region_of(placement, context) for context in contexts
         ]
@@ -301,12 +308,57 @@ def _check_placement(
         yield Finding("wrong-size", where, f"has a region of {region.nbytes} bytes, but needs {value.nbytes}")
     if region.storage not in storages:
         yield Finding("unknown-storage", where, f"lies in storage {region.storage!r}, which the plan does not list")
-    elif value.nbytes and not 0 <= region.offset <= storages[region.storage].nbytes - value.nbytes:
+    elif value.nbytes and not 0 <= region.offset <= region.end <= storages[region.storage].nbytes:
         what = f"lies at {format_region(region)}, but {region.storage} has {storages[region.storage].nbytes} bytes"
         yield Finding("out-of-storage", where, what)
     if value.nbytes and alignment > 1 and region.offset % alignment:
         what = f"lies at offset {region.offset}, which is no multiple of the alignment {alignment}"
         yield Finding("misaligned", where, what)
+
+
+def _wrong_rows(placement: Placement, value: Value, alignment: int) -> str:
+    """Return what is wrong with the rows of a placement, "" for nothing."""
+    region, shape = placement.region, value.spec.shape if isinstance(value.spec, TensorSpec) else ()
+    if region.rows == 1:
+        return f"has a pitch of {region.pitch} bytes for a single row" if region.pitch else ""
+    if not 1 < region.rows <= MAX_ROWS or shape[:1] != (region.rows,) or not value.nbytes:
+        return f"lies in {region.rows} rows, but is {value.spec}"
+    if value.nbytes % region.rows or region.pitch < value.nbytes // region.rows or region.pitch % max(1, alignment):
+        return f"has rows of {value.nbytes // region.rows} bytes every {region.pitch} bytes, alignment {alignment}"
+    if placement.strides or placement.copies:
+        return "lies in rows, and moves from iteration to iteration"
+    return ""
+
+
+def _check_strided_operands(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Check that each value in rows is written by one kernel and read by kernels, all of which take strides."""
+    in_rows = {placement.value for placement in plan.placements if placement.region.rows != 1}
+    if not in_rows:
+        return
+    produced: set[str] = set()
+    callers = (*graph.inputs, *graph.weights, *graph.outputs, *(value for pair in graph.updates for value in pair))
+    refused = {value.name: "the caller" for value in callers if value.name in in_rows}
+    for node in graph.nodes:
+        produced.update(value.name for value in node.outputs if value is not None)
+        within = (each for sub in node.subgraphs for each in sub.walk())
+        touched = {value.name for each in (node, *within) for value in (*each.uses, *each.defs)} & in_rows
+        if touched:
+            taken = _names_of_strided(node) if not node.subgraphs else set()
+            refused |= dict.fromkeys(touched - taken, f"node {node.name}")
+    refused |= dict.fromkeys(in_rows - produced, "its producer")
+    for name, who in sorted(refused.items()):
+        yield Finding("bad-rows", f"value %{name}", f"lies in rows, but {who} takes only contiguous bytes")
+
+
+def _names_of_strided(node: Node) -> set[str]:
+    """Return the names of the operands of a node in which its kernels take strides wherever the node uses them."""
+    positions = strided_operands(node, row_form(node))
+    taken: dict[str, bool] = {}
+    for operands, strided in zip((node.inputs, node.outputs), positions, strict=True):
+        for i, value in enumerate(operands):
+            if value is not None:
+                taken[value.name] = taken.get(value.name, True) and i in strided
+    return {name for name, takes in taken.items() if takes}
 
 
 def _check_bound_values(graph: Graph, layout: PlanLayout) -> Iterator[Finding]:
@@ -351,10 +403,26 @@ def overlapping_pairs(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tup
         region = entry[0]
         active = [other for other in active if other[0].storage == region.storage and other[0].end > region.offset]
         for other in active:
-            yield other, entry
+            if regions_overlap(other[0], region):
+                yield other, entry
         active.append(entry)
+
+
+def regions_overlap(one: Region, other: Region) -> bool:
+    """True if two regions have a byte in common; a region in rows has only the bytes of its rows."""
+    if one.storage != other.storage or one.offset >= other.end or other.offset >= one.end:
+        return False
+    if one.rows == other.rows == 1:
+        return True
+    a, b = list(one.runs), list(other.runs)
+    while a and b:
+        if a[-1].offset < b[-1].end and b[-1].offset < a[-1].end:
+            return True
+        (a if a[-1].offset >= b[-1].end else b).pop()
+    return False
 
 
 def format_region(region: Region) -> str:
     """Return a region as text: storage[begin, end)."""
-    return f"{region.storage}[{region.offset}, {region.end})"
+    rows = f" in {region.rows} rows every {region.pitch} bytes" if region.rows != 1 else ""
+    return f"{region.storage}[{region.offset}, {region.end}){rows}"

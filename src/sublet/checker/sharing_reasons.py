@@ -13,7 +13,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.checker.contents import op_facts
 from sublet.checker.state_space import PointState, StateSpace
 from sublet.ir.graph import Node, Value, While
-from sublet.ops.op import Share
+from sublet.ops.op import Share, row_form
 from sublet.plan import Placement, Region, Stride
 
 SharingReasons = dict[tuple[str, int, int], set[str]]
@@ -38,7 +38,7 @@ def sharing_reasons(walk: StateSpace) -> SharingReasons:
         by_address: dict[object, list[int]] = {}
         for number in numbers:
             place = walk.placement_by_number(number)
-            by_address.setdefault((place.region.storage, place.strides, place.region.offset), []).append(number)
+            by_address.setdefault((place.region, place.strides), []).append(number)
         for one, other in (pair for alike in by_address.values() for pair in permutations(alike, 2)):
             reasons.setdefault(("carry", one, other), set()).add(walk.placement_by_number(other).value)
     return reasons
@@ -47,7 +47,17 @@ def sharing_reasons(walk: StateSpace) -> SharingReasons:
 def is_at_distance(place: Placement, base: Placement, distance: int) -> bool:
     """True if a placement begins `distance` bytes after `base`, in every iteration."""
     one, other = place.region, base.region
+    if (one.rows, one.pitch) != (other.rows, other.pitch):
+        return False
     return (one.storage, place.strides) == (other.storage, base.strides) and one.offset == other.offset + distance
+
+
+def are_rows_at_distance(place: Placement, base: Placement, rows: int, distance: int) -> bool:
+    """True if each of `rows` rows of a placement begins `distance` bytes after the same row of `base`."""
+    if place.strides or base.strides:
+        return False
+    pairs = [(place.region.row(i, rows), base.region.row(i, rows)) for i in (0, 1)]
+    return all(one.storage == other.storage and one.offset == other.offset + distance for one, other in pairs)
 
 
 def is_slice_of(part: Placement, whole: Placement, value: Value, loop: str, axis: int, backwards: bool) -> bool:
@@ -123,6 +133,18 @@ def _reasons_of_op(walk: StateSpace, visit: PointState, node: Node) -> ReasonEnt
     for share, output, source in pairs(op.parts(node)):
         if is_at_distance(walk.placement_by_number(source), walk.placement_by_number(output), share.offset):
             yield "part", source, output, {walk.placement_by_number(output).value}
+    numbers = [walk.placement_of(value, visit) for value in (*node.uses, *node.defs)]
+    if all(number is None or walk.placement_by_number(number).region.rows == 1 for number in numbers):
+        return
+    if (form := row_form(node)) is None:
+        return
+    for how, shares in (("view", op.views(form.node)), ("part", op.parts(form.node))):
+        for share, output, source in pairs(tuple(share for share in shares if share.input in form.inputs)):
+            one, other = (output, source) if how == "view" else (source, output)
+            part, whole = walk.placement_by_number(one), walk.placement_by_number(other)
+            if are_rows_at_distance(part, whole, form.count, share.offset):
+                value = node.inputs[share.input] if how == "view" else None
+                yield how, one, other, {whole.value, value.name if value else whole.value}
 
 
 def _record_entry_placements(

@@ -283,6 +283,8 @@ class AbstractState:
 
         Bytes of a pointer inside the pointer's own target are correct unless invalidated.
         """
+        if region.rows != 1:
+            return [wrong for run, part in _rows_with_content(region, content) for wrong in self.mismatches(run, part)]
         segments: list[MemorySegment] = []
         at = region.offset
         for piece in content:
@@ -307,6 +309,10 @@ class AbstractState:
 
     def write(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
         """Write resolved bytes to a region; `source` is the former content, under which pointers may know the bytes."""
+        if region.rows != 1:
+            for run, part in _rows_with_content(region, content):
+                self.write(run, part, writer)
+            return
         self.memory.write(region.storage, region.offset, content, writer)
         self._update_pointers(region, content, writer, source)
 
@@ -363,6 +369,12 @@ class _TargetSelection(Mapping[str, Region]):
 
     def __len__(self) -> int:
         return len(self._pointers)
+
+
+def _rows_with_content(region: Region, content: Content) -> Iterator[tuple[Region, Content]]:
+    """Yield each row of a region with its part of the content."""
+    for number, run in enumerate(region.runs):
+        yield run, slice_content(content, number * run.nbytes, run.nbytes)
 
 
 def _foreign_segments(

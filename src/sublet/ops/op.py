@@ -7,7 +7,7 @@ any node. Facts are functions of one node: of specs, attributes and literals.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, Protocol
 
@@ -90,6 +90,14 @@ def no_shares(node: Node) -> tuple[Share, ...]:
     return ()
 
 
+Strided = Callable[[Node], frozenset[int]]
+
+
+def no_strides(node: Node) -> frozenset[int]:
+    """Return no positions: the fact of an op without kernels that take strides."""
+    return frozenset()
+
+
 def can_overwrite(source: Value | None, result: Value | None) -> bool:
     """True if both values are plannable, have equal shapes, and elements of equal size, of at least a byte."""
     if source is None or result is None:
@@ -123,6 +131,9 @@ class Op:
     inplace   the kernel may overwrite the input with the output (Relu), provided no later node reads the input. Both
               have the same number of bytes.
     slices    the slices of the inputs needed for slices of the outputs, see `ops.slice_maps`.
+    by_rows   true if backends compute a node row by row (`row_form`), with operands of which only each row is
+              contiguous
+    strided   the positions of further inputs of which only each row may be contiguous: every kernel takes strides there
     pure      equal inputs give equal outputs, without side effects.
     inputs, outputs   minimum and maximum number; None if unknown.
     infer     the specs of the outputs; None if unknown
@@ -134,6 +145,8 @@ class Op:
     parts: Shares = no_shares
     inplace: Shares = no_shares
     slices: Slices = no_slices
+    by_rows: bool = False
+    strided: Strided = no_strides
     pure: bool = True
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
@@ -242,3 +255,65 @@ def keeps_element_order(shape: Sequence[int], axes: Sequence[int]) -> bool:
     """True if a transposition by `axes` keeps the order of elements: only dimensions of extent 1 move."""
     moved = [axis for axis in axes if shape[axis] != 1]
     return moved == sorted(moved)
+
+
+# Rows: the elements of a tensor along the leading axis, such as the samples of a batch. A channel slice of a batch is
+# not contiguous, but each of its rows is.
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A node as `count` nodes, one a row.
+
+    node     the node of one row: the inputs at the positions `inputs` and all outputs have a leading extent of 1
+    inputs   the positions of the inputs read row by row; every row needs the other inputs whole
+    """
+
+    node: Node
+    count: int
+    inputs: frozenset[int]
+
+    def row(self, number: int) -> tuple[Node, Mapping[str, Value]]:
+        """Return the node of a row, with names of its own; and the value of each of its sliced operands, by name."""
+
+        def named(value: Value | None) -> Value | None:
+            return None if value is None else replace(value, name=f"{value.name}[{number}]")
+
+        inputs = tuple(named(value) if i in self.inputs else value for i, value in enumerate(self.node.inputs))
+        outputs, name = tuple(map(named, self.node.outputs)), f"{self.node.name}[{number}]"
+        pairs = zip((*inputs, *outputs), (*self.node.inputs, *self.node.outputs), strict=True)
+        sliced = {row.name: value for row, value in pairs if row is not None and value is not None and row is not value}
+        return replace(self.node, name=name, inputs=inputs, outputs=outputs), sliced
+
+
+def row_form(node: Node) -> RowForm | None:
+    """Return the form of a node computed row by row; None for a single row, or if rows depend on each other."""
+    for each in slice_maps_of(node) if not node.subgraphs and lookup(node.op).by_rows else ():
+        sliced = [axes for axes in (*each.inputs, *each.outputs) if axes is not None]
+        if not each.exact or each.extent < 2 or each.window or each.addend is not None:
+            continue
+        if None in each.outputs or any(axes != range(1) for axes in sliced):
+            continue
+        rows = frozenset(i for i, axes in enumerate(each.inputs) if axes is not None)
+        whole = {value for i, value in enumerate(node.inputs) if i not in rows}
+        if any(value in whole for i, value in enumerate(node.inputs) if i in rows):
+            continue
+        inputs = tuple(_row_of(value) if i in rows else value for i, value in enumerate(node.inputs))
+        outputs, attrs = tuple(map(_row_of, node.outputs)), dict(each.attrs(node.attrs, 0, 1))
+        row = replace(node, inputs=inputs, outputs=outputs, attrs=attrs, scratch=None)
+        return RowForm(row, each.extent, rows)
+    return None
+
+
+def _row_of(value: Value | None) -> Value | None:
+    """Return a row of a value, under the name of the value."""
+    if value is None or not isinstance(value.spec, TensorSpec):
+        return value
+    return replace(value, spec=TensorSpec(value.spec.dtype, (1, *value.spec.shape[1:])), literal=None)
+
+
+def strided_operands(node: Node, form: RowForm | None) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the positions of the inputs, and of the outputs, of which only each row need be contiguous."""
+    if form is None:
+        return lookup(node.op).strided(node), frozenset()
+    return form.inputs | lookup(node.op).strided(node), frozenset(range(len(node.outputs)))

@@ -22,8 +22,11 @@ from sublet.plan.schedule import Schedule
 MOST_REPEATED = 64
 """Repeated storages in a plan, at most; the checker reports each. `from_json` refuses a plan with more."""
 
+OLDER_VERSIONS = (9, 10)
 RECIPE_FIELDS_SINCE_10 = ("const", "state")
 """Fields of the recipe that plan files of version 9 lack; both are empty there."""
+REGION_FIELDS_SINCE_11 = {"rows": 1, "pitch": 0}
+"""Fields of regions that plan files before version 11 lack, with their values there: a single row."""
 
 LARGEST = 1 << 62
 """The largest size, offset or point in a plan; `from_json` refuses larger integers."""
@@ -44,18 +47,33 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     """Return the plan in a JSON text. Raises PlanError naming the invalid field."""
     raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
-    if version == FORMAT_VERSION - 1:
-        recipe = raw.get("recipe")
-        if isinstance(recipe, dict):
-            recipe = {**{key: [] for key in RECIPE_FIELDS_SINCE_10}, **recipe}
-        raw, version = {**raw, "version": FORMAT_VERSION, "recipe": recipe}, FORMAT_VERSION
+    if version in OLDER_VERSIONS:
+        raw, version = _upgraded(raw), FORMAT_VERSION
     if version != FORMAT_VERSION:
-        known = f"{FORMAT_VERSION - 1} and {FORMAT_VERSION}"
-        raise PlanError(f"{source} has format version {version!r}; this Sublet reads versions {known}")
+        known = ", ".join(map(str, OLDER_VERSIONS))
+        raise PlanError(
+            f"{source} has format version {version!r}; this Sublet reads versions {known} and {FORMAT_VERSION}"
+        )
     plan = _decode(MemoryPlan, raw, source)
     assert isinstance(plan, MemoryPlan)
     _require_placed_once(plan, source)
     return plan
+
+
+def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of an older plan file as of the current version; malformed parts stay, for the decoder."""
+    recipe, placements = raw.get("recipe"), raw.get("placements")
+    if isinstance(recipe, dict):
+        recipe = {**{key: [] for key in RECIPE_FIELDS_SINCE_10}, **recipe}
+    if isinstance(placements, list):
+        placements = [
+            {**place, "region": {**REGION_FIELDS_SINCE_11, **place["region"]}}
+            if isinstance(place, dict) and isinstance(place.get("region"), dict)
+            else place
+            for place in placements
+        ]
+    upgraded = {"placements": placements, "recipe": recipe, "version": FORMAT_VERSION}
+    return {**raw, **{key: upgraded[key] for key in upgraded if key in raw}}
 
 
 def _require_placed_once(plan: MemoryPlan, source: str) -> None:

@@ -20,8 +20,10 @@ from sublet.plan.schedule import Schedule
 ARENA = "arena"
 KEPT = "kept"
 """The name of the arena of values saved across suspension points, if separate from the main arena."""
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 UNLIMITED = -1
+MAX_ROWS = 1024
+"""Rows of a region. A value with more lies in contiguous bytes: a checker looks at each row."""
 OPEN = -1
 """The number of an unknown extent, or of a placement known only in the run."""
 
@@ -92,16 +94,31 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes [offset, offset + nbytes) of a storage."""
+    """Bytes [offset, offset + nbytes) of a storage; or `rows` rows of equal size, `pitch` bytes from row to row.
+
+    The rows of a value are its elements along the leading axis: a channel slice of a batch has one row a sample.
+    """
 
     storage: str
     offset: int
     nbytes: int
+    rows: int = 1
+    pitch: int = 0
 
     @property
     def end(self) -> int:
-        """The first byte behind the region."""
-        return self.offset + self.nbytes
+        """The first byte behind the region, bytes of others between rows included."""
+        return self.offset + (self.rows - 1) * self.pitch + self.nbytes // max(1, self.rows)
+
+    def row(self, number: int, rows: int) -> Region:
+        """Return a row of the region, which is contiguous or has `rows` rows."""
+        nbytes = self.nbytes // rows
+        return Region(self.storage, self.offset + number * (self.pitch or nbytes), nbytes)
+
+    @property
+    def runs(self) -> tuple[Region, ...]:
+        """The contiguous regions that form the region, in order of address."""
+        return (self,) if self.rows <= 1 else tuple(self.row(i, self.rows) for i in range(self.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def _make_placements(
                 Placement(
                     value=value.name,
                     spec=str(value.spec),
-                    region=Region(place.storage, place.offset, value.nbytes),
+                    region=_region_of(value, place),
                     live=lives.get(instance, ()),
                     buffer=place.buffer,
                     how=member.how,
@@ -225,12 +225,21 @@ def _make_placements(
 
 @dataclass(frozen=True, slots=True)
 class _VersionPlace:
-    """The place of a version: storage, offset in iteration 0, buffer number, strides of the loops around."""
+    """The place of a version: storage, offset in iteration 0, buffer number, strides of the loops around, rows."""
 
     storage: str
     offset: int
     buffer: int
     strides: tuple[Stride, ...] = ()
+    rows: int = 1
+    pitch: int = 0
+
+
+def _region_of(value: Value, place: _VersionPlace) -> Region:
+    """Return the region of a value; a value as wide as a row of its buffer is contiguous."""
+    if place.rows == 1 or place.rows * place.pitch == value.nbytes:
+        return Region(place.storage, place.offset, value.nbytes)
+    return Region(place.storage, place.offset, value.nbytes, place.rows, place.pitch)
 
 
 def _places_of_versions(
@@ -243,7 +252,8 @@ def _places_of_versions(
     for i, buffer in enumerate(buffers):
         member_of.update((member.value, (i, member)) for member in buffer.members)
         if buffer.needs_arena:
-            bases[i] = _VersionPlace(packed.arena_names[index], packed.offsets[index], index)
+            place = _VersionPlace(packed.arena_names[index], packed.offsets[index], index)
+            bases[i] = replace(place, rows=buffer.rows, pitch=buffer.pitch)
             index += 1
         elif buffer.bound_storage:
             bases[i] = _VersionPlace(buffer.bound_storage, 0, -1)

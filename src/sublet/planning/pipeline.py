@@ -219,7 +219,7 @@ def plan_in_order(request: PlanRequest) -> MemoryPlan:
     aliases = AliasPlanner(graph, request.schedule, request.options, request.facts)
     while True:
         try:
-            return _attempt(request, aliases, copied)
+            return _with_rows(request, aliases, copied, _attempt(request, aliases, copied))
         except PlanViolation as violation:
             more = carries_to_copy(graph, violation.findings, copied, by_name=attempts < MAX_NAMED_ATTEMPTS)
             if more == copied:
@@ -245,6 +245,20 @@ def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Valu
         moves = find_residual_copies(request.graph, placed, aliases)
     plan = assemble_plan(request.graph, request.schedule, placed, aliases, placement, moves)
     return with_proven_bound(plan, require_valid(request.graph, request.schedule, plan))
+
+
+def _with_rows(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value], plan: MemoryPlan) -> MemoryPlan:
+    """Return a plan with values that share bytes row by row, if its arena is no larger than the arena of `plan`.
+
+    The first try keeps no copy that the arena has room for, the second only those that do not raise the live bytes.
+    """
+    for live_bytes in (plan.arena_bytes, 0):
+        in_rows = aliases.with_rows(live_bytes)
+        if in_rows is not None:
+            other = _attempt(request, in_rows, copied)
+            if other.arena_bytes <= plan.arena_bytes:
+                return other if any(place.region.rows > 1 for place in other.placements) else plan
+    return plan
 
 
 def with_proven_bound(plan: MemoryPlan, result: CheckResult) -> MemoryPlan:

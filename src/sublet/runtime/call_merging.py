@@ -9,7 +9,7 @@ from sublet.base.errors import KernelError, SubletError
 from sublet.ir.graph import Node
 from sublet.ops.op import SUSPEND
 from sublet.plan import Context, Region, Stride
-from sublet.runtime.calls import CallSequence, no_op, sequence_calls
+from sublet.runtime.calls import CallSequence, RowCalls, no_op, sequence_calls
 from sublet.runtime.kernel import Array, Call, Mergeable, Relocatable, Repointable
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 
@@ -127,7 +127,7 @@ def merge_calls(calls: Sequence[Call]) -> list[Call]:
     """Return the calls in order, with mergeable neighbours merged into one call."""
     merged: list[Call] = []
     waiting: list[Call] = []
-    for call in calls:
+    for call in (each for one in calls for each in _calls_of_rows(one)):
         if (isinstance(call, ErrorContext) and call.nodes[0].op != SUSPEND) or (
             isinstance(call, LazyBinding) and call.depends_only_on_iterations
         ):
@@ -136,6 +136,13 @@ def merge_calls(calls: Sequence[Call]) -> list[Call]:
             merged += [*_merge_waiting(waiting), call]
             waiting = []
     return [*merged, *_merge_waiting(waiting)]
+
+
+def _calls_of_rows(call: Call) -> Sequence[Call]:
+    """Return the calls of the rows of a node, or the call itself for any other node."""
+    if isinstance(call, ErrorContext) and isinstance(call.call, RowCalls):
+        return [ErrorContext(call.nodes, row) for row in call.call.calls]
+    return (call,)
 
 
 def _merge_waiting(calls: Sequence[Call]) -> list[Call]:

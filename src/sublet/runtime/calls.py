@@ -39,6 +39,12 @@ class CallSequence:
             raise
 
 
+class RowCalls(CallSequence):
+    """The calls of the rows of a node, which may merge with the calls of other nodes one by one."""
+
+    __slots__ = ()
+
+
 def sequence_calls(calls: Sequence[Call]) -> Call:
     """Return one call for several; no-ops are dropped."""
     present = [call for call in calls if call is not no_op]

@@ -298,9 +298,10 @@ class Executable:
             return self._outputs_for_caller(copy=True)
 
     def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
-        """Return the current bytes of a value."""
+        """Return the current bytes of a value; a copy where only each row is contiguous."""
         region = self.region_of(value, copies)
-        return self.planned_memory.bytes_at(region) if region else np.empty(0, np.uint8)
+        runs = [self.planned_memory.bytes_at(run) for run in region.runs] if region else [np.empty(0, np.uint8)]
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def region_of(self, value: Value, copies: Context = ()) -> Region | None:
         """Return the current region of a value in the body versions `copies`; None for a value without bytes.

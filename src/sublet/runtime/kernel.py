@@ -69,6 +69,17 @@ class AliasAware(Protocol):
         """True if a call leaves output bytes unchanged wherever an input already has the same bytes in place."""
 
 
+@runtime_checkable
+class Strided(Protocol):
+    """A kernel aware of operands of which only each element of the leading axis is contiguous: arrays with strides.
+
+    A node with such operands gets another kernel row by row, or no other kernel where the op cannot run by rows.
+    """
+
+    def takes_strides(self, inputs: Collection[int], outputs: Collection[int]) -> bool:
+        """True if `bind` takes arrays with strides along the leading axis at these positions."""
+
+
 Compute = Callable[[Sequence[Any], Sequence[Any], Any], Any]
 """(inputs, outputs, scratch): computes the outputs from the inputs at once."""
 

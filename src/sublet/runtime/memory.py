@@ -80,6 +80,7 @@ class ExecutableMemory:
     exits_taken         the latest exit edge of each loop and branch that decides a transition between body versions
     deciding_nodes      the names of these loops and branches
     caller_storages     the storages bound by the caller
+    in_rows             the names of the values of which only each row is contiguous
     """
 
     def __init__(self, graph: Graph, plan: MemoryPlan) -> None:
@@ -97,6 +98,7 @@ class ExecutableMemory:
         self._placements_of: dict[str, list[Placement]] = {}
         for placement in plan.placements:
             self._placements_of.setdefault(placement.value, []).append(placement)
+        self.in_rows = frozenset(placement.value for placement in plan.placements if placement.region.rows > 1)
         self.cells = {value.name: UnplannedCell(value.name) for value in graph.unplannable_values}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.arenas)
@@ -256,11 +258,20 @@ class ExecutableMemory:
         return (own.region.storage, own.region.offset, strides) == expected
 
     def bytes_at(self, region: Region) -> Raw:
-        """Return the bytes of a region."""
+        """Return the bytes of a contiguous region."""
+        assert region.rows == 1
         return self.raw(region.storage)[region.offset : region.end]
 
     def array(self, region: Region | None, spec: TensorSpec) -> Array:
         """Return the array of a value in a region; an empty array for None, a value without bytes."""
+        if region is not None and region.rows > 1:
+            first = array_over(self.bytes_at(region.row(0, region.rows)), TensorSpec(spec.dtype, (1, *spec.shape[1:])))
+            return np.ndarray(
+                spec.shape,
+                first.dtype,
+                self.raw(region.storage)[region.offset : region.end],
+                strides=(region.pitch, *first.strides[1:]),
+            )
         return array_over(_EMPTY if region is None else self.bytes_at(region), spec)
 
     def places_after_run(self) -> ValuePlaces:
@@ -329,6 +340,23 @@ class ValuePlaces:
         operand = self.operand(value)
         assert not isinstance(operand, UnplannedCell)
         return operand
+
+
+class RowPlaces(ValuePlaces):
+    """The places of the operands of row `number` of `count` rows of a node.
+
+    `sliced` maps the names of the operands of the row to the values with rows.
+    """
+
+    def __init__(self, places: ValuePlaces, number: int, count: int, sliced: Mapping[str, Value]) -> None:
+        super().__init__(places.memory, places.context, places.pointed, places.rounds, places.renamed_storages)
+        self._number, self._count, self._sliced = number, count, sliced
+
+    def region(self, value: Value) -> Region:
+        """Return the region of a row, or of an operand that every row needs whole."""
+        if value.name not in self._sliced:
+            return super().region(value)
+        return super().region(self._sliced[value.name]).row(self._number, self._count)
 
 
 _EMPTY = np.empty(0, np.uint8)

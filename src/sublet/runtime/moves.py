@@ -316,11 +316,11 @@ def _covers_outputs(outputs: Sequence[Value], copies: list[Copy]) -> bool:
     return True
 
 
-def bind_copies(copies: Sequence[Copy], places: ValuePlaces) -> Call:
-    """Return a call for the copies not already in place."""
+def bind_copies(work: Sequence[tuple[Sequence[Copy], ValuePlaces]]) -> Call:
+    """Return a call for the copies not already in place; each list of copies has places of its own."""
     pairs: list[tuple[Raw, Raw]] = []
     values: list[tuple[str, str]] = []
-    for source, begin, output, at, nbytes in copies:
+    for (source, begin, output, at, nbytes), places in ((copy, places) for copies, places in work for copy in copies):
         read = places.bytes_of(source)[begin : begin + nbytes]
         write = places.bytes_of(output)[at : at + nbytes]
         if nbytes and address_of(read) != address_of(write):

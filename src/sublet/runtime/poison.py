@@ -19,7 +19,7 @@ import numpy as np
 from sublet.base.errors import RunError
 from sublet.base.ranges import merge
 from sublet.ir.graph import Value
-from sublet.ops.op import lookup, present_shares
+from sublet.ops.op import lookup, present_shares, row_form
 from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_storage_name
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -130,10 +130,10 @@ class _UsedBytes:
         self._executable = executable
         self._begins = begins
         self.points = executable.point_accesses
-        regions = [self._range(place.region) for place in executable.plan.placements]
+        regions = [self._ranges(place.region) for place in executable.plan.placements]
         placed = [(place, found) for place, found in zip(executable.plan.placements, regions, strict=True) if found]
         lasting = {value.name for value in executable.graph.constants}
-        fixed = [found for place, found in placed if place.value in lasting]
+        fixed = [each for place, found in placed if place.value in lasting for each in found]
         self._live_ranges: list[list[Range]] = [list(fixed) for _ in self.points]
         self._written_ranges: list[list[Range]] = [[] for _ in self.points]
         touched = list(_names_read_and_written(self.points, executable.plan))
@@ -142,16 +142,16 @@ class _UsedBytes:
                 reads, writes = touched[index]
                 here = place.value in writes and _is_in_versions(place, self.points[index].copies)
                 if here:
-                    self._written_ranges[index].append(found)
+                    self._written_ranges[index] += found
                 if not here or place.value in reads:
-                    self._live_ranges[index].append(found)
+                    self._live_ranges[index] += found
 
-    def _range(self, region: Region | None) -> Range | None:
-        """Return the bytes of a region in the block; None for a region outside the block, or without bytes."""
+    def _ranges(self, region: Region | None) -> list[Range]:
+        """Return the bytes of a region in the block; empty for a region outside the block, or without bytes."""
         if region is None or region.storage not in self._begins or not region.nbytes:
-            return None
-        begin = self._begins[region.storage] + region.offset
-        return (begin, begin + region.nbytes)
+            return []
+        begin = self._begins[region.storage]
+        return [(begin + run.offset, begin + run.end) for run in region.runs]
 
     @cache  # noqa: B019 (lives as long as one run)
     def live_before(self, index: int) -> Sequence[Range]:
@@ -165,26 +165,33 @@ class _UsedBytes:
     def in_place(self, index: int) -> Sequence[Range]:
         """Return the regions of views and concat operands already in place at the point."""
         copies, aliased = self.points[index].copies, list[Range]()
-        for offset, inner, whole in self._possible_aliases(index):
-            place, around = self._current_range(inner, copies), self._current_range(whole, copies)
-            if place is not None and around is not None and place[0] == around[0] + offset:
-                aliased.append(place)
+        for offset, inner, whole, rows in self._possible_aliases(index):
+            part, around = self._current_region(inner, copies), self._current_region(whole, copies)
+            if part is None or around is None or part.storage != around.storage:
+                continue
+            for number in range(rows):
+                run = part.row(number, rows)
+                if run.offset == around.row(number, rows).offset + offset:
+                    aliased += self._ranges(run)
         return merge(aliased)
 
     @cache  # noqa: B019
-    def _possible_aliases(self, index: int) -> Sequence[tuple[int, Value, Value]]:
-        """Return the possible aliases of the node of a point: (offset, part, whole)."""
+    def _possible_aliases(self, index: int) -> Sequence[tuple[int, Value, Value, int]]:
+        """Return the possible aliases of the node of a point: (offset, part, whole, rows)."""
         point = self.points[index]
         if point.kind != RUN or point.node is None:
             return ()
-        op, node = lookup(point.node.op), point.node
-        views = [(offset, output, base) for output, base, offset in present_shares(node, op.views(node))]
-        parts = [(offset, part, output) for output, part, offset in present_shares(node, op.parts(node))]
+        op, node, rows = lookup(point.node.op), point.node, 1
+        in_rows = self._executable.planned_memory.in_rows
+        if not in_rows.isdisjoint(value.name for value in (*node.uses, *node.defs)) and (form := row_form(node)):
+            node, rows = form.node, form.count
+        views = [(offset, output, base, rows) for output, base, offset in present_shares(node, op.views(node))]
+        parts = [(offset, part, output, rows) for output, part, offset in present_shares(node, op.parts(node))]
         return [*views, *parts]
 
-    def _current_range(self, value: Value, copies: Context) -> Range | None:
-        """Return the bytes of a value in the block in the current iteration."""
-        return self._range(self._executable.region_of(value, copies)) if value.plannable else None
+    def _current_region(self, value: Value, copies: Context) -> Region | None:
+        """Return the region of a value in the current iteration."""
+        return self._executable.region_of(value, copies) if value.plannable else None
 
 
 def _names_read_and_written(points: Iterable[PointAccesses], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:

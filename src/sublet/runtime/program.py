@@ -188,7 +188,8 @@ class _ProgramBuilder:
         if node.op == SUSPEND:
             return self.bind_point("run", node, ErrorContext((node,), no_op))
         values = (*node.uses, *node.defs)
-        root = node if self._depth == 1 else None
+        in_rows = not self._memory.in_rows.isdisjoint(value.name for value in values)
+        root = node if self._depth == 1 and not in_rows else None  # a node in rows may have several calls
         return self.bind_point(
             "run",
             node,

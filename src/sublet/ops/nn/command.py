@@ -23,8 +23,10 @@ from sublet.ops.op import (
     Share,
     Shares,
     Specs,
+    Strided,
     can_overwrite,
     no_shares,
+    no_strides,
 )
 from sublet.ops.slice_maps import Slices, no_slices
 
@@ -67,7 +69,7 @@ class Command:
                default defines the kind: False for 0 or 1, 0, 0.0, "" or () for integers
     gradient   the rule of reverse mode, a graph of commands; None without a gradient
     inputs, outputs   minimum and maximum number
-    views, parts, inplace, slices, pure   see `Op`
+    views, parts, inplace, slices, strided, pure   see `Op`
     """
 
     name: str
@@ -82,6 +84,7 @@ class Command:
     parts: Shares = no_shares
     inplace: Shares = no_shares
     slices: Slices = no_slices
+    strided: Strided = no_strides
     pure: bool = True
 
     @property
@@ -93,6 +96,8 @@ class Command:
             parts=self.parts,
             inplace=self.inplace,
             slices=self.slices,
+            by_rows=True,
+            strided=self.strided,
             pure=self.pure,
             inputs=self.inputs,
             outputs=self.outputs,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -282,6 +282,17 @@ def _batch_slices(node: Node) -> SliceMaps:
     return same_axes(node, (0,), (1, 2, 3, 4), (1, 2, 3, 4), exact=False) if channels else ()
 
 
+def _strided_images(position: int) -> Callable[[Node], frozenset[int]]:
+    """Return the fact: kernels take strides in the images at `position`, [N, C, *spatial] of several elements a map."""
+
+    def strided(node: Node) -> frozenset[int]:
+        shape = shape_of(node.inputs[position])
+        outer, _, inner = batch_form(shape, node.attrs).rows
+        return frozenset({position} if inner > 1 and outer == shape[0] else ())
+
+    return strided
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "batch_norm",
@@ -296,6 +307,7 @@ COMMANDS: tuple[Command, ...] = (
         outputs=(5, 5),
         inplace=overwrite_unless_repeated((0, 0), (1, 3), (2, 4)),
         slices=_batch_slices,
+        strided=_strided_images(0),
     ),
     Command(
         "batch_norm_gradient",
@@ -307,6 +319,7 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(5, 5),
         outputs=(3, 3),
         inplace=overwrite_unless_repeated((0, 0), (0, 1)),
+        strided=_strided_images(1),
     ),
     Command(
         "batch_norm_inference",

@@ -6,7 +6,7 @@ are copied to their outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ class _DefinitionKernel:
     command: Command
     scratch: int = 0
     keeps: bool = True
+
+    def takes_strides(self, inputs: Collection[int], outputs: Collection[int]) -> bool:
+        return True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         if not any(value.nbytes or not value.plannable for value in self.node.defs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from sublet.integrations.torch.kernels.kernel import (
@@ -13,6 +14,7 @@ from sublet.integrations.torch.kernels.kernel import (
     TorchKernel,
     backward_kernel,
     single_call_kernel,
+    takes_all_strides,
     torch,
 )
 from sublet.ir.graph import Attr, Node
@@ -67,7 +69,7 @@ def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratc
     ]
 
 
-ELEMENTWISE_KERNELS: Mapping[str, TorchKernel] = {
+_ELEMENTWISE_KERNELS: Mapping[str, TorchKernel] = {
     "relu": TorchKernel(single_call_kernel("clamp_min", lambda node, _: (0,))),
     "relu_gradient": TorchKernel(backward_kernel("threshold_backward", lambda node, _: (0,))),
     "leaky_relu": TorchKernel(single_call_kernel("_C._nn.leaky_relu", lambda node, _: (node.attrs["slope"],))),
@@ -89,6 +91,14 @@ ELEMENTWISE_KERNELS: Mapping[str, TorchKernel] = {
     "hard_swish": TorchKernel(single_call_kernel("_C._nn.hardswish")),
     "hard_swish_gradient": TorchKernel(_hard_swish_gradient),
     "erf": TorchKernel(single_call_kernel("erf")),
+}
+
+ONEDNN = ("gelu", "gelu_gradient")
+"""Commands that PyTorch may compute in oneDNN, which ignores the strides of a result."""
+
+ELEMENTWISE_KERNELS: Mapping[str, TorchKernel] = {
+    name: kernel if name in ONEDNN else replace(kernel, strided=takes_all_strides)
+    for name, kernel in _ELEMENTWISE_KERNELS.items()
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -111,6 +111,9 @@ class _BoundTorchKernel:
     @property
     def keeps(self) -> bool:
         return self.record.keeps
+
+    def takes_strides(self, inputs: Collection[int], outputs: Collection[int]) -> bool:
+        return self.record.strided(self.node, inputs)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """Return the bound call. The first run raises RunError if a function did not write to the planned place."""

@@ -9,7 +9,7 @@ call `mm` and `bmm`, which allocate no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import prod
 from typing import Any
@@ -294,6 +294,11 @@ def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Calls:
     return partial(torch().addbmm, dw, dy, x.transpose(1, 2), beta=0, out=dw)
 
 
+def _takes_strides(node: Node, inputs: Collection[int]) -> bool:
+    """True for results of channels-first images, each a copy or a matrix of a product."""
+    return not inputs and not is_channels_last(node.attrs)
+
+
 def _conv_scratch(node: Node) -> int:
     return _padded_bytes(node, spec_of(operand(node, 0)), spec_of(operand(node, 1)))
 
@@ -310,8 +315,8 @@ def _weight_scratch(node: Node) -> int:
 
 
 KERNELS: Mapping[str, TorchKernel] = {
-    "conv": TorchKernel(_conv, _conv_scratch, allocates=True),
-    "conv_input_gradient": TorchKernel(_input_gradient, _input_scratch, allocates=True),
+    "conv": TorchKernel(_conv, _conv_scratch, allocates=True, strided=_takes_strides),
+    "conv_input_gradient": TorchKernel(_input_gradient, _input_scratch, allocates=True, strided=_takes_strides),
     "conv_weight_gradient": TorchKernel(_weight_gradient, _weight_scratch, allocates=True),
     "conv_transpose": TorchKernel(_input_gradient, _input_scratch, allocates=True),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from sublet.integrations.torch.kernels.kernel import Operands, TorchKernel, single_call_kernel
+from sublet.integrations.torch.kernels.kernel import Operands, TorchKernel, single_call_kernel, takes_all_strides
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.rules import FLOATS, number_as, operand, result
@@ -35,11 +36,15 @@ COMPARISONS = {
     "greater_equal": "ge",
 }
 
-KERNELS: Mapping[str, TorchKernel] = {
+_KERNELS: Mapping[str, TorchKernel] = {
     **{name: TorchKernel(single_call_kernel(name)) for name in SAME_NAME},
     **{name: TorchKernel(single_call_kernel(function)) for name, function in COMPARISONS.items()},
     "div": TorchKernel(single_call_kernel("div"), supports=has_float_input),
     "pow": TorchKernel(single_call_kernel("pow"), supports=has_float_input),
     "isnan": TorchKernel(single_call_kernel("ne", lambda node, inputs: (inputs[0],))),
     "clamp": TorchKernel(single_call_kernel("clamp", _bounds)),
+}
+
+KERNELS: Mapping[str, TorchKernel] = {
+    name: replace(kernel, strided=takes_all_strides) for name, kernel in _KERNELS.items()
 }

@@ -6,7 +6,7 @@ reads its inputs and writes its output once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -158,4 +158,13 @@ def _dtype(node: Node) -> Any:
     return getattr(torch(), TYPES[spec_of(result).dtype])
 
 
-KERNELS: Mapping[str, TorchKernel] = {"chain": TorchKernel(_chain, scratch=_scratch, supports=_supports)}
+def _takes_strides(node: Node, inputs: Collection[int]) -> bool:
+    return all(
+        STEP_KERNELS[step.command.name].strided(each, inputs)
+        for step, each in zip(chain_steps(node.attrs), _step_nodes(node), strict=True)
+    )
+
+
+KERNELS: Mapping[str, TorchKernel] = {
+    "chain": TorchKernel(_chain, scratch=_scratch, supports=_supports, strided=_takes_strides)
+}

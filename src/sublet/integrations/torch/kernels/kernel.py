@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -118,6 +118,16 @@ def has_f32_or_f64(node: Node) -> bool:
     return spec_of(next(iter(node.uses))).dtype in (DType.F32, DType.F64)
 
 
+def takes_no_strides(node: Node, inputs: Collection[int]) -> bool:
+    """False: the kernel needs contiguous operands."""
+    return False
+
+
+def takes_all_strides(node: Node, inputs: Collection[int]) -> bool:
+    """True: PyTorch iterates over any strides, in the same time."""
+    return True
+
+
 @dataclass(frozen=True)
 class TorchKernel:
     """A kernel on ATen for all nodes of a command.
@@ -129,6 +139,7 @@ class TorchKernel:
                 with unsigned integers of more than 8 bits
     keeps       True if the kernel leaves output bytes unchanged wherever an input already has the bytes in place, see
                 `runtime.kernel.AliasAware`
+    strided     True if the kernel takes strides along the leading axis in inputs at the given positions, and in outputs
     allocates   True if PyTorch allocates memory during the call in proportion to the tensors. Sublet measures and
                 reports the memory, but cannot plan it. A test watches the allocator for all kernels with False.
     """
@@ -139,6 +150,7 @@ class TorchKernel:
     only_moves: bool = False
     keeps: bool = False
     allocates: bool = False
+    strided: Callable[[Node, Collection[int]], bool] = takes_no_strides
 
 
 def torch() -> ModuleType:
