@@ -22,8 +22,8 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.torch.compile.arena_pool import allocating_operators, prepare_captured
 from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, CompiledRegion, compile_region
 from sublet.integrations.torch.compile.compile_report import Compiled
-from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
-from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram
+from sublet.integrations.torch.reader.exported_program import CPU, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.memory import aligned_bytes
@@ -117,23 +117,24 @@ def rank_plans(build: Build, world_size: int, options: Options | None = None, de
 def _rank_plan(build: Build, rank: int, world_size: int, options: Options, device: str) -> RankPlan:
     """Return the plan of one rank."""
     t = torch()
-    graphs: list[Compiled] = []
+    captures: list[GraphCapture] = []
 
-    def planning(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
-        return compile_region(_PlanOnlyRegion(options, device, graphs), module, example)
+    def capturing(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        return compile_region(CapturingRegion(options, device, captures, "all"), module, example)
 
     with _fake_process_group(rank, world_size), silence_tracing(), t.device(device), t.random.fork_rng(devices=[]):
         try:
             module, example = build(rank, world_size)
             weights = sum(map(_local_bytes, _weights_of(module)))
             with t.set_grad_enabled(bool(getattr(module, "training", True))):
-                t.compile(module, backend=planning)(*example)
+                t.compile(module, backend=capturing)(*example)
+            graphs = tuple(each.planned(options) for each in captures)
         except SubletError:
             raise
         except Exception as error:  # user code raises errors of any type
             words = f"rank {rank} of {world_size} cannot be traced on {device}: {error_summary(error)}"
             raise ModelError(words + ": on cpu it may be" * (device == "meta")) from error
-        return RankPlan(rank, tuple(graphs), weights)
+        return RankPlan(rank, graphs, weights)
 
 
 def _weights_of(module: Any) -> list[Any]:
@@ -166,31 +167,56 @@ def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-class _PlanOnlyRegion(CompiledRegion):
-    """A compiled region with planned graphs, run by PyTorch."""
+@dataclass(frozen=True)
+class GraphCapture:
+    """A graph captured by Dynamo for planning: the program, or the reason against a plan."""
 
-    def __init__(self, options: Options, device: str, graphs: list[Compiled]) -> None:
-        super().__init__(options, None)
-        self._device, self._graphs = device, graphs
+    name: str
+    program: CapturedProgram | None
+    reason: str = ""
+
+    def planned(self, options: Options) -> Compiled:
+        """Return the record of the graph with its plan for the CPU, or with the reason against a plan."""
+        if self.program is None:
+            return Compiled(self.name, 0, reason=self.reason)
+        try:
+            plan = plan_memory(prepare_captured(self.program)[1].model, options)
+        except SubletError as error:
+            return Compiled(self.name, 0, reason=str(error))
+        return Compiled(self.name, len(plan.nodes), allocating_operators(self.program), plan)
+
+
+class CapturingRegion(CompiledRegion):
+    """A compiled region that only captures its graphs; PyTorch runs the graphs. No content of a weight is read.
+
+    A capture for a budget keeps arguments in the arena that the forward pass changes.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        device: str,
+        captures: list[GraphCapture],
+        samples: int | str,
+        runs_on: str = CPU,
+        budget: int | None = None,
+    ) -> None:
+        super().__init__(options, budget, samples=samples)
+        self._device, self._runs_on, self._captures = device, runs_on, captures
 
     def _make_plan(self, args: Sequence[Any]) -> tuple[None, Compiled]:
-        """Return no plan to run, and the record with the plan of the graphs."""
+        """Return no plan to run; the capture is kept."""
         try:
-            forward, backward = [*self._modules, None][:2]
-            captured = capture_program(
-                forward, backward, self._static_positions, symbol_extents(forward, args), self._device
-            )
-            _, ready = prepare_captured(
-                replace(captured, model=replace(captured.model, weights=_unread_contents(captured)))
-            )
-            plan = plan_memory(ready.model, self._options)
+            program, _, _ = self._capture(args, self._device, self._runs_on)
+            contents = _unread_contents(program)
+            program = replace(program, model=replace(program.model, weights=contents))
+            self._captures.append(GraphCapture(self._pass_names, program))
         except SubletError as error:
-            return None, Compiled(self._pass_names, 0, reason=str(error))
-        return None, Compiled(self._pass_names, len(plan.nodes), allocating_operators(captured), plan)
+            self._captures.append(GraphCapture(self._pass_names, None, str(error)))
+        return None, Compiled(self._pass_names, 0)
 
     def _keep_record(self, compiled: Compiled) -> None:
-        """Keep the record for the rank instead of for `report`."""
-        self._graphs.append(compiled)
+        """Keep the record out of `report`: no plan of the region runs."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,448 @@
+"""Memory of an eager training step or inference, from a run on fake tensors: no tensor gets bytes.
+
+PyTorch's autograd engine and the optimizer run as in the real step, so tensors die in the real order. A dispatch mode
+notes the birth and the death of every storage.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.reader.exported_program import CPU, error_summary, silence_tracing
+from sublet.integrations.torch.reader.traced_tensor import torch
+
+PARAMETERS, BUFFERS, STATE, ARGUMENTS = "parameters", "buffers", "optimizer state", "arguments"
+RESIDENT = (PARAMETERS, BUFFERS, STATE, ARGUMENTS)
+"""The kinds of tensors alive before and after a step."""
+
+GRADIENTS, FORWARD, BACKWARD, OPTIMIZER = "gradients", "forward", "backward", "optimizer"
+WORKSPACE = "workspace of a kernel"
+CUDA_BLOCK_BYTES = 512
+"""PyTorch's allocator of CUDA memory rounds the bytes of a tensor up to a multiple of this number."""
+
+BLOCKED_CHANNELS = 8
+"""oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
+
+
+@dataclass(eq=False)
+class _Block:
+    """A storage of a run: bytes, points in time of birth and death, and the place of the birth."""
+
+    nbytes: int
+    born: int
+    kind: str
+    operator: str = ""
+    module: str = ""
+    line: str = ""
+    died: int | None = None
+
+
+@dataclass(frozen=True)
+class LiveTensors:
+    """Tensors alive at the peak, of one kind and from one line of a module.
+
+    kind      "parameters", "buffers", "optimizer state", "arguments", "gradients"; for other tensors the phase of the
+              birth: "forward", "backward", "optimizer"; or "workspace of a kernel"
+    module    path of the module that computed the tensors, or whose backward pass did; "" outside of modules
+    operator  the operator with the most bytes of them
+    line      "file.py:line" of the module's code
+    """
+
+    kind: str
+    module: str
+    operator: str
+    line: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class EagerMemory:
+    """Bytes of an eager step.
+
+    peak_bytes       the most bytes alive at once, parameters and all else included
+    phase            the phase of the peak: "forward", "backward" or "optimizer"
+    resident         bytes by kind of the tensors alive before and after the step, see `RESIDENT`
+    gradients        bytes of all gradients
+    results          bytes of the results of the call
+    optimizer_bytes  the most bytes that the optimizer's update allocates at once
+    live             the tensors alive at the peak, largest first
+    """
+
+    peak_bytes: int
+    phase: str
+    resident: Mapping[str, int]
+    gradients: int
+    results: int
+    optimizer_bytes: int
+    live: tuple[LiveTensors, ...]
+
+    @property
+    def resident_bytes(self) -> int:
+        """The bytes alive before and after the step."""
+        return sum(self.resident.values())
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """A training step to estimate, or an inference without `loss`; all tensors are fake.
+
+    arguments  the arguments of the module
+    targets    further arguments of the loss
+    optimizer  a copy of the optimizer with fake parameters, or None
+    autocast   makes the context of forward pass and loss
+    """
+
+    mode: Any
+    module: Any
+    loss: Callable[..., Any] | None
+    arguments: tuple[Any, ...]
+    targets: tuple[Any, ...]
+    optimizer: Any
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def forward(self) -> Any:
+        """Return the result of the module, or of the loss."""
+        with self.autocast():
+            result = self.module(*self.arguments)
+            return result if self.loss is None else self.loss(result, *self.targets)
+
+
+@contextmanager
+def fake_call(
+    module: Any,
+    loss: Callable[..., Any] | None,
+    optimizer: Any,
+    arguments: tuple[Any, ...],
+    targets: tuple[Any, ...],
+    device: str,
+    amp: Any = None,
+) -> Iterator[StepCall]:
+    """Provide a call on fake tensors of `device`, as a context manager; the module has fake weights inside.
+
+    Raises ModelError for a step impossible to run on fake tensors.
+    """
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+    mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Any] = {}
+    originals = []  # keeps the ids of `fakes` in use
+
+    def fake(tensor: Any) -> Any:
+        if not isinstance(tensor, t.Tensor):
+            return tensor
+        if id(tensor) not in fakes:
+            originals.append(tensor)
+            with mode:
+                made = t.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            is_parameter = isinstance(tensor, t.nn.Parameter)
+            fakes[id(tensor)] = t.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
+
+    owners = [each for each in (module, loss) if isinstance(each, t.nn.Module)]
+    tables = [table for owner in owners for each in owner.modules() for table in (each._parameters, each._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.update({name: fake(tensor) for name, tensor in table.items()})
+        copied = None if optimizer is None else _with_tensors(optimizer, fake)
+        autocast = nullcontext if amp is None else lambda: t.autocast(t.device(device).type, amp)
+        with silence_tracing(), t.random.fork_rng(devices=[]):
+            given, wanted = pytree.tree_map(fake, (tuple(arguments), tuple(targets)))
+            yield StepCall(mode, module, loss, given, wanted, copied, autocast)
+    except SubletError:
+        raise
+    except Exception as error:  # user code raises errors of any type
+        raise ModelError(f"the step cannot run on tensors without content: {error_summary(error)}") from error
+    finally:
+        for table, content in zip(tables, before, strict=True):
+            table.clear()
+            table.update(content)
+
+
+def _with_tensors(optimizer: Any, fake: Callable[[Any], Any]) -> Any:
+    """Return a copy of an optimizer with fake parameters and fake state."""
+    pytree = require("torch.utils._pytree", extra="torch")
+    copied = copy.copy(optimizer)
+    copied.param_groups = [
+        {**group, "params": [fake(each) for each in group["params"]]} for group in optimizer.param_groups
+    ]
+    copied.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        copied.state[fake(parameter)] = pytree.tree_map(fake, state)
+    return copied
+
+
+def measure_eager(call: StepCall) -> EagerMemory:
+    """Return the memory of the second of two eager steps: the first makes the optimizer's state."""
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+    tracker = _storage_tracker(call.module)
+    parameters = [each for each in call.module.parameters() if each.requires_grad]
+    kinds: dict[str, Sequence[Any]] = {
+        PARAMETERS: list(call.module.parameters()),
+        BUFFERS: list(call.module.buffers()),
+        STATE: [],
+        ARGUMENTS: [x for x in pytree.tree_leaves((call.arguments, call.targets)) if isinstance(x, t.Tensor)],
+    }
+    for kind, tensors in kinds.items():
+        tracker.mark(tensors, kind)
+    steps = 1 if call.loss is None or call.optimizer is None else 2
+    for _ in range(steps):
+        for each in parameters:
+            each.grad = None
+        tracker.begin()
+        with tracker, call.mode:
+            optimizer_bytes = _run_step(call, tracker)
+        if call.optimizer is not None:
+            states = call.optimizer.state.values()
+            kinds[STATE] = [x for state in states for x in pytree.tree_leaves(state) if isinstance(x, t.Tensor)]
+            tracker.mark(kinds[STATE], STATE)
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    tracker.mark(gradients, GRADIENTS)
+    return EagerMemory(
+        tracker.peak_bytes,
+        tracker.phase_at(tracker.peak_time),
+        {kind: tracker.bytes_of(kind) for kind in RESIDENT},
+        tracker.bytes_of(GRADIENTS),
+        tracker.result_bytes,
+        optimizer_bytes,
+        tuple(tracker.live_at_peak()),
+    )
+
+
+def _run_step(call: StepCall, tracker: Any) -> int:
+    """Run a step, and return the most bytes that the optimizer's update allocates at once."""
+    pytree = require("torch.utils._pytree", extra="torch")
+    if call.loss is None:
+        with torch().no_grad():
+            tracker.note_results(call.forward())
+        return 0
+    result = call.forward()
+    tracker.note_results(result)
+    loss, *_ = pytree.tree_leaves(result)
+    tracker.enter(BACKWARD)
+    loss.backward()
+    if call.optimizer is None:
+        return 0
+    tracker.enter(OPTIMIZER)
+    before, tracker.phase_peak = tracker.live_bytes, tracker.live_bytes
+    call.optimizer.step()
+    return int(tracker.phase_peak - before)
+
+
+def _storage_tracker(module: Any) -> Any:
+    """Return a dispatch mode that notes every storage of a run; see the methods."""
+    base = require("torch.utils._python_dispatch", extra="torch").TorchDispatchMode
+    tracker: Any = type("StorageTracker", (_StorageTracker, base), {})(module)
+    return tracker
+
+
+@dataclass(eq=False)
+class _Place:
+    """A place in the forward pass, found again in the backward pass by the number of the autograd node."""
+
+    module: str = ""
+    line: str = ""
+
+
+class _StorageTracker:
+    """A dispatch mode that notes every storage: its birth at an operator, and its death.
+
+    A storage lives until no reference is left, so a weak reference reports the death at once.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._paths = {id(each): path for path, each in module.named_modules()}
+        self._stack: list[str] = []
+        self._blocks: dict[int, tuple[Any, _Block]] = {}
+        self._dead: list[_Block] = []
+        self._places: dict[int, _Place] = {}
+        self._time = self.live_bytes = 0
+        self._hooks = ExitStack()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step: forget the peak of the step before."""
+        self._dead, self._places = [], {}
+        self.peak_time, self.peak_bytes, self.phase_peak = self._time, self.live_bytes, self.live_bytes
+        self._workspace: _Block | None = None
+        self.result_bytes = 0
+        self._phases = [(self._time, FORWARD)]
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of the step."""
+        self._phases.append((self._time, phase))
+
+    def phase_at(self, time: int) -> str:
+        """Return the phase at a point in time."""
+        return [phase for begin, phase in self._phases if begin <= time][-1]
+
+    def __enter__(self) -> Any:
+        hooks = require("torch.nn.modules.module", extra="torch")
+        push = hooks.register_module_forward_pre_hook(self._enter_module)
+        pop = hooks.register_module_forward_hook(self._leave_module, always_call=True)
+        self._hooks.callback(push.remove)
+        self._hooks.callback(pop.remove)
+        return super().__enter__()  # type: ignore[misc]
+
+    def __exit__(self, *raised: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*raised)  # type: ignore[misc]
+
+    def _enter_module(self, module: Any, _: Any) -> None:
+        self._stack.append(self._paths.get(id(module), ""))
+
+    def _leave_module(self, *_: Any) -> None:
+        self._stack.pop()
+
+    def mark(self, tensors: Sequence[Any], kind: str) -> None:
+        """Set the kind of the storages of some tensors; unknown storages are alive from now on."""
+        for each in tensors:
+            self._block_of(each.untyped_storage(), kind).kind = kind
+
+    def note_results(self, results: Any) -> None:
+        """Count the bytes of the results of a call, without arguments among them."""
+        t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+        blocks = {self._block_of(x.untyped_storage()) for x in pytree.tree_leaves(results) if isinstance(x, t.Tensor)}
+        self.result_bytes = sum(each.nbytes for each in blocks if each.kind not in RESIDENT)
+
+    def bytes_of(self, kind: str) -> int:
+        """Return the bytes alive of a kind."""
+        return sum(block.nbytes for _, block in self._blocks.values() if block.kind == kind)
+
+    def live_at_peak(self) -> list[LiveTensors]:
+        """Return the tensors alive at the peak, by kind and line, largest first."""
+        groups: dict[tuple[str, str, str], list[_Block]] = defaultdict(list)
+        every = [*self._dead, *(block for _, block in self._blocks.values())]
+        for block in [*every, *filter(None, [self._workspace])]:
+            if block.born <= self.peak_time and (block.died is None or block.died > self.peak_time):
+                place = ("", "") if block.kind in (*RESIDENT, GRADIENTS) else (block.module, block.line)
+                groups[block.kind, *place].append(block)
+        tensors = [
+            LiveTensors(
+                kind, module, max(blocks, key=lambda each: each.nbytes).operator, line, len(blocks),
+                sum(each.nbytes for each in blocks),
+            )
+            for (kind, module, line), blocks in groups.items()
+        ]  # fmt: skip
+        return sorted((each for each in tensors if each.nbytes), key=lambda each: -each.nbytes)
+
+    def _block_of(self, storage: Any, kind: str = "", operator: str = "") -> _Block:
+        """Return the block of a storage; a new block for an unknown storage."""
+        key = id(storage)
+        if key not in self._blocks:
+            nbytes = storage.nbytes()
+            if storage.device.type == "cuda":
+                nbytes += -nbytes % CUDA_BLOCK_BYTES
+            place = self._place()
+            block = _Block(nbytes, self._time, kind or self._phases[-1][1], operator, place.module, place.line)
+            self._blocks[key] = weakref.ref(storage, lambda _: self._drop(key)), block
+            self.live_bytes += nbytes
+        return self._blocks[key][1]
+
+    def _drop(self, key: int) -> None:
+        """Note the death of a storage."""
+        _, block = self._blocks.pop(key)
+        block.died = self._time + 1
+        self.live_bytes -= block.nbytes
+        self._dead.append(block)
+
+    def _place(self) -> _Place:
+        """Return the module and the line of the operator; in a backward pass those of the operator differentiated."""
+        t = torch()
+        node = t._C._current_autograd_node()
+        if node is not None:
+            return self._places.get(node._sequence_nr(), _Place())
+        place = _Place(self._stack[-1] if self._stack else "", _user_line() if self._phases[-1][1] == FORWARD else "")
+        self._places[t.autograd._get_sequence_nr() - 1] = place
+        return place
+
+    def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+        if operator is t.ops.aten._local_scalar_dense.default:  # no content: a question is answered by no
+            return False if args[0].dtype is t.bool else 1
+        results = operator(*args, **(kwargs or {}))
+        self._time += 1
+        name = str(operator)
+        for each in pytree.tree_leaves(results):
+            if isinstance(each, t.Tensor):
+                self._block_of(each.untyped_storage(), operator=name)
+        workspace = _workspace_bytes(name, args, results)
+        total = self.live_bytes + workspace
+        self.phase_peak = max(self.phase_peak, total)
+        if total > self.peak_bytes:
+            self.peak_bytes, self.peak_time = total, self._time
+            place = self._place()
+            block = _Block(workspace, self._time, WORKSPACE, name, place.module, place.line)
+            self._workspace = block if workspace else None
+        return results
+
+
+def _user_line() -> str:
+    """Return "file.py:line" of the innermost Python code outside of PyTorch and Sublet; "" without such code."""
+    own, theirs = str(Path(__file__).parent), str(Path(str(torch().__file__)).parent)
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((own, theirs, "<")):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
+    """Return the bytes that a CPU kernel allocates beyond its results, found by measurement; 0 for other kernels.
+
+    oneDNN computes a convolution on blocked copies of images and weights. The gradient of a batch norm needs a second
+    tensor of the size of the image.
+    """
+    if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
+        return _bytes_of(args[1])
+    if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
+        image, weight, result = _blocked_bytes(args[0]), _bytes_of(args[1]), _bytes_of(results)
+        return max(image + weight, result)
+    if name == "aten.convolution_backward.default" and args[-2] > 1 and not args[1].is_contiguous():
+        weight = args[2]
+        padded = [_padded_channels(each) for each in (weight.shape[0] // args[-2], weight.shape[1])]
+        return args[-2] * prod((*padded, *weight.shape[2:])) * weight.element_size() if weight.device.type == CPU else 0
+    if name == "aten.convolution_backward.default" and _is_blocked(args[1], args[2]):
+        gradient, image, weight = _bytes_of(args[0]), _blocked_bytes(args[1]), _bytes_of(args[2])
+        copied = 0 if args[0].is_contiguous() else gradient
+        result = _bytes_of(args[1]) if args[-1][0] else 0
+        moved = max(args[4]) > 1 and result
+        peaks = (result + image + gradient + weight, result + 2 * weight, 3 * result if moved else 0)
+        made = sum(_bytes_of(each) for each in results if each is not None)
+        return max(0, copied + max(peaks) - made)
+    return 0
+
+
+def _padded_channels(count: int) -> int:
+    """Return the channels of a group, as padded in the blocked gradient of a grouped convolution's weight."""
+    return 16 if count <= 16 else count + -count % 64
+
+
+def _is_blocked(image: Any, weight: Any) -> bool:
+    """True if oneDNN computes a convolution on blocked copies: f32 on the CPU, channels first, groups of channels."""
+    plain = image.device.type == CPU and image.dtype is torch().float32 and image.is_contiguous()
+    return bool(plain and weight.shape[1] * max(1, prod(weight.shape[2:])) > 1)
+
+
+def _bytes_of(tensor: Any) -> int:
+    """Return the bytes of the elements of a tensor."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _blocked_bytes(image: Any) -> int:
+    """Return the bytes of the blocked copy of an image."""
+    return _bytes_of(image) if image.shape[1] >= BLOCKED_CHANNELS else 0

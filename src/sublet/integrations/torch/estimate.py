@@ -1,0 +1,487 @@
+"""Memory of a training step or an inference before the step runs: estimates, largest batches and frontiers.
+
+The module may lie on `meta`: no tensor gets bytes. The eager peak comes from a run on fake tensors. The arenas come from
+the plans made by `torch.compile(module, backend="sublet")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.formatting import human, parse_bytes
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.compile.arena_pool import Prepare, prepare_captured
+from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, compile_region
+from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, fake_call, measure_eager
+from sublet.integrations.torch.ranks import CapturingRegion, GraphCapture
+from sublet.integrations.torch.reader.exported_program import CPU
+from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.plan import MemoryPlan
+from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.search import BudgetSearch, ModelPreparation
+from sublet.planning.pipeline import plan_memory
+from sublet.viz.frontier import frontier_of
+from sublet.viz.page import write_html
+
+META = "meta"
+SHOWN_LINES = 12
+"""Lines of tensors alive at the peak in the text of an estimate; the record holds all."""
+
+MAX_BATCH = 1 << 24
+"""Largest batch tried by `largest_batch`."""
+
+FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
+"""Budgets of a frontier, in percent of the plain arena."""
+
+Loss = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class SubletMemory:
+    """Bytes of a call compiled with `torch.compile(backend="sublet")`.
+
+    peak_bytes   all bytes at once: resident tensors, arenas, gradients, results, and the optimizer's temporaries
+    arena_bytes  bytes of the arenas of all graphs
+    extra_time   predicted additional time by recomputation, as a share of the plain plan's time
+    plans        the plans of the graphs
+    words        the changes within the budget; "" for the plain plans
+    """
+
+    peak_bytes: int
+    arena_bytes: int
+    extra_time: float
+    plans: tuple[MemoryPlan, ...]
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of a training step or an inference; bytes.
+
+    eager     the step as PyTorch runs it
+    sublet    the step compiled by Sublet; None for a graph without a plan
+    budgeted  the step within `memory`, if the plain plans need more, and a program within `memory` was found
+    memory    the bytes to fit into; None if not given
+    reason    the reason for `sublet` or `budgeted` without value; "" without such a reason
+    """
+
+    eager: EagerMemory
+    sublet: SubletMemory | None
+    budgeted: SubletMemory | None = None
+    memory: int | None = None
+    reason: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """The bytes of the parameters."""
+        return self.eager.resident["parameters"]
+
+    @property
+    def buffers(self) -> int:
+        """The bytes of the buffers."""
+        return self.eager.resident["buffers"]
+
+    @property
+    def optimizer_state(self) -> int:
+        """The bytes of the optimizer's state after a step."""
+        return self.eager.resident["optimizer state"]
+
+    @property
+    def gradients(self) -> int:
+        """The bytes of all gradients."""
+        return self.eager.gradients
+
+    @property
+    def fits(self) -> bool | None:
+        """True if Sublet needs at most `memory`; None without `memory`, and if a graph has no plan."""
+        if self.memory is None or self.sublet is None:
+            return None
+        return self.budgeted is not None or self.sublet.peak_bytes <= self.memory
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on `memory` for eager PyTorch and for Sublet; "" without `memory`."""
+        if self.memory is None:
+            return ""
+        said = [f"eager {_yes_or_no(self.eager.peak_bytes, self.memory)}"]
+        if self.sublet is not None:
+            said.append(f"Sublet {_yes_or_no(self.sublet.peak_bytes, self.memory)}")
+        if self.budgeted is not None:
+            said.append(
+                f"with budget yes, {human(self.budgeted.peak_bytes)} at {self.budgeted.extra_time:+.1%} predicted time"
+            )
+        return f"{human(self.memory)}: {'; '.join(said)}" + (f". {self.reason}" if self.reason else "")
+
+    def __str__(self) -> str:
+        resident = {**self.eager.resident, "gradients": self.gradients, "results": self.eager.results}
+        lines = [f"{kind:20} {human(nbytes):>10}" for kind, nbytes in resident.items() if nbytes]
+        lines += ["", f"{'peak, eager':20} {human(self.eager.peak_bytes):>10}  in the {self.eager.phase} phase"]
+        for name, need in (("peak, Sublet", self.sublet), ("peak, budget", self.budgeted)):
+            if need is not None:
+                more = f", {need.extra_time:+.1%} predicted time" if need.words else ""
+                lines.append(f"{name:20} {human(need.peak_bytes):>10}  arena {human(need.arena_bytes)}{more}")
+        lines += ["", "alive at the peak of eager PyTorch:"]
+        for each in self.eager.live[:SHOWN_LINES]:
+            where = " ".join(filter(None, (each.module, each.operator, each.line)))
+            lines.append(f"{human(each.nbytes):>10}  {each.kind}  {where}".rstrip())
+        rest = self.eager.live[SHOWN_LINES:]
+        lines += [f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more lines"] if rest else []
+        lines += ["", self.verdict or self.reason] if self.verdict or self.reason else []
+        return "\n".join(lines)
+
+
+def _yes_or_no(nbytes: int, memory: int) -> str:
+    """Return "yes" or "no" with the bytes needed."""
+    return f"{'yes' if nbytes <= memory else 'no'}, {human(nbytes)}"
+
+
+def estimate(
+    module: Any,
+    loss: Loss | None,
+    optimizer: Any,
+    inputs: Any,
+    targets: Sequence[Any] = (),
+    *,
+    memory: int | str | None = None,
+    device: str | None = None,
+    amp: Any = None,
+    plan: bool = True,
+) -> Estimate:
+    """Return the memory of a training step or an inference, for eager PyTorch and for Sublet; no tensor gets bytes.
+
+    The step is `loss(module(*inputs), *targets).backward(); optimizer.step()`, with module and loss compiled together
+    for Sublet. Only shapes, strides and types of tensors count, so all tensors may lie on "meta".
+
+    Args:
+        module: a module, in training or evaluation mode.
+        loss: a function or module; its first tensor is differentiated. None for an inference without gradients.
+        optimizer: an optimizer of the module's parameters, of any class that needs no content of tensors; or None.
+        inputs: the argument of the module; a tuple for several arguments.
+        targets: further arguments of the loss.
+        memory: bytes for all together, a number or a text such as "24GiB". If the plain plans need more, Sublet
+            searches a program within `memory`.
+        device: the device of the step, "cpu" or "cuda"; by default the device of the parameters, "cpu" for "meta".
+        amp: the dtype of `torch.autocast` around forward pass and loss; None for no autocast.
+        plan: False for eager PyTorch alone, in seconds for modules of any size.
+
+    Returns:
+        The estimate. Not counted: the context of a device, workspaces of its libraries, and fragmentation.
+
+    Raises:
+        ModelError: for a step that cannot run on tensors without content.
+    """
+    limit = parse_bytes(memory) if isinstance(memory, str) else memory
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    place = _device_of_step(module, device)
+    with fake_call(module, loss, optimizer, arguments, tuple(targets), place, amp) as call:
+        eager = measure_eager(call)
+        if not plan:
+            return Estimate(eager, None, memory=limit)
+        try:
+            planned = _PlannedCall(call, eager, place)
+            plain = planned.plain
+        except SubletError as error:
+            return Estimate(eager, None, memory=limit, reason=str(error))
+        if limit is None or plain.peak_bytes <= limit:
+            return Estimate(eager, plain, memory=limit)
+        answer = planned.within(limit)
+    if isinstance(answer, str):
+        return Estimate(eager, plain, None, limit, answer)
+    return Estimate(eager, plain, answer, limit)
+
+
+def _device_of_step(module: Any, device: str | None) -> str:
+    """Return the type of the device of a step. Raises ModelError for a device that this PyTorch cannot trace."""
+    t = torch()
+    if device is None:
+        first = next(iter(module.parameters()), None)
+        device = CPU if first is None or first.device.type == META else first.device.type
+    kind = str(t.device(device).type)
+    if kind not in (CPU, "cuda") or (kind != CPU and not t.cuda.is_available()):
+        raise ModelError(
+            f"device={device!r}: estimates are made for {CPU!r}, and for 'cuda' where PyTorch finds a GPU: which "
+            f"kernels run, and so the memory, depends on the GPU. Pass device={CPU!r}"
+        )
+    return kind
+
+
+class _PlannedCall:
+    """The graphs of a call as captured by `torch.compile`, with their plans; the call has fake tensors."""
+
+    def __init__(self, call: StepCall, eager: EagerMemory, device: str) -> None:
+        self._call, self._device = call, device
+        self.outside = eager.resident_bytes + eager.gradients + eager.results + eager.optimizer_bytes
+        """Bytes beside the arenas at the peak of a step."""
+
+    @property
+    def _prepare(self) -> Prepare:
+        """The preparation of captured programs for planning, as in the pool of arenas of the device."""
+        if self._device == CPU:
+            return lambda program: prepare_captured(program)[1].model
+        return lambda program: program.model
+
+    @cached_property
+    def plain(self) -> SubletMemory:
+        """The bytes with plain plans. Raises ModelError for a graph without a plan."""
+        plans = [plan_memory(self._prepare(each), DEFAULT_OPTIONS) for each in self._programs(None)]
+        arenas = sum(each.arena_bytes for each in plans)
+        return SubletMemory(self.outside + arenas, arenas, 0.0, tuple(plans))
+
+    def within(self, memory: int) -> SubletMemory | str:
+        """Return the bytes with a plan of the largest graph within `memory`, or the reason against such a plan."""
+        search = self.search
+        budget = memory - self.outside - self.other_arenas
+        if budget < 0:
+            return (
+                f"{human(self.outside + self.other_arenas)} lie outside of the arena: no budget of the arena is enough"
+            )
+        answer = search.best_within(budget)
+        if answer.outcome is not SearchOutcome.FITS:
+            return answer.words
+        arenas = self.other_arenas + answer.program.nbytes
+        plans = (answer.program.plan, *self._other_plans)
+        return SubletMemory(self.outside + arenas, arenas, answer.extra_time, plans, answer.words)
+
+    @cached_property
+    def search(self) -> BudgetSearch:
+        """The search for programs of the graph with the largest arena."""
+        plans = [(plan_memory(self._prepare(each), DEFAULT_OPTIONS), each) for each in self._programs(0)]
+        plan, program = max(plans, key=lambda pair: pair[0].arena_bytes)
+        self._other_plans = [other for other, _ in plans if other is not plan]
+        ready, prepare = self._prepare(program), self._prepare
+        changed = ModelPreparation(program.model, lambda model: prepare(replace(program, model=model)))
+        return BudgetSearch(ready, DEFAULT_OPTIONS, preparation=changed, known_plan=plan)
+
+    @property
+    def other_arenas(self) -> int:
+        """The bytes of the arenas of all graphs but the largest."""
+        assert self.search
+        return sum(each.arena_bytes for each in self._other_plans)
+
+    def _programs(self, budget: int | None) -> list[Any]:
+        """Return the captured programs, as for a budget if `budget` is no None. Raises ModelError without a program."""
+        t = torch()
+        captures: list[GraphCapture] = []
+        samples = "auto" if self._device == CPU else "all"
+
+        def capturing(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+            region = CapturingRegion(DEFAULT_OPTIONS, self._device, captures, samples, self._device, budget)
+            return compile_region(region, module, example)
+
+        call = self._call
+
+        def forward(arguments: Any, targets: Any) -> Any:
+            result = call.module(*arguments)
+            return result if call.loss is None else call.loss(result, *targets)
+
+        forward.__code__ = forward.__code__.replace()  # Dynamo counts recompilations by code object
+        with call.mode, t.set_grad_enabled(call.loss is not None), call.autocast():
+            t.compile(forward, backend=capturing, dynamic=False)(call.arguments, call.targets)
+        reasons = [each.reason for each in captures if each.program is None]
+        if reasons or not captures:
+            raise ModelError(f"Sublet leaves a graph to PyTorch: {reasons[0] if reasons else 'no graph is captured'}")
+        return [each.program for each in captures]
+
+
+# The largest batch.
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batches within a number of bytes; 0 if one sample does not fit.
+
+    memory     the bytes for all together
+    eager      for eager PyTorch
+    sublet     for the plain plans; None if a graph has no plan
+    budgeted   with values recomputed; None if not asked for
+    """
+
+    memory: int
+    eager: int
+    sublet: int | None
+    budgeted: int | None = None
+
+    def __str__(self) -> str:
+        counts = {"eager": self.eager, "Sublet": self.sublet, "with budget": self.budgeted}
+        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count is not None)
+        return f"largest batch in {human(self.memory)}: {said}"
+
+
+def largest_batch(
+    module: Any,
+    loss: Loss | None,
+    optimizer: Any,
+    inputs: Any,
+    targets: Sequence[Any] = (),
+    *,
+    memory: int | str,
+    device: str | None = None,
+    amp: Any = None,
+    recompute: bool = False,
+) -> LargestBatch:
+    """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
+
+    The batch is the first extent of the first tensor of `inputs`. Each tensor whose first extent is a multiple of the
+    batch grows with the batch. Both the batch found and the next larger one are estimated.
+
+    Args:
+        memory: bytes for all together, a number or a text such as "24GiB".
+        recompute: True also searches the largest batch with values recomputed, in minutes.
+        module, loss, optimizer, inputs, targets, device, amp: see `estimate`.
+
+    Raises:
+        ModelError: see `estimate`; and for inputs without a tensor with axes.
+    """
+    limit = parse_bytes(memory) if isinstance(memory, str) else memory
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    batch = _batch_of(arguments)
+
+    def estimated(count: int, plan: bool, memory: int | None = None) -> Estimate:
+        given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
+        return estimate(module, loss, optimizer, given, wanted, memory=memory, device=device, amp=amp, plan=plan)
+
+    def sublet_bytes(count: int) -> float:
+        found = estimated(count, True).sublet
+        return inf if found is None else found.peak_bytes
+
+    def budgeted_bytes(count: int) -> float:
+        return 0 if estimated(count, True, limit).fits else inf
+
+    eager = _largest_count(lambda count: estimated(count, False).eager.peak_bytes, limit, batch)
+    if estimated(batch, True).sublet is None:
+        return LargestBatch(limit, eager, None)
+    sublet = _largest_count(sublet_bytes, limit, max(1, eager))
+    budgeted = _largest_count(budgeted_bytes, limit, max(1, sublet)) if recompute else None
+    return LargestBatch(limit, eager, sublet, budgeted)
+
+
+def _largest_count(bytes_of: Callable[[int], float], limit: int, start: int) -> int:
+    """Return the largest count with at most `limit` bytes; bytes grow with the count.
+
+    Bisection, each time at the count where a line through both ends reaches the limit.
+    """
+    low, high = (0, 0.0), (MAX_BATCH, inf)
+    count = start
+    while high[0] - low[0] > 1:
+        nbytes = bytes_of(count)
+        if nbytes <= limit:
+            low = count, nbytes
+        else:
+            high = count, nbytes
+        if high[1] < inf and low[1] > 0:
+            count = low[0] + int((limit - low[1]) * (high[0] - low[0]) / (high[1] - low[1]))
+        elif high[0] == MAX_BATCH:
+            count = 2 * low[0]
+        else:
+            count = (low[0] + high[0]) // 2
+        count = min(max(count, low[0] + 1), high[0] - 1)
+    return low[0]
+
+
+def _batch_of(arguments: Any) -> int:
+    """Return the first extent of the first tensor with axes. Raises ModelError without such a tensor."""
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+    tensors = (each for each in pytree.tree_leaves(arguments) if isinstance(each, t.Tensor) and each.dim())
+    first = next(tensors, None)
+    if first is None or not first.shape[0]:
+        raise ModelError("inputs: no tensor with a first axis, so there is no batch to change")
+    return int(first.shape[0])
+
+
+def _with_batch(tree: Any, batch: int, count: int) -> Any:
+    """Return arguments on `meta` for `count` samples instead of `batch`; axes keep their order in memory."""
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+
+    def resized(tensor: Any) -> Any:
+        if not isinstance(tensor, t.Tensor) or not tensor.dim() or tensor.shape[0] % batch:
+            return tensor
+        order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+        extents = (tensor.shape[0] // batch * count, *tensor.shape[1:])
+        made = t.empty([extents[axis] for axis in order], dtype=tensor.dtype, device=META)
+        return made.permute([order.index(axis) for axis in range(tensor.dim())])
+
+    return pytree.tree_map(resized, tree)
+
+
+# The frontier of bytes and time.
+
+
+@dataclass(frozen=True)
+class MemoryFrontier:
+    """Bytes against predicted time, from the plain plan down to the smallest program found.
+
+    results  the results for the budgets of the arena, largest budget first
+    outside  bytes beside this arena at the peak: weights, gradients, optimizer state, results, arenas of other graphs
+    """
+
+    results: tuple[BudgetResult, ...]
+    outside: int
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows of the table: budget of the arena, arena, share of the plain arena, peak of all, extra time."""
+        plain = self.results[0].plain.nbytes
+        rows: list[tuple[str, ...]] = []
+        for each in self.results:
+            nbytes = each.program.nbytes
+            figures = (human(nbytes), f"{nbytes / plain:.1%}", human(nbytes + self.outside), f"{each.extra_time:+.1%}")
+            missed = (each.outcome.value.replace("_", " "), "", "", "")
+            rows.append((human(each.budget), *(figures if each.outcome is SearchOutcome.FITS else missed)))
+        return rows
+
+    def __str__(self) -> str:
+        lines = [f"{a:>10} {b:>10} {c:>8} {d:>10} {e:>10}" for a, b, c, d, e in (_TITLES, *self.rows)]
+        return "\n".join([*lines, self.results[-1].bound_in_words])
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML, for notebooks."""
+        head = "".join(f"<th>{title}</th>" for title in _TITLES)
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in self.rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def write_html(self, path: str | Path) -> None:
+        """Write a page with the curve, and the memory map of each point. Raises SubletError for an unwritable file."""
+        curve, (first, *others) = frontier_of(self.results)
+        write_html(first, path, others, curve)
+
+
+_TITLES = ("budget", "arena", "of plain", "all", "extra time")
+
+
+def frontier(
+    module: Any,
+    loss: Loss | None,
+    optimizer: Any,
+    inputs: Any,
+    targets: Sequence[Any] = (),
+    *,
+    percents: Sequence[int] = FRONTIER_PERCENTS,
+    device: str | None = None,
+    amp: Any = None,
+) -> MemoryFrontier:
+    """Return bytes against predicted time of a step compiled by Sublet, for budgets in percent of the plain arena.
+
+    Each budget is one of `torch.compile(module, backend="sublet", options={"budget": ...})`. A call with several graphs
+    has the frontier of the graph with the largest arena.
+
+    Args:
+        percents: budgets in percent of the plain arena.
+        module, loss, optimizer, inputs, targets, device, amp: see `estimate`.
+
+    Raises:
+        ModelError: see `estimate`; and for a graph without a plan.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    place = _device_of_step(module, device)
+    with fake_call(module, loss, optimizer, arguments, tuple(targets), place, amp) as call:
+        planned = _PlannedCall(call, measure_eager(call), place)
+        search = planned.search
+        plain = search.plain.nbytes
+        results = search.frontier([plain * percent // 100 for percent in percents])
+    return MemoryFrontier(results, planned.outside + planned.other_arenas)

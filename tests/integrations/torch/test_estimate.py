@@ -1,0 +1,236 @@
+"""Estimates of memory: the eager peak beside PyTorch's allocator, arenas beside the arenas of compiled calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.base.errors import ModelError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+cross_entropy = nn.functional.cross_entropy
+
+
+class Attention(nn.Module):
+    """Self-attention with a residual, whose layers have paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.result, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (part.unflatten(2, (4, 8)).transpose(1, 2) for part in self.queries(self.norm(x)).chunk(3, 2))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.result(y.transpose(1, 2).flatten(2))
+
+
+def perceptron() -> Any:
+    return nn.Sequential(*[each for _ in range(8) for each in (nn.Linear(128, 128), nn.GELU())], nn.Linear(128, 10))
+
+
+def convolutions() -> Any:
+    layers = [(nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for i in range(4)]
+    return nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(16 * 256, 10))
+
+
+def attention() -> Any:
+    return nn.Sequential(Attention(), Attention(), nn.Flatten(), nn.Linear(64 * 32, 10))
+
+
+NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "perceptron": (perceptron, (128,)),
+    "convolutions": (convolutions, (3, 16, 16)),
+    "attention": (attention, (64, 32)),
+}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-3),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, 1e-3),
+}
+
+
+def made(name: str, device: str, batch: int = 32) -> tuple[Any, Any, Any]:
+    """Return a network, its input and its labels on a device."""
+    network, extents = NETWORKS[name]
+    torch.manual_seed(0)
+    with torch.device(device):
+        return network(), torch.zeros(batch, *extents), torch.zeros(batch, dtype=torch.int64)
+
+
+def allocated(step: Callable[[], Any]) -> int:
+    """Return the bytes that PyTorch's CPU allocator hands out at most during the second call."""
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    live = peak = 0
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_eager_peak_is_that_of_the_allocator(name: str, kind: str) -> None:
+    on_meta, x, labels = made(name, "meta")
+    found = sublet.torch.estimate(
+        on_meta, cross_entropy, OPTIMIZERS[kind](on_meta.parameters()), x, (labels,), plan=False
+    ).eager
+    module, x, labels = made(name, "cpu")
+    optimizer = OPTIMIZERS[kind](module.parameters())
+
+    def step() -> None:
+        cross_entropy(module(x), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert found.peak_bytes - found.resident_bytes == pytest.approx(allocated(step), rel=0.03)
+    state = [each for own in optimizer.state.values() for each in own.values()]
+    assert found.resident["optimizer state"] == sum(each.untyped_storage().nbytes() for each in state)
+    assert found.gradients == sum(each.nbytes for each in module.parameters())
+    assert sum(each.nbytes for each in found.live) == found.peak_bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_eager_peak_of_an_inference_is_that_of_the_allocator(name: str) -> None:
+    on_meta, x, _ = made(name, "meta")
+    found = sublet.torch.estimate(on_meta.eval(), None, None, x, plan=False).eager
+    module, x, _ = made(name, "cpu")
+
+    def infer() -> None:
+        with torch.no_grad():
+            module(x)
+
+    module.eval()
+    assert found.peak_bytes - found.resident_bytes == pytest.approx(allocated(infer), rel=0.03)
+    assert found.gradients == 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_planned_arena_is_that_of_the_compiled_call(name: str, training: bool) -> None:
+    on_meta, x, labels = made(name, "meta")
+    on_meta.train(training)
+    found = sublet.torch.estimate(on_meta, cross_entropy if training else None, None, x, (labels,) if training else ())
+    module, x, labels = made(name, "cpu")
+    module.train(training)
+    torch._dynamo.reset()
+    before = len(sublet.torch.report())
+    with torch.set_grad_enabled(training):
+        compiled = torch.compile(
+            lambda x, labels: cross_entropy(module(x), labels) if training else module(x), backend="sublet"
+        )
+        result = compiled(x, labels)
+        if training:
+            result.backward()
+    plans = [each.plan for each in sublet.torch.report()[before:]]
+    assert found.sublet is not None
+    assert [each.arena_bytes for each in found.sublet.plans] == [each.arena_bytes for each in plans if each is not None]
+    assert found.sublet.peak_bytes == (
+        found.sublet.arena_bytes + found.eager.resident_bytes + found.eager.gradients + found.eager.results
+    )
+
+
+def test_module_and_optimizer_are_unchanged() -> None:
+    module, x, labels = made("convolutions", "cpu")
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
+    before = {name: (each, each.clone()) for name, each in module.state_dict(keep_vars=True).items()}
+    random = torch.get_rng_state()
+    sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,))
+    for name, each in module.state_dict(keep_vars=True).items():
+        assert each is before[name][0]
+        assert torch.equal(each, before[name][1])
+        assert each.grad is None
+    assert not optimizer.state
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_within_a_memory_the_arena_of_the_budget_is_that_of_the_compiled_call() -> None:
+    module, x, labels = made("perceptron", "cpu", 256)
+    plain = sublet.torch.estimate(module, cross_entropy, None, x, (labels,)).sublet
+    assert plain is not None
+    memory = plain.peak_bytes - plain.arena_bytes * 3 // 10
+    found = sublet.torch.estimate(module, cross_entropy, None, x, (labels,), memory=memory)
+    assert found.fits
+    assert found.budgeted is not None
+    assert found.budgeted.peak_bytes <= memory < plain.peak_bytes
+    assert found.budgeted.extra_time > 0
+    assert "eager no" in found.verdict
+    torch._dynamo.reset()
+    before = len(sublet.torch.report())
+    budget = memory - (plain.peak_bytes - plain.arena_bytes)
+    compiled = torch.compile(
+        lambda x, labels: cross_entropy(module(x), labels), backend="sublet", options={"budget": budget}
+    )
+    compiled(x, labels).backward()
+    (record,) = sublet.torch.report()[before:]
+    assert record.plan is not None
+    assert record.plan.arena_bytes == found.budgeted.arena_bytes
+
+
+def test_a_memory_below_the_weights_fits_nothing() -> None:
+    module, x, labels = made("perceptron", "meta")
+    found = sublet.torch.estimate(module, cross_entropy, None, x, (labels,), memory="64KiB")
+    assert found.fits is False
+    assert "outside of the arena" in str(found)
+
+
+def test_tensors_at_the_peak_have_the_path_of_the_module_and_the_line() -> None:
+    module, x, labels = made("attention", "meta")
+    found = sublet.torch.estimate(module, cross_entropy, None, x, (labels,), plan=False).eager
+    assert {each.module for each in found.live} >= {"0.norm", "0.queries", "1.queries"}
+    assert any(each.line.startswith("test_estimate.py:") for each in found.live)
+
+
+def test_a_step_that_reads_contents_is_refused() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[x.nonzero()[:, 0]]
+
+    with pytest.raises(ModelError, match="without content"):
+        sublet.torch.estimate(Reads(), None, None, torch.zeros(4, 4), plan=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    module, x, _ = made("perceptron", "meta")
+    with pytest.raises(ModelError, match="where PyTorch finds a GPU"):
+        sublet.torch.estimate(module, None, None, x, device="cuda")
+
+
+def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+    module, x, labels = made("perceptron", "meta", 4)
+    found = sublet.torch.largest_batch(module, cross_entropy, None, x, (labels,), memory="4MiB")
+    assert found.sublet is not None
+    assert 4 < found.eager < found.sublet
+
+    def needs(count: int) -> tuple[int, int]:
+        module, x, labels = made("perceptron", "meta", count)
+        each = sublet.torch.estimate(module, cross_entropy, None, x, (labels,))
+        assert each.sublet is not None
+        return each.eager.peak_bytes, each.sublet.peak_bytes
+
+    assert needs(found.eager)[0] <= found.memory < needs(found.eager + 1)[0]
+    assert needs(found.sublet)[1] <= found.memory < needs(found.sublet + 1)[1]
+    assert sublet.torch.largest_batch(module, None, None, x, memory=10).eager == 0
+
+
+def test_the_frontier_falls_in_bytes_and_rises_in_time(tmp_path: Any) -> None:
+    module, x, labels = made("perceptron", "meta", 256)
+    found = sublet.torch.frontier(module, cross_entropy, None, x, (labels,), percents=(100, 80, 60, 1))
+    programs = [each.program for each in found.results]
+    assert [each.nbytes for each in programs] == sorted((each.nbytes for each in programs), reverse=True)
+    assert [each.seconds for each in programs] == sorted(each.seconds for each in programs)
+    assert programs[2].nbytes <= 0.6 * programs[0].nbytes
+    assert "impossible" in str(found)
+    assert found._repr_html_().count("<tr>") == 5
+    found.write_html(tmp_path / "page.html")
+    assert "curve" in (tmp_path / "page.html").read_text()
