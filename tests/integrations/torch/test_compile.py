@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from sublet.integrations.torch.compile.arena_pool import ArenaLease, ArenaPool, BoundArena  # noqa: E402
+from sublet.integrations.torch.compile.arena_pool import ArenaPool, BoundArena  # noqa: E402
+from sublet.integrations.torch.compile.shared_scratch import ArenaLease  # noqa: E402
 from tests.integrations.torch.fuzz import judge  # noqa: E402
 
 F = nn.functional

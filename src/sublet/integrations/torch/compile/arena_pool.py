@@ -17,9 +17,10 @@ from sublet.api.compile_request import CompileRequest
 from sublet.base.errors import CapacityError, KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
-from sublet.integrations.torch.compile.joint_graph import CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
 from sublet.integrations.torch.compile.shared_scratch import (
     SCRATCH_REGISTRY,
+    ArenaLease,
     ArenaStack,
     ProgramSizes,
     SharedScratch,
@@ -122,22 +123,6 @@ class BoundArena:
     def results(self) -> dict[int, Any]:
         """The results of the latest run by position."""
         return self.caller_outputs.results
-
-
-class ArenaLease:
-    """The lease of an arena by one call.
-
-    `release` returns the arena to the pool. A lease without references is released too: every saved tensor in the arena
-    holds a reference to the lease. `read_again` are the weights read again by a backward pass that recomputes values,
-    each with the version at the time of the forward pass.
-    """
-
-    read_again: Sequence[tuple[Any, int]] = ()
-
-    def __init__(self, pool: Any, arena: Any) -> None:
-        self.pool, self.arena = pool, arena
-        self.release = weakref.finalize(self, pool.release, arena)
-        self.release.atexit = False
 
 
 def prepare_captured(captured: CapturedProgram) -> tuple[CallerOutputs, ModelWithKernels]:
@@ -426,8 +411,7 @@ class ArenaPool:
 
     def results_of_pass(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:
         """Return the results of a finished pass, None for tensors in the arena."""
-        results, computed = self.captured.passes[number].results, arena.results
-        return [result.resolve(position, args, computed) for position, result in enumerate(results)]
+        return self.captured.passes[number].resolve_results(args, arena.results)
 
     def _rebind_weights(self, arena: BoundArena, args: Sequence[Any]) -> None:
         """Bind each weight with a new address."""
@@ -442,18 +426,10 @@ class ArenaPool:
         if moved:
             arena.resumable, arena.argument_places = self._resumable_and_places(arena.executable)
 
-    def saved_tensors(self, flight: ArenaLease) -> list[tuple[int, Any]]:
-        """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
-        return [
-            (position, _tensor_in_arena(flight.arena.resumable, result.tensor.value, result.layout, flight))
-            for position, result in enumerate(self.captured.passes[0].results)
-            if result.tensor is not None and result.argument is None and not result.leaves_arena
-        ]
-
-    @property
-    def recomputes(self) -> bool:
-        """True if the budget changed the program: a saved tensor may lose its content after the last reader."""
-        return bool(self.plan.recipe.again or self.plan.recipe.split)
+    def saved_tensor(self, arena: BoundArena, result: CallResult, flight: ArenaLease) -> Any:
+        """Return a PyTorch tensor over a saved result in the arena, with a reference to the lease."""
+        assert result.tensor is not None
+        return _tensor_in_arena(arena.resumable, result.tensor.value, result.layout, flight)
 
 
 class _LeaseArray(np.ndarray):

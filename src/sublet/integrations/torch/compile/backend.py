@@ -16,12 +16,13 @@ from sublet.analysis.options import Options
 from sublet.base.errors import CapacityError, ModelError, RunError, SubletError
 from sublet.base.formatting import parse_bytes
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.compile.arena_pool import ArenaLease, ArenaPool
+from sublet.integrations.torch.compile.arena_pool import ArenaPool
 from sublet.integrations.torch.compile.compile_report import Compiled, add_record, remove_record
 from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, DevicePool
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
+from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
@@ -94,21 +95,18 @@ def _warn_not_captured(module: str) -> None:
     add_record(Compiled(name, 0, reason=reason))
 
 
-AnyPool = ArenaPool | DevicePool
-
-
 @dataclass(frozen=True)
 class PlannedRegion:
     """A planned graph: the pool of arenas, and the micro-batches; None to compute all samples at once."""
 
-    pool: AnyPool
+    pool: CapturedGraphPool
     micro_batches: MicroBatches | None = None
 
     def run_inference(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run an inference and return the results."""
         flight = self.pool.lease(args)
         try:
-            run = partial(self.pool.run_pass, flight.arena, 0)
+            run = partial(flight.run_pass, 0)
             return run(args) if self.micro_batches is None else self.micro_batches.run_all(run, args)
         finally:
             flight.release()
@@ -199,7 +197,7 @@ class CompiledRegion:
         self._static_positions: Collection[int] = ()
         self._is_inference = False
         self._plans: OrderedDict[tuple[int, ...], tuple[PlannedRegion | None, Compiled]] = OrderedDict()
-        self._leases: WeakValueDictionary[int, ArenaLease] = WeakValueDictionary()
+        self._leases: WeakValueDictionary[int, ArenaLease] = WeakValueDictionary()  # by id: a set safe in threads
 
     def compile_inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable of a forward graph without a backward graph."""
@@ -223,7 +221,7 @@ class CompiledRegion:
     @property
     def _recomputes(self) -> bool:
         """True if the backward pass of a plan recomputes values."""
-        return any(planned is not None and planned.pool.recomputes for planned, _ in self._plans.values())
+        return any(planned is not None and recomputes(planned.pool.plan) for planned, _ in self._plans.values())
 
     @property
     def _pass_names(self) -> str:
@@ -293,7 +291,7 @@ class CompiledRegion:
                 whole = str(error)
         return capture_program(forward, backward, self._static_positions, extents, device, runs_on), None, whole
 
-    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> AnyPool:
+    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> CapturedGraphPool:
         """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
         if device == CPU:
             apart = self._budget is None  # a split program never needs fewer bytes for one call
@@ -318,18 +316,17 @@ class CompiledRegion:
         if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
         pool = planned.pool
-        read_again = _with_versions([args[i] for i in pool.captured.weights]) if pool.recomputes else ()
+        read_again = _with_versions([args[i] for i in pool.captured.weights]) if recomputes(pool.plan) else ()
         flight = pool.lease(args)
         flight.read_again = read_again
         try:
-            results = pool.run_pass(flight.arena, 0, args)
+            results = flight.run_pass(0, args)
         except BaseException:
             flight.release()
             raise
-        for position, tensor in pool.saved_tensors(flight):
+        for position, tensor in flight.take_saved(pool.captured).items():
             results[position] = tensor
-            if tensor.numel():
-                self._leases[tensor.data_ptr()] = flight
+        self._leases[id(flight)] = flight
         return results
 
     def _run_backward(self, *args: Any) -> Sequence[Any]:
@@ -346,28 +343,30 @@ class CompiledRegion:
                 "pass: expected the saved tensors of the arena, found copies. Drop saved_tensors_hooks, or raise the "
                 "budget"
             )
-        if flight is not None and again and flight.pool.recomputes:
+        if flight is not None and again and flight.recomputes:
             raise RunError(
                 "the backward pass of a region compiled with a budget recomputes values, and can run only once: "
                 "drop retain_graph=True, or raise the budget"
             )
         if flight is None or again:  # a second backward must find the saved tensors unchanged
-            with getattr(flight and flight.arena, "exclusive_scratch", nullcontext()):
+            with nullcontext() if flight is None else flight.arena.exclusive_scratch:
                 return self._modules[1](*args)  # type: ignore[no-any-return]
         if any(tensor._version != version for tensor, version in flight.read_again):
             raise RunError(
                 "a parameter or buffer was changed between the forward and the backward pass. A region compiled with a "
                 "budget reads the content again to recompute values: run the backward pass first, or raise the budget"
             )
-        results: Sequence[Any] = flight.pool.run_pass(flight.arena, 1, args)
+        results = flight.run_pass(1, args)
         flight.release()
         return results
 
     def _lease_of(self, args: Sequence[Any]) -> ArenaLease | None:
         """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
-        tensors = (each for each in reversed(args) if hasattr(each, "data_ptr") and each.numel())
-        lease = next(filter(None, (self._leases.get(each.data_ptr()) for each in tensors)), None)
-        return lease if lease is not None and lease.release.alive else None
+        found = [reference() for reference in self._leases.valuerefs()]
+        alive = [lease for lease in found if lease is not None and lease.release.alive]
+        tensors = (each for each in reversed(args) if hasattr(each, "data_ptr"))
+        places = ((lease, each.data_ptr()) for each in tensors for lease in alive)
+        return next((lease for lease, address in places if address in lease.saved_addresses), None)
 
 
 def _with_versions(weights: Sequence[Any]) -> list[tuple[Any, int]]:

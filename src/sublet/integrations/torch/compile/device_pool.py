@@ -8,6 +8,7 @@ each segment of calls without a decision in between, including each body version
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,10 @@ from sublet.analysis.options import Options
 from sublet.base.arrays import torch_name
 from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.base.interrupts import fork_lock
-from sublet.integrations.torch.compile.arena_pool import ArenaLease, plan_within
+from sublet.integrations.torch.compile.arena_pool import plan_within
 from sublet.integrations.torch.compile.caller_outputs import COMPUTE_OUT, COPY_OUT, ComputedOutputs
-from sublet.integrations.torch.compile.joint_graph import CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.shared_scratch import ArenaLease
 from sublet.integrations.torch.dialect import PREFIX, StridedLayout, decode
 from sublet.integrations.torch.kernels.backend import (
     CallRecorder,
@@ -123,13 +125,18 @@ class DeviceArena:
     weight_addresses: dict[int, int] = field(default_factory=dict)
     streams: StreamOrder = field(default_factory=StreamOrder)
 
+    @property
+    def exclusive_scratch(self) -> AbstractContextManager[Any]:
+        """A context manager without effect: the arena shares no bytes."""
+        return nullcontext()
+
     def is_bound_to(self, args: Sequence[Any]) -> bool:
         """True if the program reads each weight of `args` at the current address."""
         return all(args[position].data_ptr() == address for position, address in self.weight_addresses.items())
 
 
 class DevicePool:
-    """Pool of arenas for one captured program on a device, with the interface of `ArenaPool`.
+    """Pool of arenas for one captured program on a device, a `CapturedGraphPool`.
 
     With a `recorder`, results are computed in tensors reused by every run, and copied for the caller.
 
@@ -205,8 +212,7 @@ class DevicePool:
             raise (error.__cause__ or error) from None
         taken = self._results_of_caller(arena.results[number])
         taken.update({position: place.copy_(taken[position]) for position, place in (into or {}).items()})
-        results = self.captured.passes[number].results
-        return [result.resolve(position, args, taken) for position, result in enumerate(results)]
+        return self.captured.passes[number].resolve_results(args, taken)
 
     def _results_of_caller(self, taken: dict[int, Any]) -> dict[int, Any]:
         """Return the results of a run as the caller's own tensors.
@@ -252,19 +258,11 @@ class DevicePool:
 
         return build_program(graph, self.plan.schedule, memory, bind, None)
 
-    @property
-    def recomputes(self) -> bool:
-        """True if the budget changed the program, see `ArenaPool.recomputes`."""
-        return bool(self.plan.recipe.again or self.plan.recipe.split)
-
-    def saved_tensors(self, flight: ArenaLease) -> list[tuple[int, Any]]:
-        """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
-        saved = []
-        for position, result in enumerate(self.captured.passes[0].results):
-            if result.tensor is not None and result.argument is None and not result.leaves_arena:
-                tensor = _tensor_in_arena(flight.arena, result.tensor)
-                tensor.lease = flight
-                saved.append((position, tensor))
+    def saved_tensor(self, arena: DeviceArena, result: CallResult, flight: ArenaLease) -> Any:
+        """Return a PyTorch tensor over a saved result in the arena, with a reference to the lease."""
+        assert result.tensor is not None
+        saved = _tensor_in_arena(arena, result.tensor)
+        saved.lease = flight
         return saved
 
 

@@ -114,6 +114,24 @@ class CapturedPass:
     arguments: dict[int, TracedTensor] = field(default_factory=dict)
     results: list[CallResult] = field(default_factory=list)
 
+    @cached_property
+    def saved(self) -> dict[int, CallResult]:
+        """The results in the arena after the pass, by position."""
+        results = enumerate(self.results)
+        return {i: r for i, r in results if r.tensor is not None and r.argument is None and not r.leaves_arena}
+
+    @cached_property
+    def _results_outside(self) -> list[tuple[int, CallResult]]:
+        """The results outside the arena, each with the position."""
+        return [(position, result) for position, result in enumerate(self.results) if position not in self.saved]
+
+    def resolve_results(self, args: Sequence[Any], computed: Mapping[int, Any]) -> list[Any]:
+        """Return the results by position, None for tensors in the arena; see `CallResult.resolve`."""
+        results = [None] * len(self.results)
+        for position, result in self._results_outside:
+            results[position] = result.resolve(position, args, computed)
+        return results
+
 
 @dataclass(frozen=True)
 class CapturedProgram:

@@ -1,4 +1,4 @@
-"""Memory shared by programs: scratch bytes used in turn, and a stack of the arenas of calls in flight.
+"""Leases of arenas, and memory shared by programs: scratch bytes used in turn, and a stack of arenas in flight.
 
     single arena   A bytes for each of n calls in flight                                              n A
     stack          K bytes a call, saved from forward to backward, one call above another; the S scratch bytes of a
@@ -13,16 +13,19 @@ bytes, with A bytes saved, is on the stack too. Inference programs save nothing,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from math import lcm
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.interrupts import fork_lock
 from sublet.base.ranges import union_length
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
 from sublet.ops.op import SUSPEND
 from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
@@ -30,6 +33,84 @@ from sublet.runtime.memory import aligned_bytes
 
 MIN_SAVED_BYTES = 1 << 20
 """Bytes to save in total before programs are split: splitting costs a new plan for each program."""
+
+
+class LeasableArena(Protocol):
+    """An arena for one call at a time, on any device."""
+
+    @property
+    def exclusive_scratch(self) -> AbstractContextManager[Any]:
+        """A context manager with exclusive use of the scratch bytes."""
+
+
+Arena = TypeVar("Arena", bound=LeasableArena, contravariant=True)
+
+
+class CapturedGraphPool(Protocol):
+    """A pool of arenas for one captured program, on any device.
+
+    captured     the program, changed if a budget requires
+    plan         the plan of all arenas
+    allocations  see `arena_pool.allocating_operators`
+    """
+
+    captured: CapturedProgram
+    plan: MemoryPlan
+    allocations: tuple[tuple[str, int], ...]
+
+    def lease(self, args: Sequence[Any] = ()) -> ArenaLease:
+        """Return the lease of an arena without another call, preferably of an arena bound to the weights in `args`."""
+
+
+class _PoolOf(Protocol[Arena]):
+    """A pool as seen by a lease: passes run in a leased arena, and the arena returns at the end."""
+
+    plan: MemoryPlan
+
+    def run_pass(
+        self, arena: Arena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
+    ) -> list[Any]: ...
+
+    def saved_tensor(self, arena: Arena, result: CallResult, flight: ArenaLease) -> Any: ...
+
+    def release(self, arena: Arena) -> None: ...
+
+
+class ArenaLease:
+    """The lease of an arena by one call.
+
+    A lease without references is released too: every saved tensor in the arena holds a reference to the lease.
+
+    recomputes        see `recomputes`
+    run_pass          see `ArenaPool.run_pass`
+    release           returns the arena to the pool
+    read_again        the weights read again by a backward pass that recomputes values, each with the version at the
+                      time of the forward pass
+    saved_addresses   the addresses of the saved tensors
+    """
+
+    read_again: Sequence[tuple[Any, int]] = ()
+    saved_addresses: Collection[int] = ()
+
+    def __init__(self, pool: _PoolOf[Arena], arena: Arena) -> None:
+        self.arena: LeasableArena = arena
+        self.recomputes = recomputes(pool.plan)
+        self.run_pass = partial(pool.run_pass, arena)
+        self._saved_tensor = partial(pool.saved_tensor, arena)
+        self.release = weakref.finalize(self, pool.release, arena)
+        self.release.atexit = False
+
+    def take_saved(self, captured: CapturedProgram) -> dict[int, Any]:
+        """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
+        saved = captured.passes[0].saved.items()
+        tensors = {position: self._saved_tensor(result, self) for position, result in saved}
+        self.saved_addresses = {each.data_ptr() for each in tensors.values() if each.numel()}
+        return tensors
+
+
+def recomputes(plan: MemoryPlan) -> bool:
+    """True if a budget changed the program: a saved tensor may lose its content after the last reader."""
+    return bool(plan.recipe.again or plan.recipe.split)
 
 
 class ProgramSizes(NamedTuple):
@@ -153,7 +234,7 @@ class ScratchRegistry:
         self._order: WeakKeyDictionary[ArenaSharingProgram, int] = WeakKeyDictionary()
         self._is_split: WeakKeyDictionary[ArenaSharingProgram, bool] = WeakKeyDictionary()
         self._decided: tuple[int, ...] = ()
-        self._in_flight: WeakSet[Any] = WeakSet()
+        self._in_flight: WeakSet[ArenaLease] = WeakSet()
         self._stack: weakref.ref[ArenaStack] | None = None
 
     def register(self, program: ArenaSharingProgram) -> None:
@@ -162,7 +243,7 @@ class ScratchRegistry:
             self._programs.add(program)
             self._order[program] = next(self._numbers)
 
-    def record_lease(self, lease: Any) -> None:
+    def record_lease(self, lease: ArenaLease) -> None:
         """Count a call in flight of a training program."""
         self._in_flight.add(lease)
 
