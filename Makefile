@@ -144,6 +144,9 @@ bench: $(VENV)/.installed ## Sublet beside onnxsim on real models, as a table
 bench-run: $(VENV)/.installed ## Sublet beside ONNX Runtime: time, memory, allocations, cost of a step
 	$(BIN)/python -m benchmarks.run_table
 
+bench-serve: $(VENV)/.installed ## one arena for every shape: Sublet over ranges beside ONNX Runtime: bytes, bits, time, growth
+	$(BIN)/python -m benchmarks.serve
+
 bench-rebinding: $(VENV)/.installed ## what it costs to let a program of 500 nodes read and write other memory
 	$(BIN)/python -m benchmarks.rebinding
 

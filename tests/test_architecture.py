@@ -52,7 +52,9 @@ CHECKER_MAY_REACH = (
     "plan.records",
     "plan",
     "integrations.registry",
+    "base.boxes",
     "base.errors",
+    "base.extents",
     "base.names",
     "base.tensor",
 )

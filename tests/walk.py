@@ -3,7 +3,7 @@
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
 README.md, docs/commands.md and ci.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
-docs/foreign.md for plans of other tools; docs/loops.md, state.md, memory.md and text_form.md for servers;
+docs/foreign.md for plans of other tools; docs/loops.md, serving.md, state.md, memory.md and text_form.md for servers;
 docs/training.md, budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
@@ -43,7 +43,7 @@ from sublet.integrations.tflite.program import IDENTIFIER, OPERATORS
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md", "docs/commands.md", "docs/ci.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md",
-    "docs/foreign.md", "docs/loops.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md",
+    "docs/foreign.md", "docs/loops.md", "docs/serving.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md",
     "docs/budget.md", "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
@@ -132,7 +132,7 @@ def _furnish(folder: Path) -> None:
     program = Path(__file__).parent / "integrations" / "executorch" / "programs" / "two_conds.planned.pte"
     for name in ("program.pte", "model.pte"):
         (folder / name).write_bytes(program.read_bytes())
-    for name, text in {"cell.onnx": CELL, "vad.onnx": VAD}.items():
+    for name, text in {"cell.onnx": CELL, "vad.onnx": VAD, "encoder.onnx": ENCODER, "decoder.onnx": DECODER}.items():
         (folder / name).write_bytes(onnx.parser.parse_model(text).SerializeToString())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
@@ -149,6 +149,24 @@ cell (float[1,4] x, float[1,4] h, float[1,4] c) => (y, hn, cn)
   y = ReduceSum (hn)
 }"""
 """A recurrent cell with two states."""
+
+ENCODER = """<ir_version: 9, opset_import: ["" : 17]>
+encoder (float[batch, seq, 16] x) => (y)
+{
+  m = ReduceMean <axes = [1]> (x)
+  c = Sub (x, m)
+  y = Softmax <axis = -1> (c)
+}"""
+"""A network of any batch and length."""
+
+DECODER = """<ir_version: 9, opset_import: ["" : 17]>
+decoder (float[batch, new, 16] x, float[batch, past, 16] past) => (y, present)
+{
+  present = Concat <axis = 1> (past, x)
+  m = ReduceMean <axes = [1]> (present)
+  y = Add (x, m)
+}"""
+"""A network whose cache grows by the new rows."""
 
 VAD = """<ir_version: 9, opset_import: ["" : 17]>
 vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>

@@ -47,6 +47,10 @@ class Builder:
         """A list of integers, for shapes and axes."""
         return self.constant(np.array(numbers, dtype=np.int64))
 
+    def scalar(self, number: int) -> str:
+        """A single integer, for indices and lengths."""
+        return self.constant(np.array(number, dtype=np.int64))
+
     def random_weight(self, *shape: int) -> str:
         """Uniform numbers of variance 1 / fan-in: activations keep their size through the layers."""
         fan_in = prod(shape[1:]) if len(shape) != 2 else shape[0]

@@ -66,6 +66,40 @@ def gpt2(
     return b.model(logits=b.op("MatMul", _norm(b, x, width), b.op("Transpose", embedding, perm=[1, 0])))
 
 
+def gpt_with_past(
+    layers: int = 6, width: int = 256, heads: int = 4, vocabulary: int = 1000, positions: int = 512
+) -> onnx.ModelProto:
+    """A decoder like GPT-2 over `new` tokens, with the keys and values of `past` tokens as inputs and outputs."""
+    b = Builder("gpt_with_past")
+    tokens = b.input("input_ids", ("batch", "new"), TensorProto.INT64)
+    shape = ("batch", heads, "past", width // heads)
+    past = {f"past_{i}_{kind}": b.input(f"past_{i}_{kind}", shape) for i in range(layers) for kind in ("key", "value")}
+    before = b.op("Gather", b.op("Shape", next(iter(past.values()))), b.scalar(2))
+    whole = b.op("Add", before, b.op("Gather", b.op("Shape", tokens), b.scalar(1)))
+    rows = b.op("Range", before, whole, b.scalar(1))
+    columns = b.op("Range", b.scalar(0), whole, b.scalar(1))
+    is_seen = b.op("LessOrEqual", columns, b.op("Unsqueeze", rows, b.ints(1)))
+    bias = b.op("Where", is_seen, b.filled(0.0), b.filled(-1e4))
+    embedding = b.random_weight(vocabulary, width)
+    x = b.op("Add", b.op("Gather", embedding, tokens), b.op("Gather", b.random_weight(positions, width), rows))
+    present: dict[str, str] = {}
+    for i in range(layers):
+        query, key, value = (
+            b.op("Transpose", b.op("Reshape", part, b.ints(0, 0, heads, width // heads)), perm=[0, 2, 1, 3])
+            for part in b.ops("Split", 3, b.linear(_norm(b, x, width), width, 3 * width), b.ints(*[width] * 3), axis=-1)
+        )
+        key = present[f"present_{i}_key"] = b.op("Concat", past[f"past_{i}_key"], key, axis=2)
+        value = present[f"present_{i}_value"] = b.op("Concat", past[f"past_{i}_value"], value, axis=2)
+        scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
+        weights = b.op("Softmax", b.op("Add", b.op("Div", scores, b.filled(sqrt(width // heads))), bias), axis=-1)
+        mixed = b.op("Transpose", b.op("MatMul", weights, value), perm=[0, 2, 1, 3])
+        x = b.op("Add", x, b.linear(b.op("Reshape", mixed, b.ints(0, 0, width)), width, width))
+        inner = _gelu_tanh(b, b.linear(_norm(b, x, width), width, 4 * width))
+        x = b.op("Add", x, b.linear(inner, 4 * width, width))
+    logits = b.op("MatMul", _norm(b, x, width), b.op("Transpose", embedding, perm=[1, 0]))
+    return b.model(logits=logits, **present)
+
+
 def _norm(b: Builder, x: str, width: int) -> str:
     return b.op("LayerNormalization", x, b.filled(1.0, width), b.filled(0.0, width), axis=-1)
 

@@ -33,7 +33,7 @@ def ranged_plan(
     return plan_over_ranges(read, options)
 
 
-def concat_of_two() -> RangedPlan:
+def concat_of_two(a: Range = A, b: Range = B) -> RangedPlan:
     """Two parts of sizes 64 a and 64 b, in place in their concatenation."""
     nodes = [
         helper.make_node("Relu", ["p"], ["u"]),
@@ -41,7 +41,7 @@ def concat_of_two() -> RangedPlan:
         helper.make_node("Concat", ["u", "v"], ["w"], axis=0),
         helper.make_node("Relu", ["w"], ["y"]),
     ]
-    return ranged_plan(nodes, {"p": ["a", 16], "q": ["b", 16]}, A, B)
+    return ranged_plan(nodes, {"p": ["a", 16], "q": ["b", 16]}, a, b)
 
 
 def moved(ranged: RangedPlan, name: str, **changes: object) -> RangedPlan:
@@ -135,6 +135,15 @@ def test_blocks_that_overlap_inside_the_box_are_refused() -> None:
     ranged = ranged_plan(nodes, {"p": ["a", "a"]}, A)
     places = sorted((place_of(ranged.over, name).region.offset, name) for name in ("u", "v"))
     assert "rooms-overlap" in rules_of(moved(ranged, places[1][1], offset=places[1][0] - 64))
+
+
+def test_a_plan_that_is_right_without_proof_is_refused() -> None:
+    """64 (a - b)^2 stays within the arena, but no bound of single terms says so, and the box has too many parts."""
+    a, b = Range("a", 1, 99), Range("b", 1, 99)
+    begin, distance = 1 << 21, 64 * (a.extent - b.extent) * (a.extent - b.extent)
+    ranged = with_larger_arena(concat_of_two(a, b), begin + 64 * 98 * 98 + 64 * 198)
+    assert rules_of(moved(ranged, "y", offset=begin + 64 * 98 * (a.extent - 1))) == set()
+    assert rules_of(moved(ranged, "y", offset=begin + distance)) == {"unproven-box"}
 
 
 def test_a_range_from_zero_is_proven_in_parts() -> None:

@@ -98,6 +98,7 @@ def compile_ranges(
     dims: Mapping[str, Any],
     *,
     const: Mapping[str, Any] | None = None,
+    state: Mapping[str, str] | None = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
     options: Options | None = None,
@@ -109,6 +110,8 @@ def compile_ranges(
     model      a path or an ONNX ModelProto, without loops, branches and values of unknown size
     dims       the extents of all open dimensions by name: a range as (low, high), as (low, high, step) or as text like
                "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent
+    state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
+               need not have equal extents, see `RangedExecutable.session`
     const, backend, optimize, arena, weights   see `compile`
     options    the planning options: one stream and one arena, with inputs and outputs in the arena
 
@@ -126,7 +129,7 @@ def compile_ranges(
     ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
-    return RangedExecutable(ranged, ready.to_executable(plan, arena))
+    return RangedExecutable(ranged, ready.to_executable(plan, arena), state or {})
 
 
 def _base_point(ranged: RangedPlan) -> dict[str, int]:

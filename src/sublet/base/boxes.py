@@ -72,20 +72,35 @@ class Box:
     def cut(self, difference: Extent) -> tuple[Box, Box] | None:
         """Return two halves of the box, for a comparison without the same result everywhere; None for one point.
 
-        The dimension with the most numbers among those of `difference` is cut; for an expression of one dimension,
-        where the sign changes.
+        The box is cut where the sign of `difference` changes along one dimension, all others at their least numbers;
+        without such a place, the dimension with the most numbers is cut in the middle.
         """
         wanted = {each.name for each in difference.dimensions}
         able = [each for each in self.ranges if each.name in wanted and each.low < each.high]
         if not able:
             return None
-        chosen = max(able, key=lambda each: each.high - each.low)
-        middle = (chosen.low + chosen.high) // 2
-        if len(wanted) == 1:
-            middle = _sign_change(difference, chosen)
+        places = {each: place for each in able if (place := self._sign_change(difference, each)) is not None}
+        chosen = next(iter(places), max(able, key=lambda each: each.high - each.low))
+        middle = places.get(chosen, (chosen.low + chosen.high) // 2)
         halves = (Dimension(chosen.name, chosen.low, middle), Dimension(chosen.name, middle + 1, chosen.high))
         first, second = (Box(tuple(half if each is chosen else each for each in self.ranges)) for half in halves)
         return first, second
+
+    def _sign_change(self, difference: Extent, dim: Dimension) -> int | None:
+        """Return the last number of a dimension with the sign of its lowest number; None if both ends have one sign."""
+        point = {each.name: each.low for each in self.ranges}
+
+        def sign(number: int) -> int:
+            found = difference.at({**point, dim.name: number})
+            return (found > 0) - (found < 0)
+
+        low, high = dim.low, dim.high
+        if sign(low) == sign(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if sign(middle) == sign(dim.low) else (low, middle)
+        return low
 
     def corners(self) -> Iterator[dict[str, int]]:
         """Yield the corners, the smallest point first and the largest last."""
@@ -99,25 +114,6 @@ class Box:
 
     def __str__(self) -> str:
         return ", ".join(f"{each.name}={each.low}..{each.high}" for each in self.ranges)
-
-
-def _sign_change(difference: Extent, dim: Dimension) -> int:
-    """Return the last number, below the highest, with the sign of the lowest number, by bisection."""
-
-    def sign(number: int) -> int:
-        found = difference.at({dim.name: number})
-        return (found > 0) - (found < 0)
-
-    low, high = dim.low, dim.high
-    if sign(low) == sign(high):
-        return (low + high) // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if sign(middle) == sign(dim.low):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _as_number(each: Dimension) -> Extent | int:

@@ -376,9 +376,18 @@ def _bounds_of_factor(factor: Factor) -> tuple[int, int]:
     return (factor.low, factor.high) if isinstance(factor, Dimension) else factor.bounds
 
 
+@lru_cache(maxsize=1 << 16)
 def _bounds(extent: Extent) -> tuple[int, int]:
-    """Return bounds: exact by enumeration or by corners where possible, else by interval arithmetic."""
+    """Return bounds: exact by corners or by enumeration where possible, else by interval arithmetic."""
     dims = sorted(extent.dimensions, key=str)
+    if all(isinstance(each, Dimension) for factors, _ in extent.terms for each in factors):
+        if len({factor > 0 for factors, factor in extent.terms if factors}) == 1:  # rises, or falls, in every dimension
+            ends = [extent.at(corner) for corner in _two_corners(extent)]
+            return min(ends), max(ends)
+        if len(dims) <= 4 and all(len(set(factors)) == len(factors) for factors, _ in extent.terms):
+            points = product(*[[(each.name, each.low), (each.name, each.high)] for each in dims])
+            corners = [extent.at(dict(point)) for point in points]
+            return min(corners), max(corners)
     if len(dims) == 1 and dims[0].high - dims[0].low < MOST_ENUMERATED:
         numbers = [extent.at({dims[0].name: number}) for number in range(dims[0].low, dims[0].high + 1)]
         return min(numbers), max(numbers)
@@ -387,10 +396,6 @@ def _bounds(extent: Extent) -> tuple[int, int]:
         rest = _sum((_removed(factors, shared), factor) for factors, factor in extent.terms)
         products = [one * other for one in _bounds_of_factor(shared) for other in bounds_of(rest)]
         return min(products), max(products)
-    plain = all(isinstance(each, Dimension) for factors, _ in extent.terms for each in factors)
-    if plain and len(dims) <= 4 and all(len(set(factors)) == len(factors) for factors, _ in extent.terms):
-        corners = [extent.at(dict(each)) for each in product(*[[(d.name, d.low), (d.name, d.high)] for d in dims])]
-        return min(corners), max(corners)
     low = high = 0
     for factors, factor in extent.terms:
         least_, most = factor, factor

@@ -7,7 +7,8 @@ point is the same program with other shapes and addresses: the kernels stay, so 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import memmove
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.boxes import Range
 from sublet.base.errors import RunError
-from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.base.extents import Extent, Undecided, extent_at, upper_bound
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
@@ -29,7 +29,7 @@ from sublet.runtime.caller_memory import content_for, inputs_by_name
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
-from sublet.runtime.memory import ExecutableMemory
+from sublet.runtime.memory import ExecutableMemory, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy, byte_copies
 from sublet.runtime.results import as_numpy, output_form
 
@@ -63,18 +63,24 @@ class RangedExecutable:
     memory  the storages: arena and weights
     """
 
-    def __init__(self, ranged: RangedPlan, base: Executable) -> None:
-        """Create the executable; `base` is the executable of the base point, in the arena of the plan."""
+    def __init__(self, ranged: RangedPlan, base: Executable, state: Mapping[str, str]) -> None:
+        """Create the executable.
+
+        `base` is the executable of the base point, in the arena of the plan; `state` maps inputs to the outputs that
+        update them between the calls of a session. Raises RunError for a state of unknown names or different types.
+        """
         self.plan: MemoryPlan = ranged.worst
         self.ranges = {each.name: each for each in ranged.ranges}
         self._ranged = ranged
         self._base = base
         self.memory = base.planned_memory
         self._form: Callable[[Any], Any] = as_numpy
+        self._state = dict(state)
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
         graph = ranged.graph
         self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
+        _require_state(self._state, self._inputs, self._outputs)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
@@ -122,7 +128,12 @@ class RangedExecutable:
         Raises RunError for a wrong input or a shape outside the ranges, before any byte is written; KernelError when a
         kernel fails.
         """
-        given = inputs_by_name(inputs, named)
+        with self.run_in_arena(inputs_by_name(inputs, named)) as outputs:
+            return {name: self._form(array.copy()) for name, array in outputs.items()}
+
+    @contextmanager
+    def run_in_arena(self, given: Mapping[str, Any]) -> Iterator[Mapping[str, Array]]:
+        """Run once, and keep the outputs in the arena for the block. Raises the errors of a call."""
         numbers = self._numbers_of(given)
         locks = self.memory.locks
         with locks.own, locks.shared_lock(), locks.running(self.plan.graph):
@@ -132,7 +143,27 @@ class RangedExecutable:
                 bound.inputs[name][...] = content
             for call in bound.calls:
                 call()
-            return {name: self._form(array.copy()) for name, array in bound.outputs.items()}
+            yield bound.outputs
+
+    def session(self) -> RangedSession:
+        """Return a session: calls with a state of their own, over the same plan, weights, kernels and arena.
+
+        Raises RunError for an executable without declared state.
+        """
+        if not self._state:
+            raise RunError("the executable has no state: pass state={INPUT: OUTPUT} to `compile_ranges`")
+        return RangedSession(self, self._state)
+
+    def shape_of_start(self, name: str, given: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the shape of an input at the start of a session: extents of `given` inputs, else the least extents.
+
+        Raises RunError for given inputs that do not fit.
+        """
+        numbers = {each.name: each.low // each.step for each in self.ranges.values()}
+        numbers.update(self._match_shapes(given))
+        spec = self._inputs[name].spec
+        assert isinstance(spec, TensorSpec)
+        return tuple(extent_at(extent, numbers) for extent in spec.shape)
 
     def outputs_as(self, form: str | Callable[[Any], Any]) -> RangedExecutable:
         """Set the array type of outputs, see `Executable.outputs_as`. Return self."""
@@ -143,6 +174,11 @@ class RangedExecutable:
         """Bind the program to a shape, as the first call at the shape does otherwise; extents by name of dimension."""
         with self.memory.locks.own:
             self._bound_at(self._numbers_at(extents))
+
+    def forget_points(self) -> None:
+        """Drop the programs bound to the latest shapes."""
+        with self.memory.locks.own:
+            self._points.clear()
 
     def bytes_at(self, **extents: int) -> int:
         """Return the bytes of the arena touched by a run at a point; extents by name of dimension."""
@@ -167,18 +203,26 @@ class RangedExecutable:
 
         Raises RunError for inputs that do not fit.
         """
-        if given.keys() != self._inputs.keys():
-            wrong = sorted(given.keys() ^ self._inputs.keys())
-            raise RunError(f"the inputs are {known_names(self._inputs)}; missing or unknown: {known_names(wrong)}")
+        missing = sorted(self._inputs.keys() - given.keys())
+        if missing:
+            raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
+        found = self._match_shapes(given)
+        return tuple(found[name] for name in self.ranges)
+
+    def _match_shapes(self, given: Mapping[str, Any]) -> dict[str, int]:
+        """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
         found: dict[str, int] = {}
-        for name, value in self._inputs.items():
-            spec, shape = value.spec, np.shape(given[name])
+        unknown = sorted(given.keys() - self._inputs.keys())
+        if unknown:
+            raise RunError(f"the inputs are {known_names(self._inputs)}; unknown: {known_names(unknown)}")
+        for name, content in given.items():
+            spec, shape = self._inputs[name].spec, np.shape(content)
             assert isinstance(spec, TensorSpec)
             if len(shape) != len(spec.shape):
                 raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
             for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
                 self._match(extent, number, f"{name}, axis {axis}", found)
-        return tuple(found[name] for name in self.ranges)
+        return found
 
     def _match(self, extent: Extent | int, number: int, where: str, found: dict[str, int]) -> None:
         """Add the number of the dimension of an axis to `found`. Raises RunError for an extent that does not fit."""
@@ -271,6 +315,87 @@ class RangedExecutable:
             if (read.storage, read.offset + begin) != (written.storage, written.offset + at):
                 apart.append((source, begin, output, at, nbytes))
         return apart
+
+
+class RangedSession:
+    """Calls with a state of their own: inputs that take the content of an output after each call.
+
+    The memory of the state has room for the largest output, so the session never allocates again. The state starts
+    with zeros, of the least extent where the other inputs decide none (an empty past). A call may leave out the inputs
+    of the state, and returns the other outputs. A failed call leaves the state as it was.
+    """
+
+    def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
+        self._executable = executable
+        self._sources = dict(state)
+        sizes = {name: executable.outputs[result].spec for name, result in state.items()}
+        self._specs = {name: spec for name, spec in sizes.items() if isinstance(spec, TensorSpec)}
+        self._raw = {name: aligned_bytes(upper_bound(spec.nbytes), 64) for name, spec in self._specs.items()}
+        self._current: dict[str, Array] = {}
+
+    def __repr__(self) -> str:
+        return f"<RangedSession of {self._executable!r}: state {self.nbytes:,} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes held by the session for its state, at the largest extents."""
+        return sum(raw.nbytes for raw in self._raw.values())
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Run once from the state of the session; the session keeps the new state.
+
+        Raises the errors of a call of the executable, before the state changes.
+        """
+        given = inputs_by_name(inputs, named)
+        missing = [name for name in self._sources if name not in given and name not in self._current]
+        known = {**self._current, **given}
+        known.update({name: self._zeros(name, known) for name in missing})
+        with self._executable.run_in_arena(known) as outputs:
+            for name, result in self._sources.items():
+                self._store(name, outputs[result])
+            kept = outputs.keys() - set(self._sources.values())
+            return {name: array.copy() for name, array in outputs.items() if name in kept}
+
+    def state(self, name: str) -> Array:
+        """Return a copy of the state of an input. Raises RunError before the first call, and for another name."""
+        if name not in self._current:
+            raise RunError(f"{printable(name)} has no content yet; the state is {known_names(self._sources)}")
+        return self._current[name].copy()
+
+    def set_state(self, name: str, content: Any) -> None:
+        """Set the state of an input for the next call; the content is copied. Raises RunError for a wrong content."""
+        if name not in self._sources:
+            raise RunError(f"{printable(name)} is no state; the state is {known_names(self._sources)}")
+        self._executable.shape_of_start(name, {name: content})
+        spec = TensorSpec(self._specs[name].dtype, np.shape(content))
+        self._store(name, content_for(Value(name, spec), content, name))
+
+    def reset(self) -> None:
+        """Forget the state: the next call starts as the first one did."""
+        self._current.clear()
+
+    def _zeros(self, name: str, given: Mapping[str, Any]) -> Array:
+        """Return the content of a state at the start."""
+        return np.zeros(self._executable.shape_of_start(name, given), NUMPY[self._specs[name].dtype])
+
+    def _store(self, name: str, content: Array) -> None:
+        """Copy a content to the memory of the state."""
+        spec = TensorSpec(self._specs[name].dtype, content.shape)
+        self._current[name] = array_over(self._raw[name][: spec.nbytes], spec)
+        self._current[name][...] = content
+
+
+def _require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
+    """Raise RunError for a state of unknown names, or of tensors of different type or rank."""
+    for name, result in state.items():
+        what = f"state {printable(name)}={printable(result)}"
+        if name not in inputs or result not in outputs:
+            raise RunError(f"{what}: the inputs are {known_names(inputs)}; the outputs are {known_names(outputs)}")
+        one, other = inputs[name].spec, outputs[result].spec
+        assert isinstance(one, TensorSpec)
+        assert isinstance(other, TensorSpec)
+        if one.dtype is not other.dtype or len(one.shape) != len(other.shape):
+            raise RunError(f"{what}: the input is {one}, the output {other}; both must have one type and rank")
 
 
 def _bind_copies(places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Call:

@@ -1,0 +1,254 @@
+"""One arena for every shape: Sublet over ranges beside ONNX Runtime's own session, in one run.
+
+Each model is compiled once for its ranges, and runs at random shapes. ONNX Runtime runs the same rewritten model with
+bound inputs; the outputs must be bit-equal, after the arena was filled with garbage. Times are CPU seconds of one
+thread: the least of some tries, by turns. Sublet's time includes the binding of a new shape, the copies of inputs into
+the arena, and the copies of outputs. Memory is measured in a process of its own for each side: the growth of resident
+bytes over many calls, after the first call at each shape.
+
+    make bench-serve        (or: python -m benchmarks.serve [--shapes N] [--calls N] [--only NAME])
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import exp, log
+from pathlib import Path
+from time import process_time, thread_time
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.models.transformers import bert, gpt_with_past
+from benchmarks.models.wheels import wheel_models
+from benchmarks.run_memory import settle
+from sublet.api import compiling
+from sublet.api.ranges import compile_ranges
+from sublet.base.boxes import Range
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.integrations.onnx.kernels.backend import OnnxRuntime
+from sublet.runtime.backends import registry
+from sublet.runtime.ranged import RangedExecutable
+
+TRIES = 3
+MIB = 1 << 20
+Feeds = dict[str, np.ndarray]
+
+BUILT: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "BERT, 6 layers": lambda: bert("seq", "batch", 6, 256, 4, 1000, 512),
+    "GPT, 6 layers, past": gpt_with_past,
+}
+DIMS: Mapping[str, Mapping[str, Any]] = {
+    "BERT, 6 layers": {"batch": (1, 8), "seq": (1, 512)},
+    "GPT, 6 layers, past": {"batch": (1, 4), "new": (1, 64), "past": (0, 448)},
+    "PP-OCRv4 recognition": {"x:0": (1, 6), "x:2": 48, "x:3": (32, 1280)},
+    "PP-OCRv4 detection": {"x:0": 1, "x:2": (64, 960, 32), "x:3": (64, 960, 32)},
+    "silero_vad, 16 kHz": {"input:0": (1, 4), "input:1": 576, "state:1": "input:0"},
+}
+REAL = {
+    "PP-OCRv4 recognition": "ch_PP-OCRv4_rec_infer",
+    "PP-OCRv4 detection": "ch_PP-OCRv4_det_infer",
+    "silero_vad, 16 kHz": "silero_vad_16k_op15",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The results of one model; `ratio` is the geometric mean over the shapes, `worst` the largest."""
+
+    name: str
+    arena: int
+    gap: float
+    compile_ratio: float
+    equal: int
+    shapes: int
+    ratio: float
+    worst: float
+    growth: tuple[int, int]
+
+
+def models(folder: Path, only: str) -> dict[str, Path]:
+    """The model files by name; those that are built are written to `folder`."""
+    found = {model.name: model.path for model in wheel_models()}
+    paths: dict[str, Path] = {}
+    for name in DIMS:
+        if only in name and name in BUILT:
+            paths[name] = folder / f"{len(paths)}.onnx"
+            onnx.save(BUILT[name](), paths[name])
+        elif only in name:
+            paths[name] = found[REAL[name]]
+    return paths
+
+
+def one_thread() -> None:
+    """Let Sublet's kernels run in one thread."""
+    registry.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(
+        model.opsets, 1, open_extents=bool(model.ranges)
+    )
+
+
+def session_of(path: Path, level: Any = None) -> Any:
+    """A session of one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if level is not None:
+        options.graph_optimization_level = level
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def draw_points(ranges: Mapping[str, Range], count: int) -> list[dict[str, int]]:
+    """The smallest and the largest point, and random points."""
+    rng, found = random.Random(0), list(ranges.values())
+    ends = [{each.name: each.low for each in found}, {each.name: each.high for each in found}]
+    numbers = ({e.name: rng.randint(e.low // e.step, e.high // e.step) for e in found} for _ in range(count - 2))
+    return [*ends, *({name: ranges[name].extent_of(number) for name, number in drawn.items()} for drawn in numbers)]
+
+
+def feeds_at(executable: RangedExecutable, point: Mapping[str, int]) -> Feeds:
+    """Random inputs at a point."""
+    rng, feeds = np.random.default_rng(sum(point.values())), Feeds()
+    numbers = {name: each.number_of(point[name]) for name, each in executable.ranges.items()}
+    for name, value in executable.inputs.items():
+        assert isinstance(value.spec, TensorSpec)
+        shape = tuple(extent if isinstance(extent, int) else extent.at(numbers) for extent in value.spec.shape)
+        dtype = NUMPY[value.spec.dtype]
+        feeds[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    return feeds
+
+
+def bound_run(session: Any, feeds: Feeds) -> Callable[[], list[np.ndarray]]:
+    """A run of ONNX Runtime with bound inputs, and copies of the outputs."""
+    binding = session.io_binding()
+
+    def run() -> list[np.ndarray]:
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for output in session.get_outputs():
+            binding.bind_output(output.name, "cpu")
+        session.run_with_iobinding(binding)
+        return [np.asarray(found) for found in binding.copy_outputs_to_cpu()]
+
+    return run
+
+
+def run_anew(executable: RangedExecutable, feeds: Feeds) -> object:
+    """A run at a new shape: the program is bound first."""
+    executable.forget_points()
+    return executable(feeds)
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    begin = thread_time()
+    run()
+    return thread_time() - begin
+
+
+def rewritten_file() -> Path:
+    """The only rewritten model in the cache of this run."""
+    (found,) = Path(os.environ["SUBLET_CACHE"], "optimized").glob("*/model.onnx")
+    return found
+
+
+def measure(name: str, path: Path, shapes: int, calls: int) -> Row:
+    """Measure one model, in an empty cache for its rewriting."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["SUBLET_CACHE"] = cache
+        compile_ranges(path, DIMS[name])  # the rewriting by ONNX Runtime is done once a model, and kept on disk
+        begin = process_time()
+        executable = compile_ranges(path, DIMS[name])
+        box = process_time() - begin
+        largest = {each.name: each.high for each in executable.ranges.values()}
+        alone = {n: largest.get(n, d if isinstance(d, int) else largest.get(str(d), 0)) for n, d in DIMS[name].items()}
+        begin = process_time()
+        compiling.compile(path, dims=alone).prepare()
+        single = process_time() - begin
+        session = session_of(rewritten_file(), onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+        theirs = session_of(path)
+        equal, ratios = 0, []
+        for point in draw_points(executable.ranges, shapes):
+            feeds = feeds_at(executable, point)
+            executable.memory.raw("arena")[:] = 0xA5
+            found, wanted = executable(feeds), session.run(None, feeds)
+            names = [each.name for each in session.get_outputs()]
+            equal += all(np.array_equal(found[n], array) for n, array in zip(names, wanted, strict=True))
+            run, ours = bound_run(theirs, feeds), partial(run_anew, executable, feeds)
+            pairs = [(seconds_of(ours), seconds_of(run)) for _ in range(TRIES)]
+            ratios.append(min(one for one, _ in pairs) / min(other for _, other in pairs))
+        plan = executable.plan
+        gap = plan.arena_bytes / plan.lower_bound_bytes - 1
+        growth = tuple(growth_of(side, name, path, shapes, calls) for side in ("sublet", "onnxruntime"))
+    mean = exp(sum(map(log, ratios)) / len(ratios))
+    return Row(name, plan.arena_bytes, gap, box / single, equal, len(ratios), mean, max(ratios), growth)  # type: ignore[arg-type]
+
+
+def growth_of(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
+    """The growth of resident bytes over `calls` calls after the first call at each shape, in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.serve", "--side", side, "--only", name, "--model", str(path)]
+    done = subprocess.run([*words, "--shapes", str(shapes), "--calls", str(calls)], capture_output=True, check=True)
+    return int(json.loads(done.stdout)["growth"])
+
+
+def grow(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
+    """The growth of resident bytes of this process."""
+    executable = compile_ranges(path, DIMS[name])
+    points = draw_points(executable.ranges, shapes)
+    small = [feeds_at(executable, point) for point in points]
+    run: Callable[[Feeds], object] = executable
+    if side == "onnxruntime":
+        run = partial(session_of(path).run, None)
+    for feeds in small:
+        run(feeds)
+    before, rng = settle(), random.Random(1)
+    for _ in range(calls):
+        run(rng.choice(small))
+    return settle() - before
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--side", default="")
+    parser.add_argument("--model", type=Path)
+    args = parser.parse_args()
+    one_thread()
+    if args.side:
+        print(json.dumps({"growth": grow(args.side, args.only, args.model, args.shapes, args.calls)}))
+        return
+    table = Table("model", "arena", "gap", "compile / one shape", "bit-equal", "time / ORT", "worst", "growth", "ORT's")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in models(Path(folder), args.only).items():
+            row = measure(name, path, args.shapes, args.calls)
+            table.add_row(
+                row.name, f"{row.arena:,}", f"{row.gap:.1%}", f"{row.compile_ratio:.2f}", f"{row.equal}/{row.shapes}",
+                f"{row.ratio:.3f}", f"{row.worst:.2f}", *(f"{each / MIB:.1f} MiB" for each in row.growth),
+            )  # fmt: skip
+    console = Console(width=160)
+    console.print(table)
+    console.print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread; "
+        f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}; "
+        f"{args.shapes} shapes, {args.calls:,} calls"
+    )
+
+
+if __name__ == "__main__":
+    main()
