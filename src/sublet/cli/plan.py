@@ -170,8 +170,16 @@ class PlanOptions:
             help="MODEL is SCRIPT.py:FUNCTION, returning module and arguments of a rank of N; plan all ranks.",
         ),
     ] = None  # fmt: skip
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="MODEL is SCRIPT.py:FUNCTION, returning module, loss, optimizer and inputs; estimate a step's memory.",
+        ),
+    ] = False
     device: Annotated[
-        str, typer.Option(help="With --ranks: device of the modules; cpu if the meta device cannot build them.")
+        str,
+        typer.Option(help="With --ranks or --train: device of the tensors; cpu if the meta device cannot build them."),
     ] = "meta"
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None
     html: shared.Html = None
@@ -200,6 +208,9 @@ def plan(options: PlanOptions) -> None:
     """
     if options.ranks is not None:
         _plan_ranks(options, options.ranks)
+    if options.train:
+        show_step = command("plan --train")
+        show_step(options.model, options.device, options.budget, options.frontier, options.in_json, options.files)
     refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
     question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
     if options.in_json and options.output_format is OutputFormat.github:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sublet
 from sublet.base.errors import ModelError
+from tests.support.command_line import Cli
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -54,6 +57,11 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9),
     "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, 1e-3),
 }
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(monkeypatch, capsys)
 
 
 def made(name: str, device: str, batch: int = 32) -> tuple[Any, Any, Any]:
@@ -234,3 +242,37 @@ def test_the_frontier_falls_in_bytes_and_rises_in_time(tmp_path: Any) -> None:
     assert found._repr_html_().count("<tr>") == 5
     found.write_html(tmp_path / "page.html")
     assert "curve" in (tmp_path / "page.html").read_text()
+
+
+SCRIPT = """
+import torch
+
+def build():
+    module = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    optimizer = torch.optim.AdamW(module.parameters())
+    return module, torch.nn.functional.mse_loss, optimizer, torch.empty(256, 64), (torch.empty(256, 64),)
+
+def short():
+    return 1, 2
+"""
+
+
+def test_the_command_prints_estimate_verdict_and_frontier(tmp_path: Path, cli: Cli) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    status, out, _ = cli("plan", f"{script}:build", "--train", "--budget", "100MiB")
+    assert status == 0
+    assert "eager yes" in out
+    status, out, _ = cli("plan", f"{script}:build", "--train", "--budget", "1K", "--json")
+    found = json.loads(out)
+    assert status == 1
+    assert found["fits"] is False
+    assert found["eager"]["peak_bytes"] == sum(each["nbytes"] for each in found["eager"]["live"])
+    status, out, _ = cli("plan", f"{script}:build", "--train", "--frontier", "--html", tmp_path / "page.html")
+    assert status == 0
+    assert "impossible" in out
+    assert (tmp_path / "page.html").exists()
+    status, _, err = cli("plan", f"{script}:short", "--train")
+    assert status == 2
+    assert "expected module, loss, optimizer, inputs" in err
+    assert "only --html" in cli("plan", f"{script}:build", "--train", "--out", "x.json")[2]

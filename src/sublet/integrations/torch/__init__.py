@@ -18,6 +18,7 @@ INTEGRATION = Integration(
     packages={"torch": "torch"},
     commands={
         "plan --ranks": "sublet.integrations.torch.ranks_table:show_ranks",
+        "plan --train": "sublet.integrations.torch.ranks_table:show_step",
         "check .json": "sublet.integrations.torch.snapshot_report:replay_snapshot",
         "check .pickle": "sublet.integrations.torch.snapshot_report:replay_snapshot",
         "check .pkl": "sublet.integrations.torch.snapshot_report:replay_snapshot",

@@ -391,7 +391,7 @@ class _StorageTracker:
 
 def _user_line() -> str:
     """Return "file.py:line" of the innermost Python code outside of PyTorch and Sublet; "" without such code."""
-    own, theirs = str(Path(__file__).parent), str(Path(str(torch().__file__)).parent)
+    own, theirs = str(Path(__file__).parents[2]), str(Path(str(torch().__file__)).parent)
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

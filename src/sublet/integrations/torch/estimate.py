@@ -1,6 +1,6 @@
 """Memory of a training step or an inference before the step runs: estimates, largest batches and frontiers.
 
-The module may lie on `meta`: no tensor gets bytes. The eager peak comes from a run on fake tensors. The arenas come from
+The module may lie on `meta`: no tensor gets bytes. The eager peak comes from a run on fake tensors; arenas come from
 the plans made by `torch.compile(module, backend="sublet")`.
 """
 
