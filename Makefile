@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= resnet50
 PYTHONS ?= $(PYTHON)
+LOWEST := base ir plan/test_file.py plan/test_verdict.py packing/test_bounds.py checker/test_claims.py cli/test_commands.py cli/test_show.py
 
 help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,9 +52,28 @@ wheel: $(VENV)/.installed ## a manylinux wheel in dist/; README and docs walked 
 	rm -rf build/wheel dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv --clear build/wheel/clean
 	build/wheel/clean/bin/python -m pip install --quiet "$$(echo dist/*.whl)[onnxruntime,png]"
 	build/wheel/clean/bin/python tests/walk.py
+
+.PHONY: lowest release release-check
+release-check: ## sdist and manylinux wheels in dist/, each tried without a compiler: PYTHONS="python3.11 python3.12" (RELEASING.md)
+	PYTHONS='$(PYTHONS)' .ci/release
+
+release: ## a release: VERSION=0.2.0, then `git tag v0.2.0` (RELEASING.md)
+	sed -i 's/^version = ".*"/version = "$(VERSION)"/' pyproject.toml
+	sed -i 's/^## Unreleased$$/&\n\n## $(VERSION) - '"$$(date +%F)/" CHANGELOG.md
+	$(MAKE) release-check
+	git commit --message 'Release $(VERSION)' -- pyproject.toml CHANGELOG.md
+
+# The checks of warnings are those of the newest versions.
+lowest: ## quick tests with the lowest versions of dependencies that pyproject.toml allows, without PyTorch
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; o = p["optional-dependencies"]; \
+	  print("\n".join(each.replace(">=", "==") for each in p["dependencies"] + o["onnxruntime"] + o["png"]))' > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip install --quiet . --requirement build/lowest/constraints.txt pytest hypothesis jsonschema
+	build/lowest/bin/python -m pytest -o filterwarnings=ignore $(addprefix tests/,$(LOWEST))
 
 walk: ## README and docs, step by step, in a clean environment of each of PYTHONS="python3.11 python3.12 python3.13"
 	for python in $(PYTHONS); do \

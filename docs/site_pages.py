@@ -32,6 +32,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "RELEASING.md": "project/releasing.md",
     "CHANGELOG.md": "project/changes.md",
     "LICENSE": "project/license.md",
 }

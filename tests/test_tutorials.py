@@ -48,7 +48,7 @@ def run_script(script: str, folder: Path) -> str:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, text=True, encoding="utf-8", timeout=120, check=False,
+        ["bash", "-c", script], cwd=folder, env=environment, text=True, encoding="utf-8", timeout=600, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return re.sub(r" +$", "", done.stdout, flags=re.MULTILINE)
