@@ -64,9 +64,9 @@ COMMANDS_MAY_REACH = {
     # Functions and packages that the documentation offers to Python users as well.
     "checker", "checker.external", "packing", "planning.pipeline", "runtime.executable", "runtime.differential",
     "runtime.poison",
-    # Only commands need these: files of other tools, progress of advice, patches, and the report of a run.
+    # Only commands need these: files of other tools, progress of advice, patches, reports of a run and of copies.
     "checker.external.files", "planning.advice.candidates", "planning.order_advice", "planning.budget.patches",
-    "runtime.backends.registry", "runtime.dtypes", "runtime.profile",
+    "runtime.backends.registry", "runtime.dtypes", "runtime.profile", "analysis.residual_copies",
 }  # fmt: skip
 """The modules that `cli/` and `viz/` import from rooms below `api/`, beside `base/` and `plan/`."""
 

@@ -137,3 +137,38 @@ def test_a_name_with_terminal_escapes_is_escaped(cli: Cli, tmp_path: Path) -> No
     assert status == 0
     assert "\\x1b[2J[red]late" in out
     assert "\x1b" not in out
+
+
+ROWS = """
+graph @rows(%x: f32[4,16,64]) {
+  %a: f32[4,16,64] = onnx.Relu(%x)
+  %b: f32[4,16,64] = onnx.Tanh(%x)
+  %c: f32[4,16,64] = onnx.Sort(%x)
+  %y: f32[4,48,64] = onnx.Concat(%a, %b, %c) {axis = 1}
+  return %y
+}
+"""
+
+
+def test_parts_of_a_batch_lie_in_rows_or_are_copied_for_a_reason(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "rows.sublet"
+    path.write_text(ROWS)
+    status, out, _ = cli("explain", path, "a")
+    assert status == 0
+    assert "in 4 rows, one every 12,288 bytes" in out
+    assert "copied" not in out
+    status, out, _ = cli("explain", path, "c")
+    assert status == 0
+    assert "16,384 bytes from c to y at run y: %c must be contiguous for node c" in " ".join(out.split())
+    for options in (("--no-rows",), ()):
+        plan = tmp_path / "plan.json"
+        assert cli("plan", path, *options, "--out", plan)[0] == 0
+        assert cli("check", path, plan)[0] == 0
+        assert ('"rows": 4' in plan.read_text()) is not bool(options)
+    for form, words in (("c", "ROWS_A_PITCH ((size_t)12288u)"), ("csv", "4 rows every 12288 bytes")):
+        out_dir = tmp_path / form
+        assert cli("export", path, "--plan", plan, "--to", form, "--out", out_dir)[0] == 0
+        assert words in "".join(file.read_text() for file in out_dir.iterdir())
+        assert cli("export", path, "--to", form, "--out", out_dir)[0] == 0
+        assert words not in "".join(file.read_text() for file in out_dir.iterdir())
+    assert cli("plan", path, "--html", tmp_path / "plan.html")[0] == 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet.analysis.alias_planner import AliasPlanner
-from sublet.analysis.options import Options
-from sublet.analysis.program_facts import why_not_view
+from sublet.analysis.byte_provenance import row_bytes
+from sublet.analysis.options import MIN_ROW_BYTES, Options
+from sublet.analysis.program_facts import ProgramFacts, why_not_view
 from sublet.analysis.sharing import BufferAssignment
 from sublet.base.errors import PlanError
 from sublet.ir.dataflow import assignments, slices_and_rows
 from sublet.ir.graph import Graph, Value, While
-from sublet.plan import UPDATE, CopiedMove, Edge
+from sublet.plan import RUN, UPDATE, CopiedMove, Edge, MemoryPlan
 from sublet.plan.schedule import next_storages
 
 MAX_LISTED_MOVES = 20
@@ -50,6 +51,43 @@ def require_no_copies(moves: tuple[CopiedMove, ...]) -> None:
     if len(moves) > MAX_LISTED_MOVES:
         lines.append(f"  and {len(moves) - MAX_LISTED_MOVES} more")
     raise PlanError("\n".join(["copies are forbidden, but loops, branches or updates would move bytes:", *lines]))
+
+
+def copied_parts(graph: Graph, plan: MemoryPlan) -> Iterator[CopiedMove]:
+    """Yield the channel slices and concat operands of a batch that nodes copy, with the reasons.
+
+    The nodes are those of the root level. `plan` is a plan of `graph` in a single stream.
+    """
+    facts, regions = ProgramFacts(graph).row_facts, {place.value: place.region for place in plan.placements}
+    contiguous = dict.fromkeys((*graph.inputs, *graph.weights, *graph.outputs), "is an input, weight or output")
+    for node in graph.nodes:
+        known = facts.get(node.name)
+        taken = (known.strided_inputs, known.strided_outputs) if known else (frozenset[int](), frozenset[int]())
+        for operands, strided in zip((node.inputs, node.outputs), taken, strict=True):
+            needed = (value for i, value in enumerate(operands) if value is not None and i not in strided)
+            contiguous.update(dict.fromkeys(needed, f"must be contiguous for node {node.name}"))
+    for node in graph.nodes:
+        known = facts.get(node.name)
+        views = [(node.outputs[s.output], node.inputs[s.input], s.offset) for s in known.views] if known else []
+        parts = [(node.inputs[s.input], node.outputs[s.output], s.offset) for s in known.parts] if known else []
+        for part, whole, offset in (*views, *parts):
+            if known is None or part is None or whole is None or part.name not in regions or whole.name not in regions:
+                continue
+            ends = [[regions[value.name].row(i, known.rows) for value in (part, whole)] for i in (0, known.rows - 1)]
+            if all(one.storage == other.storage and one.offset == other.offset + offset for one, other in ends):
+                continue
+            why = f"%{part.name} {contiguous[part]}" if part in contiguous else _why_rows_are_copied(part, whole, plan)
+            source, to = (whole, part) if part in node.outputs else (part, whole)
+            yield CopiedMove(Edge(RUN, node.name), source.name, to.name, part.nbytes, why)
+
+
+def _why_rows_are_copied(part: Value, whole: Value, plan: MemoryPlan) -> str:
+    """Return the reason why the rows of a part, in which all kernels take strides, do not lie in the whole."""
+    if row_bytes(part) < MIN_ROW_BYTES:
+        return f"a row has fewer than {MIN_ROW_BYTES:,} bytes, and a copy costs less"
+    if row_bytes(whole) % plan.alignment:
+        return f"rows of {row_bytes(whole):,} bytes are no multiple of the alignment, {plan.alignment}"
+    return f"the arena would grow, or %{part.name} shares other bytes"
 
 
 def possible_bindings(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from sublet.analysis.residual_copies import copied_parts
 from sublet.api.model_files import TEXT_SUFFIX
 from sublet.base.errors import PlanError
 from sublet.base.files import parse_json, read_text
@@ -176,7 +177,8 @@ def _region_words(plan: MemoryPlan, place: Placement) -> str:
     strides = "".join(
         f", in iteration k of {stride.loop} moved by k * {stride.step:,} bytes" for stride in place.strides
     )
-    return f"{region.storage}{outside}, bytes {region.offset:,} to {region.end:,}{strides}"
+    rows = f" in {region.rows:,} rows, one every {region.pitch:,} bytes" if region.rows > 1 else ""
+    return f"{region.storage}{outside}, bytes {region.offset:,} to {region.end:,}{rows}{strides}"
 
 
 def _sharing_words(place: Placement) -> str:
@@ -314,7 +316,7 @@ class ExplainOptions:
 @command_from(ExplainOptions)
 def explain(options: ExplainOptions) -> None:
     """Explain where a tensor lies, which tensors share or reuse its bytes, and which point frees them."""
-    from_file = _is_plan(options.source)
+    from_file, copied = _is_plan(options.source), tuple[CopiedMove, ...]()
     if from_file:
         for option in ("dim", "const", "state", "max_trips", "align"):
             if getattr(options, option):
@@ -323,9 +325,9 @@ def explain(options: ExplainOptions) -> None:
                 )
         plan = load(options.source)
     else:
-        _, plan = plan_model(
-            options.source, options.dim, options.const, options.state, options.max_trips, options.align
-        )
+        texts = options.dim, options.const, options.state, options.max_trips
+        graph, plan = plan_model(options.source, *texts, options.align, in_rows=True)
+        copied = tuple(move for move in copied_parts(graph, plan) if options.tensor in (move.source, move.destination))
     outside = next((value for value in plan.outside if value.value == options.tensor), None)
     if outside is not None:
         if options.in_json:
@@ -335,6 +337,7 @@ def explain(options: ExplainOptions) -> None:
             answer_console().print(Text(printable(words)))
         return
     facts = tensor_facts(plan, options.tensor)
+    facts = replace(facts, moves=facts.moves + copied)
     if options.in_json:
         print_json({**facts_json(plan, facts), "checked": not from_file})
     else:

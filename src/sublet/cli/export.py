@@ -117,12 +117,16 @@ def plan_model(
     state: list[str] | None,
     max_trips: list[str] | None,
     align: int | None,
+    in_rows: bool = False,
 ) -> tuple[Graph, MemoryPlan]:
-    """Return the graph of a model, and a new plan; the arguments are the texts of the options with these names."""
+    """Return the graph of a model, and a new plan; the arguments are the texts of the options with these names.
+
+    Without `in_rows` every value is contiguous, as kernels of others expect.
+    """
     request = CompileRequest(model, dims=parse_dims(dim), max_trips=parse_max_trips(max_trips), optimize=AS_IS)
     source = model_to_run(replace(request, const=parse_constants(const), state=parse_state(state)))
     with packing_progress() as progress:
-        options = Options(alignment=choose_alignment(model, align))
+        options = Options(alignment=choose_alignment(model, align), in_rows=in_rows)
         return source.graph, plan_memory(source, options, progress=progress)
 
 

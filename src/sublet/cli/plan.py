@@ -148,6 +148,9 @@ class PlanOptions:
     forbid_copies: Annotated[
         bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates copy bytes; list the copies.")
     ] = False
+    no_rows: Annotated[
+        bool, typer.Option("--no-rows", help="Keep every value contiguous, for kernels that take no strides.")
+    ] = False
     advise: Annotated[
         bool,
         typer.Option("--advise", help=f"Suggest changes for a smaller arena; no trial begins after {MAX_SECONDS:g} s."),
@@ -340,6 +343,7 @@ def _planning_options(options: PlanOptions) -> Options:
         chosen,
         regions=parse_regions(options.region or ()),
         forbid_copies=options.forbid_copies,
+        in_rows=not options.no_rows,
         order=options.order.value,
     )
 

@@ -24,7 +24,7 @@ from sublet.base.files import write
 from sublet.base.ranges import LiveCurve
 from sublet.plan.advice import Advised
 from sublet.viz.frontier import Frontier
-from sublet.viz.view_model import Picture, partly_used_buffers
+from sublet.viz.view_model import Picture, drawn_offsets, partly_used_buffers
 
 # Columns of integers as little-endian typed arrays, of the narrowest sufficient type.
 
@@ -273,7 +273,7 @@ def _placement_columns(picture: Picture, columns: Columns) -> dict[str, Any]:
             "rounds": columns.add(position[when] for when in rounds),
             "how": columns.add(SHARING_KINDS.index(place.how) if place.how in SHARING_KINDS else 0 for place in places),
             "block": columns.add(colour.get(place.buffer, len(colour)) for place in places),
-            "offset": columns.add(place.region.offset for place in places),
+            "offset": columns.add(drawn_offsets(places)),
             "nbytes": columns.add(place.region.nbytes for place in places),
         },
     }

@@ -426,10 +426,24 @@ def _with_buffer_numbers(placements: Iterable[Placement]) -> tuple[Placement, ..
     return tuple(numbered)
 
 
+def drawn_offsets(placements: Sequence[Placement]) -> list[int]:
+    """Return the offset of each placement in a drawing, where the rows of a value lie together in their buffer."""
+    lowest: dict[int, int] = {}
+    for place in placements:
+        lowest[place.buffer] = min(place.region.offset, lowest.get(place.buffer, place.region.offset))
+    return [
+        lowest[place.buffer] + (place.region.offset - lowest[place.buffer]) * place.region.rows
+        if place.region.rows > 1
+        else place.region.offset
+        for place in placements
+    ]
+
+
 def _placement_rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
     """Return the rectangles of the placements, in drawing order."""
+    offsets = drawn_offsets(placements)
     pieces = [
-        Rectangle(begin, end, place.region.offset, place.region.nbytes, position)
+        Rectangle(begin, end, offsets[position], place.region.nbytes, position)
         for position, place in enumerate(placements)
         for begin, end in place.live
         if begin < end and place.region.nbytes > 0

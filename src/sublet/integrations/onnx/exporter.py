@@ -168,7 +168,7 @@ def _single_placements(plan: MemoryPlan) -> dict[str, Placement]:
         name: first
         for name, (first, *others) in places.items()
         if not others and first.region.storage in arenas and not first.strides and first.how != POINTER
-        and first.region.nbytes
+        and first.region.nbytes and first.region.rows == 1
     }  # fmt: skip
 
 

@@ -154,7 +154,12 @@ class _CWriter:
             offset = f"{upper}_OFFSET" if len(regions) == 1 else f"{upper}_OFFSET_{i}"
             array = self._arenas[region.storage]
             lines.append(f"#define {offset} ((size_t){region.offset}u)")
-            lines.append(f"SUBLET_ASSERT({offset} + {upper}_BYTES <= {self.name.upper()}_{array.upper()}_BYTES,")
+            size = f"{upper}_BYTES"
+            if region.rows > 1:
+                lines.append(f"#define {upper}_ROWS ((size_t){region.rows}u)")
+                lines.append(f"#define {upper}_PITCH ((size_t){region.pitch}u)")
+                size = f"({upper}_ROWS - 1u) * {upper}_PITCH + {upper}_BYTES / {upper}_ROWS"
+            lines.append(f"SUBLET_ASSERT({offset} + {size} <= {self.name.upper()}_{array.upper()}_BYTES,")
             lines.append(f"              {name}_{i}_in_range);")
             if region.offset % self._plan.alignment == 0:
                 lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, {name}_{i}_aligned);")

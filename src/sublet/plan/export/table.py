@@ -146,7 +146,9 @@ def body_versions(place: Placement) -> str:
 def sharing_reason(place: Placement) -> str:
     """Return the reason for sharing bytes, for people; empty for a value with own bytes."""
     moving = "".join(f", {stride.step:+d} bytes an iteration of {stride.loop}" for stride in place.strides)
-    return (f"{place.how} of {place.shares}" if place.shares else "") + moving
+    region = place.region
+    rows = f", {region.rows} rows every {region.pitch} bytes" if region.rows > 1 else ""
+    return (f"{place.how} of {place.shares}" if place.shares else "") + moving + rows
 
 
 def _cell(text: str) -> str:

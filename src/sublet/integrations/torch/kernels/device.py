@@ -71,7 +71,10 @@ class DeviceMemory(ExecutableMemory):
 
     def array(self, region: Region | None, spec: TensorSpec) -> Array:
         """Return the tensor of a value in a region; an empty-strided new tensor for a value without bytes."""
-        tensor: Array = self.tensor_with_layout(region, spec, StridedLayout.contiguous(spec.shape))
+        layout = StridedLayout.contiguous(spec.shape)
+        if region is not None and region.rows > 1:
+            layout = replace(layout, stride=(region.pitch * 8 // spec.dtype.bits, *layout.stride[1:]))
+        tensor: Array = self.tensor_with_layout(region, spec, layout)
         return tensor
 
     def tensor_with_layout(self, region: Region | None, spec: TensorSpec, layout: StridedLayout) -> Tensor:
