@@ -154,7 +154,7 @@ def test_a_range_from_zero_is_proven_in_parts() -> None:
     assert rules_of(ranged) == set()
 
 
-@pytest.mark.parametrize("options", [Options(streams=2), Options(io="bound")])
+@pytest.mark.parametrize("options", [Options(streams=2), Options(io="bound"), Options(weights="arena")])
 def test_streams_and_bound_memory_are_refused(options: Options) -> None:
     nodes = [helper.make_node("Relu", ["p"], ["y"])]
     with pytest.raises(PlanError, match="one stream"):

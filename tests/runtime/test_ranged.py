@@ -244,3 +244,13 @@ def test_a_state_of_unknown_names_is_refused(state: dict[str, str]) -> None:
 def test_an_executable_without_state_has_no_sessions(served: RangedExecutable) -> None:
     with pytest.raises(RunError, match="pass state="):
         served.session()
+
+
+def test_elements_of_half_a_byte_are_refused() -> None:
+    infos = [helper.make_tensor_value_info("x", TensorProto.INT4, ["n", 8])]
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [0, 8])
+    graph = helper.make_graph(nodes, "packed", infos, [helper.make_empty_tensor_value_info("y")], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(RunError, match="several elements in a byte"):
+        compile_ranges(model, {"n": (1, 4)}, optimize="none")

@@ -43,6 +43,8 @@ At = Callable[[Mapping[str, int]], tuple[Graph, MemoryPlan]]
 def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
     """Return the violations of a plan over a box; an empty result proves the plan at every point.
 
+    The live ranges of the plan must be proven: the plan of the upper bounds has passed the check of claims.
+
     box     the ranges
     within  returns graph and plan over a part of the box
     at      returns graph and plan at a point

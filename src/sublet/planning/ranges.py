@@ -53,8 +53,9 @@ def plan_over_ranges(model: Model, options: Options | None = None, progress: Pro
     the last plan, and the errors of `plan_memory`.
     """
     options = replace(options or Options(), in_place_from=NEVER_IN_PLACE)
-    if options.streams > 1 or options.regions or options.io == "bound":
-        raise PlanError("ranges of dimensions need one stream, one arena, and inputs and outputs in the arena")
+    if options.streams > 1 or options.regions or (options.io, options.weights) != ("arena", "bound"):
+        needed = "one stream, one arena, inputs and outputs in the arena, and weights outside"
+        raise PlanError(f"ranges of dimensions need {needed}")
     known = facts_over_box(model.graph, options.alignment)
     for attempt in count():
         try:

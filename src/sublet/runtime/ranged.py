@@ -6,8 +6,9 @@ point is the same program with other shapes and addresses: the kernels stay, so 
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import memmove
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import content_for, inputs_by_name
-from sublet.runtime.dtypes import array_over
+from sublet.runtime.dtypes import array_over, is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
 from sublet.runtime.memory import ExecutableMemory, aligned_bytes
@@ -40,7 +41,7 @@ BINDING_BYTES = 350
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
 
 Point = Mapping[str, int]
-"""The extents of the dimensions, by name."""
+"""The numbers of the dimensions, by name."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ class RangedExecutable:
         self.memory = base.planned_memory
         self._form: Callable[[Any], Any] = as_numpy
         self._state = dict(state)
+        self._process = os.getpid()
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
         graph = ranged.graph
         self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
+        _require_whole_bytes((*graph.inputs, *graph.outputs))
         _require_state(self._state, self._inputs, self._outputs)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
@@ -134,6 +137,8 @@ class RangedExecutable:
     @contextmanager
     def run_in_arena(self, given: Mapping[str, Any]) -> Iterator[Mapping[str, Array]]:
         """Run once, and keep the outputs in the arena for the block. Raises the errors of a call."""
+        if os.getpid() != self._process:
+            raise RunError("the kernels have threads of the parent process: compile in the child of a fork")
         numbers = self._numbers_of(given)
         locks = self.memory.locks
         with locks.own, locks.shared_lock(), locks.running(self.plan.graph):
@@ -383,6 +388,13 @@ class RangedSession:
         spec = TensorSpec(self._specs[name].dtype, content.shape)
         self._current[name] = array_over(self._raw[name][: spec.nbytes], spec)
         self._current[name][...] = content
+
+
+def _require_whole_bytes(values: Iterable[Value]) -> None:
+    """Raise RunError for a value with several elements in a byte."""
+    packed = next((value for value in values if isinstance(value.spec, TensorSpec) and is_packed(value.spec)), None)
+    if packed is not None:
+        raise RunError(f"ranges of dimensions: {packed} has several elements in a byte; compile for single extents")
 
 
 def _require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
