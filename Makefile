@@ -87,6 +87,7 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	build/ordering 2000 1
 	for kind in programs carries steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
+	$(BIN)/python -m tests.fuzz_ranges --programs 2000
 	$(BIN)/python -m tests.hostile_files --flips 10000
 	$(BIN)/python -m tests.integrations.paddle.hostile --flips 10000
 	$(BIN)/python -m tests.integrations.executorch.hostile --flips 10000 --mutants 1000

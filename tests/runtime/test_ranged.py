@@ -37,14 +37,16 @@ def points_of(ranges: tuple[Range, ...], count: int, seed: int) -> list[dict[str
     return ends + [{each.name: rng.randint(each.low, each.high) for each in ranges} for _ in range(count - 2)]
 
 
-def differing_points(model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int) -> list[dict[str, int]]:
-    """The points with another result than ONNX Runtime's; none for a program with a value of unknown size."""
+def differing_points(
+    model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int
+) -> list[dict[str, int]] | None:
+    """The points with another result than ONNX Runtime's; None for a program with a value of unknown size."""
     level = "none" if seed % 2 else "auto"
     try:
         executable = compile_ranges(model, {each.name: each for each in ranges}, optimize=level)
     except PlanError as refusal:
         if "is unknown" in str(refusal):
-            return []
+            return None
         raise
     session, rng = session_of(model), np.random.default_rng(seed)
     different = []
@@ -64,12 +66,12 @@ def differing_points(model: onnx.ModelProto, ranges: tuple[Range, ...], count: i
 
 @pytest.mark.parametrize("seed", range(24))
 def test_generated_programs_equal_onnx_runtime_at_every_point(seed: int) -> None:
-    assert differing_points(ranged_program(seed), RANGES, 5, seed) == []
+    assert differing_points(ranged_program(seed), RANGES, 5, seed) in ([], None)
 
 
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_ranges_from_zero_equal_onnx_runtime(seed: int) -> None:
-    assert differing_points(ranged_program(seed, ranges=FROM_ZERO), FROM_ZERO, 5, seed) == []
+    assert differing_points(ranged_program(seed, ranges=FROM_ZERO), FROM_ZERO, 5, seed) in ([], None)
 
 
 def two_dimensions() -> onnx.ModelProto:
