@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from sublet import layers, nn
-from sublet.nn.graph_protocol import graph_of
+from sublet.nn.graph import graph_of
 from sublet.nn.tensor import Tensor
 
 

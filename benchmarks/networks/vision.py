@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet import layers, nn
-from sublet.nn.graph_protocol import graph_of
+from sublet.nn.graph import graph_of
 from sublet.nn.tensor import Tensor
 
 

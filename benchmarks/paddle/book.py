@@ -20,8 +20,7 @@ import numpy as np
 
 from benchmarks.paddle.measured import Row
 from benchmarks.paddle.policies import AS_WRITTEN
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes

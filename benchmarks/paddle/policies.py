@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes

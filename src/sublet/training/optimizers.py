@@ -8,8 +8,7 @@ from typing import Protocol
 
 from sublet import nn
 from sublet.base.tensor import DType
-from sublet.nn.graph import Graph
-from sublet.nn.graph_protocol import EagerGraph
+from sublet.nn.graph import EagerGraph, Graph
 from sublet.nn.tensor import Tensor
 from sublet.training.schedules import Schedule
 

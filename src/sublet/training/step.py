@@ -16,7 +16,7 @@ from sublet.ir.graph import Graph, Value, While
 from sublet.ir.model import Model, as_model
 from sublet.ir.recipe import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.nn.graph_protocol import graph_of
+from sublet.nn.graph import graph_of
 from sublet.nn.source_location import at_line, user_line
 from sublet.nn.tensor import Tensor, describe
 from sublet.ops.nn.command import spec_of

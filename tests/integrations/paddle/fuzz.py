@@ -23,8 +23,7 @@ from pathlib import Path
 
 from sublet.integrations.paddle.arena import to_arena_form
 from sublet.integrations.paddle.checking import judge_equivalence
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.policies.ours import apply_own_policy

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from sublet.base.errors import SubletError
 from sublet.integrations.paddle.convert.model import model_from_program
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.planning.pipeline import plan_memory
 from tests.integrations.onnx.damage import NAME, Format, arguments, tell

@@ -9,7 +9,7 @@ import pytest
 from sublet.analysis.liveness import compute_live_ranges
 from sublet.base.errors import ModelError
 from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.control_flow import build_flow
 from sublet.integrations.paddle.lives.scopes import ScopedVariable

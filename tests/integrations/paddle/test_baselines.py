@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sublet.base.tensor import DType
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleAttr, PaddleProgram, new_var
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes

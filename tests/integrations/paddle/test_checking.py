@@ -12,7 +12,7 @@ import pytest
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.arena import to_arena_form
 from sublet.integrations.paddle.checking import judge_equivalence
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import (
     EMPTY_NAME,
     TENSOR,

@@ -10,8 +10,7 @@ import pytest
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format import wire
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleProgram, new_op, new_var
 from tests.integrations.onnx.damage import judge_many
 from tests.integrations.paddle.given import BESIDE, program_files

@@ -12,7 +12,7 @@ from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.convert.model import model_from_program
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from sublet.analysis.liveness import live_in_out
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
 from sublet.integrations.paddle.lives.scopes import PaddleScopes

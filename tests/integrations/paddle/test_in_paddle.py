@@ -24,8 +24,7 @@ from benchmarks.paddle import book
 from sublet.base.errors import MissingExtraError, RunError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.paddle.arena import ARENA, ArenaForm, to_arena_form, with_lasting_arena
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram, new_op
 from sublet.integrations.paddle.lives.control_flow import build_flow
 from sublet.integrations.paddle.operators.dialect import nonempty_names

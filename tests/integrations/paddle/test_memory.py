@@ -9,7 +9,7 @@ import pytest
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleBlock, PaddleProgram, new_var
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.params import StoredParam, read_params
 from tests.integrations.paddle.given import BESIDE
 

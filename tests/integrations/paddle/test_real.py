@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet.api.model_files import read_model
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.planning.pipeline import plan_memory
 
 FOLDER = os.environ.get("SUBLET_PADDLE_MODELS", "")

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import (
     PaddleAttr,
     PaddleBlock,

@@ -13,8 +13,7 @@ import sublet
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.arena import ARENA
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram, new_var
 from sublet.integrations.paddle.lives.control_flow import live_lines
 from sublet.integrations.paddle.transpile import BASELINES, TranspileReport, TranspileRequest, names_to_keep, transpile

@@ -18,8 +18,7 @@ from sublet.base.formatting import abbreviated_list, printable
 from sublet.cli import options as shared
 from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json, refuse_overwriting
 from sublet.cli.options import command_from, parse_dims, parse_extents, parse_max_trips
-from sublet.integrations.paddle.format.decoding import decode_program
-from sublet.integrations.paddle.format.encoding import encode_program
+from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.lives.control_flow import live_lines
 from sublet.integrations.paddle.lives.scopes import ScopedVariable

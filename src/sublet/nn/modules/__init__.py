@@ -14,7 +14,7 @@ from sublet.nn.modules.containers import (
     Sequential,
     TransformerBlock,
 )
-from sublet.nn.modules.convolution import Conv, ConvTranspose
+from sublet.nn.modules.convolution import AvgPool, Conv, ConvTranspose, Flatten, GlobalAvgPool, MaxPool
 from sublet.nn.modules.linear import CrossAttention, Dense, Embedding, SelfAttention
 from sublet.nn.modules.module import (
     Module,
@@ -27,7 +27,6 @@ from sublet.nn.modules.module import (
     xavier_uniform,
 )
 from sublet.nn.modules.normalization import BatchNorm, Dropout, GroupNorm, LayerNorm, RMSNorm
-from sublet.nn.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from sublet.nn.modules.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [

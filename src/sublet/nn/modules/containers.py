@@ -10,12 +10,11 @@ from typing import Any
 
 from sublet import nn
 from sublet.base.errors import SpecError
-from sublet.nn.graph_protocol import graph_of
-from sublet.nn.modules.convolution import Conv, Extents
+from sublet.nn.graph import graph_of
+from sublet.nn.modules.convolution import Conv, Extents, MaxPool
 from sublet.nn.modules.linear import CrossAttention, Dense, SelfAttention
 from sublet.nn.modules.module import Module
 from sublet.nn.modules.normalization import BatchNorm, Dropout, LayerNorm
-from sublet.nn.modules.pooling import MaxPool
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor
 

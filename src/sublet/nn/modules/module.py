@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import SpecError
-from sublet.nn.graph import Graph
-from sublet.nn.graph_protocol import EagerGraph, graph_of
+from sublet.nn.graph import EagerGraph, Graph, graph_of
 from sublet.nn.scope_names import Draw
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor, describe

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sublet.base.errors import SpecError
-from sublet.nn.graph import Graph
-from sublet.nn.graph_protocol import EagerGraph
+from sublet.nn.graph import EagerGraph, Graph
 from sublet.nn.modules.module import Module, uniform
 from sublet.nn.modules.normalization import Dropout
 from sublet.nn.source_location import at_line

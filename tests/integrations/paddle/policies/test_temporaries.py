@@ -9,7 +9,7 @@ import pytest
 
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.checking import judge_equivalence
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
 from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes

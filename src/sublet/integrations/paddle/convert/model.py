@@ -20,7 +20,7 @@ from sublet.integrations.paddle.convert.scope import (
     used_variables,
     variables_read,
 )
-from sublet.integrations.paddle.format.decoding import decode_program
+from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.params import read_params
 from sublet.integrations.paddle.format.program import ARRAY, EMPTY_NAME, SCOPES, TENSOR, PaddleOp, PaddleProgram
 from sublet.integrations.paddle.operators.dialect import PREFIX

@@ -14,8 +14,8 @@ from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, forma
 from sublet.integrations.paddle.convert.model import load_program
 from sublet.integrations.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode_pir
 from sublet.integrations.paddle.operators.dialect import PREFIX
+from sublet.integrations.paddle.operators.rules import infer_outputs
 from sublet.integrations.paddle.operators.rules.call import Operand, PaddleCall
-from sublet.integrations.paddle.operators.rules.table import infer_outputs
 from sublet.integrations.paddle.operators.shapes import STEPS, STEPS_EACH, join_dims
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model

@@ -1,4 +1,4 @@
-"""Encoder from records to the bytes of a ProgramDesc.
+"""Encoder from records to the bytes of a ProgramDesc, and decoder from the bytes to records.
 
 A decoded record is written as its original bytes, with only the fields patched that `dataclasses.replace` changed. The
 encoder finds changed fields by identity. A new record is written as Paddle writes records, by field number.
@@ -6,10 +6,12 @@ encoder finds changed fields by identity. A new record is written as Paddle writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.integrations.paddle.format import wire
 from sublet.integrations.paddle.format.program import (
     ATTRS,
@@ -17,13 +19,16 @@ from sublet.integrations.paddle.format.program import (
     KINDS,
     SCALARS,
     TENSOR_FIELD,
+    AttrValue,
+    Origin,
     PaddleAttr,
     PaddleBlock,
     PaddleOp,
     PaddleProgram,
     PaddleVar,
+    require_block_tree,
 )
-from sublet.integrations.paddle.format.wire import FIXED32, FIXED64
+from sublet.integrations.paddle.format.wire import FIXED32, FIXED64, WireMessage
 
 KIND_NUMBERS = {name: number for number, name in KINDS.items()}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
@@ -40,7 +45,7 @@ def encode_program(program: PaddleProgram) -> bytes:
     raw, before = _origin_of(program)
     changes: dict[int, bytes] = {}
     if before is None or program.blocks is not before.blocks:
-        changes[1] = wire.encode_messages(1, map(_block, program.blocks))
+        changes[1] = wire.encode_messages(1, map(_encode_block, program.blocks))
     if program.version != (before.version if before else 0):
         version = wire.patch_message(wire.payload_of(raw, 4), {1: wire.encode_integers(1, [program.version])})
         changes[4] = wire.encode_messages(4, [version])
@@ -55,7 +60,7 @@ def _origin_of(record: Record) -> tuple[bytes, Record | None]:
     return origin.raw, origin.record
 
 
-def _block(block: PaddleBlock) -> bytes:
+def _encode_block(block: PaddleBlock) -> bytes:
     """Encode a block."""
     raw, before = _origin_of(block)
     changes: dict[int, bytes] = {}
@@ -65,13 +70,13 @@ def _block(block: PaddleBlock) -> bytes:
         if number != was:
             changes[tag] = wire.encode_integers(tag, [number])
     if before is None or block.vars is not before.vars:
-        changes[3] = wire.encode_messages(3, (_var(name, var) for name, var in block.vars.items()))
+        changes[3] = wire.encode_messages(3, (_encode_var(name, var) for name, var in block.vars.items()))
     if before is None or block.ops is not before.ops:
-        changes[4] = wire.encode_messages(4, map(_op, block.ops))
+        changes[4] = wire.encode_messages(4, map(_encode_op, block.ops))
     return wire.patch_message(raw, changes) if changes else raw
 
 
-def _op(op: PaddleOp) -> bytes:
+def _encode_op(op: PaddleOp) -> bytes:
     """Encode an operator."""
     raw, before = _origin_of(op)
     changes: dict[int, bytes] = {}
@@ -82,7 +87,7 @@ def _op(op: PaddleOp) -> bytes:
     if before is None or op.type != before.type:
         changes[3] = wire.encode_texts(3, [op.type])
     if before is None or op.attrs is not before.attrs:
-        changes[4] = wire.encode_messages(4, (_attr(name, attr) for name, attr in op.attrs.items()))
+        changes[4] = wire.encode_messages(4, (_encode_attr(name, attr) for name, attr in op.attrs.items()))
     return wire.patch_message(raw, changes) if changes else raw
 
 
@@ -93,7 +98,7 @@ def _slots(tag: int, slots: Mapping[str, tuple[str, ...]]) -> bytes:
     )
 
 
-def _attr(name: str, attr: PaddleAttr) -> bytes:
+def _encode_attr(name: str, attr: PaddleAttr) -> bytes:
     """Encode an attribute. Raises ModelError for a value that the kind cannot hold."""
     raw, before = _origin_of(attr)
     changes: dict[int, bytes] = {}
@@ -104,7 +109,7 @@ def _attr(name: str, attr: PaddleAttr) -> bytes:
         changes |= dict.fromkeys(VALUE_FIELDS, b"")
         changes[2] = wire.encode_integers(2, [number])
         try:
-            changes[tag] = _value(attr.kind.removesuffix("S") if many else attr.kind, tag, attr.value, many)
+            changes[tag] = _encode_value(attr.kind.removesuffix("S") if many else attr.kind, tag, attr.value, many)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ModelError(f"attribute {name!r} is {attr.kind} and cannot hold {attr.value!r:.80}") from error
     return wire.patch_message(raw, changes) if changes else raw
@@ -118,11 +123,11 @@ def _numbers(name: str, attr: PaddleAttr) -> tuple[int, int, bool]:
     return ATTR_NUMBERS[attr.kind]
 
 
-def _value(kind: str, tag: int, value: object, many: bool) -> bytes:
+def _encode_value(kind: str, tag: int, value: object, many: bool) -> bytes:
     """Encode the value of an attribute."""
     values = tuple(value) if many and isinstance(value, list | tuple) else (value,)
     if kind == "SCALAR":
-        return wire.encode_messages(tag, map(_scalar, values))
+        return wire.encode_messages(tag, map(_encode_scalar, values))
     if kind in ("STRING", "VAR"):
         return wire.encode_texts(tag, values)
     if kind in ("FLOAT", "FLOAT64"):
@@ -130,7 +135,7 @@ def _value(kind: str, tag: int, value: object, many: bool) -> bytes:
     return wire.encode_integers(tag, map(int, values))
 
 
-def _scalar(value: bool | int | float | complex) -> bytes:
+def _encode_scalar(value: bool | int | float | complex) -> bytes:
     """Encode a scalar attribute."""
     number = wire.encode_integers(1, [SCALAR_NUMBERS[type(value)]])
     if isinstance(value, int):
@@ -141,7 +146,7 @@ def _scalar(value: bool | int | float | complex) -> bytes:
     return number + wire.encode_messages(5, [parts])
 
 
-def _var(name: str, var: PaddleVar) -> bytes:
+def _encode_var(name: str, var: PaddleVar) -> bytes:
     """Encode a variable."""
     raw, before = _origin_of(var)
     changes: dict[int, bytes] = {}
@@ -174,7 +179,7 @@ def _type(var: PaddleVar, before: PaddleVar | None, raw: bytes) -> bytes | None:
     if tag and (var.dtype is not None or var.dims):
         outer = wire.payload_of(raw, tag)
         tensor = wire.payload_of(outer, 1) if nested else outer
-        tensor = wire.patch_message(tensor, _tensor(var, before))
+        tensor = wire.patch_message(tensor, _encode_tensor(var, before))
         if nested:
             outer_changes = {1: wire.encode_messages(1, [tensor])}
             if var.lod_level != (before.lod_level if before else 0):
@@ -184,7 +189,7 @@ def _type(var: PaddleVar, before: PaddleVar | None, raw: bytes) -> bytes | None:
     return wire.patch_message(raw, changes)
 
 
-def _tensor(var: PaddleVar, before: PaddleVar | None) -> Changes:
+def _encode_tensor(var: PaddleVar, before: PaddleVar | None) -> Changes:
     """Return the changed fields of a tensor description."""
     changes: dict[int, bytes] = {}
     if before is None or var.kind != before.kind or var.dtype is not before.dtype:
@@ -194,3 +199,120 @@ def _tensor(var: PaddleVar, before: PaddleVar | None) -> Changes:
     if before is None or var.kind != before.kind or var.dims != before.dims:
         changes[2] = wire.encode_integers(2, var.dims)
     return changes
+
+
+Named = TypeVar("Named")
+
+
+def decode_program(data: bytes, where: str) -> PaddleProgram:
+    """Decode a program. Messages call the program `where`. Raises ModelError for malformed bytes."""
+    message = WireMessage.parse(data, where)
+    version = message.message(4)
+    blocks = tuple(_decode_block(each) for each in message.messages(1))
+    program = require_block_tree(PaddleProgram(blocks, version.integer(1) if version else 0), where)
+    return replace(program, origin=Origin(message.raw, program))
+
+
+def _decode_block(message: WireMessage) -> PaddleBlock:
+    """Decode a block."""
+    message.require_fields(1, 2)
+    variables = _unique_by_name(message, "variable", ((var.name, var) for var in map(_decode_var, message.messages(3))))
+    ops = tuple(map(_decode_op, message.messages(4)))
+    block = PaddleBlock(message.integer(1), message.integer(2), message.integer(5, -1), variables, ops)
+    return replace(block, origin=Origin(message.raw, block))
+
+
+def _unique_by_name(message: WireMessage, what: str, pairs: Iterable[tuple[str, Named]]) -> dict[str, Named]:
+    """Return the pairs as a dict. Raises ModelError for a duplicate name."""
+    by_name: dict[str, Named] = {}
+    for name, value in pairs:
+        if name in by_name:
+            raise message.damage_error(f"the {what} {name!r:.80} occurs twice")
+        by_name[name] = value
+    return by_name
+
+
+def _decode_var(message: WireMessage) -> PaddleVar:
+    """Decode a variable."""
+    message.require_fields(1, 2)
+    type_ = message.message(2)
+    assert type_ is not None
+    type_.require_fields(1)
+    number = type_.integer(1)
+    kind = KINDS.get(number, f"KIND_{number}")
+    dtype, dims, lod_level = _decode_tensor(type_, kind)
+    var = PaddleVar(
+        message.text(1), kind, dtype, dims, lod_level, message.flag(3), message.flag(5), message.flag(6)
+    )  # fmt: skip
+    return replace(var, origin=Origin(message.raw, var))
+
+
+def _decode_tensor(type_: WireMessage, kind: str) -> tuple[DType | None, tuple[int, ...], int]:
+    """Decode element type, extents and level of detail, as far as present.
+
+    Paddle writes some gradients without an element type (see `with_missing_types` of `transpile.py`).
+    """
+    tag, nested = TENSOR_FIELD.get(kind, (0, False))
+    outer = type_.message(tag) if tag else None
+    tensor = outer.message(1) if outer and nested else outer
+    if outer is None or tensor is None:
+        return None, (), 0
+    dtype = DTYPES.get(tensor.integer(1, -1))
+    return dtype, tensor.integers(2), outer.integer(2) if nested else 0
+
+
+def _decode_op(message: WireMessage) -> PaddleOp:
+    """Decode an operator."""
+    message.require_fields(3)
+    sides = [
+        _unique_by_name(message, "slot", ((slot.text(1), slot.texts(2)) for slot in message.messages(tag)))
+        for tag in (1, 2)
+    ]
+    attrs = {
+        attr.name: attr for attr in map(_decode_attr, message.messages(4))
+    }  # 2.6 writes some twice; the last is valid
+    op = PaddleOp(message.text(3), sides[0], sides[1], attrs)
+    return replace(op, origin=Origin(message.raw, op))
+
+
+def _decode_attr(message: WireMessage) -> PaddleAttr:
+    """Decode an attribute."""
+    message.require_fields(1, 2)
+    number = message.integer(2)
+    if number not in ATTRS:
+        raise message.damage_error(f"an attribute cannot be of type {number}")
+    kind, tag, many = ATTRS[number]
+    attr = PaddleAttr(
+        kind, _decode_value(message, kind.removesuffix("S") if many else kind, tag, many), name=message.text(1)
+    )
+    return replace(attr, origin=Origin(message.raw, attr))
+
+
+def _decode_value(message: WireMessage, kind: str, tag: int, many: bool) -> AttrValue:
+    """Decode the value of an attribute, or a tuple of values if `many`."""
+    if kind == "SCALAR":
+        scalars = tuple(_decode_scalar(each) for each in message.messages(tag))
+        return scalars if many else next(iter(scalars), 0)
+    if kind in ("STRING", "VAR"):
+        return message.texts(tag) if many else message.text(tag)
+    if kind in ("FLOAT", "FLOAT64"):
+        width = FIXED32 if kind == "FLOAT" else FIXED64
+        return message.reals(tag, width) if many else message.real(tag, width)
+    if kind == "BOOLEAN":
+        return tuple(map(bool, message.integers(tag))) if many else message.flag(tag)
+    return message.integers(tag) if many else message.integer(tag)
+
+
+def _decode_scalar(message: WireMessage) -> bool | int | float | complex:
+    """Decode a scalar attribute."""
+    kind = SCALARS.get(message.integer(1))
+    if kind is bool:
+        return message.flag(2)
+    if kind is int:
+        return message.integer(3)
+    if kind is float:
+        return message.real(4, FIXED64)
+    pair = message.message(5)
+    if kind is None or pair is None:
+        raise message.damage_error("a scalar without a type or value")
+    return complex(pair.real(1, FIXED64), pair.real(2, FIXED64))

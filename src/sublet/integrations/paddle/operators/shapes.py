@@ -23,8 +23,8 @@ from sublet.integrations.paddle.format.program import (
     PaddleProgram,
     PaddleVar,
 )
+from sublet.integrations.paddle.operators.rules import has_rule, infer_outputs
 from sublet.integrations.paddle.operators.rules.call import Operand, PaddleCall
-from sublet.integrations.paddle.operators.rules.table import has_rule, infer_outputs
 
 SEQUENCES = "sequences"
 """The key in `dims` for the number of sequences in a feed with a level of detail."""
