@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
@@ -72,3 +73,36 @@ def test_other_commands_take_single_extents(cli: Cli, path: Path) -> None:
     status, _, error = cli("run", path, *DIMS)
     assert status == 2
     assert "only `sublet plan` takes ranges" in error
+
+
+def test_a_plan_over_ranges_is_saved_checked_and_run(cli: Cli, path: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    assert cli("plan", path, *DIMS, "--out", saved)[0] == 0
+    assert cli("check", path, saved)[0] == 0
+    assert cli("show", saved)[0] == 0
+    run = sublet.compile_ranges(path, plan=sublet.load(saved))
+    x, y = np.ones((2, 16, 8), np.float32), np.ones((2, 16, 8), np.float32)
+    assert run(x=x, y=y)["z"].shape == (2, 32, 8)
+    export = ("export", path, "--plan", saved, "--to", "c", "--out", tmp_path / "c")
+    for words in (export, ("run", path, "--plan", saved)):
+        status, _, error = cli(*words)
+        assert status == 2
+        assert "a plan over ranges" in error
+
+
+def test_a_changed_plan_over_ranges_is_refused(cli: Cli, path: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    cli("plan", path, *DIMS, "--out", saved)
+    content = json.loads(saved.read_text())
+    first, second = content["ranges"]
+    saved.write_text(json.dumps({**content, "ranges": [{**first, "high": 5}, second]}))
+    assert cli("check", path, saved)[0] == 2
+    saved.write_text(json.dumps({**content, "ranges": [{**first, "high": 0}, second]}))
+    status, _, error = cli("check", path, saved)
+    assert status == 2
+    assert "a least and a largest extent" in error
+    for place in content["placements"]:
+        if place["value"] == "a":
+            place["region"]["offset"] += 64
+    saved.write_text(json.dumps(content))
+    assert cli("check", path, saved)[0] == 1

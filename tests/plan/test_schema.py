@@ -51,6 +51,11 @@ scan (float[16] a0, float[9,16] xs) => (float[16] af, float[9,16] ys)
 }"""
 
 
+OPEN = """<ir_version: 8, opset_import: ["" : 17]>
+open (float[a, b] x, float[c, b] y) => (z) { z = Concat<axis = 0>(x, y) }"""
+OPEN_DIMS = {"a": (1, 4), "b": (1, 4), "c": "a"}
+
+
 def schema_of_plans() -> dict[str, Any]:
     """Return the schema, made from the annotations and docstrings of the records."""
     definitions: dict[str, Any] = {}
@@ -125,6 +130,7 @@ def plans() -> Iterator[tuple[str, MemoryPlan]]:
     yield "states", sublet.compile(cell, state={"h": "hn", "c": "cn"}, optimize="none").plan
     vad = onnx.parser.parse_model(VAD)
     yield "constant", sublet.compile(vad, const={"sr": 16000}, optimize="none").plan
+    yield "ranges", sublet.compile_ranges(onnx.parser.parse_model(OPEN), OPEN_DIMS, optimize="none").plan
     scan = onnx.parser.parse_model(SCAN)
     yield "slices in place", sublet.compile(scan, optimize="none", options=sublet.Options(in_place_from=0)).plan
     yield "budget", training_step_in_a_budget()

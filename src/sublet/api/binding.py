@@ -13,7 +13,7 @@ import numpy as np
 
 from sublet.api.compile_request import CompileRequest
 from sublet.api.model_files import constant_texts
-from sublet.api.sources import first_backend_name, read_source, resolve_changed, resolve_optimize
+from sublet.api.sources import OVER_RANGES, first_backend_name, read_source, resolve_changed, resolve_optimize
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -163,6 +163,8 @@ def model_to_run(request: CompileRequest) -> Model:
     Raises PlanError for constants or a state that contradict the plan.
     """
     plan, assume = request.plan, request.assume
+    if plan is not None and plan.ranges:
+        raise PlanError(OVER_RANGES)
     planned_const = dict(plan.recipe.const) if plan else request.const
     if plan and request.const and constant_texts(request.const) != planned_const:
         raise PlanError(f"const={request.const!r} contradicts the plan: leave out `const`, or plan again")

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from sublet.analysis.options import Options
+from sublet.api.ranges import judge_over_ranges
 from sublet.api.sources import model_of_plan, read_source
 from sublet.base.errors import PlanError
 from sublet.base.formatting import parse_bytes
@@ -34,7 +35,10 @@ def check_plan(model: str | Path, plan: MemoryPlan, *, search: bool = False) -> 
 
     Raises PlanError for a plan of another model, and the errors of `read_model` for an unreadable model.
     """
-    result = judge(model_of_plan(model, plan).graph, plan.schedule, plan)
+    if plan.ranges:
+        result = judge_over_ranges(model, plan)[1]
+    else:
+        result = judge(model_of_plan(model, plan).graph, plan.schedule, plan)
     return reprove_bound(plan, result) if search else result
 
 

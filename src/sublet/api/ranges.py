@@ -13,12 +13,16 @@ from sublet.api.binding import model_to_run, model_with_kernels
 from sublet.api.compile_request import CompileRequest
 from sublet.api.sources import Optimize
 from sublet.base.boxes import RANGE, Box, Range
-from sublet.base.errors import PlanError, RunError, SubletError
+from sublet.base.errors import PlanError, PlanViolation, RunError, SubletError
 from sublet.base.extents import upper_bound
 from sublet.base.tensor import Unplannable
+from sublet.checker import CheckResult, judge
+from sublet.checker.box import check_box
 from sublet.ir.model import Model
+from sublet.plan import MemoryPlan
+from sublet.plan.file import fingerprint
 from sublet.plan.ranges import RangedPlan, graph_at
-from sublet.planning.ranges import plan_over_ranges
+from sublet.planning.ranges import plan_over_ranges, ranged_plan
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.ranged import RangedExecutable, is_base_point
@@ -93,15 +97,34 @@ def plan_ranges(
     return replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims)), ranged
 
 
+def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model, CheckResult]:
+    """Return the model over the ranges of a plan, and the result of the check of the plan for every point.
+
+    Raises PlanError for a plan of another model, and the errors of `read_over_ranges`.
+    """
+    recipe = plan.recipe
+    request = CompileRequest(model, dims=plan.dims_over_ranges, const=dict(recipe.const), optimize=recipe.optimize)  # type: ignore[arg-type]
+    read = read_over_ranges(request)
+    largest = graph_at(read.graph, upper_bound)
+    if fingerprint(largest, plan.schedule) != plan.fingerprint or read.ranges != plan.ranges:
+        raise PlanError(f"the plan of {plan.graph!r} was made for another graph. Plan the model again")
+    result = judge(largest, plan.schedule, plan)
+    if not result.findings:
+        ranged = ranged_plan(plan, read.graph)
+        result = replace(result, findings=check_box(ranged.box, ranged.within, ranged.at))
+    return read, result
+
+
 def compile_ranges(
     model: str | Path | Model | Any,
-    dims: Mapping[str, Any],
+    dims: Mapping[str, Any] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
     state: Mapping[str, str] | None = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
     options: Options | None = None,
+    plan: MemoryPlan | None = None,
     arena: Any = None,
     weights: Mapping[str, Array] | None = None,
 ) -> RangedExecutable:
@@ -109,11 +132,13 @@ def compile_ranges(
 
     model      a path or an ONNX ModelProto, without loops, branches and values of unknown size
     dims       the extents of all open dimensions by name: a range as (low, high), as (low, high, step) or as text like
-               "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent
+               "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. With a plan,
+               the dimensions of the plan
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
                need not have equal extents, see `RangedExecutable.session`
     const, backend, optimize, arena, weights   see `compile`
     options    the planning options: one stream and one arena, with inputs and outputs in the arena
+    plan       an existing plan of the model over ranges, checked again
 
     The arena has room for the upper bound of every value, and holds at every point. Raises RunError for a wrong range;
     PlanError for a model that cannot be planned over ranges; PlanViolation for a plan not proven for every point; and
@@ -122,14 +147,19 @@ def compile_ranges(
     request = CompileRequest(
         model, dims=dims, const=const, backend=backend, optimize=optimize, options=options, arena=arena, weights=weights
     )
-    read = read_over_ranges(request)
-    ranged = plan_over_ranges(read, options)
-    point = _base_point(ranged)
-    graph, plan = ranged.at(point)
+    if plan is None:
+        read = read_over_ranges(request)
+        ranged = plan_over_ranges(read, options)
+    else:
+        read, result = judge_over_ranges(model, plan)
+        if result.findings:
+            raise PlanViolation(result.findings)
+        ranged = ranged_plan(plan, read.graph)
+    graph, plan_there = ranged.at(_base_point(ranged))
     ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
-    return RangedExecutable(ranged, ready.to_executable(plan, arena), state or {})
+    return RangedExecutable(ranged, ready.to_executable(plan_there, arena), state or {})
 
 
 def _base_point(ranged: RangedPlan) -> dict[str, int]:

@@ -149,11 +149,16 @@ def read_source(
     return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
 
 
+OVER_RANGES = "a plan over ranges of dimensions is read by `sublet check`, `show` and `sublet.compile_ranges(plan=)`"
+
+
 def model_of_plan(path: str | Path, plan: MemoryPlan) -> Model:
     """Return the model in a file with the graph of a plan, reproduced by the plan's recipe.
 
     Raises PlanError if the reproduced graph, its dimensions, trip counts, declared types or order differ from the plan.
     """
+    if plan.ranges:
+        raise PlanError(f"{OVER_RANGES}; single extents need a plan of their own")
     recipe = plan.recipe
     model = read_source(
         path,

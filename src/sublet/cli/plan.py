@@ -260,18 +260,8 @@ def _exit(options: PlanOptions, report: PlanReport) -> None:
     exit_with_verdict(report.decision)
 
 
-WITHOUT_RANGES = (
-    "recompute",
-    "frontier",
-    "patches",
-    "advise",
-    "max_trips",
-    "region",
-    "assume",
-    "shape",
-    "state",
-    "out",
-)
+WITHOUT_RANGES = ("recompute", "frontier", "patches", "advise", "max_trips", "region", "assume", "shape", "state")
+"""Options that need an extent for every dimension."""
 
 
 def _plan_over_ranges(
@@ -289,6 +279,8 @@ def _plan_over_ranges(
     decision = question.verdict_on(ranged.worst)
     picture = replace(picture_of_plan(ranged.worst), budget=question.budget)
     write_pictures(picture, options.html, options.png)
+    if options.out is not None:
+        save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
     words = f"Proven for every point of {', '.join(map(str, ranged.ranges))}; figures are of the largest sizes."
     report = PlanReport(source, ranged.worst, OrderAdvice(None, words), picture, decision, grown)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sublet.base.errors import PlanError
+from sublet.base.errors import PlanError, SubletError
 from sublet.base.files import parse_json, read_text, write
 from sublet.base.formatting import printable
 from sublet.ir.graph import Graph
@@ -25,6 +25,8 @@ MOST_REPEATED = 64
 OLDER_VERSIONS = (9, 10)
 RECIPE_FIELDS_SINCE_10 = ("const", "state")
 """Fields of the recipe that plan files of version 9 lack; both are empty there."""
+LISTS_SINCE_11: Mapping[str, Any] = {"ranges": [], "equal_dims": []}
+"""Fields of plans before version 11, which have no ranges of dimensions."""
 REGION_FIELDS_SINCE_11 = {"rows": 1, "pitch": 0}
 """Fields of regions that plan files before version 11 lack, with their values there: a single row."""
 
@@ -73,7 +75,7 @@ def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
             for place in placements
         ]
     upgraded = {"placements": placements, "recipe": recipe, "version": FORMAT_VERSION}
-    return {**raw, **{key: upgraded[key] for key in upgraded if key in raw}}
+    return {**LISTS_SINCE_11, **raw, **{key: upgraded[key] for key in upgraded if key in raw}}
 
 
 def _require_placed_once(plan: MemoryPlan, source: str) -> None:
@@ -134,7 +136,11 @@ def _decode_record(kind: Any, raw: Any, where: str) -> Any:
     if missing or unknown:
         wrong = [f"lacks {name}" for name in missing] + [f"has the unknown field {name}" for name in unknown]
         raise PlanError(f"{where} {', '.join(wrong)}")
-    return kind(**{name: _decode(hint, raw[name], f"{where}.{name}") for name, hint in hints.items()})
+    decoded = {name: _decode(hint, raw[name], f"{where}.{name}") for name, hint in hints.items()}
+    try:
+        return kind(**decoded)
+    except SubletError as error:  # a record with an invariant of its own
+        raise PlanError(f"{where}: {error}") from None
 
 
 @cache

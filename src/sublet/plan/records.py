@@ -12,6 +12,7 @@ from importlib import import_module
 from math import prod
 from typing import Self
 
+from sublet.base.boxes import Range
 from sublet.base.tensor import DType, Unplannable
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import PLAIN, Recipe
@@ -325,7 +326,9 @@ class MemoryPlan:
     view_bytes, inplace_bytes   the part of `total_bytes` without own buffers thanks to views and concat operands in
                        place, and to in-place outputs and coalesced carries
     points             the event at each point
-    dims               the dimension bindings used to read the model
+    dims               the dimension bindings used to read the model; the largest extents for ranges
+    ranges             the ranges of dimensions; the plan is then that of the upper bounds of all sizes
+    equal_dims         (name, name of the dimension with an equal extent) for ranges
     max_trips          the declared maximum trip counts used to read the model, by loop; "" means every loop
     proof              the buffers that prove the lower bound, by the bytes needed at one point; in several streams by
                        whole buffers of which no two may overlap
@@ -356,6 +359,8 @@ class MemoryPlan:
     peak: Peak
     points: tuple[PlanPoint, ...]
     dims: tuple[tuple[str, int], ...] = ()
+    ranges: tuple[Range, ...] = ()
+    equal_dims: tuple[tuple[str, str], ...] = ()
     max_trips: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()
     rolled: tuple[RolledLoop, ...] = ()
@@ -370,6 +375,11 @@ class MemoryPlan:
     def __repr__(self) -> str:
         more = f", values not counted {len(self.not_counted)}" if self.not_counted else ""
         return f"<MemoryPlan {self.graph}: arena {self.arena_bytes:,} bytes, values {len(self.placements)}{more}>"
+
+    @property
+    def dims_over_ranges(self) -> dict[str, int | str | Range]:
+        """The extents, ranges and equal dimensions used to read the model."""
+        return {**dict(self.dims), **{each.name: each for each in self.ranges}, **dict(self.equal_dims)}
 
     def _repr_html_(self) -> str:
         """Return the figures and a memory map for a notebook. Only a notebook loads the code that draws."""

@@ -13,7 +13,7 @@ proven for the box.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -22,7 +22,7 @@ from typing import Any
 from sublet.analysis.options import Options, Progress
 from sublet.analysis.program_facts import ProgramFacts, SharingFacts
 from sublet.base.errors import Finding, PlanError, PlanViolation
-from sublet.base.extents import is_ranged, upper_bound
+from sublet.base.extents import Extent, is_ranged, upper_bound
 from sublet.checker.box import check_box
 from sublet.ir.graph import Graph, Node
 from sublet.ir.model import Model
@@ -80,7 +80,18 @@ def _plan_with_facts(
     facts = _BoxFacts(worst, {name: _at_upper_bounds(each) for name, each in known.items()})
     bound = replace(model, graph=worst, dims={name: upper_bound(extent) for name, extent in model.dims.items()})
     plan = plan_memory(bound, options, progress=progress, facts=facts)
-    return RangedPlan(plan, _with_expressions(plan, model.graph, known), model.graph, model.ranges)
+    extents: Iterable[tuple[str, Any]] = model.dims.items()
+    equal = [(n, d.name) for n, e in extents if isinstance(e, Extent) for d in e.dimensions if d.name != n]
+    return ranged_plan(replace(plan, ranges=model.ranges, equal_dims=tuple(equal)), model.graph, known)
+
+
+def ranged_plan(plan: MemoryPlan, graph: Graph, facts: Mapping[str, SharingFacts] | None = None) -> RangedPlan:
+    """Return the plan of the upper bounds with expressions, for its graph over ranges; `check_box` proves the result.
+
+    `facts` are the sharing facts that the plan was made with, by node; all facts over the box if left out.
+    """
+    known = facts_over_box(graph, plan.alignment) if facts is None else facts
+    return RangedPlan(plan, _with_expressions(plan, graph, known), graph, plan.ranges)
 
 
 def _is_sharing(facts: SharingFacts) -> bool:
