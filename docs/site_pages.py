@@ -23,6 +23,7 @@ from mkdocs.structure.pages import Page
 from typer import Context
 from typer.main import get_command
 
+from docs import gallery
 from sublet import nn
 from sublet.cli import app as commands
 
@@ -78,6 +79,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if page.startswith("reference/"):
             text = f"---\nsearch: {{boost: 0.3}}\n---\n{text}"  # pages with an explanation come first
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "gallery.md", content=gallery.gallery_markdown()))
+    for name, text in gallery.plan_pages().items():
+        files.append(File.generated(config, f"gallery/{name}.html", content=text))
     files.append(File.generated(config, "reference/plan.schema.json", content=PLAN_SCHEMA.read_text(encoding="utf-8")))
 
 

@@ -328,12 +328,12 @@ def largest_batch(
     """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
 
     The batch is the first extent of the first tensor of `inputs`. Each tensor whose first extent is a multiple of the
-    batch grows with the batch. Both the batch found and the next larger one are estimated.
+    batch grows with the batch. Both the batch found and the next larger one are estimated. All other arguments are those
+    of `estimate`.
 
     Args:
         memory: bytes for all together, a number or a text such as "24GiB".
         recompute: True also searches the largest batch with values recomputed, in minutes.
-        module, loss, optimizer, inputs, targets, device, amp: see `estimate`.
 
     Raises:
         ModelError: see `estimate`; and for inputs without a tensor with axes.
@@ -468,11 +468,10 @@ def frontier(
     """Return bytes against predicted time of a step compiled by Sublet, for budgets in percent of the plain arena.
 
     Each budget is one of `torch.compile(module, backend="sublet", options={"budget": ...})`. A call with several graphs
-    has the frontier of the graph with the largest arena.
+    has the frontier of the graph with the largest arena. All other arguments are those of `estimate`.
 
     Args:
         percents: budgets in percent of the plain arena.
-        module, loss, optimizer, inputs, targets, device, amp: see `estimate`.
 
     Raises:
         ModelError: see `estimate`; and for a graph without a plan.
