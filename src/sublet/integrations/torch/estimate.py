@@ -328,8 +328,8 @@ def largest_batch(
     """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
 
     The batch is the first extent of the first tensor of `inputs`. Each tensor whose first extent is a multiple of the
-    batch grows with the batch. Both the batch found and the next larger one are estimated. All other arguments are those
-    of `estimate`.
+    batch grows with the batch. Both the batch found and the next larger one are estimated. All other arguments are
+    those of `estimate`.
 
     Args:
         memory: bytes for all together, a number or a text such as "24GiB".
