@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from sublet.cli.check import check
 from sublet.cli.console import (
     BAD_INPUT,
     READER_LEFT,
+    FirstLine,
     answer_console,
     discard_answers,
     open_missing_streams,
@@ -34,7 +35,6 @@ app = typer.Typer(
     name="sublet",
     help="The smallest memory a neural network can run in: planned, proven, shown.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -65,8 +65,11 @@ def sublet(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line of the answer only.")] = False,
 ) -> None:
     """Plan, prove and show the smallest memory a neural network can run in."""
+    if quiet and "--json" not in sys.argv:
+        sys.stdout = cast(TextIO, FirstLine(sys.stdout))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
@@ -23,8 +23,7 @@ from sublet.analysis.options import Progress
 from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human, printable
 from sublet.ir.model import Model as Source
-from sublet.plan.advice import Advice
-from sublet.plan.verdict import BudgetOutcome, Verdict
+from sublet.plan.verdict import Advice, BudgetOutcome, Verdict
 from sublet.planning.advice.candidates import AdviceCandidate, OnCandidate
 
 # Repair of the standard streams if the caller closed a stream, or the reader of the output leaves early.
@@ -52,6 +51,25 @@ def open_missing_streams() -> None:
 def discard_answers() -> None:
     """Send the rest of the output to the null device: the interpreter fails at exit if a stream cannot be flushed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+
+
+class FirstLine:
+    """A stream of text that passes on the first line with content, and discards the rest."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begun = self._ended = False
+
+    def write(self, text: str) -> int:
+        """Write the part of the text within the first line; return the length of the text."""
+        line, end, _ = (text if self._begun else text.lstrip("\n")).partition("\n")
+        if not self._ended:
+            self._stream.write(line + end)
+        self._begun, self._ended = self._begun or bool(line), self._ended or bool(end)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 NEWLINE = "\n"

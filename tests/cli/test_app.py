@@ -1,0 +1,35 @@
+"""Options of all commands: `--quiet`, and completion in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUBLET = (sys.executable, "-m", "sublet")
+
+
+def test_quiet_prints_the_first_line(tmp_path: Path) -> None:
+    model = tmp_path / "net.sublet"
+    model.write_text("graph @net(%x: f32[1,64]) {\n  %y: f32[1,64] = nn.relu(%x)\n  return %y\n}\n", encoding="utf-8")
+    whole = subprocess.run([*SUBLET, "plan", str(model)], capture_output=True, text=True, check=True).stdout
+    first = subprocess.run([*SUBLET, "--quiet", "plan", str(model)], capture_output=True, text=True, check=True).stdout
+    assert first == whole.partition("\n")[0] + "\n"
+    assert len(whole.splitlines()) > 5
+    asked = [*SUBLET, "--quiet", "plan", str(model), "--budget", "16", "--json"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["verdict"] == "does_not_fit"
+
+
+@pytest.mark.parametrize(("words", "expected"), [("sublet pl", "plan"), ("sublet plan --bud", "--budget")])
+def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    environment = {**os.environ, "_SUBLET_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split()) - 1)
+    program = "import sys; sys.argv[0] = 'sublet'; from sublet.cli.entry import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert expected in done.stdout.split()
