@@ -22,6 +22,12 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 	MODEL=$$($(BIN)/python -c 'import onnx.backend.test as t; print(t.__path__[0])')/data/light/light_$(DEMO).onnx; \
 	$(BIN)/sublet plan "$$MODEL" --out plan.json --html plan.html && $(BIN)/sublet check "$$MODEL" plan.json
 
+build/axe/node_modules/axe-core/axe.min.js:
+	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
+
+.PHONY: axe
+axe: build/axe/node_modules/axe-core/axe.min.js ## the rules for screen readers that the tests of the page apply
+
 test: $(VENV)/.installed ## all tests, on all cores
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist worksteal
 

@@ -63,3 +63,13 @@ def test_of_regions_no_gap_is_told(cli: Cli, tmp_path: Path) -> None:
     assert "gap" not in out
     status, out, _ = cli("plan", tmp_path / "net.sublet", *regions, "--json")
     assert json.loads(out)["gap"] is None
+
+
+def test_a_picture_is_headed_by_the_name_of_the_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    for module in ("plan", "show"):
+        monkeypatch.setattr(f"sublet.cli.{module}.write_pictures", lambda picture, *_: titles.append(picture.title))
+    (tmp_path / "net.sublet").write_text(NET, encoding="utf-8")
+    cli("plan", tmp_path / "net.sublet", "--out", tmp_path / "plan.json")
+    cli("show", tmp_path / "plan.json")
+    assert titles == ["net.sublet", "plan.json"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -20,6 +22,8 @@ from sublet.viz.page import write_html
 from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
 from tests.viz.chromium import PROGRAM, Chromium
 from tests.viz.synthetic import network_plan, plan_of, small_plan
+
+AXE = Path(__file__).parents[2] / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian package chromium)")
 
@@ -439,3 +443,40 @@ def test_tens_of_thousands_of_rectangles(
     with capsys.disabled():
         print(f"\n{len(picture.rectangles)} rectangles: first paint {paint:.0f} ms, ", end="")
         print(f"slowest zoom {max(zooms):.0f} ms, page {size / 1e6:.1f} MB", end=" ")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_picture_is_saved_as_shown(browser: Chromium, tmp_path: Path, suffix: str) -> None:
+    page = Page(browser, replace(picture_of_plan(network_plan(40)), title="model <1>.onnx"), tmp_path)
+    browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.evaluate(f"document.getElementById({suffix!r}).click()")
+    file = tmp_path / f"model_1_.onnx.{suffix}"
+    for _ in range(200):
+        if file.exists():
+            break
+        time.sleep(0.05)
+    if suffix == "png":
+        assert file.read_bytes().startswith(b"\x89PNG")
+    else:
+        root = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+        texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert any("peak" in (text or "") for text in texts)
+        shapes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+        assert len(shapes) > browser.evaluate("sublet.rectangles")
+    assert not browser.complaints()
+    assert page.path.exists()
+
+
+def test_a_screen_reader_finds_no_fault(browser: Chromium, tmp_path: Path) -> None:
+    """The rules of axe-core, of which `make axe` installs a copy."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: make axe")
+    for picture in (picture_of_plan(network_plan(40)), picture_of_plan(small_plan())):
+        Page(browser, picture, tmp_path)
+        browser.key(".")  # selects a tensor: the panel is filled
+        browser.send("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
+        faults = browser.evaluate(
+            "axe.run().then(found => found.violations.map(each => `${each.impact} ${each.help}`))"
+        )
+        assert faults == []
+        assert browser.evaluate("axe.run().then(found => found.passes.length)") > 20

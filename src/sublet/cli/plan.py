@@ -240,7 +240,7 @@ def plan(options: PlanOptions) -> None:
         advice = (
             advise_on(options.model, source, planning_options, memory_plan, trying=trying) if options.advise else None
         )
-    picture = replace(picture_of_plan(memory_plan), advice=advice, budget=question.budget)
+    picture = replace(picture_of_plan(memory_plan), title=options.model.name, advice=advice, budget=question.budget)
     write_pictures(picture, options.html, options.png)
     grown = None if baseline is None else growth(memory_plan, baseline)
     report = PlanReport(source, memory_plan, order_advice, picture, decision, grown)
@@ -277,7 +277,7 @@ def _plan_over_ranges(
     with packing_progress() as progress:
         source, ranged = plan_ranges(request, planning_options, progress)
     decision = question.verdict_on(ranged.worst)
-    picture = replace(picture_of_plan(ranged.worst), budget=question.budget)
+    picture = replace(picture_of_plan(ranged.worst), title=options.model.name, budget=question.budget)
     write_pictures(picture, options.html, options.png)
     if options.out is not None:
         save(ranged.worst, options.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +58,7 @@ def show(options: ShowOptions) -> None:
         print_check_result(first_plan, result)
         raise typer.Exit(1)
     claimed = UNCHECKED if result is None else ""
-    picture = picture_of_plan(first_plan, claimed)
+    picture = replace(picture_of_plan(first_plan, claimed), title=options.plan_path.name)
     if options.other is not None:
         second_plan, names = load(options.other), distinct_names(options.plan_path, options.other)
         picture = compare_pictures(picture, picture_of_plan(second_plan, UNCHECKED), names)

@@ -92,6 +92,7 @@ SCRIPTS = (
     "state.js",
     "draw.js",
     "hands.js",
+    "export.js",
     "frontier.js",
     "main.js",
 )

@@ -20,11 +20,19 @@ function draw() {
   if (axisHeight(model, state.view, panels.map.w) !== panels.map.axis) fit();
   const scale = window.devicePixelRatio || 1;
   const context = base.getContext("2d");
-  const { map, curve } = panels;
+  const { map } = panels;
   context.fillStyle = look.paper;
   context.fillRect(0, 0, base.width, base.height);
-  const labels = rasterise(image.pixels, image.width, image.height, state.view, model, colours, lit, scale);
+  visibleLabels = rasterise(image.pixels, image.width, image.height, state.view, model, colours, lit, scale);
   context.putImageData(image, Math.round(map.x * scale), Math.round(map.y * scale));
+  drawAround(context, visibleLabels);
+  drawOverlay();
+  page.lastDrawMs = performance.now() - start;
+}
+
+// All but the rectangles, on a canvas or in a recorder of SVG.
+function drawAround(context, labels) {
+  const { map, curve } = panels;
   context.font = FONT;
   context.lineWidth = 1;
   clipped(context, map, () => drawNames(context, map, state.view, model, colours, lit, labels));
@@ -41,8 +49,6 @@ function draw() {
   drawFrame(context, curve, "live bytes", look);
   drawPeak(context, panels, state.view, model, curveTop, look);
   writeArenas();
-  drawOverlay();
-  page.lastDrawMs = performance.now() - start;
 }
 
 function schedule() {

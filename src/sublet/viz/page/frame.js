@@ -184,21 +184,21 @@ function uncoveredEnd(model, i) {
 function drawCurve(context, panel, view, { point, bytes }, high, colour, fill) {
   const toY = (value) => atByte(panel, { a0: 0, a1: high }, value);
   const columns = curveColumns(point, bytes, view, Math.max(1, Math.round(panel.w)));
-  const path = new Path2D();
-  path.moveTo(panel.x, toY(0));
-  columns.forEach((value, x) => {
-    path.lineTo(panel.x + x, toY(value));
-    path.lineTo(panel.x + x + 1, toY(value));
-  });
-  path.lineTo(panel.x + panel.w, toY(0));
   clipped(context, panel, () => {
+    context.beginPath();
+    context.moveTo(panel.x, toY(0));
+    columns.forEach((value, x) => {
+      context.lineTo(panel.x + x, toY(value));
+      context.lineTo(panel.x + x + 1, toY(value));
+    });
+    context.lineTo(panel.x + panel.w, toY(0));
     if (fill) {
       context.fillStyle = fill;
-      context.fill(path);
+      context.fill();
     }
     context.strokeStyle = colour;
     context.lineWidth = (view.t1 - view.t0) / panel.w > 1 ? 1 : 1.5;
-    context.stroke(path);
+    context.stroke();
     context.lineWidth = 1;
   });
 }

@@ -32,6 +32,7 @@ let colours = palette(model, state.mode, look);
 let image = null;
 let lit = null;
 let waiting = 0;
+let visibleLabels = []; // the rectangles large enough for their names
 
 const page = { ready: false, firstPaintMs: 0, lastDrawMs: 0, rectangles: model.count };
 window.sublet = page;
