@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from sublet.nn.tensor import Tensor
     from sublet.packing import STRATEGIES, pack
     from sublet.plan import MemoryPlan
-    from sublet.plan.advice import Advice, Advised
     from sublet.plan.file import load, save
-    from sublet.plan.verdict import Verdict, verdict
+    from sublet.plan.verdict import Advice, Advised, Verdict, verdict
     from sublet.planning.pipeline import plan_memory
     from sublet.runtime.backends.custom_commands import command
     from sublet.runtime.differential import compare
@@ -162,15 +161,13 @@ NAMES = {
         "pack",
     ),
     "plan": ("MemoryPlan",),
-    "plan.advice": (
-        "Advice",
-        "Advised",
-    ),
     "plan.file": (
         "load",
         "save",
     ),
     "plan.verdict": (
+        "Advice",
+        "Advised",
         "Verdict",
         "verdict",
     ),

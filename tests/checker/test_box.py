@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sublet.analysis.options import Options
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest
 from sublet.api.ranges import read_over_ranges
 from sublet.base.boxes import Range
 from sublet.base.errors import PlanError

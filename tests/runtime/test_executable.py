@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest
 from sublet.api.compiling import compile
 from sublet.api.model_files import read_model
 from sublet.base.errors import RunError

@@ -13,7 +13,7 @@ from sublet.analysis.options import Options
 from sublet.base.formatting import human
 from sublet.ir.text import parse
 from sublet.plan import NodeDescription
-from sublet.plan.advice import Advice, Advised
+from sublet.plan.verdict import Advice, Advised
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.comparison import compare_pictures
 from sublet.viz.view_model import picture_of_plan

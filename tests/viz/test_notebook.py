@@ -12,7 +12,7 @@ import pytest
 import sublet
 from sublet.base.formatting import human
 from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advice, Advised
+from sublet.plan.verdict import Advice, Advised
 from sublet.viz.view_model import picture_of_plan
 from tests.cli.test_startup import modules_after
 from tests.viz.loops import delay_plan
@@ -146,4 +146,4 @@ def test_an_executable_shows_its_plan_and_advice_its_savings() -> None:
 
 
 def test_a_plan_outside_a_notebook_loads_no_picture() -> None:
-    assert not {name for name in modules_after("import sublet.plan.advice") if name.startswith("sublet.viz")}
+    assert not {name for name in modules_after("import sublet.plan.verdict") if name.startswith("sublet.viz")}

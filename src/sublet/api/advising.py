@@ -18,7 +18,7 @@ from sublet.ir.recipe import AS_IS
 from sublet.passes.rewriting import is_pure
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advised
+from sublet.plan.verdict import Advised
 from sublet.planning.advice.candidates import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
 from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation

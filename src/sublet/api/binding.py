@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.api.compile_request import CompileRequest
 from sublet.api.model_files import constant_texts
 from sublet.api.sources import OVER_RANGES, first_backend_name, read_source, resolve_changed, resolve_optimize
 from sublet.base.errors import PlanError, RunError
@@ -22,6 +21,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
+from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
@@ -30,7 +30,7 @@ from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernel_choice import Kernels, choose_kernels, scratch_of
 from sublet.runtime.moves import byte_copies
-from sublet.runtime.tuning import Tuner
+from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import bytes_in_use, growth_since
 
@@ -286,3 +286,33 @@ def _align_to_cache_line(array: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.nbytes < CACHE_LINE_BYTES or array.dtype.hasobject:
         return array
     return aligned_or_copy(array, CACHE_LINE_BYTES).view(array.dtype).reshape(array.shape)
+
+
+if TYPE_CHECKING:  # who runs a plan loads no planner
+    from sublet.analysis.options import Options, Progress
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The arguments of `sublet.compile`, which defines each of them."""
+
+    model: Any
+    _: KW_ONLY
+    dims: Mapping[str, int] | None = None
+    const: Mapping[str, Any] | None = None
+    state: Mapping[str, str] | None = None
+    max_trips: Trips = None
+    backend: str | Backend | Sequence[str | Backend] = AUTO
+    optimize: str = AUTO
+    assume: Mapping[str, str] | None = None
+    options: Options | None = None
+    plan: MemoryPlan | None = None
+    arena: Any = None
+    weights: Mapping[str, Array] | None = None
+    autotune: bool = False
+    workspace: int = WORKSPACE_BYTES
+    simplify: bool | None = None
+    patches: str | None = None
+    budget: int | str | None = None
+    measure: bool = False
+    progress: Progress | None = None

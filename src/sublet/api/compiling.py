@@ -9,8 +9,7 @@ from typing import Any
 
 from sublet.analysis.options import Options, Progress
 from sublet.api.advising import search_budget
-from sublet.api.binding import ModelWithKernels, model_to_run, model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, ModelWithKernels, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
 from sublet.base.errors import CapacityError
 from sublet.ir.graph import Graph

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sublet.api.binding import model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_with_kernels
 from sublet.base.errors import PlanError
 from sublet.base.ranges import holds
 from sublet.base.tensor import NUMPY, TensorSpec

@@ -9,12 +9,11 @@ from random import Random
 from typing import Any, cast
 
 from sublet.analysis.options import Options, Progress
-from sublet.api.binding import model_to_run, model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
 from sublet.base.boxes import RANGE, Box, Range
 from sublet.base.errors import PlanError, PlanViolation, RunError, SubletError
-from sublet.base.extents import upper_bound
+from sublet.base.extents import Extent, upper_bound
 from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
@@ -43,6 +42,8 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
     """
     ranges: dict[str, Range] = {}
     for name, given in dims.items():
+        if not isinstance(name, str):
+            raise RunError(f"--dim {name!r}: the name of a dimension is a text")
         match = RANGE.fullmatch(given) if isinstance(given, str) else None
         numbers = tuple(int(each) for each in match.groups() if each) if match else given
         try:
@@ -52,19 +53,21 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
                 ranges[name] = Range(name, *numbers)
         except SubletError as error:
             raise RunError(f"--dim {error}") from None
-    extents: dict[str, int] = {name: cast(int, each.extent) for name, each in ranges.items()}
-    for name, given in dims.items():
-        if name in ranges:
-            continue
-        if isinstance(given, str) and given in dims and given != name:
-            extents[name] = extents[given] if given in extents else cast(int, dims[given])
-        elif isinstance(given, int):
-            extents[name] = given
-        else:
+    extents: dict[str, int] = {}
+    for name in dims:
+        target, seen = name, [name]
+        while isinstance(dims[target], str) and target not in ranges and dims[target] in dims:
+            target = dims[target]
+            if target in seen:
+                raise RunError(f"--dim: {' = '.join([*seen, target])} gives no extent")
+            seen.append(target)
+        extent = ranges[target].extent if target in ranges else dims[target]
+        if not isinstance(extent, int | Extent):
             raise RunError(
-                f"--dim {name}={given}: expected an extent, a range like 1..512 or 64..960:32, "
+                f"--dim {name}={dims[name]}: expected an extent, a range like 1..512 or 64..960:32, "
                 "or the name of a dimension with an equal extent"
             )
+        extents[name] = cast(int, extent)
     return extents, {name: each for name, each in ranges.items() if each.low < each.high}
 
 

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.advising import search_budget
-from sublet.api.binding import model_to_run
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_to_run
 from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json

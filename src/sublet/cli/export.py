@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from sublet.analysis.options import Options
-from sublet.api.binding import model_to_run
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_to_run
 from sublet.api.plans import export_forms, export_plan
 from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError

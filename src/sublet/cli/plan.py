@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest
 from sublet.api.ranges import has_ranges, plan_ranges
 from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
@@ -50,10 +50,9 @@ from sublet.integrations.registry import command
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advice, Advised
 from sublet.plan.file import load, save
 from sublet.plan.statistics import Growth, growth
-from sublet.plan.verdict import Verdict
+from sublet.plan.verdict import Advice, Advised, Verdict
 from sublet.planning.advice.candidates import MAX_SECONDS
 from sublet.planning.order_advice import OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest
 from sublet.api.compiling import compile_request
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import human, printable

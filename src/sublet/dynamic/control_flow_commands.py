@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.api.binding import model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_with_kernels
 from sublet.base.errors import KernelError, SpecError, SubletError
 from sublet.base.names import NameGenerator
 from sublet.base.tensor import TensorSpec

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.api.binding import model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, model_with_kernels
 from sublet.dynamic.call_trie import TrieNode
 from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.tensor_storage import TensorStorage

@@ -18,7 +18,7 @@ from sublet.base.interrupts import renew_in_children
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_storage_name
-from sublet.runtime.caller_memory import CallerContents, inputs_by_name
+from sublet.runtime.caller_memory import CallerContents, Form, Views, as_numpy, inputs_by_name, output_form
 from sublet.runtime.dtypes import is_packed, unpacked_elements
 from sublet.runtime.kernel import Array, UnplannedCell
 from sublet.runtime.kernel_choice import Kernels, bind_node
@@ -26,7 +26,6 @@ from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
 from sublet.runtime.point_accesses import accesses_of_points
 from sublet.runtime.program import BoundProgram, ProgramCache, Watch, build_program, pass_through
-from sublet.runtime.results import Form, Views, as_numpy, output_form
 from sublet.runtime.state import NO_POINTS, ExecutableState, StateRecord, state_after_failure
 from sublet.runtime.streams import Workers
 from sublet.runtime.weights import ExecutableWeights

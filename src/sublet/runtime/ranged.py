@@ -26,13 +26,12 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
-from sublet.runtime.caller_memory import content_for, inputs_by_name
+from sublet.runtime.caller_memory import as_numpy, content_for, inputs_by_name, output_form
 from sublet.runtime.dtypes import array_over, is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
 from sublet.runtime.memory import ExecutableMemory, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy, byte_copies
-from sublet.runtime.results import as_numpy, output_form
 
 MOST_POINTS = 32
 """Points with a bound program, the latest ones. A binding takes about 350 bytes an operand."""
@@ -62,6 +61,7 @@ class RangedExecutable:
     plan    the plan of the upper bounds of all sizes: the arena serves every point
     ranges  the ranges of the dimensions, by name
     memory  the storages: arena and weights
+    form    the function that makes the outputs of calls from arrays, see `outputs_as`
     """
 
     def __init__(self, ranged: RangedPlan, base: Executable, state: Mapping[str, str]) -> None:
@@ -75,7 +75,7 @@ class RangedExecutable:
         self._ranged = ranged
         self._base = base
         self.memory = base.planned_memory
-        self._form: Callable[[Any], Any] = as_numpy
+        self.form: Callable[[Any], Any] = as_numpy
         self._state = dict(state)
         self._process = os.getpid()
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
@@ -132,7 +132,7 @@ class RangedExecutable:
         kernel fails.
         """
         with self.run_in_arena(inputs_by_name(inputs, named)) as outputs:
-            return {name: self._form(array.copy()) for name, array in outputs.items()}
+            return {name: self.form(array.copy()) for name, array in outputs.items()}
 
     @contextmanager
     def run_in_arena(self, given: Mapping[str, Any]) -> Iterator[Mapping[str, Array]]:
@@ -172,7 +172,7 @@ class RangedExecutable:
 
     def outputs_as(self, form: str | Callable[[Any], Any]) -> RangedExecutable:
         """Set the array type of outputs, see `Executable.outputs_as`. Return self."""
-        self._form = output_form(form)
+        self.form = output_form(form)
         return self
 
     def prepare(self, **extents: int) -> None:
@@ -212,7 +212,7 @@ class RangedExecutable:
         if missing:
             raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
         found = self._match_shapes(given)
-        return tuple(found[name] for name in self.ranges)
+        return tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
 
     def _match_shapes(self, given: Mapping[str, Any]) -> dict[str, int]:
         """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
@@ -221,7 +221,7 @@ class RangedExecutable:
         if unknown:
             raise RunError(f"the inputs are {known_names(self._inputs)}; unknown: {known_names(unknown)}")
         for name, content in given.items():
-            spec, shape = self._inputs[name].spec, np.shape(content)
+            spec, shape = self._inputs[name].spec, _shape_of(content, name)
             assert isinstance(spec, TensorSpec)
             if len(shape) != len(spec.shape):
                 raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
@@ -333,9 +333,11 @@ class RangedSession:
     def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
         self._executable = executable
         self._sources = dict(state)
-        sizes = {name: executable.outputs[result].spec for name, result in state.items()}
-        self._specs = {name: spec for name, spec in sizes.items() if isinstance(spec, TensorSpec)}
-        self._raw = {name: aligned_bytes(upper_bound(spec.nbytes), 64) for name, spec in self._specs.items()}
+        results = {name: executable.outputs[result].spec for name, result in state.items()}
+        self._specs = {name: spec for name, spec in results.items() if isinstance(spec, TensorSpec)}
+        specs = self._specs.items()
+        most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
+        self._raw = {name: aligned_bytes(nbytes, 64) for name, nbytes in most.items()}
         self._current: dict[str, Array] = {}
 
     def __repr__(self) -> str:
@@ -359,7 +361,7 @@ class RangedSession:
             for name, result in self._sources.items():
                 self._store(name, outputs[result])
             kept = outputs.keys() - set(self._sources.values())
-            return {name: array.copy() for name, array in outputs.items() if name in kept}
+            return {name: self._executable.form(array.copy()) for name, array in outputs.items() if name in kept}
 
     def state(self, name: str) -> Array:
         """Return a copy of the state of an input. Raises RunError before the first call, and for another name."""
@@ -388,6 +390,14 @@ class RangedSession:
         spec = TensorSpec(self._specs[name].dtype, content.shape)
         self._current[name] = array_over(self._raw[name][: spec.nbytes], spec)
         self._current[name][...] = content
+
+
+def _shape_of(content: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of an input. Raises RunError for a ragged list."""
+    try:
+        return np.shape(content)
+    except ValueError as error:
+        raise RunError(f"{name}: is no array: {error}") from None
 
 
 def _require_whole_bytes(values: Iterable[Value]) -> None:

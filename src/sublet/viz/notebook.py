@@ -11,7 +11,7 @@ from itertools import groupby
 
 from sublet.base.formatting import human, printable
 from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advised
+from sublet.plan.verdict import Advised
 from sublet.viz.summary import SHARING_WORDS, cut_middle
 from sublet.viz.terminal import ARENA, BOUND, BUFFERS, FREE, PEAK, fill_grid, value_colour
 from sublet.viz.view_model import Picture, picture_of_plan, point_label

@@ -22,7 +22,7 @@ from typing import Any
 
 from sublet.base.files import write
 from sublet.base.ranges import LiveCurve
-from sublet.plan.advice import Advised
+from sublet.plan.verdict import Advised
 from sublet.viz.frontier import Frontier
 from sublet.viz.view_model import Picture, drawn_offsets, partly_used_buffers
 

@@ -29,7 +29,6 @@ from sublet.plan import (
     Storage,
     fragmentation,
 )
-from sublet.plan.advice import Advised
 from sublet.plan.statistics import (
     PlannedBuffer,
     Segmenter,
@@ -39,6 +38,7 @@ from sublet.plan.statistics import (
     live_curve_of,
     segmenter_of,
 )
+from sublet.plan.verdict import Advised
 from sublet.viz.loop_bands import Band, iterations_at, loop_bands
 
 # The arenas of a picture: each arena has separate addresses, so several arenas are drawn as bands, stacked upwards.

@@ -19,9 +19,8 @@ from sublet.ir.recipe import AS_IS, GIVEN, LESS
 from sublet.ops import lookup, present_shares
 from sublet.passes.sinking import input_independent_nodes
 from sublet.plan import MemoryPlan
-from sublet.plan.advice import Advice, Advised, Kind
 from sublet.plan.schedule import Schedule
-from sublet.plan.verdict import buffers_at_peak
+from sublet.plan.verdict import Advice, Advised, Kind, buffers_at_peak
 from sublet.planning.pipeline import plan_memory
 
 # Hypothetical graphs: variants of a graph with a single change, to measure the memory the change would save.

@@ -12,8 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from sublet.analysis.options import Options
-from sublet.api.binding import ModelWithKernels, model_with_kernels
-from sublet.api.compile_request import CompileRequest
+from sublet.api.binding import CompileRequest, ModelWithKernels, model_with_kernels
 from sublet.base.errors import CapacityError, KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
