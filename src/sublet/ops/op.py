@@ -138,6 +138,7 @@ class Op:
     inputs, outputs   minimum and maximum number; None if unknown.
     infer     the specs of the outputs; None if unknown
     gradient  the rule of reverse mode, written with ops; None if missing
+    operations  the multiplications and additions of a node, for a cost model; None for an estimate from the name
     """
 
     name: str
@@ -152,6 +153,7 @@ class Op:
     outputs: tuple[int, int] | None = None
     infer: Infer | None = None
     gradient: Gradient | GradientByExpansion | None = None
+    operations: Callable[[Node], float] | None = None
 
 
 SUSPEND = "cut.here"

@@ -11,6 +11,7 @@ import pytest
 
 import sublet
 from sublet.base.errors import RunError, SubletError
+from sublet.planning.budget.cost_model import count_operations
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -241,3 +242,46 @@ def test_a_suspension_stays_between_the_passes() -> None:
         found, original = (results_before_suspension(each.model.graph) for each in (program, captured))
         assert found == original
         assert plan.arena_bytes <= share * plain
+
+
+class Products(nn.Module):
+    """Products of each kind: a linear layer, an added matrix product, batches of them, attention, a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.image, self.bias = nn.Linear(32, 48), nn.Conv2d(4, 8, 3), nn.Parameter(torch.zeros(48))
+
+    def forward(self, x: Any, image: Any) -> Any:
+        q, k, v = self.layer(x).view(2, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(32, 16)
+        added = torch.addmm(self.bias, y, self.layer.weight[:, :16].t())
+        return added.sum() + torch.bmm(x, x.transpose(1, 2)).sum() + self.image(image).sum()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_operations_of_products_are_those_of_the_flop_counter(training: bool) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module, given = Products(), (torch.randn(2, 16, 32), torch.randn(2, 4, 9, 9))
+    counter = FlopCounterMode(display=False)
+    with torch.set_grad_enabled(training), counter:
+        result = module(*given)
+        if training:
+            result.backward()
+    count = attentions = 0.0
+
+    def counting(graph: Any, example: Any) -> Any:
+        nonlocal count, attentions
+        nodes = capture_program(graph, None, (), {}).model.graph.nodes
+        products = [node for node in nodes if any(name in node.op for name in ("mm", "linear", "conv"))]
+        count += sum(map(count_operations, products))
+        attentions += sum(count_operations(node) for node in nodes if "attention" in node.op)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(training):
+        result = torch.compile(module, backend=aot_autograd(fw_compiler=counting, bw_compiler=counting))(*given)
+        if training:
+            result.backward()
+    assert count == counter.get_total_flops()  # without the CPU's attention, which the counter does not know
+    assert attentions == (4 + 10 * training) * 2 * 2 * 16 * 16 * 8

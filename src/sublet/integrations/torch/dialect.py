@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from math import prod
 from typing import Any
 
 from sublet.base.tensor import TensorSpec
@@ -176,7 +177,58 @@ def aten_op(name: str) -> Op:
     parts = _concat_shares if name == "aten.cat.default" else no_shares
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
         return Op(name, inplace=_overwrite_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    return Op(name, parts=parts, inplace=overwrite_arguments(op_facts.overwrites), pure=not op_facts.random)
+    inplace = overwrite_arguments(op_facts.overwrites)
+    return Op(name, parts=parts, inplace=inplace, pure=not op_facts.random, operations=_operations_rule(name))
+
+
+def _operations_rule(name: str) -> Callable[[Node], float] | None:
+    """Return the rule for the multiplications and additions of a product; None for any other operator.
+
+    Products read operands by layouts: the shape of a value is the order in memory, possibly of a larger tensor.
+    """
+    short = name.removeprefix(PREFIX).partition(".")[0]
+    if short in FACTORS:
+        return partial(_matmul_operations, *FACTORS[short])
+    if short.startswith("_scaled_dot_product"):
+        return partial(_attention_operations, short.endswith("_backward"))
+    if short.startswith("convolution"):
+        return partial(_convolution_operations, short.endswith("_backward"))
+    return None
+
+
+FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2), "mv": (0, 1)}
+"""Positions of both factors of matrix products."""
+
+
+def _matmul_operations(first: int, second: int, node: Node) -> float:
+    """Return two operations for each element of the first factor and column of the second."""
+    right = _argument_extents(node, second)
+    return 2.0 * prod(_argument_extents(node, first)) * (right[-1] if len(right) > 1 else 1)
+
+
+def _attention_operations(backward: bool, node: Node) -> float:
+    """Return the operations of both products of an attention, or of the five products of its gradient."""
+    query, key = (_argument_extents(node, number + backward) for number in (0, 1))
+    return 2.0 * (5 if backward else 2) * prod(query) * (key[-2] if len(key) > 1 else 1)
+
+
+def _convolution_operations(backward: bool, node: Node) -> float:
+    """Return two operations for each output element, input channel and weight; the gradients count one such product."""
+    arguments, first = decode(node).args, int(backward)
+    image, weight = _argument_extents(node, first), _argument_extents(node, first + 1)
+    result = _argument_extents(node, 0) if backward else getattr(_planned_spec(node.outputs[0]), "shape", ())
+    transposed, mask = arguments[6 + first], arguments[-1]
+    products = sum(map(bool, mask[:2])) if backward and isinstance(mask, tuple) else 1  # gradients of image and weight
+    return 2.0 * products * prod(image if transposed else result) * prod(weight[1:])
+
+
+def _argument_extents(node: Node, number: int) -> tuple[int, ...]:
+    """Return the extents of an argument; () for an argument that is no planned tensor."""
+    used = decode(node).args[number]
+    spec = _planned_spec(node.inputs[used.input]) if isinstance(used, TensorArgument) else None
+    if spec is None or not isinstance(used, TensorArgument):
+        return ()
+    return used.layout.size if used.layout is not None else spec.shape
 
 
 def _planned_spec(value: Value | None) -> TensorSpec | None:

@@ -53,8 +53,11 @@ def _node_seconds(node: Node) -> float:
 def count_operations(node: Node) -> float:
     """Return the multiplications and additions of a node; one per output element except for products.
 
-    Products are matrix products, convolutions and attentions.
+    Products are matrix products, convolutions and attentions: counted by the op's own rule, or else by name.
     """
+    rule = lookup(node.op).operations
+    if rule is not None:
+        return rule(node)
     name = node.op.rpartition(".")[2].lower()
     count = _PRODUCTS.get(name)
     if count is not None and len(node.uses) >= 2:
