@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.markup import escape
@@ -69,7 +68,7 @@ def _print_device(device: Snapshot, report: PackingReport) -> None:
         console.print(Text(f"  {saving}, if the lifetimes are known before the run", "green"))
 
 
-def _device_json(device: Snapshot, report: PackingReport) -> dict[str, Any]:
+def _device_json(device: Snapshot, report: PackingReport) -> dict[str, object]:
     return {
         "device": device.device,
         "allocations": len(device.problem.buffers),

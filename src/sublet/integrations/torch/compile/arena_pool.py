@@ -91,7 +91,7 @@ class BoundArena:
                 raw[place] = saved
 
     @property
-    def exclusive_scratch(self) -> AbstractContextManager[Any]:
+    def exclusive_scratch(self) -> AbstractContextManager[object]:
         """A context manager with exclusive use of the scratch bytes."""
         return self.scratch.lock if self.scratch is not None else nullcontext()
 

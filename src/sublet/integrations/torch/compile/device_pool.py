@@ -126,7 +126,7 @@ class DeviceArena:
     streams: StreamOrder = field(default_factory=StreamOrder)
 
     @property
-    def exclusive_scratch(self) -> AbstractContextManager[Any]:
+    def exclusive_scratch(self) -> AbstractContextManager[object]:
         """A context manager without effect: the arena shares no bytes."""
         return nullcontext()
 

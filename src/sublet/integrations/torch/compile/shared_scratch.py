@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import lcm
+from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,7 +30,7 @@ from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedPr
 from sublet.ops.op import SUSPEND
 from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
-from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.memory import Raw, aligned_bytes
 
 MIN_SAVED_BYTES = 1 << 20
 """Bytes to save in total before programs are split: splitting costs a new plan for each program."""
@@ -39,7 +40,7 @@ class LeasableArena(Protocol):
     """An arena for one call at a time, on any device."""
 
     @property
-    def exclusive_scratch(self) -> AbstractContextManager[Any]:
+    def exclusive_scratch(self) -> AbstractContextManager[object]:
         """A context manager with exclusive use of the scratch bytes."""
 
 
@@ -153,15 +154,15 @@ class SharedScratch:
     reserved  True if a call owns the bytes without holding the lock yet; only for scratch bytes of one inference graph
     """
 
-    raw: Any
-    lock: Any = field(default_factory=fork_lock)
+    raw: Raw
+    lock: Lock = field(default_factory=fork_lock)
     reserved: bool = False
 
 
 class StackRegion(NamedTuple):
     """The bytes of a call on an `ArenaStack`: saved in [begin, saved_end), scratch in [saved_end, end) of `raw`."""
 
-    raw: Any
+    raw: Raw
     begin: int
     saved_end: int
     end: int
@@ -202,7 +203,7 @@ class ArenaStack(SharedScratch):
             if not nbytes <= self.raw.size <= 2 * nbytes:
                 self.raw = aligned_bytes(nbytes, self.alignment)
 
-    def claim(self, owner: Any, region: StackRegion) -> bool:
+    def claim(self, owner: object, region: StackRegion) -> bool:
         """True if the region conflicts with no call in flight; the region is then claimed. The caller holds `guard`."""
         others = list(self.claimed.values())
         fits = region.raw is self.raw and not any(region.overwrites(each) for each in others)
@@ -210,11 +211,11 @@ class ArenaStack(SharedScratch):
             self.claimed[id(owner)] = region
         return fits
 
-    def release(self, owner: Any) -> None:
+    def release(self, owner: object) -> None:
         """End the claim of a call. Takes no lock: the garbage collector may call the method at any time."""
         self.claimed.pop(id(owner), None)
 
-    def saved_above(self, owner: Any, region: StackRegion) -> list[slice]:
+    def saved_above(self, owner: object, region: StackRegion) -> list[slice]:
         """Return the bytes saved by other calls which a pass in the region would overwrite."""
         others = [each for key, each in list(self.claimed.items()) if key != id(owner) and region.overwrites(each)]
         return [slice(max(each.begin, region.begin), min(each.saved_end, region.end)) for each in others]

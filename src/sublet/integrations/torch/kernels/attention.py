@@ -7,11 +7,10 @@ queries of one head, and causal tiles skip the keys after the last query.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
 
 from sublet.integrations.torch.kernels.kernel import (
     Calls,
@@ -142,7 +141,7 @@ class TileScratch:
         return self.mask_bytes[: a * b].view(torch().bool).view(a, b, 1)
 
 
-def _scratch(first: int, copies: int) -> Any:
+def _scratch(first: int, copies: int) -> Callable[[Node], int]:
     def scratch(node: Node) -> int:
         scores, rows = _max_scores_and_queries(node, first)
         side = _triangle_rows(node, first)

@@ -6,9 +6,8 @@ layer and group norms, and the gradients, only in newly allocated memory, so the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from sublet.integrations.torch.kernels.kernel import (
     Calls,
@@ -27,7 +26,7 @@ from sublet.integrations.torch.kernels.out_variants import (
     chunk_group_norm_gradient,
     results_at,
 )
-from sublet.ir.graph import Node
+from sublet.ir.graph import Attr, Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.normalization_forms import NormForm, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.rules import operand
@@ -36,10 +35,12 @@ from sublet.runtime.kernel import Call
 CHUNK_BYTES = 1 << 20
 """Bytes of input per call of ATen: small allocations that stay in the cache, yet enough work to keep ATen busy."""
 
+FormRule = Callable[[tuple[int, ...], Mapping[str, Attr]], NormForm]
+"""(shape, attributes) -> the form of a normalization."""
 
-def _form(form_of: Any, node: Node, position: int) -> NormForm:
-    form: NormForm = form_of(spec_of(operand(node, position)).shape, node.attrs)
-    return form
+
+def _form(form_of: FormRule, node: Node, position: int) -> NormForm:
+    return form_of(spec_of(operand(node, position)).shape, node.attrs)
 
 
 def _channels_second(x: Tensor, form: NormForm) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -75,10 +74,10 @@ class _PoolArguments:
         self.axes = len(self.kernel)
 
     @property
-    def max_arguments(self) -> tuple[Any, ...]:
+    def max_arguments(self) -> tuple[object, ...]:
         return self.kernel, self.strides, self.pads, self.dilations, self.ceil
 
-    def average_arguments(self, node: Node) -> tuple[Any, ...]:
+    def average_arguments(self, node: Node) -> tuple[object, ...]:
         return self.kernel, self.strides, self.pads, self.ceil, bool(node.attrs["count_include_pad"]), None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ def _chunk_places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Arra
     return [(buffer[: piece.numel()].numpy(), piece) for piece in target.split(size)]
 
 
-Draw = Callable[[np.random.Generator, Array], Any]
+Draw = Callable[[np.random.Generator, Array], object]
 
 
 def _drawing_kernel(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node], float]) -> Make:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from sublet.integrations.torch.kernels.kernel import (
     Calls,
@@ -21,7 +20,7 @@ from sublet.ops.nn.rules import operand
 from sublet.runtime.kernel import Call
 
 
-def _scratch_for_states(count: int, position: int) -> Any:
+def _scratch_for_states(count: int, position: int) -> Callable[[Node], int]:
     """Return a scratch function: `count` times the bytes of the input at `position`."""
 
     def scratch(node: Node) -> int:
@@ -264,7 +263,7 @@ def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
     return calls
 
 
-def _lacks_saved_gradients(*saved: int) -> Any:
+def _lacks_saved_gradients(*saved: int) -> Callable[[Node], bool]:
     """Return a predicate: f32 or f64, and no gradient for the saved inputs at positions `saved`.
 
     Gradients of saved tensors only occur in second derivatives.

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -145,7 +144,7 @@ def _axis_and_keepdims(node: Node, inputs: Operands) -> tuple[int, bool]:
     return pick(node.attrs, "axis"), bool(node.attrs["keepdims"])
 
 
-def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
+def _norm(node: Node, inputs: Operands) -> tuple[object, ...]:
     return node.attrs["p"], *axes_and_keepdims(node, inputs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 from sublet.integrations.torch.dialect import StridedLayout
 from sublet.integrations.torch.reader.batch_axis import (
@@ -167,14 +166,14 @@ def _slice_scatter(call: BatchedCall) -> OptionalBatchAxis:
     return batch
 
 
-def _split(call: BatchedCall) -> Any:
+def _split(call: BatchedCall) -> list[OptionalBatchAxis]:
     """Keep the batch axis in all parts of a split along another axis."""
     batch = call.any_axis("self")
     call.require_other_axis(batch, call.argument_shape("self"))
     return [batch] * len(call.node.meta["val"])
 
 
-def _unbind(call: BatchedCall) -> Any:
+def _unbind(call: BatchedCall) -> list[OptionalBatchAxis]:
     """Return the batch axis of each slice, as for `select`."""
     return [_select(call)] * len(call.node.meta["val"])
 
