@@ -140,11 +140,11 @@ def test_a_name_with_terminal_escapes_is_escaped(cli: Cli, tmp_path: Path) -> No
 
 
 ROWS = """
-graph @rows(%x: f32[4,16,64]) {
-  %a: f32[4,16,64] = onnx.Relu(%x)
-  %b: f32[4,16,64] = onnx.Tanh(%x)
-  %c: f32[4,16,64] = onnx.Sort(%x)
-  %y: f32[4,48,64] = onnx.Concat(%a, %b, %c) {axis = 1}
+graph @rows(%x: f32[4,16,64], %z: f32[16,4,64]) {
+  %a: f32[4,16,64] = nn.relu(%x)
+  %b: f32[4,16,64] = nn.tanh(%x)
+  %c: f32[4,16,64] = nn.transpose(%z) {axes = [1, 0, 2]}
+  %y: f32[4,48,64] = nn.concat(%a, %b, %c) {axis = 1}
   return %y
 }
 """

@@ -73,16 +73,18 @@ class RowSharing:
     """The facts of sharing row by row: as for whole values, with bytes of a row; see `program_facts.RowFacts`.
 
     strided     the values of which only each row need be contiguous: every node that writes or reads them takes strides
+    call_bytes  for each value, the bytes of the operands of nodes that compute row by row if the value lies in rows
     live_bytes  a merge may raise the live bytes up to here, since no copy at all is worth more than fewer live bytes
     """
 
     provenance: Mapping[Value, Provenance]
     node_copies: NodeCopies
     strided: frozenset[Value]
+    call_bytes: Mapping[Value, int]
     live_bytes: int
 
 
-NO_ROWS = RowSharing({}, {}, frozenset(), 0)
+NO_ROWS = RowSharing({}, {}, frozenset(), {}, 0)
 
 
 @dataclass

@@ -36,6 +36,7 @@ class RowFacts:
     """The values that an op may share row by row, for operands of which only each row is contiguous.
 
     Offsets of shares are bytes of a row. The op takes strides in the inputs and outputs at the given positions.
+    `call_bytes` are the bytes of the operands with rows if each row is computed by a call of its own; else 0.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class RowFacts:
     parts: tuple[Share, ...]
     strided_inputs: frozenset[int]
     strided_outputs: frozenset[int]
+    call_bytes: int = 0
 
 
 class ProgramFacts:
@@ -114,7 +116,10 @@ def _row_facts_of(node: Node) -> RowFacts:
         tuple(share for share in shares if share.input in form.inputs)
         for shares in (op.views(form.node), op.parts(form.node))
     )
-    return RowFacts(form.count, views, parts, inputs, outputs)
+    is_call = op.row_calls and not views and not parts
+    rows = (*(node.inputs[i] for i in form.inputs), *node.outputs)
+    call_bytes = sum(value.nbytes for value in rows if value is not None) if is_call else 0
+    return RowFacts(form.count, views, parts, inputs, outputs, call_bytes)
 
 
 # Loop views: slices and rows as strided views of the whole, at a different offset in every iteration.

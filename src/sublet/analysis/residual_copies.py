@@ -87,7 +87,7 @@ def _why_rows_are_copied(part: Value, whole: Value, plan: MemoryPlan) -> str:
         return f"a row has fewer than {MIN_ROW_BYTES:,} bytes, and a copy costs less"
     if row_bytes(whole) % plan.alignment:
         return f"rows of {row_bytes(whole):,} bytes are no multiple of the alignment, {plan.alignment}"
-    return f"the arena would grow, or %{part.name} shares other bytes"
+    return f"calls a row would cost more, the arena would grow, or %{part.name} shares other bytes"
 
 
 def possible_bindings(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:

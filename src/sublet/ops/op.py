@@ -133,6 +133,7 @@ class Op:
     slices    the slices of the inputs needed for slices of the outputs, see `ops.slice_maps`.
     by_rows   true if backends compute a node row by row (`row_form`), with operands of which only each row is
               contiguous
+    row_calls   true if backends compute rows in a call each, rather than in one call with strides
     strided   the positions of further inputs of which only each row may be contiguous: every kernel takes strides there
     pure      equal inputs give equal outputs, without side effects.
     inputs, outputs   minimum and maximum number; None if unknown.
@@ -147,6 +148,7 @@ class Op:
     inplace: Shares = no_shares
     slices: Slices = no_slices
     by_rows: bool = False
+    row_calls: bool = False
     strided: Strided = no_strides
     pure: bool = True
     inputs: tuple[int, int] | None = None

@@ -443,6 +443,7 @@ def onnx_op(name: str) -> Op:
         inplace=INPLACE.get(key, no_shares),
         slices=_slices,
         by_rows=True,
+        row_calls=True,
         pure=is_standard and op_type not in RANDOM,
         inputs=arity and arity[0],
         outputs=arity and arity[1],
