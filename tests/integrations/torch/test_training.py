@@ -74,8 +74,22 @@ class Small(nn.Sequential):  # type: ignore[misc]
         self.unread = nn.Parameter(torch.ones(3))
 
 
+class Masked(nn.Sequential):  # type: ignore[misc]
+    """A network that skips a mask without zeros, as transformers' models do; under `torch.compile` the mask stays."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(243, 32), nn.Linear(32, 5))
+
+    def forward(self, x: Any) -> Any:
+        x = self[1](self[0](x))
+        x = 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0))))
+        mask = torch.ones(x.shape[0], 1)
+        return self[2](x if not torch.compiler.is_compiling() and bool(mask.all()) else x * mask)
+
+
 @pytest.mark.parametrize(
-    ("network", "optimizer"), [(Convolutional, "momentum"), (Block, "AdamW"), (Small, "Adam"), (Small, "SGD")]
+    ("network", "optimizer"),
+    [(Convolutional, "momentum"), (Block, "AdamW"), (Small, "Adam"), (Small, "SGD"), (Masked, "AdamW")],
 )
 def test_steps_are_eagers(network: Any, optimizer: str) -> None:
     """Losses, parameters, buffers and the optimizer's state; the rate changes on the way, and eager takes over."""

@@ -205,11 +205,8 @@ def rematerialize_cheap(joint: Any, outputs: int) -> None:
     choice = _JointGraph(graph, outputs)
     choice.choose_saved()
     copies = [node for node in graph.nodes if node not in choice.original_nodes]
-    place = {node: number for number, node in enumerate(graph.nodes)}
     for node in reversed(copies):
-        first = min(node.users, key=lambda user: place[user])
-        first.prepend(node)
-        place[node] = place[first]
+        min(node.users).prepend(node)  # nodes compare by their order in the graph, copies moved before included
     for node in graph.nodes:
         node.meta.pop("recompute", None)
     graph.lint()

@@ -168,21 +168,18 @@ def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
 
     Raises ModelError for a step without a trace.
     """
-    aot = require("torch._functorch.aot_autograd", extra="torch")
+    fake_tensor = require("torch._subclasses.fake_tensor", extra="torch")
     try:
         # Restore the random generator: the trace draws numbers, the eager loop does not. Switch oneDNN off: its LSTM
         # operator keeps a workspace, and cannot be called again from its arguments.
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
         with silence_tracing(), checkpoints_run_once() as notes, torch().random.fork_rng(devices=[]), without_onednn:
-            unused = _unused_parameters(judged, tensors)
-            with _without_gradients(unused):
-                try:
-                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
-                except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
-                    if "gradients_to_parameters" not in str(error):
-                        raise
-                    judged.__dict__["apart"] = True
-                    traced = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+            try:
+                traced = _export_joint(judged, tensors)
+            except fake_tensor.DataDependentOutputException:
+                # transformers' models ask `is_compiling`, and then take the branch for any content of a tensor
+                with patch.object(torch().compiler, "_is_compiling_flag", True):
+                    traced = _export_joint(judged, tensors)
         graph, signature = traced
     except SubletError:
         raise
@@ -190,6 +187,19 @@ def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         raise ModelError(f"the step cannot be traced: {error_summary(error)}") from error
     notes.require_one_run(judged, graph, signature)
     return graph, signature
+
+
+def _export_joint(judged: Any, tensors: Sequence[Any]) -> Any:
+    """Return forward and backward as traced by AOTAutograd."""
+    export = require("torch._functorch.aot_autograd", extra="torch").aot_export_module
+    with _without_gradients(_unused_parameters(judged, tensors)):
+        try:
+            return export(judged, tensors, trace_joint=True, output_loss_index=0)
+        except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
+            if "gradients_to_parameters" not in str(error):
+                raise
+            judged.__dict__["apart"] = True
+            return export(judged, tensors, trace_joint=True, output_loss_index=0)
 
 
 def _unused_parameters(judged: Any, tensors: Sequence[Any]) -> list[Any]:
