@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: quick gpu ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: quick gpu ddp-torch bench-torch bench-torch-budget bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -219,6 +219,10 @@ bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mo
 bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager, three beside inductor; NETWORKS="GPT-2 BERT" INDUCTOR=all LIMIT=900 seconds for each of its networks
 	$(BIN)/python -m pip install --quiet --group bench-torch
 	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right $(if $(INDUCTOR),--inductor $(INDUCTOR)) $(if $(LIMIT),--limit $(LIMIT))
+
+bench-torch-budget: $(VENV)/.installed ## extra time of torch.compile within budgets, beside PyTorch's activation_memory_budget and checkpoints; NETWORKS="GPT-2 BERT"
+	$(BIN)/python -m pip install --quiet --group bench-torch
+	$(BIN)/python -m benchmarks.torch.budget $(NETWORKS)
 
 bench-control: build/executorch/.installed ## branches and loops of PyTorch's: plans beside ExecuTorch's, peaks beside eager and inductor
 	build/executorch/bin/python -m benchmarks.torch.control
