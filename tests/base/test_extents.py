@@ -82,7 +82,7 @@ def test_sizes_of_whole_bytes_keep_no_division() -> None:
     x, y = RANGES[0].extent, RANGES[1].extent
     assert str((x * y * 32 + 7) // 8) == "4*x*y"
     assert (64 * x * y) % 64 == 0
-    assert str(((x - 1) // 2 - 1) // 4) == "((x -3)//8)"
+    assert str(((x - 1) // 2 - 1) // 4) == "((x - 3)//8)"
 
 
 def test_equality_is_false_where_it_is_not_proven() -> None:

@@ -261,3 +261,26 @@ def test_elements_of_half_a_byte_are_refused() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(RunError, match="several elements in a byte"):
         compile_ranges(model, {"n": (1, 4)}, optimize="none")
+
+
+def test_arguments_of_wrong_types_are_one_error(served: RangedExecutable) -> None:
+    for wrong in ("3", 2.0, None):
+        with pytest.raises(RunError, match="is no whole number"):
+            served.prepare(n=wrong, s=4)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="x: is no array"):
+        served(x=[[1.0], [1.0, 2.0]], bias=np.zeros((7, 4), np.float32))
+
+
+def test_a_state_larger_than_its_output_has_room() -> None:
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [axis, 2]) for name, axis in (("x", "n"), ("p", "k"))
+    ]
+    bounds = [helper.make_tensor(name, TensorProto.INT64, [1], [number]) for name, number in (("b", 0), ("e", 3))]
+    nodes = [helper.make_node("Concat", ["p", "x"], ["c"], axis=0), helper.make_node("Slice", ["c", "b", "e"], ["q"])]
+    results = [helper.make_empty_tensor_value_info("q")]
+    graph = helper.make_graph(nodes, "window", infos, results, bounds)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = compile_ranges(model, {"n": (1, 4), "k": (0, 20)}, state={"p": "q"}).session()
+    session.set_state("p", np.ones((20, 2), np.float32))
+    session(x=np.zeros((1, 2), np.float32))
+    assert session.state("p").shape == (3, 2)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from operator import index
 
 from sublet.base.errors import RunError, SubletError
 from sublet.base.extents import Dimension, Extent, as_extent, substitute
@@ -35,7 +36,7 @@ class Range:
             raise SubletError(f"{self}: both ends must be multiples of {self.step}")
 
     def __str__(self) -> str:
-        return f"{self.name}={self.low}..{self.high}" + (f":{self.step}" if self.step > 1 else "")
+        return f"{self.name}={self.low}..{self.high}" + ("" if self.step == 1 else f":{self.step}")
 
     @property
     def extent(self) -> Extent | int:
@@ -52,6 +53,10 @@ class Range:
 
         Raises RunError, beginning with `where`, for an extent outside the range.
         """
+        try:
+            extent = index(extent)
+        except TypeError:
+            raise RunError(f"{where or self.name}: {extent!r} is no whole number") from None
         if not self.low <= extent <= self.high or extent % self.step:
             multiples = f", in multiples of {self.step}" if self.step > 1 else ""
             what = f"{where}: is {extent}" if where else f"{self.name} = {extent}"

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import cast
+from typing import ClassVar, cast
 
 from sublet.base.errors import SubletError
+
+MOST_PARTS = 1000
+"""Parts of an expression, shared parts counted each time; a larger one is no extent of a real model."""
 
 MOST_ENUMERATED = 4096
 """Numbers of a dimension tried one by one for exact bounds."""
@@ -30,7 +33,8 @@ class Undecided(SubletError):
     """A comparison with different results at different points of the box, or without a proof."""
 
     def __init__(self, difference: Extent) -> None:
-        super().__init__(f"the sign of {difference} differs within the ranges, or has no proof")
+        text = str(difference) if difference.size <= MOST_PARTS else f"an extent of {difference.size:,} parts"
+        super().__init__(f"the sign of {text} differs within the ranges, or has no proof")
         self.difference = difference
 
 
@@ -41,6 +45,7 @@ class Dimension:
     name: str
     low: int
     high: int
+    size: ClassVar[int] = 1
 
     @cached_property
     def _hash(self) -> int:
@@ -64,6 +69,11 @@ class Compound:
     kind: str
     left: Extent
     right: Extent | int
+
+    @cached_property
+    def size(self) -> int:
+        """The number of parts."""
+        return 1 + self.left.size + (self.right.size if isinstance(self.right, Extent) else 1)
 
     @cached_property
     def _hash(self) -> int:
@@ -97,13 +107,19 @@ Monomial = tuple[Factor, ...]
 class Extent:
     """An integer expression over dimensions. See the module for the meaning of comparisons."""
 
-    __slots__ = ("_bounds", "_hash", "terms")
+    __slots__ = ("_bounds", "_hash", "size", "terms")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
-        """Create the sum of `terms`: (product, factor) pairs in the order of `_sum`, not all constant."""
+        """Create the sum of `terms`: (product, factor) pairs in the order of `_sum`, not all constant.
+
+        Raises Undecided for an expression of more than MOST_PARTS parts.
+        """
         self.terms = terms
         self._hash = hash(terms)
         self._bounds: tuple[int, int] | None = None
+        self.size = sum(1 + sum(each.size for each in factors) for factors, _ in terms)
+        if self.size > MOST_PARTS:
+            raise Undecided(self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -181,7 +197,7 @@ class Extent:
             size = names if factors and abs(factor) == 1 else "*".join(filter(None, (str(abs(factor)), names)))
             texts.append(f"{'-' if factor < 0 else '+'} {size}")
         first, *others = texts
-        return " ".join((first.removeprefix("+ ").replace("- ", "-"), *others))
+        return " ".join((first.removeprefix("+ ") if first[0] == "+" else f"-{first[2:]}", *others))
 
     __repr__ = __str__
 
@@ -237,7 +253,8 @@ def upper_bound(extent: Extent | int) -> int:
 def bounds_of(extent: Extent | int) -> tuple[int, int]:
     """Return a lower and an upper bound over the box.
 
-    Both are exact for an expression that is linear in every dimension, without compound factors.
+    Both are exact for an expression of one dimension, and without compound factors for one of at most four dimensions
+    that is linear in each.
     """
     if isinstance(extent, int):
         return extent, extent

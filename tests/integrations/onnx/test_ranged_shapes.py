@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
-from sublet.api.ranges import parse_dims
+from sublet.api.ranges import compile_ranges, parse_dims
 from sublet.base.boxes import Range
-from sublet.base.errors import RunError
+from sublet.base.errors import ModelError, PlanError, RunError
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.model import Model
@@ -46,7 +48,7 @@ def model_of(nodes: list[onnx.NodeProto], shape: list[object], constants: list[o
 
 
 WINDOWS = [
-    ("Conv", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 1, 0]}, "f32[n,4,((h -1)//2) + 1,6]"),
+    ("Conv", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 1, 0]}, "f32[n,4,((h - 1)//2) + 1,6]"),
     ("Conv", {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [4, 4]}, "f32[n,4,((h + 3)//4),4]"),
     ("ConvTranspose", {"kernel_shape": [3, 3], "strides": [2, 2]}, "f32[n,4,2*h + 1,27]"),
     ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}, "f32[n,4,((h)//2),6]"),
@@ -69,12 +71,79 @@ def test_different_extents_that_meet_have_no_type() -> None:
     assert str(result.spec) == "outside<f32[?,?]>"
 
 
+COMPUTED = {
+    "a bool of an extent is 0 or 1": """
+        s = Shape (x)  t = Cast <to = 9> (s)  u = Cast <to = 7> (t)  one = Constant <value = int64[1] {1}> ()
+        f = Gather (u, one)  r = Constant <value = int64[1] {-1}> ()  to = Concat <axis = 0> (f, r)
+        y = Reshape (x, to)""",
+    "steps without axes": """
+        s = Shape (x)  b = Constant <value = int64[1] {-1}> ()  e = Constant <value = int64[1] {-9}> ()
+        turned = Slice (s, b, e, , b)  y = Reshape (x, turned)""",
+    "a remainder with the sign of the dividend": """
+        s = Shape (x)  n = Neg (s)  four = Constant <value = int64[1] {4}> ()  m = Mod <fmod = 1> (n, four)
+        p = Add (m, four)  i = Constant <value = int64[1] {0}> ()  g = Gather (p, i)  h = Squeeze (g)
+        zero = Constant <value_int = 0> ()  one = Constant <value_int = 1> ()  r = Range (zero, h, one)
+        y = Cast <to = 1> (r)""",
+    "the last rows": """
+        b = Constant <value = int64[1] {-3}> ()  e = Constant <value = int64[1] {99999}> ()
+        a = Constant <value = int64[1] {0}> ()  y = Slice (x, b, e, a)""",
+    "the last row": "i = Constant <value = int64[1] {-1}> ()  y = Gather <axis = 0> (x, i)",
+    "an integer too large for its type": """
+        s = Shape (x)  big = Constant <value = int64[2] {4611686018427387904, 4611686018427387904}> ()
+        m = Mul (s, big)  i = Constant <value = int64[1] {1}> ()  g = Gather (m, i)  c = Cast <to = 1> (g)
+        y = Add (c, x)""",
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_shapes_equal_onnx_runtime_or_are_refused(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    text = f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 2] x) => (float[] y) {{ {COMPUTED[name]} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    try:
+        executable = compile_ranges(model, {"n": (1, 8)}, optimize="none")
+    except PlanError as refusal:
+        if "is unknown" in str(refusal):
+            return
+        raise
+    for n in range(1, 9):
+        x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+        try:
+            (wanted,) = session.run(None, {"x": x})
+        except Exception:  # a shape that the model does not take
+            continue
+        assert np.array_equal(executable(x=x)["y"], wanted), n
+
+
+def test_expressions_of_too_many_parts_are_refused_in_time() -> None:
+    squares = [helper.make_node("Mul", [f"a{i}", f"a{i}"], [f"a{i + 1}"]) for i in range(30)]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("ReduceSum", ["s"], ["a0"], keepdims=1),
+        *squares,
+        helper.make_node("Expand", ["x", "a30"], ["y"]),
+    ]
+    (result,) = read_over(model_of(nodes, ["n", "m"], []), Range("n", 1, 4), Range("m", 1, 4)).graph.outputs
+    assert "outside" in str(result.spec)
+
+
+def test_a_constant_for_an_input_with_a_range_is_refused() -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], ["n"], [])
+    with pytest.raises(ModelError, match="pass one extent for each dimension"):
+        compile_ranges(model, {"n": (1, 8)}, const={"x": 1.0})
+
+
 def test_dimensions_are_extents_ranges_or_names() -> None:
     extents, ranges = parse_dims({"a": "1..8", "b": (2, 4), "c": "64..960:32", "d": 3, "e": "a", "f": (5, 5)})
     assert {name: str(extent) for name, extent in extents.items()} == {
         **{"a": "a", "b": "b", "c": "32*c", "d": "3", "e": "a", "f": "5"},
     }
     assert list(ranges) == ["a", "b", "c"]
+    assert str(parse_dims({"a": "b", "b": "c", "c": (1, 8)})[0]["a"]) == "c"
+    with pytest.raises(RunError, match="a = b = a gives no extent"):
+        parse_dims({"a": "b", "b": "a"})
     for wrong in ("1..", "8..1", "nowhere", (1, 2, 3, 4), 2.5, "1..10:4"):
         with pytest.raises(RunError, match="--dim"):
             parse_dims({"a": wrong})

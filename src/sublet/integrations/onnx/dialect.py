@@ -258,7 +258,7 @@ def _gather(node: Node) -> tuple[Share, ...]:
     source, result = pair
     extent = source.shape[axis]
     wanted = [index + extent if index < 0 else index for index in indices]
-    if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
+    if not all(index == wanted[0] + i for i, index in enumerate(wanted)):
         return ()
     shape = (*source.shape[:axis], len(wanted), *source.shape[axis + 1 :])
     begin = [0] * len(shape)

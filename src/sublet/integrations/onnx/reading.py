@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sublet.base.arrays import Array, parse_numbers
 from sublet.base.errors import ModelError
+from sublet.base.extents import is_ranged
 from sublet.base.formatting import known_names, printable
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY
@@ -126,6 +127,8 @@ def _constant_array(value: onnx.ValueInfoProto, text: str, dims: Mapping[str, in
     dtype = DTYPES.get(type.elem) if isinstance(type, TensorType) else None
     if not isinstance(type, TensorType) or dtype is None or dtype.bits < 8 or dtype.text.startswith("c"):
         raise ModelError(f"{what}: the input is {type}, not a tensor of numbers with a byte or more each")
+    if any(is_ranged(extent) for extent in type.dims or ()):
+        raise ModelError(f"{what}: the input is {type}, with a range; pass one extent for each dimension of the input")
     count = text.count(",") + 1
     if count > MAX_NUMBERS:
         raise ModelError(f"{what}...: {count} numbers, more than {MAX_NUMBERS}; store the constant as an initialiser")

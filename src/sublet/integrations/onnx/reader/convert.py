@@ -20,7 +20,8 @@ from sublet.integrations.onnx.reader.constant_folding import fold_node
 from sublet.integrations.onnx.reader.control_flow import convert_if, convert_loop, convert_scan
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue, Scope
 from sublet.integrations.onnx.reader.model_file import domain_of, free_names, sort_nodes
-from sublet.integrations.onnx.reader.ranged_shapes import Content, followed_contents, has_ranges
+from sublet.integrations.onnx.reader.ranged_contents import followed_contents
+from sublet.integrations.onnx.reader.ranged_shapes import Content, has_ranges
 from sublet.integrations.onnx.reader.shape_conflicts import check_declared_types, node_shapes_of
 from sublet.integrations.onnx.reader.type_inference import infer_types
 from sublet.integrations.onnx.reader.types import Type, attributes_of, read_type, spec_of

@@ -4,15 +4,14 @@ ONNX's inference passes on extents by name (`dim_param`) through operators that 
 with extents have a rule here: windows, concatenations, reshapes by a computed shape. The computed shapes are followed
 through the integer operators between Shape and Reshape as *contents*: arrays of int and `Extent` elements.
 
-A rule leaves an extent open (None) where the rule cannot prove a single expression for all points. A wrong expression
-cannot corrupt memory: ONNX Runtime refuses to write an output of another shape than the bound one.
+A rule leaves an extent open (None) where the rule cannot prove a single expression for all points. ONNX Runtime refuses
+to write an output of another shape than the bound one; views and copies run without a kernel, and rely on the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from sublet.base.extents import Extent, Undecided, bounds_of, clamp, exact_quoti
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.onnx.reader.rules.images import pool_extents
 from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
-from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS, TensorType, Type
+from sublet.integrations.onnx.reader.types import TensorType, Type
 
 if TYPE_CHECKING:
     import onnx
@@ -38,15 +37,15 @@ Extents = tuple[Any, ...]
 
 Contents = Mapping[int, Content]
 ShapeRule = Callable[[NodeShapes, Contents], Sequence[Extents | None]]
-ContentRule = Callable[[NodeShapes, Sequence[Content]], Content | Sequence[Content] | None]
+
+FAILURES = (Undecided, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
+"""What a rule raises for operands that do not fit, or without a single result for all points."""
 
 MOST_ELEMENTS = 1024
 """Elements of a followed content; shapes and axes are far smaller."""
 
 FOLLOWED_TYPES = (DType.I32, DType.I64, DType.BOOL, DType.F32)
 """Types of constants seen by the rules: shapes, axes, conditions, and the scales of a Resize."""
-
-INTEGER_TYPES = frozenset(ELEMENT_NUMBERS[dtype] for dtype in (DType.I32, DType.I64, DType.BOOL))
 
 
 def has_ranges(types: Iterable[Type]) -> bool:
@@ -75,7 +74,7 @@ def complete_shapes(
         return list(types)
     try:
         found = rule(shapes, {i: c for i, known in enumerate(inputs) if (c := content_of(known)) is not None})
-    except (Undecided, IndexError, KeyError, TypeError, ValueError):  # shapes that do not fit: the run decides
+    except FAILURES:  # shapes that do not fit: the run decides
         return list(types)
     return [_completed(t, dims) for t, dims in zip(types, [*found, *[None] * len(types)], strict=False)]
 
@@ -86,55 +85,6 @@ def _completed(type: Type, dims: Extents | None) -> Type:
         return type
     known = type.dims or (None,) * len(dims)
     return replace(type, dims=tuple(b if a is None else a for a, b in zip(known, dims, strict=True)))
-
-
-def followed_contents(
-    node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type], shapes: NodeShapes
-) -> list[Content | None]:
-    """Return the contents of the outputs of an integer operator over known contents; None where unknown."""
-    nothing: list[Content | None] = [None] * len(node.output)
-    if node.domain not in ("", "ai.onnx") or not all(_may_follow(each) for each in types):
-        return nothing
-    try:
-        if node.op_type in ("Shape", "Size"):
-            found: Any = _content_of_shape(node.op_type, shapes)
-        else:
-            rule = CONTENT_RULES.get(node.op_type)
-            contents = [content_of(known) for known in inputs if known is not None]
-            present = [content for content in contents if content is not None]
-            found = rule(shapes, present) if rule and len(present) == len(contents) else None
-    except (Undecided, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return nothing
-    results = [found] if not isinstance(found, list) else found
-    pairs = zip(node.output, [*results, *nothing], strict=False)
-    return [None if content is None else np.array(content, dtype=object) for _, content in pairs]
-
-
-def _may_follow(type: Type) -> bool:
-    """True for a small tensor of integers or bools with known extents."""
-    if not isinstance(type, TensorType) or type.elem not in INTEGER_TYPES or type.dims is None:
-        return False
-    extents = [extent for extent in type.dims if isinstance(extent, int)]
-    return len(extents) == len(type.dims) and prod(extents) <= MOST_ELEMENTS
-
-
-def _content_of_shape(op_type: str, shapes: NodeShapes) -> Any:
-    """Return the extents of the input, or their product."""
-    dims = shapes.shape(0)
-    if dims is None or None in dims:
-        return None
-    if op_type == "Size":
-        return prod(dims)
-    begin, end = shapes.integer_attribute("start"), shapes.attributes.get("end", len(dims))
-    return _vector(dims[begin : int(end)])  # type: ignore[arg-type]
-
-
-def _vector(elements: Iterable[Any]) -> Content:
-    """Return a content of one axis."""
-    listed = list(elements)
-    found = np.empty(len(listed), dtype=object)
-    found[:] = listed
-    return found
 
 
 # Shape rules. Indices of axes count from the front or back, as in Python.
@@ -266,7 +216,10 @@ def _slice(node: NodeShapes, contents: Contents) -> list[Extents | None]:
             dims[axis] = None
             continue
         begin, stop = (_clamped(place, extent) for place in (start, end))
-        dims[axis] = greatest((stop - begin + step - 1) // step, 0)
+        room = stop - begin
+        if isinstance(start, int) and start < 0 and stop == extent:
+            room = least(extent, -start)  # the last elements: a sum of both ends would have loose bounds
+        dims[axis] = greatest((room + step - 1) // step, 0)
     return [tuple(dims)]
 
 
@@ -297,6 +250,8 @@ def _pad(node: NodeShapes, contents: Contents) -> list[Extents | None]:
 
 def _range(node: NodeShapes, contents: Contents) -> list[Extents | None]:
     start, limit, delta = (contents[i].item() for i in range(3))
+    if not all(isinstance(each, int | Extent) for each in (start, limit, delta)):
+        return [None]
     return [(greatest((limit - start + delta - 1) // delta, 0),)] if delta > 0 else [None]
 
 
@@ -328,7 +283,7 @@ def _resize(node: NodeShapes, contents: Contents) -> list[Extents | None]:
         return [None]
     if 3 not in contents:
         scales = contents[2 if node.version >= 11 else 1]
-        return [None if axes and len(axes) < len(data) else _scaled(data, scales)]
+        return [None if axes and axes != tuple(range(len(data))) else _scaled(data, scales)]
     dims: list[Any] = list(data)
     for axis, size in zip(axes or range(len(data)), contents[3], strict=True):
         dims[axis] = size
@@ -384,111 +339,3 @@ SHAPE_RULES: Mapping[str, ShapeRule] = {
     "Tile": _tile,
 }
 """Operator of ONNX's default domain -> the shapes of its outputs over ranges."""
-
-
-# Content rules: integer arithmetic on shapes, element by element in Python.
-
-
-def _elementwise(function: Callable[..., Any]) -> ContentRule:
-    """Return the rule that applies `function` to the elements of the broadcast operands."""
-    return lambda node, operands: np.frompyfunc(function, len(operands), 1)(*operands)
-
-
-def _fold_left(function: Callable[[Any, Any], Any]) -> ContentRule:
-    """Return the rule of an operator with any number of operands."""
-
-    def rule(node: NodeShapes, operands: Sequence[Content]) -> Content:
-        *_, last = accumulate(operands, np.frompyfunc(function, 2, 1))
-        return np.asarray(last, dtype=object)
-
-    return rule
-
-
-def _quotient(left: Any, right: Any) -> Any:
-    """Return the quotient rounded towards zero. Raises Undecided for a sign that differs within the ranges."""
-    return left // right if (left >= 0) == (right > 0) else -(-left // right)
-
-
-def _gather_content(node: NodeShapes, operands: Sequence[Content]) -> Content:
-    indices = operands[1].astype(np.int64)
-    return np.asarray(np.take(operands[0], indices, axis=node.integer_attribute("axis")), dtype=object)
-
-
-def _slice_content(node: NodeShapes, operands: Sequence[Content]) -> Content:
-    data, starts, ends, *rest = operands
-    axes = rest[0] if rest else range(len(starts))
-    steps = rest[1] if len(rest) > 1 else [1] * len(starts)
-    window = [slice(None)] * data.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        window[int(axis)] = slice(int(start), int(end), int(step))
-    return np.asarray(data[tuple(window)], dtype=object)
-
-
-def _axes_of(node: NodeShapes, operands: Sequence[Content]) -> tuple[int, ...] | None:
-    """Return the axes given as an attribute or as the second operand."""
-    if len(operands) > 1:
-        return tuple(int(axis) for axis in operands[1].ravel())
-    return node.integers_attribute("axes")
-
-
-def _squeeze_content(node: NodeShapes, operands: Sequence[Content]) -> Content:
-    return np.squeeze(operands[0], _axes_of(node, operands))
-
-
-def _unsqueeze_content(node: NodeShapes, operands: Sequence[Content]) -> Content:
-    axes = _axes_of(node, operands)
-    if axes is None:
-        raise ValueError("Unsqueeze without axes")
-    return np.expand_dims(operands[0], axes)
-
-
-def _reduction(function: Callable[[Any, Any], Any]) -> ContentRule:
-    """Return the rule of a reduction over all elements of a vector."""
-
-    def rule(node: NodeShapes, operands: Sequence[Content]) -> Content | None:
-        if operands[0].ndim != 1:
-            return None
-        *_, last = accumulate(operands[0], function)
-        return _vector([last]) if node.integer_attribute("keepdims", 1) else np.array(last, dtype=object)
-
-    return rule
-
-
-def _split_content(node: NodeShapes, operands: Sequence[Content]) -> list[Content] | None:
-    if len(operands) < 2:
-        return None
-    ends = list(accumulate(int(size) for size in operands[1]))
-    return np.split(operands[0], ends[:-1], axis=node.integer_attribute("axis"))
-
-
-def _range_content(node: NodeShapes, operands: Sequence[Content]) -> Content:
-    return _vector(range(*(int(operand.item()) for operand in operands)))
-
-
-CONTENT_RULES: Mapping[str, ContentRule] = {
-    **{"Add": _elementwise(lambda a, b: a + b), "Sub": _elementwise(lambda a, b: a - b)},
-    **{"Mul": _elementwise(lambda a, b: a * b), "Div": _elementwise(_quotient), "Neg": _elementwise(lambda a: -a)},
-    "Mod": _elementwise(lambda a, b: a % b),
-    **{"Min": _fold_left(least), "Max": _fold_left(greatest)},
-    **{"Less": _elementwise(lambda a, b: a < b), "Greater": _elementwise(lambda a, b: a > b)},
-    **{"LessOrEqual": _elementwise(lambda a, b: a <= b), "GreaterOrEqual": _elementwise(lambda a, b: a >= b)},
-    "Equal": _elementwise(lambda a, b: a == b or not bool(a - b)),
-    **{"Not": _elementwise(lambda a: not a), "And": _elementwise(lambda a, b: a and b)},
-    "Where": _elementwise(lambda chosen, a, b: a if chosen else b),
-    **dict.fromkeys(("Cast", "CastLike", "Identity"), lambda node, operands: operands[0]),
-    "Concat": lambda node, operands: np.concatenate(operands, axis=node.integer_attribute("axis")),
-    "ConstantOfShape": lambda node, operands: None,
-    "Expand": lambda node, operands: np.array(
-        np.broadcast_to(operands[0], np.broadcast_shapes(operands[0].shape, tuple(map(int, operands[1]))))
-    ),
-    "Gather": _gather_content,
-    "Range": _range_content,
-    "Reshape": lambda node, operands: operands[0].reshape(tuple(map(int, operands[1]))),
-    "Slice": _slice_content,
-    "Split": _split_content,
-    "Squeeze": _squeeze_content,
-    "Unsqueeze": _unsqueeze_content,
-    **{"ReduceProd": _reduction(lambda a, b: a * b), "ReduceSum": _reduction(lambda a, b: a + b)},
-    **{"ReduceMax": _reduction(greatest), "ReduceMin": _reduction(least)},
-}
-"""Integer operator -> the content of its outputs."""
