@@ -43,8 +43,8 @@ from sublet.integrations.tflite.program import IDENTIFIER, OPERATORS
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md", "docs/commands.md", "docs/ci.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md",
-    "docs/foreign.md", "docs/loops.md", "docs/serving.md", "docs/state.md", "docs/memory.md", "docs/text_form.md", "docs/training.md",
-    "docs/budget.md", "docs/dynamic.md",
+    "docs/foreign.md", "docs/loops.md", "docs/serving.md", "docs/state.md", "docs/memory.md", "docs/text_form.md",
+    "docs/training.md", "docs/budget.md", "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 NEEDS = {
