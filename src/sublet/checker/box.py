@@ -19,7 +19,7 @@ Rules: unproven-box, rooms-overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 from sublet.base.boxes import Box
@@ -27,8 +27,9 @@ from sublet.base.errors import Finding
 from sublet.base.extents import Undecided, bounds_of, upper_bound
 from sublet.base.tensor import TensorSpec
 from sublet.checker import check_bytes
+from sublet.checker.layout import overlapping_pairs
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Placement
+from sublet.plan import ARENA, MemoryPlan, Placement, Region
 
 MOST_PARTS = 128
 """Parts of a box with a replay each. The check gives up on a plan that needs more."""
@@ -88,41 +89,24 @@ def _with_blocks_apart(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, storages=listed, placements=tuple(placements), arena_bytes=arena_bytes)
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The bytes [begin, end) of an arena that hold the region of a placement at every point."""
-
-    begin: int
-    end: int
-    place: Placement
-
-
 def _overlapping_rooms(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Yield a finding for two placements of different blocks with common bytes and a common live point."""
     arenas, values = {storage.name for storage in plan.arenas}, {value.name: value for value in graph.values()}
-    rooms = [_room_of(place, values[place.value]) for place in plan.placements if place.region.storage in arenas]
-    open_rooms: list[_Room] = []
-    for room in sorted(
-        (room for room in rooms if room.begin < room.end), key=lambda room: (room.place.region.storage, room.begin)
-    ):
-        here = room.place
-        open_rooms = [
-            each for each in open_rooms if each.end > room.begin and each.place.region.storage == here.region.storage
-        ]
-        for other in open_rooms:
-            if other.place.buffer != here.buffer and _share_point(other.place.live, here.live):
-                what = f"may overlap %{other.place.value} at some points of the ranges, while both are live"
-                yield Finding("rooms-overlap", f"value %{here.value}", what, "place the blocks apart")
-        open_rooms.append(room)
+    places = {place.value: place for place in plan.placements if place.region.storage in arenas}
+    rooms = ((_room_of(place, values[name]), name) for name, place in places.items())
+    for (_, one), (_, other) in overlapping_pairs((room, name) for room, name in rooms if room.nbytes > 0):
+        if places[one].buffer != places[other].buffer and _share_point(places[one].live, places[other].live):
+            what = f"may overlap %{one} at some points of the ranges, while both are live"
+            yield Finding("rooms-overlap", f"value %{other}", what, "place the blocks apart")
 
 
-def _room_of(place: Placement, value: Value) -> _Room:
+def _room_of(place: Placement, value: Value) -> Region:
     """Return the room of a placement: the upper bound of its end, or of its offset and of each extent if lower."""
     begin, last = bounds_of(place.region.offset)
     end = bounds_of(place.region.end)[1]
     if isinstance(value.spec, TensorSpec):
         end = min(end, last + TensorSpec(value.spec.dtype, tuple(map(upper_bound, value.spec.shape))).nbytes)
-    return _Room(begin, end, place)
+    return Region(place.region.storage, begin, end - begin)
 
 
 def _share_point(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
