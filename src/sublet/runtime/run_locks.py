@@ -17,9 +17,7 @@ from weakref import WeakSet, ref
 
 from sublet.base.errors import RunError
 from sublet.base.interrupts import fork_lock, free_lock_in_child
-from sublet.base.ranges import merge
-
-Ranges = Sequence[tuple[int, int]]
+from sublet.base.ranges import Ranges, merge, overlap
 
 TRIES, PAUSE_SECONDS = 500, 0.01
 """Attempts to find the executables of a group idle, and the pause between: five seconds in all, then RunError."""
@@ -60,7 +58,7 @@ class RunLocks:
         with _MUTEX:
             _ALL_LOCKS.add(self)
 
-    def claim(self, storage: str, begin: int, end: int, writes: bool, kept: Ranges = ()) -> None:
+    def claim(self, storage: str, begin: int, end: int, writes: bool, kept: Sequence[tuple[int, int]] = ()) -> None:
         """Record that the executable uses the bytes [begin, end) for a possibly shared storage.
 
         `kept` are the ranges of the storage with contents needed by the next run.
@@ -68,7 +66,7 @@ class RunLocks:
         span = (begin, end, writes)
         if self._spans.get(storage) != span and begin < end:
             self._spans[storage] = span
-            self._kept_spans[storage] = [(begin + first, begin + last) for first, last in kept]
+            self._kept_spans[storage] = tuple((begin + first, begin + last) for first, last in kept)
             self._is_settled = False
 
     def enter(self) -> bool:
@@ -130,10 +128,10 @@ class RunLocks:
         self._kept = merge(span for spans in self._kept_spans.values() for span in spans)
         others = [each for each in _ALL_LOCKS if each is not self]
         met = [each for each in others if self._writes_shared_bytes(each)]
-        self._overwrites = tuple(ref(each) for each in met if _overlap(self._written, each._kept))
+        self._overwrites = tuple(ref(each) for each in met if overlap(self._written, each._kept))
         for other in others:
             still = tuple(each for each in other._overwrites if each() not in (None, self))
-            other._overwrites = (*still, ref(self)) if _overlap(other._written, self._kept) else still
+            other._overwrites = (*still, ref(self)) if overlap(other._written, self._kept) else still
         if not any(each._lock is self._lock for each in met):
             self._lock = SharedLock()  # a new group: the shared memory was replaced
         for other in met:
@@ -145,7 +143,7 @@ class RunLocks:
 
     def _writes_shared_bytes(self, other: RunLocks) -> bool:
         """True if either executable writes bytes used by the second."""
-        return _overlap(self._written, other._all) or _overlap(other._written, self._all)
+        return overlap(self._written, other._all) or overlap(other._written, self._all)
 
 
 _ALL_LOCKS: WeakSet[RunLocks] = WeakSet()
@@ -166,16 +164,3 @@ def _move_to_lock(group: Sequence[RunLocks], lock: SharedLock) -> bool:
     finally:
         for each in idle:
             each.own.release()
-
-
-def _overlap(first: Ranges, second: Ranges) -> bool:
-    """True if a range of `first` overlaps a range of `second`; both are sorted and disjoint."""
-    i = j = 0
-    while i < len(first) and j < len(second):
-        if first[i][0] < second[j][1] and second[j][0] < first[i][1]:
-            return True
-        if first[i][1] <= second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return False
