@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sublet.base.extents import is_ranged
 from sublet.base.optional_imports import require
 from sublet.integrations.onnx.reader.contrib_attention import (
     ATTENTION_TYPES,
@@ -26,7 +25,7 @@ from sublet.integrations.onnx.reader.contrib_attention import (
 from sublet.integrations.onnx.reader.conversion_state import KnownValue
 from sublet.integrations.onnx.reader.model_file import open_session, session_options
 from sublet.integrations.onnx.reader.rules.images import pool_extents
-from sublet.integrations.onnx.reader.rules.shape_rule import Extents, NodeShapes
+from sublet.integrations.onnx.reader.rules.shape_rule import Extents, NodeShapes, broadcast_shape
 from sublet.integrations.onnx.reader.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -206,25 +205,6 @@ def matrix_product_shape(a: Extents | None, b: Extents | None) -> Extents | None
     rows = (a[-2],) if len(a) > 1 else ()
     columns = (b[-1],) if len(b) > 1 else ()
     return None if batch is None else (*batch, *rows, *columns)
-
-
-def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
-    """Return the broadcast shape of the operands, None if the rank of any operand is unknown."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
-        return None
-    rank = max(map(len, known))
-    aligned = [(1,) * (rank - len(shape)) + shape for shape in known]
-    return tuple(_broadcast_extent_of(extents) for extents in zip(*aligned, strict=True))
-
-
-def _broadcast_extent_of(extents: Sequence[int | None]) -> int | None:
-    """Return the broadcast extent of one axis, None if the extent is open."""
-    wide = [extent for extent in extents if extent is None or is_ranged(extent) or extent != 1]
-    fixed = [extent for extent in wide if isinstance(extent, int)]
-    if fixed or not wide:
-        return fixed[0] if fixed else 1
-    return wide[0] if all(extent == wide[0] for extent in wide) else None
 
 
 def _transposed_shape(node: NodeShapes, position: int, letter: str) -> Extents | None:

@@ -21,7 +21,7 @@ from sublet.integrations.onnx.reader.control_flow import convert_if, convert_loo
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue, Scope
 from sublet.integrations.onnx.reader.model_file import domain_of, free_names, sort_nodes
 from sublet.integrations.onnx.reader.ranged_contents import followed_contents
-from sublet.integrations.onnx.reader.ranged_shapes import Content, has_ranges
+from sublet.integrations.onnx.reader.ranged_shapes import Content, depend_on_ranges
 from sublet.integrations.onnx.reader.shape_conflicts import check_declared_types, node_shapes_of
 from sublet.integrations.onnx.reader.type_inference import infer_types
 from sublet.integrations.onnx.reader.types import Type, attributes_of, read_type, spec_of
@@ -127,8 +127,7 @@ def _contents_over_ranges(
     program: ImportState, node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type]
 ) -> list[Content | None]:
     """Return the contents of outputs computed from dimensions with ranges; None for other outputs."""
-    known = [each for each in inputs if each is not None]
-    if not has_ranges(each.type for each in known) and all(each.content is None for each in known):
+    if not depend_on_ranges(inputs):
         return [None] * len(node.output)
     version = program.opsets.get(domain_of(node.domain), 1)
     return followed_contents(node, inputs, types, node_shapes_of(node, inputs, types, version))

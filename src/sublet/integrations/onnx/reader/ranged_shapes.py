@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sublet.base.extents import Extent, Undecided, bounds_of, clamp, exact_quotient, greatest, least
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.onnx.reader.rules.images import pool_extents
-from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
+from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes, broadcast_shape
 from sublet.integrations.onnx.reader.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ FOLLOWED_TYPES = (DType.I32, DType.I64, DType.BOOL, DType.F32)
 """Types of constants seen by the rules: shapes, axes, conditions, and the scales of a Resize."""
 
 
-def has_ranges(types: Iterable[Type]) -> bool:
-    """True if an extent of any type depends on a dimension with a range."""
-    return any(isinstance(extent, Extent) for t in types if isinstance(t, TensorType) for extent in t.dims or ())
+def depend_on_ranges(inputs: Sequence[KnownValue | None]) -> bool:
+    """True if an extent or a followed content of any input depends on a dimension with a range."""
+    known = [each for each in inputs if each is not None]
+    types = [each.type for each in known if isinstance(each.type, TensorType)]
+    has_ranges = any(isinstance(extent, Extent) for type in types for extent in type.dims or ())
+    return has_ranges or any(each.content is not None for each in known)
 
 
 def content_of(known: KnownValue | None) -> Content | None:
@@ -176,23 +179,9 @@ def _is_zero_with(copied: Any, extent: Extent) -> bool:
     return False
 
 
-def _broadcast(shapes: Sequence[Extents]) -> Extents:
-    """Return the broadcast shape; None for an axis where two different expressions meet."""
-    rank = max(map(len, shapes))
-    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(_broadcast_axis(extents) for extents in zip(*aligned, strict=True))
-
-
-def _broadcast_axis(extents: Sequence[Any]) -> Any:
-    """Return the broadcast extent. A fixed extent above 1 decides; two different expressions have no single result."""
-    wide = list(dict.fromkeys(extent for extent in extents if isinstance(extent, Extent | None) or extent != 1))
-    fixed = [extent for extent in wide if isinstance(extent, int)]
-    return fixed[0] if fixed else wide[0] if len(wide) == 1 else None if wide else 1
-
-
 def _expand(node: NodeShapes, contents: Contents) -> list[Extents | None]:
     data = node.shape(0)
-    return [None if data is None else _broadcast([data, tuple(contents[1])])]
+    return [broadcast_shape([data, tuple(contents[1])])]
 
 
 def _tile(node: NodeShapes, contents: Contents) -> list[Extents | None]:

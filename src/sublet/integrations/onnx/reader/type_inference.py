@@ -24,7 +24,7 @@ from sublet.integrations.onnx.reader.model_file import (
     open_session,
     session_options,
 )
-from sublet.integrations.onnx.reader.ranged_shapes import complete_shapes, has_ranges
+from sublet.integrations.onnx.reader.ranged_shapes import complete_shapes, depend_on_ranges
 from sublet.integrations.onnx.reader.rules.images import CLASSICAL, corrected_shapes, is_corrected
 from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
 from sublet.integrations.onnx.reader.rules.table import has_disputed_shape
@@ -267,9 +267,9 @@ def _infer_by_schema(
     schema = schema_of(node.op_type, domain_of(node.domain), version)
     unknown_types: list[Type] = [None] * len(node.output)
     present = {name: known for name, known in zip(node.input, inputs, strict=False) if known is not None}
-    dims = [known.type.dims or () for known in present.values() if isinstance(known.type, TensorType)]
-    ranged: list[Any] = list(dict.fromkeys(extent for extents in dims for extent in extents))
-    names = {extent: f"extent {i}" for i, extent in enumerate(ranged) if isinstance(extent, Extent)}
+    dims: list[Any] = [e for k in present.values() if isinstance(k.type, TensorType) for e in k.type.dims or ()]
+    ranged = dict.fromkeys(extent for extent in dims if isinstance(extent, Extent))
+    names = {extent: f"extent {i}" for i, extent in enumerate(ranged)}
     try:
         inferred = inference.infer_node_outputs(
             schema,
@@ -318,7 +318,6 @@ def _completed_over_ranges(
     node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type], version: int
 ) -> list[Type]:
     """Return the types with extents over ranges completed by Sublet's rules, if an input depends on a range."""
-    known = [each for each in inputs if each is not None]
-    if not has_ranges(each.type for each in known) and all(each.content is None for each in known):
+    if not depend_on_ranges(inputs):
         return list(types)
     return complete_shapes(node, inputs, types, node_shapes_of(node, inputs, types, version))

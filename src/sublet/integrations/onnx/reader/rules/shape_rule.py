@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from sublet.base.extents import is_ranged
 from sublet.base.tensor import format_dims
 
 Extents = tuple[int | None, ...]
@@ -80,6 +81,25 @@ def element_count_of(shape: Extents) -> int | None:
     """Return the number of elements, None if an unknown extent leaves the number open."""
     known = [extent for extent in shape if extent is not None]
     return prod(known) if len(known) == len(shape) else (0 if 0 in known else None)
+
+
+def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
+    """Return the broadcast shape of the operands, None if the rank of any operand is unknown."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    rank = max(map(len, known))
+    aligned = [(1,) * (rank - len(shape)) + shape for shape in known]
+    return tuple(_broadcast_extent_of(extents) for extents in zip(*aligned, strict=True))
+
+
+def _broadcast_extent_of(extents: Sequence[int | None]) -> int | None:
+    """Return the broadcast extent of one axis, None if the extent is open."""
+    wide = [extent for extent in extents if extent is None or is_ranged(extent) or extent != 1]
+    fixed = [extent for extent in wide if isinstance(extent, int)]
+    if fixed or not wide:
+        return fixed[0] if fixed else 1
+    return wide[0] if all(extent == wide[0] for extent in wide) else None
 
 
 def are_known_different(a: int | None, b: int | None) -> bool:
