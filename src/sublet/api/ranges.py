@@ -17,6 +17,7 @@ from sublet.base.extents import Extent, upper_bound
 from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
+from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
@@ -158,18 +159,22 @@ def compile_ranges(
         if result.findings:
             raise PlanViolation(result.findings)
         ranged = ranged_plan(plan, read.graph)
-    graph, plan_there = ranged.at(_base_point(ranged))
+    graph, plan_there = _at_base_point(ranged)
     ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
     return RangedExecutable(ranged, ready.to_executable(plan_there, arena), state or {})
 
 
-def _base_point(ranged: RangedPlan) -> dict[str, int]:
-    """Return a point where the ops have exactly the facts of the whole box. Raises PlanError if none is found."""
+def _at_base_point(ranged: RangedPlan) -> tuple[Graph, MemoryPlan]:
+    """Return the graph and the plan at a point where the ops have exactly the facts of the whole box.
+
+    Raises PlanError if no such point is found.
+    """
     for point in _candidate_points(ranged.box):
-        if is_base_point(ranged, ranged.at(point)[0], point):
-            return point
+        graph, plan = ranged.at(point)
+        if is_base_point(ranged, graph, point):
+            return graph, plan
     raise PlanError("ranges of dimensions: the ops have further facts at every point tried; use narrower ranges")
 
 

@@ -40,14 +40,17 @@ class RangedPlan:
 
     def at(self, point: Mapping[str, int]) -> tuple[Graph, MemoryPlan]:
         """Return the graph and the plan at a point; `point` has the number of every dimension of the box."""
-        graph = graph_at(self.graph, lambda extent: extent_at(extent, point))
-        return graph, plan_at(self.over, graph, lambda extent: extent_at(extent, point))
+        graph, plan = self._with(lambda extent: extent_at(extent, point))
+        return graph, replace(plan, fingerprint=fingerprint(graph, plan.schedule))
 
     def within(self, box: Box) -> tuple[Graph, MemoryPlan]:
-        """Return the graph and the plan over a part of the box, with expressions."""
-        change = box.substitution_from(self.box)
-        graph = graph_at(self.graph, change)
-        return graph, plan_at(self.over, graph, change)
+        """Return the graph and the plan over a part of the box, with expressions and the fingerprint of the worst."""
+        return self._with(box.substitution_from(self.box))
+
+    def _with(self, number_of: Numbers) -> tuple[Graph, MemoryPlan]:
+        """Return the graph and the plan with another extent in place of each extent."""
+        graph = graph_at(self.graph, number_of)
+        return graph, _plan_at(self.over, graph, number_of)
 
 
 def graph_at(graph: Graph, number_of: Numbers) -> Graph:
@@ -64,7 +67,7 @@ def graph_at(graph: Graph, number_of: Numbers) -> Graph:
     return rename_values(graph, changed)
 
 
-def plan_at(plan: MemoryPlan, graph: Graph, number_of: Numbers) -> MemoryPlan:
+def _plan_at(plan: MemoryPlan, graph: Graph, number_of: Numbers) -> MemoryPlan:
     """Return the plan of `graph`, which has another extent in place of each extent of the plan's graph."""
     specs = {value.name: str(value.spec) for value in graph.values()}
 
@@ -74,7 +77,6 @@ def plan_at(plan: MemoryPlan, graph: Graph, number_of: Numbers) -> MemoryPlan:
 
     return replace(
         plan,
-        fingerprint=fingerprint(graph, plan.schedule),
         placements=tuple(map(placement_at, plan.placements)),
         storages=tuple(replace(each, nbytes=number_of(each.nbytes)) for each in plan.storages),
     )
