@@ -1,0 +1,91 @@
+"""A session over ranges of dimensions: calls with a state of their own, in the arena of one executable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sublet.base.errors import RunError
+from sublet.base.extents import upper_bound
+from sublet.base.formatting import known_names, printable
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.ir.graph import Value
+from sublet.runtime.caller_memory import content_for, inputs_by_name
+from sublet.runtime.dtypes import array_over
+from sublet.runtime.kernel import Array
+from sublet.runtime.memory import aligned_bytes
+
+if TYPE_CHECKING:
+    from sublet.runtime.ranged import RangedExecutable
+
+
+class RangedSession:
+    """Calls with a state of their own: inputs that take the content of an output after each call.
+
+    The memory of the state has room for the largest output, so the session never allocates again. The state starts
+    with zeros, of the least extent where the other inputs decide none (an empty past). A call may leave out the inputs
+    of the state, and returns the other outputs. A failed call leaves the state as it was.
+    """
+
+    def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
+        self._executable = executable
+        self._sources = dict(state)
+        results = {name: executable.outputs[result].spec for name, result in state.items()}
+        self._specs = {name: spec for name, spec in results.items() if isinstance(spec, TensorSpec)}
+        specs = self._specs.items()
+        most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
+        self._raw = {name: aligned_bytes(nbytes, 64) for name, nbytes in most.items()}
+        self._current: dict[str, Array] = {}
+
+    def __repr__(self) -> str:
+        return f"<RangedSession of {self._executable!r}: state {self.nbytes:,} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes held by the session for its state, at the largest extents."""
+        return sum(raw.nbytes for raw in self._raw.values())
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Run once from the state of the session; the session keeps the new state.
+
+        Raises the errors of a call of the executable, before the state changes.
+        """
+        given = inputs_by_name(inputs, named)
+        missing = [name for name in self._sources if name not in given and name not in self._current]
+        known = {**self._current, **given}
+        known.update({name: self._zeros(name, known) for name in missing})
+        with self._executable.run_in_arena(known) as outputs:
+            for name, result in self._sources.items():
+                self._store(name, outputs[result])
+            kept = outputs.keys() - set(self._sources.values())
+            return {name: self._executable.form(array.copy()) for name, array in outputs.items() if name in kept}
+
+    def state(self, name: str) -> Array:
+        """Return a copy of the state of an input. Raises RunError before the first call, and for another name."""
+        if name not in self._current:
+            raise RunError(f"{printable(name)} has no content yet; the state is {known_names(self._sources)}")
+        return self._current[name].copy()
+
+    def set_state(self, name: str, content: Any) -> None:
+        """Set the state of an input for the next call; the content is copied. Raises RunError for a wrong content."""
+        if name not in self._sources:
+            raise RunError(f"{printable(name)} is no state; the state is {known_names(self._sources)}")
+        self._executable.shape_of_start(name, {name: content})
+        spec = TensorSpec(self._specs[name].dtype, np.shape(content))
+        self._store(name, content_for(Value(name, spec), content, name))
+
+    def reset(self) -> None:
+        """Forget the state: the next call starts as the first one did."""
+        self._current.clear()
+
+    def _zeros(self, name: str, given: Mapping[str, Any]) -> Array:
+        """Return the content of a state at the start."""
+        return np.zeros(self._executable.shape_of_start(name, given), NUMPY[self._specs[name].dtype])
+
+    def _store(self, name: str, content: Array) -> None:
+        """Copy a content to the memory of the state."""
+        spec = TensorSpec(self._specs[name].dtype, content.shape)
+        self._current[name] = array_over(self._raw[name][: spec.nbytes], spec)
+        self._current[name][...] = content
