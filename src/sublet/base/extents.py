@@ -267,13 +267,9 @@ def substitute(extent: Extent | int, changed: Mapping[Dimension, Extent | int]) 
     """Return the extent with other expressions in place of dimensions."""
     if isinstance(extent, int) or changed.keys().isdisjoint(extent.dimensions):
         return extent
-    total: Extent | int = 0
-    for factors, factor in extent.terms:
-        term: Extent | int = factor
-        for each in factors:
-            term = term * _substituted_factor(each, changed)
-        total = total + term
-    return total
+    return sum(
+        factor * prod(_substituted_factor(each, changed) for each in factors) for factors, factor in extent.terms
+    )
 
 
 def is_at_least_zero(extent: Extent | int) -> bool:
@@ -336,14 +332,13 @@ def exact_quotient(dividend: Extent | int, divisor: Extent | int) -> Extent | in
     (shared, number) = divisor.terms[0]
     quotients: list[tuple[Monomial, int]] = []
     for factors, factor in dividend.terms:
-        left = list(factors)
         for each in shared:
-            if each not in left:
+            if each not in factors:
                 raise Undecided(divisor)
-            left.remove(each)
+            factors = _removed(factors, each)
         if factor % number:
             raise Undecided(divisor)
-        quotients.append((tuple(left), factor // number))
+        quotients.append((factors, factor // number))
     return _sum(quotients)
 
 
@@ -473,10 +468,10 @@ def _is_proven_without(compound: Compound, extent: Extent) -> bool:
     if compound.kind == "//":  # times the divisor: n - (d - 1) <= d * (n // d) <= n
         assert isinstance(right, int)
         ends = (left, left - (right - 1))
-        total = _sum_of(factor * _without(factors, compound) * ends[factor > 0] for factors, factor in within)
+        total = sum(factor * _without(factors, compound) * ends[factor > 0] for factors, factor in within)
         return is_at_least_zero(others * right + total)
     proofs = (
-        is_at_least_zero(others + _sum_of(factor * _without(factors, compound) * each for factors, factor in within))
+        is_at_least_zero(others + sum(factor * _without(factors, compound) * each for factors, factor in within))
         for each in (left, right)
     )
     towards = [factor > 0 if compound.kind == "max" else factor < 0 for _, factor in within]
@@ -486,10 +481,3 @@ def _is_proven_without(compound: Compound, extent: Extent) -> bool:
 def _without(factors: Monomial, compound: Compound) -> Extent | int:
     """Return a product without one factor, as an extent."""
     return _sum([(_removed(factors, compound), 1)])
-
-
-def _sum_of(extents: Iterable[Extent | int]) -> Extent | int:
-    total: Extent | int = 0
-    for each in extents:
-        total = total + each
-    return total
