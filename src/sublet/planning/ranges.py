@@ -1,6 +1,5 @@
 """Plans for ranges of dimensions: one plan, valid at every point of a box.
 
-    graph_at             a graph over ranges with a number in place of every extent
     facts_over_box       the sharing facts that hold at every point, with offsets as expressions
     plan_over_ranges     the plan of the upper bounds of all sizes, and the same plan with expressions
 
@@ -32,9 +31,6 @@ from sublet.plan import ARENA, MemoryPlan, Region, bound_storage_name
 from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.pipeline import plan_memory
 
-NEVER_IN_PLACE = 1 << 62
-"""Bytes from which slices and rows of loops are read in place: no strides over ranges."""
-
 MOST_ATTEMPTS = 8
 """Plans with fewer and fewer sharing facts, before a plan without any."""
 
@@ -52,7 +48,7 @@ def plan_over_ranges(model: Model, options: Options | None = None, progress: Pro
     last attempt no node does. Raises PlanError for several streams or arenas, PlanViolation if the checker refuses even
     the last plan, and the errors of `plan_memory`.
     """
-    options = replace(options or Options(), in_place_from=NEVER_IN_PLACE)
+    options = options or Options()
     if options.streams > 1 or options.regions or (options.io, options.weights) != ("arena", "bound"):
         needed = "one stream, one arena, inputs and outputs in the arena, and weights outside"
         raise PlanError(f"ranges of dimensions need {needed}")
@@ -159,7 +155,7 @@ class _BoxFacts(ProgramFacts):
 def _with_expressions(plan: MemoryPlan, graph: Graph, facts: Mapping[str, SharingFacts]) -> MemoryPlan:
     """Return the plan with expressions as sizes, and as offsets of values within a buffer."""
     values = {value.name: value for value in graph.values()}
-    offsets = _offsets_within_buffers(plan, list(_links(graph, facts, plan)))
+    offsets = _offsets_within_buffers(plan, list(_links(graph, facts)))
     placements = tuple(
         replace(
             place,
@@ -177,7 +173,7 @@ def _with_expressions(plan: MemoryPlan, graph: Graph, facts: Mapping[str, Sharin
     return replace(plan, placements=placements, storages=storages)
 
 
-def _links(graph: Graph, facts: Mapping[str, SharingFacts], plan: MemoryPlan) -> Iterator[Link]:
+def _links(graph: Graph, facts: Mapping[str, SharingFacts]) -> Iterator[Link]:
     """Yield the distances between values that may lie in one buffer."""
     for node in graph.walk():
         known = facts.get(node.name)
@@ -186,9 +182,6 @@ def _links(graph: Graph, facts: Mapping[str, SharingFacts], plan: MemoryPlan) ->
                 out, read = node.outputs[share.output], node.inputs[share.input]
                 if out is not None and read is not None:
                     yield read.name, out.name, sign * share.offset
-    for place in plan.placements:  # assignments of loops and branches: both at one place
-        if place.shares and place.how in ("carry", "joined"):
-            yield place.shares, place.value, 0
 
 
 @dataclass
