@@ -57,7 +57,7 @@ EAGER_BATCHES = (1, 4, 8, 16)
 OPTIONS = sublet.Options(io="bound", weights="bound", alignment=64)
 
 
-def eager_peak(step: Callable[[], float]) -> int:
+def eager_peak(step: Callable[[], object]) -> int:
     """Bytes that PyTorch's allocator hands out at most during a step, above what it held before."""
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

@@ -34,11 +34,6 @@ def chain(hidden: int) -> str:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(monkeypatch, capsys)
-
-
-@pytest.fixture
 def net(tmp_path: Path) -> Path:
     path = tmp_path / "net.sublet"
     path.write_text(chain(128), encoding="utf-8")

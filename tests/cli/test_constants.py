@@ -25,10 +25,7 @@ net (float[1, n] x, int64 rate, float[1] gain) => (y) <int64 wide = {16000}, flo
 }"""
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.setenv("COLUMNS", "200")
-    return Cli(monkeypatch, capsys)
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 @pytest.fixture

@@ -125,8 +125,3 @@ def test_the_cache_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_the_doctor_imports_no_command_and_no_package() -> None:
     loaded = modules_after("import sublet.cli.doctor")
     assert not {"numpy", "onnx", "torch", "sublet.cli.app", "sublet.packing"} & loaded
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(monkeypatch, capsys)

@@ -33,11 +33,6 @@ graph @net(%x: f32[64]) {
 """`early` is live, unread, while the two large values are."""
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(monkeypatch, capsys)
-
-
 def live_bytes_at(plan: MemoryPlan, point: int) -> int:
     return sum(sum(block.sizes_needed_at(point)) for block in planned_buffers(plan))
 

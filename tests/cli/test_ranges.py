@@ -21,10 +21,7 @@ net (float[n, s, 8] x, float[n, t, 8] y) => (z) {
 }"""
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.setenv("COLUMNS", "200")
-    return Cli(monkeypatch, capsys)
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from tests.planning.test_regions import NET
 from tests.support.command_line import Cli
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(monkeypatch, capsys)
-
-
 def plans(folder: Path) -> tuple[Path, Path]:
     paths = folder / "a.json", folder / "b.json"
     save(plan_memory(parse(NET)), paths[0])

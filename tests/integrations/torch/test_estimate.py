@@ -16,7 +16,8 @@ from tests.support.command_line import Cli
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from benchmarks.train_table import eager_peak  # noqa: E402
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -72,19 +73,6 @@ def made(name: str, device: str, batch: int = 32) -> tuple[Any, Any, Any]:
         return network(), torch.zeros(batch, *extents), torch.zeros(batch, dtype=torch.int64)
 
 
-def allocated(step: Callable[[], Any]) -> int:
-    """Return the bytes that PyTorch's CPU allocator hands out at most during the second call."""
-    step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    live = peak = 0
-    for event in profiled.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_eager_peak_is_that_of_the_allocator(name: str, kind: str) -> None:
@@ -100,7 +88,7 @@ def test_the_eager_peak_is_that_of_the_allocator(name: str, kind: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    assert found.peak_bytes - found.resident_bytes == pytest.approx(allocated(step), rel=0.03)
+    assert found.peak_bytes - found.resident_bytes == pytest.approx(eager_peak(step), rel=0.03)
     state = [each for own in optimizer.state.values() for each in own.values()]
     assert found.resident["optimizer state"] == sum(each.untyped_storage().nbytes() for each in state)
     assert found.gradients == sum(each.nbytes for each in module.parameters())
@@ -118,7 +106,7 @@ def test_the_eager_peak_of_an_inference_is_that_of_the_allocator(name: str) -> N
             module(x)
 
     module.eval()
-    assert found.peak_bytes - found.resident_bytes == pytest.approx(allocated(infer), rel=0.03)
+    assert found.peak_bytes - found.resident_bytes == pytest.approx(eager_peak(infer), rel=0.03)
     assert found.gradients == 0
 
 
