@@ -104,7 +104,7 @@ def test_a_box_is_cut_where_the_sign_changes() -> None:
     box = Box((Range("x", 0, 9).dimension, Range("y", 1, 4).dimension))
     x = Range("x", 0, 9).extent
     assert isinstance(x, Extent)
-    halves = box.cut(x)
+    halves = box.split(x)
     assert halves is not None
     assert [str(each) for each in halves] == ["x=0..0, y=1..4", "x=1..9, y=1..4"]
     assert [extent_at(each.substitution_from(box)(3 * x + 1), {"x": 2}) for each in halves] == [1, 7]

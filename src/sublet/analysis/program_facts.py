@@ -25,11 +25,6 @@ class SharingFacts:
     parts: tuple[Share, ...]
     inplace: tuple[Share, ...]
 
-    @property
-    def moved(self) -> tuple[Share, ...]:
-        """The shares of bytes that the op only moves."""
-        return self.views + self.parts
-
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
@@ -83,7 +78,8 @@ class ProgramFacts:
         """The row facts of all nodes at the root level; empty if no node shares rows but no contiguous bytes."""
         plain = [node for node in self._graph.nodes if not node.subgraphs]
         moving = [node for node in plain if (op := lookup(node.op)).views != no_shares or op.parts != no_shares]
-        known = {node.name: _row_facts_of(node) for node in moving if not self.sharing_facts_of(node).moved}
+        whole = {node.name: self.sharing_facts_of(node) for node in moving}
+        known = {n.name: _row_facts_of(n) for n in moving if not (whole[n.name].views or whole[n.name].parts)}
         if not any(facts.views or facts.parts for facts in known.values()):
             return {}
         return {node.name: known.get(node.name) or _row_facts_of(node) for node in plain}

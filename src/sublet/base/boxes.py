@@ -74,11 +74,11 @@ class Box:
 
     ranges: tuple[Dimension, ...]
 
-    def cut(self, difference: Extent) -> tuple[Box, Box] | None:
+    def split(self, difference: Extent) -> tuple[Box, Box] | None:
         """Return two halves of the box, for a comparison without the same result everywhere; None for one point.
 
-        The box is cut where the sign of `difference` changes along one dimension, all others at their least numbers;
-        without such a place, the dimension with the most numbers is cut in the middle.
+        The box is split where the sign of `difference` changes along one dimension, all others at their least numbers;
+        without such a place, the dimension with the most numbers is split in the middle.
         """
         wanted = {each.name for each in difference.dimensions}
         able = [each for each in self.ranges if each.name in wanted and each.low < each.high]

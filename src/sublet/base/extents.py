@@ -335,7 +335,7 @@ def exact_quotient(dividend: Extent | int, divisor: Extent | int) -> Extent | in
         for each in shared:
             if each not in factors:
                 raise Undecided(divisor)
-            factors = _removed(factors, each)
+            factors = _remove_factor(factors, each)
         if factor % number:
             raise Undecided(divisor)
         quotients.append((factors, factor // number))
@@ -405,7 +405,7 @@ def _bounds(extent: Extent) -> tuple[int, int]:
         return min(numbers), max(numbers)
     shared = _shared_factor(extent)
     if shared is not None:
-        rest = _sum((_removed(factors, shared), factor) for factors, factor in extent.terms)
+        rest = _sum((_remove_factor(factors, shared), factor) for factors, factor in extent.terms)
         products = [one * other for one in _bounds_of_factor(shared) for other in bounds_of(rest)]
         return min(products), max(products)
     low = high = 0
@@ -426,7 +426,7 @@ def _shared_factor(extent: Extent) -> Factor | None:
     return next((each for each in first if all(each in factors for factors, _ in extent.terms)), None)
 
 
-def _removed(factors: Monomial, factor: Factor) -> Monomial:
+def _remove_factor(factors: Monomial, factor: Factor) -> Monomial:
     """Return a product without one occurrence of a factor."""
     left = list(factors)
     left.remove(factor)
@@ -480,4 +480,4 @@ def _is_proven_without(compound: Compound, extent: Extent) -> bool:
 
 def _without(factors: Monomial, compound: Compound) -> Extent | int:
     """Return a product without one factor, as an extent."""
-    return _sum([(_removed(factors, compound), 1)])
+    return _sum([(_remove_factor(factors, compound), 1)])

@@ -61,7 +61,7 @@ def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
             apart = _with_blocks_apart(plan)
             findings = check_bytes(graph, plan.schedule, apart)
         except Undecided as undecided:
-            halves = part.cut(undecided.difference) if parts < MOST_PARTS else None
+            halves = part.split(undecided.difference) if parts < MOST_PARTS else None
             if halves is None:
                 what = f"{undecided}, so the plan is not proven for {part}"
                 return (Finding("unproven-box", "the plan", what, "use narrower ranges, or tiers"),)

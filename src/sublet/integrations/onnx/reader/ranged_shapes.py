@@ -79,10 +79,10 @@ def complete_shapes(
         found = rule(shapes, {i: c for i, known in enumerate(inputs) if (c := content_of(known)) is not None})
     except FAILURES:  # shapes that do not fit: the run decides
         return list(types)
-    return [_completed(t, dims) for t, dims in zip(types, [*found, *[None] * len(types)], strict=False)]
+    return [_complete_type(t, dims) for t, dims in zip(types, [*found, *[None] * len(types)], strict=False)]
 
 
-def _completed(type: Type, dims: Extents | None) -> Type:
+def _complete_type(type: Type, dims: Extents | None) -> Type:
     """Return a type with its open extents from `dims`."""
     if not isinstance(type, TensorType) or dims is None or (type.dims is not None and len(type.dims) != len(dims)):
         return type
