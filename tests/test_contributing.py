@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from sublet.cli.doctor import CORES
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = re.findall(r"^### Add ([^\n]*)\n.*?```diff\n(.*?)```\n\n((?:    [^\n]*\n)+)", TEXT, re.MULTILINE | re.DOTALL)
-CORES = ("sublet.packing._core", "sublet.passes.ordering._ordering", "sublet.passes.recompute._search")
 WITHOUT_EDITABLE_INSTALL = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
@@ -46,7 +47,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder, left_out in (("src", ()), ("tests", ("integrations", "programs"))):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", *left_out))
     shutil.copy(ROOT / "pyproject.toml", root)
-    for core in CORES:
+    for core in (*CORES, "sublet.integrations.onnx.kernels._sessions"):
         found = importlib.util.find_spec(core)
         assert found is not None
         assert found.origin is not None

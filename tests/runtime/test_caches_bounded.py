@@ -180,7 +180,7 @@ def test_a_remembered_function_keeps_few_calls_and_plans() -> None:
 def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     from sublet.integrations.onnx.kernels import backend
 
-    monkeypatch.setattr(backend, "Session", Stub)
+    monkeypatch.setattr(backend, "ArraySession", Stub)
     monkeypatch.setattr(backend, "through_arrays", lambda session, read, written: session.close)
     x, y = (Value(name, Unplannable("known when it runs")) for name in "xy")
     node = Node("y", "onnx.com.microsoft.Gelu", (x,), (y,), {})

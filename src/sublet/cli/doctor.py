@@ -30,7 +30,7 @@ from sublet.base.optional_imports import version_of
 from sublet.integrations.registry import ENTRY_POINTS, Integration, resolve
 
 CORES = ("sublet.packing._core", "sublet.passes.recompute._search", "sublet.passes.ordering._ordering")
-"""The compiled modules."""
+"""The compiled modules of the core; those of an integration are imported with the integration."""
 
 IMPORTED = {"matplotlib": "matplotlib.backends.backend_agg", "ortools": "ortools.sat.python.cp_model"}
 """The module imported by Sublet, for a package whose top module loads nothing compiled."""

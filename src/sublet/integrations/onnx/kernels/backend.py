@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec, Unplannable
 from sublet.integrations.onnx.dialect import PREFIX, always_written_outputs
 from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
-from sublet.integrations.onnx.kernels.session import Listing, Session, keep_open_in_child, kernels_of
+from sublet.integrations.onnx.kernels.session import ArraySession, Listing, Session, keep_open_in_child, kernels_of
 from sublet.integrations.onnx.kernels.session_node import (
     JointListing,
     Key,
@@ -98,6 +98,8 @@ least recently used session is closed, and reopened when its shapes recur."""
 MOST_KINDS = 4096
 """Kinds of nodes (operator, attributes, types) to remember the kernel of. Beyond the limit, the oldest goes."""
 
+OneSession = TypeVar("OneSession", Session, ArraySession)
+
 RUN_FIRST = ("Shape", "Size")
 """Operators run by ONNX Runtime before all other ready nodes."""
 
@@ -114,7 +116,9 @@ class OnnxRuntime:
     open_extents: bool = False
     name: str = "onnxruntime"
     _kinds: dict[Key, bool | None] = field(default_factory=dict, repr=False)
-    _sessions: dict[tuple[str, ...], tuple[tuple[int, Key], Session]] = field(default_factory=dict, repr=False)
+    _sessions: dict[tuple[str, ...], tuple[tuple[int, Key], Session | ArraySession]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def prepared_bytes(self) -> int:
@@ -149,15 +153,15 @@ class OnnxRuntime:
             return None if ran is None else alone and plain and form.node.plannable
         return self._kinds[form.kind]
 
-    def session(self, names: tuple[str, ...], key: Key, listing: Listing, threads: int) -> Session:
+    def session(self, names: tuple[str, ...], key: Key, open: Callable[[], OneSession]) -> OneSession:
         """Return the session over the nodes named `names`, reused if open with an equal `key`."""
         held, now = self._sessions.get(names), (os.getpid(), key)  # a fork loses the threads of a session
         if held is not None and held[0][0] != now[0]:
             keep_open_in_child(held[1])
         if held is None or held[0] != now:
             self._sessions.pop(names, None)
-            held = self._sessions[names] = (now, Session(listing, threads))
-        return held[1]
+            held = self._sessions[names] = (now, open())
+        return cast(OneSession, held[1])
 
 
 def _lacks_outputs(node: Node) -> bool:
@@ -193,9 +197,11 @@ class _OrtKernel:
         """Return a call in a separate session; a mergeable kernel gets a single thread, the thread of its stream."""
         form, backend = self.form, self.backend
         threads = 1 if self.mergeable else backend.threads
-        session = backend.session((form.node.name,), form.key, form.listing(backend.opsets), threads)
+        names, key, listing = (form.node.name,), form.key, form.listing(backend.opsets)
         if any(isinstance(entry.operand, UnplannedCell) for entry in (*read, *written)):
-            return through_arrays(session, read, written)
+            key = (ArraySession, key)
+            return through_arrays(backend.session(names, key, lambda: ArraySession(listing, threads)), read, written)
+        session = backend.session(names, key, lambda: Session(listing, threads))
         return session.bind_addresses(
             [entry.address for entry in read],
             [entry.address for entry in written],
@@ -246,7 +252,8 @@ class _MergeableCall:
         cheap = [scalar for scalar in scalars if scalar]
         if len(cheap) == len(names) <= MAX_NODES:
             return (_Scalars(cheap) if len(cheap) > 1 else cheap[0]), len(names) - 1
-        session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
+        key, listing = tuple(joint.members), joint.listing
+        session = backend.session(tuple(names), key, lambda: Session(listing, backend.threads))
         return joint.bind_session(session), len(names) - 1
 
 
@@ -277,7 +284,7 @@ class _LateKernel:
     threads: int
     scratch: int = 0
     keeps: bool = True
-    _sessions: OrderedDict[tuple[Any, ...], Session] = field(default_factory=OrderedDict, repr=False)
+    _sessions: OrderedDict[tuple[Any, ...], ArraySession] = field(default_factory=OrderedDict, repr=False)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         read = session_operands(node_input_names(self.node), self.node.inputs, inputs, {})
@@ -289,7 +296,7 @@ class _LateKernel:
 
         return run
 
-    def _session(self, read: SessionOperands) -> Session:
+    def _session(self, read: SessionOperands) -> ArraySession:
         """Return the session for the types of the current inputs."""
         specs = {place.value: _spec_of(place) for place in read}
         key = (os.getpid(), *specs.values())
@@ -303,7 +310,7 @@ class _LateKernel:
             results = [_output_info(name, value) for name, value in named if value]
             whole = single_node(self.node, self.opsets)
             listing = Listing([whole], form.inputs, results, {}, form.imports(self.opsets))
-            self._sessions[key] = Session(listing, self.threads)
+            self._sessions[key] = ArraySession(listing, self.threads)
             while len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)

@@ -1,10 +1,9 @@
-"""ONNX Runtime sessions over addresses: nodes without edges, connected only through planned memory.
+"""Sessions of ONNX Runtime over addresses: nodes without edges, connected only through planned memory.
 
 A session holds any number of nodes, and no edges: every operand is an input or an output of the session,
 bound to its bytes. ONNX Runtime then allocates no tensor, moves none and merges no nodes: ONNX Runtime becomes an
-interpreter of a list of kernels. The list runs in order, since the mode PRIORITY_BASED runs the first node in the
-file among all ready nodes, and all nodes are ready (Shape and Size would run before the others; `mergeable` nodes
-are neither).
+interpreter of a list of kernels. The list runs in order, since all nodes are ready from the start (Shape and Size
+would run before the others; `mergeable` nodes are neither); see `engine` for the order of the file.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,15 @@ import numpy as np
 
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec
+from sublet.integrations.onnx.kernels.engine import (
+    IR_VERSION,
+    Binding,
+    Constant,
+    Numbered,
+    OpenSession,
+    open_session,
+    python_session,
+)
 from sublet.plan import Stride
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers
 
@@ -32,19 +40,11 @@ if TYPE_CHECKING:
 INLINE_BYTES = 1024
 """Largest constant, in bytes, written into the model of the node, where shape inference can read the constant."""
 
-IR_VERSION = 10
-"""Version of the ONNX file format written: no feature of a newer version is needed."""
-
 Typed = tuple[str, TensorSpec]
 """Name and spec of an operand."""
 
-RangedOperand = tuple[str, int, int, int]
-"""Name, ONNX's number of the element type, and the numbers of shape and address of an operand."""
-
 Constants = Mapping[str, tuple[TensorSpec, Array]]
 """Constants by the name of the input they are for."""
-
-Bind = Callable[..., None]
 
 Declared = Sequence["Typed | onnx.ValueInfoProto"]
 
@@ -74,11 +74,14 @@ class Listing:
     opsets: Mapping[str, int]
     open_extents: bool = False
 
-    def model(self) -> onnx.ModelProto:
-        """Return the model. Small constants are written into the model, large constants are only declared."""
+    def model(self, last_first: bool) -> bytes:
+        """Return the model file, its nodes in reverse where the last node runs first.
+
+        Small constants are written into the model, large constants are only declared.
+        """
         helper = require("onnx.helper", extra="onnx")
         graph = helper.make_graph(
-            self.nodes,
+            self.nodes[::-1] if last_first else self.nodes,
             "nodes",
             [_value_info(value, self.open_extents) for value in self.inputs],
             [_value_info(value, self.open_extents) for value in self.outputs],
@@ -86,7 +89,13 @@ class Listing:
         )
         imports = [helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
-        return model
+        return bytes(model.SerializeToString())
+
+    @property
+    def large_constants(self) -> list[Constant]:
+        """The constants that are no part of the model file."""
+        held = self.constants.items()
+        return [(name, element_type(spec.dtype), array) for name, (spec, array) in held if not is_inlined(spec)]
 
 
 def _value_info(value: Any, open_extents: bool) -> Any:
@@ -111,31 +120,6 @@ def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
     return tensor
 
 
-def _options(threads: int) -> Any:
-    """Return options for bare kernels: no optimisation, no memory planning, no memory kept between runs."""
-    ort = require("onnxruntime", extra="onnxruntime")
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = False
-    options.enable_cpu_mem_arena = False
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    return options
-
-
-def _open_session(listing: Listing, options: Any) -> Any:
-    """Open a session that shares large constants without a copy. Raises the errors of ONNX Runtime."""
-    ort = require("onnxruntime", extra="onnxruntime")
-    large = {name: held for name, held in listing.constants.items() if not is_inlined(held[0])}
-    if large:
-        make = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
-        values = [make(array, element_type(spec.dtype)) for spec, array in large.values()]
-        options.add_external_initializers(list(large), values)
-    return ort.InferenceSession(listing.model().SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def kernels_of(listing: Listing) -> tuple[str, ...] | None:
     """Return the operators run by ONNX Runtime for the listing; None if a kernel is missing.
 
@@ -144,10 +128,8 @@ def kernels_of(listing: Listing) -> tuple[str, ...] | None:
     load = require("onnx", extra="onnx").load
     with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "kernels.onnx"
-        options = _options(1)
-        options.optimized_model_filepath = str(path)
         try:
-            _open_session(listing, options)
+            open_session(listing.model, listing.large_constants, 1, str(path))
             optimized = load(path, load_external_data=False)
         except Exception:  # for any error: another backend may have a kernel
             return None
@@ -168,26 +150,33 @@ def _unload(array: Array) -> None:
 
 
 class _BoundRun:
-    """A run of a session with its operands bound to addresses."""
+    """A run of a session with its operands bound to addresses.
 
-    __slots__ = ("_operands", "_owners", "_places", "_run", "_session")
+    `places` lists name, spec and address of the operands; `owners` and `operands` are as in `Session.bind_addresses`.
+    """
+
+    __slots__ = ("_binding", "_inputs", "_operands", "_owners", "_places", "_session")
 
     def __init__(
         self,
-        session: Session,
-        run: Call,
-        places: Sequence[tuple[Bind, Typed, int]],
+        session: OpenSession,
+        inputs: Sequence[tuple[Typed, int]],
+        outputs: Sequence[tuple[Typed, int]],
         owners: Mapping[str, str],
         operands: Sequence[Sequence[str]],
     ) -> None:
         self._session = session
-        self._run = run
-        self._places = list(places)
+        self._inputs = len(inputs)
+        self._places = [*inputs, *outputs]
         self._owners = owners
         self._operands = operands
+        numbered = [(name, element_type(spec.dtype), i, i) for i, ((name, spec), _) in enumerate(self._places)]
+        shapes = [spec.shape for (_, spec), _ in self._places]
+        addresses = [address for _, address in self._places]
+        self._binding: Binding = session.table(numbered, self._inputs).bind(shapes, addresses)
 
     def __call__(self) -> None:
-        self._run()
+        self._binding()
 
     def patch(self, number: int, call: Call) -> bool:
         """See `kernel.Patchable`; `call.addresses` lists the new addresses of the operands."""
@@ -195,10 +184,10 @@ class _BoundRun:
         if addresses is None or number >= len(self._operands):
             return False
         moved = dict(zip(self._operands[number], addresses, strict=True))
-        for i, (bind, (name, spec), address) in enumerate(self._places):
+        for i, ((name, spec), address) in enumerate(self._places):
             if moved.get(name, address) != address:
-                bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, moved[name])
-                self._places[i] = (bind, (name, spec), moved[name])
+                self._binding.bind(i, spec.shape, moved[name])
+                self._places[i] = ((name, spec), moved[name])
         return True
 
     def over_ranges(
@@ -208,69 +197,50 @@ class _BoundRun:
         moved: dict[str, PlaceNumbers] = {}
         for i, found in copied.items():
             moved.update(zip(self._operands[i], found, strict=True))
-        listed = [
+        numbered: list[Numbered] = [
             (name, element_type(spec.dtype), *(moved[name] if name in moved else places[self._owners[name]]))
-            for _, (name, spec), _ in self._places
+            for (name, spec), _ in self._places
         ]
-        inputs = sum(bind.__name__ == "bind_input" for bind, _, _ in self._places)
-        return self._session.over_ranges(listed[:inputs], listed[inputs:])
+        return self._session.table(numbered, self._inputs).bind
 
     def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""
         moves = []
-        for bind, (name, spec), address in self._places:
+        for i, ((name, spec), address) in enumerate(self._places):
             for stride in strides.get(self._owners.get(name, ""), ())[-1:]:
                 around = strides[self._owners[name]][:-1]
-                bare = _address_binder(bind, name, element_type(spec.dtype), spec.shape)
-                moves.append((bare, address, stride.loop, stride.step, around))
-        run = self._run
+                moves.append((i, spec.shape, address, stride.loop, stride.step, around))
+        run, bind = self._binding, self._binding.bind
 
         def run_there() -> None:
-            for bind, address, loop, step, around in moves:
+            for number, shape, address, loop, step, around in moves:
                 for outer in around:
                     address += current[outer.loop] * outer.step
-                bind(address + current[loop] * step)
+                bind(number, shape, address + current[loop] * step)
             run()
 
         return run_there
 
 
-@lru_cache(maxsize=1)
-def _cpu_device() -> Any:
-    """Return ONNX Runtime's record of the CPU."""
-    return require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
-
-
-def _address_binder(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
-    """Return a function that binds an operand to an address, without the overhead of the public method if possible."""
-    try:
-        device = _cpu_device()
-        method = getattr(bind.__self__._iobinding, bind.__name__)  # type: ignore[attr-defined]
-    except AttributeError:
-        return partial(bind, name, "cpu", 0, kind, shape)
-    return partial(method, name, device, kind, shape)
-
-
-def keep_open_in_child(session: Session) -> None:
+def keep_open_in_child(session: Session | ArraySession) -> None:
     """Keep a session of the parent of a fork open forever: closing would wait for threads only the parent has."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 class Session:
-    """An open session over a listing."""
+    """An open session over a listing, for operands at addresses."""
 
     def __init__(self, listing: Listing, threads: int) -> None:
         """Open the session; `threads` threads share the work of a kernel, 0 for the default of ONNX Runtime."""
-        self._constants = dict(listing.constants)
-        self._session = _open_session(listing, _options(threads))
-        for spec, array in self._constants.values():
-            if not is_inlined(spec):
-                _unload(array)
+        self._constants = listing.large_constants  # read in place
+        self._session = open_session(listing.model, self._constants, threads)
+        for _, _, array in self._constants:
+            _unload(array)
 
     @property
     def prepared_bytes(self) -> int:
         """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
-        return sum(spec.nbytes for spec, _ in self._constants.values() if not is_inlined(spec))
+        return sum(array.nbytes for _, _, array in self._constants)
 
     def bind_addresses(
         self,
@@ -283,36 +253,22 @@ class Session:
 
         `owners` maps operands to their values; `operands` lists the operand names of each node.
         """
-        binding = self._session.io_binding()
-        places = [(binding.bind_input, typed, address) for typed, address in inputs]
-        places += [(binding.bind_output, typed, address) for typed, address in outputs]
-        for bind, (name, spec), address in places:
-            bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
-        return _BoundRun(self, self._run(binding), places, owners, operands)
+        return _BoundRun(self._session, inputs, outputs, owners, operands)
 
-    def over_ranges(self, inputs: Sequence[RangedOperand], outputs: Sequence[RangedOperand]) -> BindAtPoint:
-        """Return the function that binds all operands to the shapes and addresses of a point."""
-        make, device, run = self._session.io_binding, _cpu_device(), self._run
 
-        def bind(shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Call:
-            binding = make()
-            bind_input, bind_output = binding._iobinding.bind_input, binding._iobinding.bind_output
-            for name, kind, shape, address in inputs:
-                bind_input(name, device, kind, shapes[shape], addresses[address])
-            for name, kind, shape, address in outputs:
-                bind_output(name, device, kind, shapes[shape], addresses[address])
-            return run(binding)
+class ArraySession:
+    """An open session over a listing, for arrays: ONNX Runtime allocates the outputs."""
 
-        return bind
+    def __init__(self, listing: Listing, threads: int) -> None:
+        """Open the session, with `threads` as for `Session`."""
+        self._constants = listing.large_constants
+        self._session = python_session(listing.model(False), self._constants, threads)
 
-    def _run(self, binding: Any) -> Call:
-        # The public method checks at each call for devices other than the CPU, at a higher cost than a small node.
-        direct = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
-        bare = getattr(binding, "_iobinding", None)
-        if direct is None or bare is None:
-            return partial(self._session.run_with_iobinding, binding)
-        return partial(direct, bare, None)
+    @property
+    def prepared_bytes(self) -> int:
+        """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
+        return sum(array.nbytes for _, _, array in self._constants)
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """Return the outputs, allocated by ONNX Runtime."""
+        """Return the outputs."""
         return list(self._session.run(None, dict(feeds)))

@@ -13,7 +13,15 @@ from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec, Unplannable
 from sublet.integrations.onnx.dialect import BINARY, EXTREMES, PREFIX, UNARY, VARIADIC
 from sublet.integrations.onnx.kernels.nodes import captured_names, domain_and_type, node_input_names, single_node
-from sublet.integrations.onnx.kernels.session import Constants, Listing, Session, Typed, element_type, is_inlined
+from sublet.integrations.onnx.kernels.session import (
+    ArraySession,
+    Constants,
+    Listing,
+    Session,
+    Typed,
+    element_type,
+    is_inlined,
+)
 from sublet.ir.graph import Node, Value
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
@@ -199,7 +207,7 @@ def session_operands(
     return present
 
 
-def through_arrays(session: Session, read: SessionOperands, written: SessionOperands) -> Call:
+def through_arrays(session: ArraySession, read: SessionOperands, written: SessionOperands) -> Call:
     """Return a call for a node with values outside the plan: ONNX Runtime allocates, planned results are copied."""
 
     def run() -> None:

@@ -1,0 +1,23 @@
+from collections.abc import Sequence
+
+class Library:
+    def __init__(self, path: str) -> None: ...
+
+class Session:
+    def __init__(
+        self,
+        library: Library,
+        model: bytes,
+        constants: Sequence[tuple[str, int, tuple[int, ...], int]],
+        threads: int,
+        shared_pool: bool,
+        optimized_path: str,
+    ) -> None: ...
+
+class Binding:
+    def bind(self, number: int, shape: tuple[int, ...], address: int) -> None: ...
+    def __call__(self) -> None: ...
+
+class Table:
+    def __init__(self, session: Session, operands: Sequence[tuple[str, int, int, int]], inputs: int) -> None: ...
+    def bind(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Binding: ...

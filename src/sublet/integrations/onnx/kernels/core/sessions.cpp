@@ -1,0 +1,243 @@
+// Sessions of ONNX Runtime through its C API: operands are bound to addresses, and runs enter no Python.
+//
+// The library is opened at run time, from the installed package of ONNX Runtime: the build needs no file of it. The
+// C API is a table of functions. New versions add functions at the end, so a function keeps its place in the table.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+// The places of functions in the table.
+enum Function : size_t {
+    GetErrorMessage = 2,
+    CreateSessionFromArray = 8,
+    Run = 9,
+    CreateSessionOptions = 10,
+    SetOptimizedModelFilePath = 11,
+    DisableMemPattern = 17,
+    DisableCpuMemArena = 19,
+    SetSessionLogSeverityLevel = 22,
+    SetSessionGraphOptimizationLevel = 23,
+    SetIntraOpNumThreads = 24,
+    CreateRunOptions = 39,
+    CreateTensorWithDataAsOrtValue = 49,
+    CreateCpuMemoryInfo = 69,
+    ReleaseStatus = 93,
+    ReleaseSession = 95,
+    ReleaseValue = 96,
+    ReleaseSessionOptions = 100,
+    CreateEnvWithGlobalThreadPools = 119,
+    DisablePerSessionThreads = 120,
+    CreateThreadingOptions = 121,
+    ReleaseThreadingOptions = 122,
+    AddExternalInitializers = 210,
+};
+
+constexpr uint32_t api_version = 13;  // the first with all of these functions
+constexpr int log_fatal = 4, disable_all = 0, device_allocator = 0, memory_default = 0;
+
+struct ApiBase {
+    void* const* (*table)(uint32_t version);
+    const char* (*version)();
+};
+
+using Constant = std::tuple<std::string, int, std::vector<int64_t>, size_t>;  // name, element type, shape, address
+using Numbered = std::tuple<std::string, int, size_t, size_t>;  // name, element type, numbers of shape and address
+
+// The library, with the environment of the process and one pool of threads for all sessions that share it.
+class Library {
+  public:
+    explicit Library(const std::string& path) {
+        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) throw std::runtime_error(dlerror());
+        auto base = reinterpret_cast<const ApiBase* (*)()>(dlsym(library, "OrtGetApiBase"));
+        if (!base) throw std::runtime_error(path + " has no C API");
+        table_ = base()->table(api_version);
+        if (!table_) throw std::runtime_error(path + " has an older C API");
+        void* threading = nullptr;
+        call(CreateThreadingOptions, &threading);
+        call(CreateEnvWithGlobalThreadPools, log_fatal, "sublet", static_cast<const void*>(threading), &environment_);
+        release(ReleaseThreadingOptions, threading);
+        call(CreateCpuMemoryInfo, device_allocator, memory_default, &memory_);
+        call(CreateRunOptions, &run_options_);
+    }
+
+    // Call a function of the table. Throws the message of ONNX Runtime for a failure.
+    template <typename... Arguments>
+    void call(Function which, Arguments... arguments) const {
+        void* status = reinterpret_cast<void* (*)(Arguments...)>(table_[which])(arguments...);
+        if (!status) return;
+        const std::string message = reinterpret_cast<const char* (*)(const void*)>(table_[GetErrorMessage])(status);
+        release(ReleaseStatus, status);
+        throw std::runtime_error(message);
+    }
+
+    void release(Function which, void* object) const { reinterpret_cast<void (*)(void*)>(table_[which])(object); }
+
+    // A tensor over memory of the caller. ONNX Runtime works out the number of bytes from type and shape.
+    void* tensor(int type, const std::vector<int64_t>& shape, size_t address) const {
+        void* value = nullptr;
+        call(CreateTensorWithDataAsOrtValue, static_cast<const void*>(memory_), reinterpret_cast<void*>(address),
+             SIZE_MAX, shape.data(), shape.size(), type, &value);
+        return value;
+    }
+
+    const void* environment() const { return environment_; }
+    const void* run_options() const { return run_options_; }
+
+  private:
+    void* const* table_ = nullptr;
+    void* environment_ = nullptr;  // never released: threads of the pool end with the process
+    void* memory_ = nullptr;
+    void* run_options_ = nullptr;
+};
+
+class Session {
+  public:
+    // Open a session over bare kernels: no optimisation, no memory planning, no memory kept between runs.
+    // A shared pool is the pool of the library; else the session opens `threads` threads of its own, 0 for all cores.
+    Session(const Library& library, nb::bytes model, const std::vector<Constant>& constants, int threads,
+            bool shared_pool, const std::string& optimized_path)
+        : library_(library) {
+        std::vector<void*> values;
+        void* options = nullptr;
+        library.call(CreateSessionOptions, &options);
+        try {
+            library.call(SetSessionGraphOptimizationLevel, options, disable_all);
+            library.call(DisableMemPattern, options);
+            library.call(DisableCpuMemArena, options);
+            library.call(SetSessionLogSeverityLevel, options, log_fatal);
+            if (shared_pool)
+                library.call(DisablePerSessionThreads, options);
+            else
+                library.call(SetIntraOpNumThreads, options, threads);
+            if (!optimized_path.empty()) library.call(SetOptimizedModelFilePath, options, optimized_path.c_str());
+            std::vector<const char*> names;
+            for (const auto& [name, type, shape, address] : constants) {
+                names.push_back(name.c_str());
+                values.push_back(library.tensor(type, shape, address));
+            }
+            if (!names.empty())
+                library.call(AddExternalInitializers, options, names.data(), values.data(), names.size());
+            const void* content = model.data();
+            const size_t size = model.size();
+            nb::gil_scoped_release unlocked;
+            library.call(CreateSessionFromArray, library.environment(), content, size,
+                         static_cast<const void*>(options), &session_);
+        } catch (...) {
+            end(options, values);
+            throw;
+        }
+        end(options, values);
+    }
+    Session(const Session&) = delete;
+    ~Session() { library_.release(ReleaseSession, session_); }
+
+    const Library& library() const { return library_; }
+    void* get() const { return session_; }
+
+  private:
+    void end(void* options, const std::vector<void*>& values) {
+        library_.release(ReleaseSessionOptions, options);
+        for (void* value : values) library_.release(ReleaseValue, value);
+    }
+
+    const Library& library_;
+    void* session_ = nullptr;
+};
+
+// All operands of a session at their addresses, inputs first.
+class Binding {
+  public:
+    Binding(const Session& session, std::vector<const char*> names, std::vector<int> types, size_t inputs)
+        : session_(session), names_(std::move(names)), types_(std::move(types)), inputs_(inputs) {
+        values_.resize(names_.size());
+    }
+    Binding(const Binding&) = delete;
+    ~Binding() {
+        for (void* value : values_) session_.library().release(ReleaseValue, value);
+    }
+
+    void bind(size_t number, const std::vector<int64_t>& shape, size_t address) {
+        void* value = session_.library().tensor(types_.at(number), shape, address);
+        session_.library().release(ReleaseValue, std::exchange(values_[number], value));
+    }
+
+    void run() {
+        const size_t outputs = names_.size() - inputs_;
+        session_.library().call(Run, session_.get(), session_.library().run_options(),
+                                static_cast<const char* const*>(names_.data()),
+                                static_cast<const void* const*>(values_.data()), inputs_,
+                                static_cast<const char* const*>(names_.data() + inputs_), outputs,
+                                values_.data() + inputs_);
+    }
+
+  private:
+    const Session& session_;
+    std::vector<const char*> names_;
+    std::vector<int> types_;
+    size_t inputs_;
+    std::vector<void*> values_;
+};
+
+// The operands of a session: name, element type, and the numbers of shape and address in the lists given to `bind`.
+class Table {
+  public:
+    Table(const Session& session, std::vector<Numbered> operands, size_t inputs)
+        : session_(session), operands_(std::move(operands)), inputs_(inputs) {
+        if (inputs > operands_.size()) throw std::invalid_argument("more inputs than operands");
+    }
+
+    std::unique_ptr<Binding> bind(const std::vector<std::vector<int64_t>>& shapes,
+                                  const std::vector<size_t>& addresses) const {
+        std::vector<const char*> names;
+        std::vector<int> types;
+        for (const auto& [name, type, shape, address] : operands_) {
+            names.push_back(name.c_str());
+            types.push_back(type);
+        }
+        auto binding = std::make_unique<Binding>(session_, std::move(names), std::move(types), inputs_);
+        for (size_t i = 0; i < operands_.size(); i++)
+            binding->bind(i, shapes.at(std::get<2>(operands_[i])), addresses.at(std::get<3>(operands_[i])));
+        return binding;
+    }
+
+  private:
+    const Session& session_;
+    std::vector<Numbered> operands_;
+    size_t inputs_;
+};
+
+}  // namespace
+
+NB_MODULE(_sessions, module) {
+    nb::set_leak_warnings(false);  // sessions kept open in the child of a fork are never closed
+    nb::class_<Library>(module, "Library").def(nb::init<const std::string&>(), "path"_a);
+    nb::class_<Session>(module, "Session")
+        .def(nb::init<const Library&, nb::bytes, const std::vector<Constant>&, int, bool, const std::string&>(),
+             "library"_a, "model"_a, "constants"_a, "threads"_a, "shared_pool"_a, "optimized_path"_a,
+             nb::keep_alive<1, 2>());
+    nb::class_<Binding>(module, "Binding")
+        .def("bind", &Binding::bind, "number"_a, "shape"_a, "address"_a)
+        .def("__call__", &Binding::run, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<Table>(module, "Table")
+        .def(nb::init<const Session&, std::vector<Numbered>, size_t>(), "session"_a, "operands"_a, "inputs"_a,
+             nb::keep_alive<1, 2>())
+        .def("bind", &Table::bind, "shapes"_a, "addresses"_a, nb::keep_alive<0, 1>());
+}

@@ -1,0 +1,215 @@
+"""The C library of ONNX Runtime, and its Python package where the library is missing: two ways to open a session.
+
+Through the C library an operand is bound in a third of the time, a run enters no Python, and sessions share one pool
+of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sublet.base.optional_imports import require
+from sublet.integrations.onnx.kernels import _sessions
+from sublet.runtime.kernel import Array
+
+Numbered = tuple[str, int, int, int]
+"""An operand: name, ONNX's number of the element type, and the numbers of shape and address in lists of both."""
+
+Constant = tuple[str, int, Array]
+"""A large constant: name, ONNX's number of the element type, and content. The session reads the memory in place."""
+
+BuildModel = Callable[[bool], bytes]
+"""(whether the last node of the file runs first) -> the model file of a session."""
+
+IR_VERSION = 10
+"""Version of the ONNX file format written: no feature of a newer version is needed."""
+
+
+class Binding(Protocol):
+    """The operands of a session at their addresses; a call runs the session."""
+
+    def bind(self, number: int, shape: tuple[int, ...], address: int) -> None:
+        """Bind an operand to another address."""
+
+    def __call__(self) -> None:
+        """Run all nodes. Raises RuntimeError, or an error of ONNX Runtime, for a failed kernel."""
+
+
+class Table(Protocol):
+    """The operands of a session, inputs first."""
+
+    def bind(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Binding:
+        """Return the operands bound to the shapes and addresses with their numbers."""
+
+
+class OpenSession(Protocol):
+    """A session opened in either way."""
+
+    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
+        """Return the table of all operands; the first `inputs` are inputs."""
+
+
+def open_session(build: BuildModel, constants: Sequence[Constant], threads: int, optimized: str = "") -> OpenSession:
+    """Open a session over bare kernels; `threads` threads share the work of a kernel, 0 for the default.
+
+    `optimized` is the path of a file to write the model to, with the nodes that run. Raises the errors of ONNX Runtime.
+    """
+    found = c_library()
+    if found is None:
+        return _PythonSession(build(False), constants, threads, optimized)
+    operands = [(name, kind, array.shape, array.ctypes.data) for name, kind, array in constants]
+    shared = threads == 0 and found.process == os.getpid()
+    return _CSession(_sessions.Session(found.library, build(True), operands, threads, shared, optimized))
+
+
+@dataclass(frozen=True)
+class CLibrary:
+    """The C library of ONNX Runtime, opened by the process with the number `process`.
+
+    The child of a fork lacks the threads of the shared pool. The process is 0 if another package opened the same
+    library before, without a shared pool.
+    """
+
+    library: _sessions.Library
+    process: int
+
+
+@lru_cache(maxsize=1)
+def c_library() -> CLibrary | None:
+    """Return the C library of the installed ONNX Runtime; None without one, or with another order of nodes."""
+    package = find_spec("onnxruntime")
+    for folder in (package and package.submodule_search_locations) or ():
+        for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
+            try:
+                library = _sessions.Library(str(path))
+                last_first = _runs_last_first(library, shared_pool=False)
+            except RuntimeError:  # not the library, or without the functions of the table
+                continue
+            if last_first:
+                return CLibrary(library, os.getpid() if _has_shared_pool(library) else 0)
+    return None
+
+
+def _has_shared_pool(library: _sessions.Library) -> bool:
+    """True if sessions may run in a pool of the library."""
+    try:
+        return _runs_last_first(library, shared_pool=True)
+    except RuntimeError:
+        return False
+
+
+CHAIN = 64
+"""Nodes in the test of the order: each adds 1 to the result of the node before, so every other order gives less."""
+
+
+def _runs_last_first(library: _sessions.Library, shared_pool: bool) -> bool:
+    """True if nodes without edges run from the last node of the file to the first.
+
+    The order of a sequential run follows from the graph, and is not documented: the test runs a chain of nodes that
+    are connected through memory alone.
+    """
+    helper = require("onnx.helper", extra="onnx")
+    names = [(f"r{i}", f"w{i}") for i in range(CHAIN)]
+    nodes = [helper.make_node("Add", [read, "one"], [written]) for read, written in reversed(names)]
+    typed = [[helper.make_tensor_value_info(name, 1, [1]) for name in each] for each in zip(*names, strict=True)]
+    graph = helper.make_graph(nodes, "chain", [*typed[0], helper.make_tensor_value_info("one", 1, [1])], typed[1])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=IR_VERSION)
+    session = _sessions.Session(library, model.SerializeToString(), [], 1, shared_pool, "")
+    memory = np.zeros(CHAIN + 2, np.float32)
+    memory[-1] = 1
+    operands = [(read, 1, 0, i) for i, (read, _) in enumerate(names)]
+    operands += [("one", 1, 0, CHAIN + 1), *((written, 1, 0, i + 1) for i, (_, written) in enumerate(names))]
+    _sessions.Table(session, operands, CHAIN + 1).bind([(1,)], [memory[i:].ctypes.data for i in range(CHAIN + 2)])()
+    return bool(memory[CHAIN] == CHAIN)
+
+
+class _CSession:
+    """A session of the C library."""
+
+    def __init__(self, session: _sessions.Session) -> None:
+        self._session = session
+
+    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
+        """See `OpenSession`."""
+        return _sessions.Table(self._session, operands, inputs)
+
+
+def bare_options(threads: int) -> Any:
+    """Return options of the Python package for bare kernels: no optimisation, no planning, no memory kept.
+
+    PRIORITY_BASED runs the first node in the file among all ready nodes, and all nodes are ready.
+    """
+    ort = require("onnxruntime", extra="onnxruntime")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = False
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options
+
+
+def python_session(model: bytes, constants: Sequence[Constant], threads: int, optimized: str = "") -> Any:
+    """Return a session of the Python package."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    options = bare_options(threads)
+    if optimized:
+        options.optimized_model_filepath = optimized
+    if constants:
+        make = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+        names = [name for name, _, _ in constants]
+        options.add_external_initializers(names, [make(array, kind) for _, kind, array in constants])
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class _PythonSession:
+    """A session of the Python package."""
+
+    def __init__(self, model: bytes, constants: Sequence[Constant], threads: int, optimized: str) -> None:
+        self.session = python_session(model, constants, threads, optimized)
+
+    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
+        """See `OpenSession`."""
+        return _PythonTable(self.session, operands, inputs)
+
+
+class _PythonTable:
+    """A table of operands of a session of the Python package."""
+
+    def __init__(self, session: Any, operands: Sequence[Numbered], inputs: int) -> None:
+        self._session, self._operands, self._inputs = session, operands, inputs
+
+    def bind(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Binding:
+        """See `Table`."""
+        binding = _PythonBinding(self._session, self._operands, self._inputs)
+        for number, (_, _, shape, address) in enumerate(self._operands):
+            binding.bind(number, shapes[shape], addresses[address])
+        return binding
+
+
+class _PythonBinding:
+    """Bound operands of a session of the Python package."""
+
+    def __init__(self, session: Any, operands: Sequence[Numbered], inputs: int) -> None:
+        self._session, self._operands, self._inputs = session, operands, inputs
+        self._binding = session.io_binding()
+
+    def bind(self, number: int, shape: tuple[int, ...], address: int) -> None:
+        """See `Binding`."""
+        name, kind, _, _ = self._operands[number]
+        bind = self._binding.bind_input if number < self._inputs else self._binding.bind_output
+        bind(name, "cpu", 0, kind, shape, address)
+
+    def __call__(self) -> None:
+        """See `Binding`."""
+        self._session.run_with_iobinding(self._binding)
