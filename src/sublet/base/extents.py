@@ -203,7 +203,12 @@ class Extent:
 
     def at(self, point: Mapping[str, int]) -> int:
         """Return the number at a point: the number of each dimension by name."""
-        return sum(factor * prod(each.value_at(point) for each in factors) for factors, factor in self.terms)
+        total = 0
+        for factors, number in self.terms:  # plain loops: a server evaluates all extents at each new shape
+            for each in factors:
+                number *= each.value_at(point)
+            total += number
+        return total
 
     @property
     def dimensions(self) -> frozenset[Dimension]:

@@ -21,13 +21,13 @@ from sublet.base.errors import RunError
 from sublet.base.extents import Extent, Undecided, extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import as_numpy, content_for, inputs_by_name, output_form
-from sublet.runtime.dtypes import array_over, is_packed
+from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
 from sublet.runtime.memory import ExecutableMemory
@@ -35,9 +35,9 @@ from sublet.runtime.moves import ByteCopies, Copy, byte_copies
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32
-"""Points with a bound program, the latest ones. A binding takes about 350 bytes an operand."""
+"""Points with a bound program, the latest ones."""
 
-BINDING_BYTES = 350
+BINDING_BYTES = 240
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
 
 Point = Mapping[str, int]
@@ -51,6 +51,21 @@ class _BoundPoint:
     calls: Sequence[Call]
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class _ArrayPlace:
+    """The place of an input or output: type, storage with its address, and the numbers of shape and address."""
+
+    dtype: np.dtype[Any]
+    raw: Array
+    begin: int
+    shape: int
+    address: int
+
+    def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
+        """Return the array at a point."""
+        return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
 
 
 class RangedExecutable:
@@ -78,6 +93,7 @@ class RangedExecutable:
         self._state = dict(state)
         self._process = os.getpid()
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
+        self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
         graph = ranged.graph
         self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
@@ -89,6 +105,10 @@ class RangedExecutable:
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
         self._places = _Places(self.memory)
         self._binders = [self._binder_of(call) for call in self._calls]
+        self._arrays = [
+            {name: self._array_place(value) for name, value in values.items()}
+            for values in (self._inputs, self._outputs)
+        ]
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ranges.values()))
@@ -207,11 +227,19 @@ class RangedExecutable:
 
         Raises RunError for inputs that do not fit.
         """
-        missing = sorted(self._inputs.keys() - given.keys())
-        if missing:
-            raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
-        found = self._match_shapes(given)
-        return tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
+        shapes = tuple([getattr(content, "shape", None) for content in given.values()])
+        key = (*given, *shapes)
+        numbers = None if None in shapes else self._numbers_of_shapes.get(key)
+        if numbers is None:
+            missing = sorted(self._inputs.keys() - given.keys())
+            if missing:
+                raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
+            found = self._match_shapes(given)
+            numbers = tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
+            self._numbers_of_shapes[key] = numbers
+            if len(self._numbers_of_shapes) > MOST_POINTS:
+                self._numbers_of_shapes.popitem(last=False)
+        return numbers
 
     def _match_shapes(self, given: Mapping[str, Any]) -> dict[str, int]:
         """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
@@ -271,17 +299,16 @@ class RangedExecutable:
             ErrorContext(call.nodes, bind(shapes, addresses))
             for call, bind in zip(self._calls, self._binders, strict=True)
         ]
-        outputs = {name: self._array_at(value, point) for name, value in self._outputs.items()}
-        inputs = {name: self._array_at(value, point) for name, value in self._inputs.items()}
+        inputs, outputs = (
+            {name: place.array_at(shapes, addresses) for name, place in places.items()} for places in self._arrays
+        )
         return _BoundPoint(calls, inputs, outputs)
 
-    def _array_at(self, value: Value, point: Mapping[str, int]) -> Array:
-        """Return the array of a value at a point."""
-        region, spec = self._regions[value.name], value.spec
-        assert isinstance(spec, TensorSpec)
-        here = TensorSpec(spec.dtype, tuple(extent_at(extent, point) for extent in spec.shape))
-        begin = extent_at(region.offset, point)
-        return array_over(self.memory.raw(region.storage)[begin : begin + here.nbytes], here)
+    def _array_place(self, value: Value) -> _ArrayPlace:
+        """Return the place of the array of an input or output."""
+        assert isinstance(value.spec, TensorSpec)
+        raw = self.memory.raw(self._regions[value.name].storage)
+        return _ArrayPlace(NUMPY[value.spec.dtype], raw, _address_of(raw), *self._numbers_of_place(value))
 
     def _binder_of(self, call: ErrorContext) -> BindAtPoint:
         """Return the function that binds a call of the base program to a point."""
@@ -368,33 +395,71 @@ class _Places:
         self._memory = memory
         self._shapes: dict[tuple[Extent | int, ...], int] = {}
         self._addresses: dict[tuple[str, Extent | int], int] = {}
-        self._begins: dict[str, int] = {}  # of weights, which stay in place
+        self._table: _PlaceTable | None = None
 
     def number(self, shape: tuple[Extent | int, ...], storage: str, offset: Extent | int) -> PlaceNumbers:
         """Return the numbers of a shape and of an offset in a storage."""
+        self._table = None
         address = self._addresses.setdefault((storage, offset), len(self._addresses))
         return self._shapes.setdefault(shape, len(self._shapes)), address
 
     def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
         """Return all shapes and addresses at a point."""
-        numbers: dict[Extent, int] = {}
-
-        def number_of(extent: Extent) -> int:
-            found = numbers.get(extent)
-            if found is None:
-                found = numbers[extent] = extent.at(point)
-            return found
-
-        if not self._begins:
-            self._begins = {storage: self._memory.raw(storage).ctypes.data for storage, _ in self._addresses}
-        arenas = {storage: self._memory.raw(storage).ctypes.data for storage in self._memory.arenas}
-        begins = {**self._begins, **arenas}
-        shapes = [tuple([e if type(e) is int else number_of(e) for e in shape]) for shape in self._shapes]  # type: ignore[arg-type]
-        addresses = [
-            begins[storage] + (offset if type(offset) is int else number_of(offset))  # type: ignore[arg-type]
-            for storage, offset in self._addresses
-        ]
+        table = self._table = self._table or self._tabulate()
+        numbers = [extent.at(point) for extent in table.extents]
+        shapes, addresses = table.shapes.copy(), table.addresses.copy()
+        for i, axes in table.varying_shapes:
+            shapes[i] = tuple([axis if number is None else numbers[number] for axis, number in axes])
+        for i, number in table.varying_addresses:
+            addresses[i] += numbers[number]
         return shapes, addresses
+
+    def _tabulate(self) -> _PlaceTable:
+        """Return the table of all places numbered so far."""
+        extents: dict[Extent, int] = {}
+
+        def entry(extent: Extent | int) -> tuple[int, int | None]:
+            if isinstance(extent, Extent):
+                return 0, extents.setdefault(extent, len(extents))
+            return extent, None
+
+        begins = {storage: _address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
+        shapes = [[entry(axis) for axis in shape] for shape in self._shapes]
+        offsets = [entry(offset) for _, offset in self._addresses]
+        return _PlaceTable(
+            shapes=[tuple(axis for axis, _ in shape) for shape in shapes],
+            addresses=[
+                begins[storage] + offset for (storage, _), (offset, _) in zip(self._addresses, offsets, strict=True)
+            ],
+            extents=list(extents),
+            varying_shapes=[
+                (i, axes) for i, axes in enumerate(shapes) if any(number is not None for _, number in axes)
+            ],
+            varying_addresses=[(i, number) for i, (_, number) in enumerate(offsets) if number is not None],
+        )
+
+
+@dataclass(frozen=True)
+class _PlaceTable:
+    """The shapes and addresses of a program, constant ones apart from those that depend on the point.
+
+    extents            the distinct expressions
+    shapes             all shapes, with 0 for each expression
+    addresses          all addresses, without the expressions of offsets
+    varying_shapes     the number of a shape with expressions; for each axis the constant, or the number of its extent
+    varying_addresses  the number of an address, and the number of the extent of the offset
+    """
+
+    extents: list[Extent]
+    shapes: list[tuple[int, ...]]
+    addresses: list[int]
+    varying_shapes: list[tuple[int, list[tuple[int, int | None]]]]
+    varying_addresses: list[tuple[int, int]]
+
+
+def _address_of(raw: Array) -> int:
+    """Return the address of the first byte of an array."""
+    return int(raw.ctypes.data)
 
 
 def copies_over_box(node: Node) -> list[Copy] | None:
