@@ -2,9 +2,10 @@
 
 Each model is compiled once for its ranges, and runs at random shapes. ONNX Runtime runs the same rewritten model with
 bound inputs; the outputs must be bit-equal, after the arena was filled with garbage. Times are CPU seconds of one
-thread: the least of some tries, by turns. Sublet's time includes the binding of a new shape, the copies of inputs into
-the arena, and the copies of outputs. Memory is measured in a process of its own for each side: the growth of resident
-bytes over many calls, after the first call at each shape.
+thread: the least of some tries, by turns. Sublet's time includes the binding of a new shape, and the copies of inputs
+and outputs; the inputs and outputs of GPT, most of them caches, are bound and not copied. Memory is measured in a
+process of its own for each side: the growth of resident bytes over many calls, after the first call at each shape.
+OpenVINO, where it is installed, computes in f32 like the others.
 
     make bench-serve        (or: python -m benchmarks.serve [--shapes N] [--calls N] [--only NAME])
 """
@@ -22,6 +23,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from math import exp, log
 from pathlib import Path
 from time import process_time, thread_time
@@ -36,6 +39,7 @@ from rich.table import Table
 from benchmarks.models.transformers import bert, gpt_with_past
 from benchmarks.models.wheels import wheel_models
 from benchmarks.run_memory import settle
+from sublet.analysis.options import Options
 from sublet.api import compiling
 from sublet.api.ranges import compile_ranges
 from sublet.base.boxes import Range
@@ -59,6 +63,9 @@ DIMS: Mapping[str, Mapping[str, Any]] = {
     "PP-OCRv4 detection": {"x:0": 1, "x:2": (64, 960, 32), "x:3": (64, 960, 32)},
     "silero_vad, 16 kHz": {"input:0": (1, 4), "input:1": 576, "state:1": "input:0"},
 }
+BOUND = ("GPT, 6 layers, past",)
+"""Models whose inputs and outputs are bound: their caches are many times larger than the arena."""
+
 REAL = {
     "PP-OCRv4 recognition": "ch_PP-OCRv4_rec_infer",
     "PP-OCRv4 detection": "ch_PP-OCRv4_det_infer",
@@ -68,7 +75,10 @@ REAL = {
 
 @dataclass(frozen=True)
 class Row:
-    """The results of one model; `ratio` is the geometric mean over the shapes, `worst` the largest."""
+    """The results of one model; `ratio` is the geometric mean over the shapes, `worst` the largest.
+
+    `growth` has the bytes of each of `SIDES`, None for a side that is not installed.
+    """
 
     name: str
     arena: int
@@ -78,7 +88,7 @@ class Row:
     shapes: int
     ratio: float
     worst: float
-    growth: tuple[int, int]
+    growth: tuple[int | None, ...]
 
 
 def models(folder: Path, only: str) -> dict[str, Path]:
@@ -92,6 +102,11 @@ def models(folder: Path, only: str) -> dict[str, Path]:
         elif only in name:
             paths[name] = found[REAL[name]]
     return paths
+
+
+def served(name: str, path: Path) -> RangedExecutable:
+    """The executable of a model over its ranges."""
+    return compile_ranges(path, DIMS[name], options=Options(io="bound" if name in BOUND else "arena"))
 
 
 def one_thread() -> None:
@@ -169,9 +184,9 @@ def measure(name: str, path: Path, shapes: int, calls: int) -> Row:
     """Measure one model, in an empty cache for its rewriting."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["SUBLET_CACHE"] = cache
-        compile_ranges(path, DIMS[name])  # the rewriting by ONNX Runtime is done once a model, and kept on disk
+        served(name, path)  # the rewriting by ONNX Runtime is done once a model, and kept on disk
         begin = process_time()
-        executable = compile_ranges(path, DIMS[name])
+        executable = served(name, path)
         box = process_time() - begin
         largest = {each.name: each.high for each in executable.ranges.values()}
         alone = {n: largest.get(n, d if isinstance(d, int) else largest.get(str(d), 0)) for n, d in DIMS[name].items()}
@@ -192,13 +207,18 @@ def measure(name: str, path: Path, shapes: int, calls: int) -> Row:
             ratios.append(min(one for one, _ in pairs) / min(other for _, other in pairs))
         plan = executable.plan
         gap = plan.arena_bytes / plan.lower_bound_bytes - 1
-        growth = tuple(growth_of(side, name, path, shapes, calls) for side in ("sublet", "onnxruntime"))
+        growth = tuple(growth_of(side, name, path, shapes, calls) for side in SIDES)
     mean = exp(sum(map(log, ratios)) / len(ratios))
-    return Row(name, plan.arena_bytes, gap, box / single, equal, len(ratios), mean, max(ratios), growth)  # type: ignore[arg-type]
+    return Row(name, plan.arena_bytes, gap, box / single, equal, len(ratios), mean, max(ratios), growth)
 
 
-def growth_of(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
+SIDES = ("sublet", "onnxruntime", "openvino")
+
+
+def growth_of(side: str, name: str, path: Path, shapes: int, calls: int) -> int | None:
     """The growth of resident bytes over `calls` calls after the first call at each shape, in a process of its own."""
+    if find_spec(side) is None:
+        return None
     words = [sys.executable, "-m", "benchmarks.serve", "--side", side, "--only", name, "--model", str(path)]
     done = subprocess.run([*words, "--shapes", str(shapes), "--calls", str(calls)], capture_output=True, check=True)
     return int(json.loads(done.stdout)["growth"])
@@ -206,12 +226,16 @@ def growth_of(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
 
 def grow(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
     """The growth of resident bytes of this process."""
-    executable = compile_ranges(path, DIMS[name])
+    executable = served(name, path)
     points = draw_points(executable.ranges, shapes)
     small = [feeds_at(executable, point) for point in points]
     run: Callable[[Feeds], object] = executable
     if side == "onnxruntime":
         run = partial(session_of(path).run, None)
+    elif side == "openvino":
+        openvino = import_module("openvino")
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+        run = openvino.compile_model(path, "CPU", settings)
     for feeds in small:
         run(feeds)
     before, rng = settle(), random.Random(1)
@@ -233,13 +257,25 @@ def main() -> None:
     if args.side:
         print(json.dumps({"growth": grow(args.side, args.only, args.model, args.shapes, args.calls)}))
         return
-    table = Table("model", "arena", "gap", "compile / one shape", "bit-equal", "time / ORT", "worst", "growth", "ORT's")
+    table = Table(
+        "model",
+        "arena",
+        "gap",
+        "compile / one shape",
+        "bit-equal",
+        "time / ORT",
+        "worst",
+        "growth",
+        "ORT's",
+        "OpenVINO's",
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, path in models(Path(folder), args.only).items():
             row = measure(name, path, args.shapes, args.calls)
+            growth = ["" if each is None else f"{each / MIB:.1f} MiB" for each in row.growth]
             table.add_row(
                 row.name, f"{row.arena:,}", f"{row.gap:.1%}", f"{row.compile_ratio:.2f}", f"{row.equal}/{row.shapes}",
-                f"{row.ratio:.3f}", f"{row.worst:.2f}", *(f"{each / MIB:.1f} MiB" for each in row.growth),
+                f"{row.ratio:.3f}", f"{row.worst:.2f}", *growth,
             )  # fmt: skip
     console = Console(width=160)
     console.print(table)

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import sublet
+from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
 from sublet.base.boxes import Range
 from sublet.base.errors import PlanError, RunError
@@ -46,9 +47,9 @@ def differing_points(
     model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int
 ) -> list[dict[str, int]] | None:
     """The points with another result than ONNX Runtime's; None for a program with a value of unknown size."""
-    level = "none" if seed % 2 else "auto"
+    level, options = "none" if seed % 2 else "auto", Options(io="bound" if seed % 3 == 0 else "arena")
     try:
-        executable = compile_ranges(model, {each.name: each for each in ranges}, optimize=level)
+        executable = compile_ranges(model, {each.name: each for each in ranges}, optimize=level, options=options)
     except PlanError as refusal:
         if "is unknown" in str(refusal):
             return None
@@ -196,10 +197,87 @@ def decoder() -> onnx.ModelProto:
 
 DECODER_DIMS = {"n": (1, 3), "new": (1, 4), "old": (0, 12)}
 DECODER_STATE = {"past": "present", "h": "hn"}
+IO: tuple[StorageChoice, ...] = ("arena", "bound")
 
 
-def test_sessions_carry_a_growing_state_like_a_loop_by_hand() -> None:
-    executable, alone = compile_ranges(decoder(), DECODER_DIMS, state=DECODER_STATE), session_of(decoder())
+def compile_decoder(io: StorageChoice) -> RangedExecutable:
+    """The executable of the decoder, with its state."""
+    return compile_ranges(decoder(), DECODER_DIMS, state=DECODER_STATE, options=Options(io=io))
+
+
+def test_sessions_with_bound_outputs_share_spare_memory() -> None:
+    executable = compile_decoder("bound")
+    sessions = [executable.session() for _ in range(5)]
+    memory = {id(raw) for session in sessions for raw in session._raw.values()}
+    for _ in range(3):
+        for session in sessions:
+            session(x=np.ones((2, 2, 4), np.float32))
+    now = {id(raw) for session in sessions for raw in session._raw.values()}
+    spares = {id(raw) for raws in executable._spares.values() for raw in raws}
+    assert len(memory) == len(now) == 10
+    assert len(spares) == 2
+    assert now | spares >= memory
+    assert len(now | spares) == 12
+
+
+def test_a_failed_call_gives_its_spare_memory_back() -> None:
+    executable = compile_decoder("bound")
+    session = executable.session()
+    session(x=np.ones((1, 2, 4), np.float32))
+    before = session.state("past")
+    with pytest.raises(RunError):
+        session(x=np.ones((1, 9, 4), np.float32))
+    assert [len(raws) for raws in executable._spares.values()] == [1, 1]
+    assert np.array_equal(session.state("past"), before)
+
+
+def test_two_states_of_one_output_are_copied() -> None:
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("x", "a", "b")]
+    nodes = [helper.make_node("Sum", ["x", "a", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "sums", infos, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    state, bound = {"a": "y", "b": "y"}, Options(io="bound")
+    session = compile_ranges(model, {"n": (1, 4)}, state=state, options=bound).session()
+    for total in (1, 3, 7):
+        session(x=np.ones((3, 2), np.float32))
+        assert all(np.all(session.state(name) == total) for name in "ab")
+
+
+def test_bound_outputs_are_new_arrays_and_inputs_are_read_in_place() -> None:
+    executable = compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, options=Options(io="bound"))
+    assert executable.arena_bytes < compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}).arena_bytes
+    feeds = feeds_at(2, 7)
+    first = executable(feeds)["y"]
+    kept = first.copy()
+    executable(feeds_at(2, 7) | {"x": np.zeros((2, 7, 4), np.float32)})
+    assert np.array_equal(first, kept)
+    # In any memory: not aligned, not contiguous, read-only, of another library.
+    unaligned = np.zeros(2 * 7 * 16 + 1, np.uint8)[1:].view(np.float32).reshape(2, 7, 4)
+    unaligned[...] = feeds["x"]
+    strided = np.repeat(feeds["x"], 2, axis=2)[:, :, ::2]
+    fixed = feeds["x"].copy()
+    fixed.flags.writeable = False
+    for x in (unaligned, strided, fixed, feeds["x"].tolist()):
+        assert np.array_equal(executable(x=x, bias=feeds["bias"])["y"], kept)
+
+
+def test_an_output_that_is_an_input_is_copied() -> None:
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])]
+    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["x"], ["y"])]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("x", "same", "y")]
+    graph = helper.make_graph(nodes, "through", infos, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    executable = compile_ranges(model, {"n": (1, 4)}, options=Options(io="bound"))
+    x = np.full((3, 2), -1, np.float32)
+    found = executable(x=x)
+    assert all(not np.may_share_memory(each, x) for each in found.values())
+    assert all(np.array_equal(found[name], x) for name in found.keys() - {"y"})
+    assert not found["y"].any()
+
+
+@pytest.mark.parametrize("io", IO)
+def test_sessions_carry_a_growing_state_like_a_loop_by_hand(io: StorageChoice) -> None:
+    executable, alone = compile_decoder(io), session_of(decoder())
     rng = np.random.default_rng(0)
     sessions = [(executable.session(), rows, np.zeros((rows, 0, 4), np.float32)) for rows in (1, 3)]
     carried = {rows: (past, np.zeros((rows, 1, 4), np.float32)) for _, rows, past in sessions}
@@ -216,8 +294,9 @@ def test_sessions_carry_a_growing_state_like_a_loop_by_hand() -> None:
     assert sessions[0][0].nbytes == 3 * 16 * 16 + 3 * 16
 
 
-def test_a_call_beyond_the_capacity_leaves_the_state_as_it_was() -> None:
-    session = compile_ranges(decoder(), DECODER_DIMS, state=DECODER_STATE).session()
+@pytest.mark.parametrize("io", IO)
+def test_a_call_beyond_the_capacity_leaves_the_state_as_it_was(io: StorageChoice) -> None:
+    session = compile_decoder(io).session()
     for _ in range(4):
         session(x=np.ones((1, 4, 4), np.float32))
     before = session.state("past"), session.state("h")
@@ -230,8 +309,9 @@ def test_a_call_beyond_the_capacity_leaves_the_state_as_it_was() -> None:
     assert session(x=np.ones((2, 1, 4), np.float32))["y"].shape == (2, 1, 4)
 
 
-def test_a_state_is_set_and_read() -> None:
-    executable = compile_ranges(decoder(), DECODER_DIMS, state=DECODER_STATE)
+@pytest.mark.parametrize("io", IO)
+def test_a_state_is_set_and_read(io: StorageChoice) -> None:
+    executable = compile_decoder(io)
     session, past = executable.session(), np.ones((1, 2, 4), np.float32)
     with pytest.raises(RunError, match="no content yet"):
         session.state("past")

@@ -141,7 +141,8 @@ def compile_ranges(
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
                need not have equal extents, see `RangedExecutable.session`
     const, backend, optimize, arena, weights   see `compile`
-    options    the planning options: one stream and one arena, with inputs and outputs in the arena
+    options    the planning options, with one stream and one arena. With io="arena", the default, inputs and outputs are
+               copied in and out of the arena; with io="bound", kernels read and write memory of the caller
     plan       an existing plan of the model over ranges, checked again
 
     The arena has room for the upper bound of every value, and holds at every point. Raises RunError for a wrong range;

@@ -49,9 +49,8 @@ def plan_over_ranges(model: Model, options: Options | None = None, progress: Pro
     the last plan, and the errors of `plan_memory`.
     """
     options = options or Options()
-    if options.streams > 1 or options.regions or (options.io, options.weights) != ("arena", "bound"):
-        needed = "one stream, one arena, inputs and outputs in the arena, and weights outside"
-        raise PlanError(f"ranges of dimensions need {needed}")
+    if options.streams > 1 or options.regions or options.weights != "bound":
+        raise PlanError("ranges of dimensions need one stream, one arena, and weights outside")
     known = facts_over_box(model.graph, options.alignment)
     for attempt in count():
         try:

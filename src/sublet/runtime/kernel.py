@@ -149,7 +149,18 @@ class Relocatable(Protocol):
 PlaceNumbers = tuple[int, int]
 """The number of the shape and the number of the address of an operand, in the lists of all shapes and addresses."""
 
-BindAtPoint = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Call]
+
+class PointCall(Protocol):
+    """A call bound to a point of ranges."""
+
+    def __call__(self) -> Any:
+        """Run the call."""
+
+    def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
+        """Bind the operands in memory of the caller again; the lists have all shapes and addresses."""
+
+
+BindAtPoint = Callable[[list[tuple[int, ...]], list[int]], PointCall]
 """(all shapes, all addresses at a point) -> the call bound to the point."""
 
 
@@ -158,12 +169,17 @@ class Ranged(Protocol):
     """A bound call that can be bound again for other shapes, without its kernels: see `runtime.ranged`."""
 
     def over_ranges(
-        self, places: Mapping[str, PlaceNumbers], copied: Mapping[int, Sequence[PlaceNumbers]]
+        self,
+        places: Mapping[str, PlaceNumbers],
+        copied: Mapping[int, Sequence[PlaceNumbers]],
+        moving: Collection[int],
     ) -> BindAtPoint:
         """Return the function that binds the call to other shapes and addresses.
 
-        `places` has the operands of kernels, by the name of the value. `copied` has the operands of nodes that copy
-        bytes, by the number of the node within the call: source and target of each copy, as arrays of bytes.
+        places  the operands of kernels, by the name of the value
+        copied  the operands of nodes that copy bytes, by the number of the node within the call: source and target of
+                each copy, as arrays of bytes
+        moving  the numbers of the addresses in memory of the caller, which may change from run to run
         """
 
 

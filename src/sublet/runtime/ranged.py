@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import memmove
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
-from sublet.runtime.caller_memory import as_numpy, content_for, inputs_by_name, output_form
+from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
 from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
-from sublet.runtime.memory import ExecutableMemory
+from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
+from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy, byte_copies
 from sublet.runtime.ranged_session import RangedSession
 
@@ -40,44 +41,65 @@ MOST_POINTS = 32
 BINDING_BYTES = 240
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
 
+CALLER_KINDS = ("input", "output")
+"""Kinds of the storages of bound inputs and outputs."""
+
+NOWHERE: Mapping[str, Raw] = {}
+"""No memory for outputs."""
+
 Point = Mapping[str, int]
 """The numbers of the dimensions, by name."""
 
 
 @dataclass(frozen=True)
 class _BoundPoint:
-    """The program at one point, with the arrays of inputs and outputs."""
+    """The program at one point.
 
+    shapes, addresses  all shapes and addresses at the point; addresses in memory of the caller are those of the binding
+    calls              all calls
+    moving             the calls with operands in memory of the caller
+    inputs, outputs    the arrays in the arena
+    """
+
+    shapes: list[tuple[int, ...]]
+    addresses: list[int]
     calls: Sequence[Call]
+    moving: Sequence[PointCall]
     inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
+    outputs: dict[str, Array]
 
 
 @dataclass(frozen=True)
 class _ArrayPlace:
-    """The place of an input or output: type, storage with its address, and the numbers of shape and address."""
+    """The place of an input or output: type, storage with its address, and the numbers of shape and address.
+
+    `storage` names a storage in memory of the caller; it is empty for a place in the arena.
+    """
 
     dtype: np.dtype[Any]
-    raw: Array
+    raw: Raw
     begin: int
     shape: int
     address: int
+    storage: str
 
     def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
-        """Return the array at a point."""
+        """Return the array at a point, in the arena."""
         return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
 
 
 class RangedExecutable:
     """Runs a planned graph at every point of its ranges, in one arena.
 
-    A call takes inputs of any shape within the ranges, and returns copies of the outputs. The first call at a shape
-    binds the program to the shape; the latest `MOST_POINTS` shapes stay bound. A lock is held during a run.
+    A call takes inputs of any shape within the ranges. The first call at a shape binds the program to the shape; the
+    latest `MOST_POINTS` shapes stay bound. A lock is held during a run. With inputs and outputs in the arena, a call
+    copies both; with bound inputs and outputs, kernels read the arrays of the caller, and write new arrays.
 
     plan    the plan of the upper bounds of all sizes: the arena serves every point
     ranges  the ranges of the dimensions, by name
     memory  the storages: arena and weights
     form    the function that makes the outputs of calls from arrays, see `outputs_as`
+    outputs_outside  the outputs in memory of the caller, without outputs that are an input
     """
 
     def __init__(self, ranged: RangedPlan, base: Executable, state: Mapping[str, str]) -> None:
@@ -92,6 +114,7 @@ class RangedExecutable:
         self.form: Callable[[Any], Any] = as_numpy
         self._state = dict(state)
         self._process = os.getpid()
+        self._spares: dict[int, list[Raw]] = {}  # by number of bytes
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
         self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
         graph = ranged.graph
@@ -103,12 +126,12 @@ class RangedExecutable:
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
-        self._places = _Places(self.memory)
+        self._places = _Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         self._binders = [self._binder_of(call) for call in self._calls]
-        self._arrays = [
-            {name: self._array_place(value) for name, value in values.items()}
-            for values in (self._inputs, self._outputs)
-        ]
+        self._input_places = {name: self._array_place(value) for name, value in self._inputs.items()}
+        self._output_places = {name: self._array_place(value) for name, value in self._outputs.items()}
+        of_inputs = {"", *(place.storage for place in self._input_places.values())}
+        self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ranges.values()))
@@ -145,29 +168,84 @@ class RangedExecutable:
         return len(self._points) * operands * BINDING_BYTES
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Run once. Inputs by name, as a mapping or as keywords; returns copies of the outputs by name.
+        """Run once. Inputs by name, as a mapping or as keywords; returns the outputs by name, in memory of their own.
 
         Raises RunError for a wrong input or a shape outside the ranges, before any byte is written; KernelError when a
         kernel fails.
         """
         with self.run_in_arena(inputs_by_name(inputs, named)) as outputs:
-            return {name: self.form(array.copy()) for name, array in outputs.items()}
+            return {name: self.result(name, array) for name, array in outputs.items()}
+
+    def result(self, name: str, array: Array) -> Any:
+        """Return an output of `run_in_arena` for the caller, copied out of the arena or out of an input."""
+        return self.form(array if name in self.outputs_outside else array.copy())
 
     @contextmanager
-    def run_in_arena(self, given: Mapping[str, Any]) -> Iterator[Mapping[str, Array]]:
-        """Run once, and keep the outputs in the arena for the block. Raises the errors of a call."""
+    def run_in_arena(self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE) -> Iterator[dict[str, Array]]:
+        """Run once, and keep the outputs in the arena for the block. Raises the errors of a call.
+
+        Outputs outside the arena are in new memory, or in the memory that `into` has for the name of the output.
+        """
         if os.getpid() != self._process:
             raise RunError("the kernels have threads of the parent process: compile in the child of a fork")
         numbers = self._numbers_of(given)
         locks = self.memory.locks
         with locks.own, locks.shared_lock(), locks.running(self.plan.graph):
             bound = self._bound_at(numbers)
-            contents = {name: self._content_of(name, given[name], array) for name, array in bound.inputs.items()}
-            for name, content in contents.items():
-                bound.inputs[name][...] = content
+            contents = {name: self._content_of(name, given[name], bound) for name in self._inputs}
+            memory = self._memory_outside(contents, bound, into)
+            outputs = self._bind_outside(memory, bound) if memory else bound.outputs
+            for name, array in bound.inputs.items():
+                array[...] = contents[name]
             for call in bound.calls:
                 call()
-            yield bound.outputs
+            yield outputs
+
+    def _memory_outside(
+        self, contents: Mapping[str, Any], bound: _BoundPoint, into: Mapping[str, Raw]
+    ) -> dict[str, Raw]:
+        """Return the memory of each storage of the caller; the memory must live until the end of the run.
+
+        An input keeps the memory of the caller, unless it is not contiguous or not aligned. An output that is an input
+        has no memory of its own.
+        """
+        memory: dict[str, Raw] = {}
+        for name, place in self._input_places.items():
+            if place.storage:
+                array = np.asarray(contents[name])
+                memory[place.storage] = aligned_or_copy(array, self.plan.alignment) if array.nbytes else array
+        for name, place in self._output_places.items():
+            if place.storage and place.storage not in memory:
+                nbytes = place.dtype.itemsize * prod(bound.shapes[place.shape])
+                memory[place.storage] = into[name] if name in into else aligned_bytes(nbytes, self.plan.alignment)
+        return memory
+
+    def _bind_outside(self, memory: Mapping[str, Raw], bound: _BoundPoint) -> dict[str, Array]:
+        """Bind the calls to the memory of the caller. Return all outputs."""
+        begins = {name: _address_of(raw) - self._places.begins[name] for name, raw in memory.items()}
+        addresses = bound.addresses.copy()
+        for number, storage in self._places.moving.items():
+            addresses[number] += begins[storage]
+        for call in bound.moving:
+            call.move(bound.shapes, addresses)
+        outside = {name: place for name, place in self._output_places.items() if place.storage}
+        arrays = {
+            name: np.ndarray(bound.shapes[place.shape], place.dtype, memory[place.storage])
+            for name, place in outside.items()
+        }
+        return {**bound.outputs, **arrays}
+
+    def take_spare(self, like: Raw) -> Raw:
+        """Return spare memory of as many bytes as `like`, for the next state of a session."""
+        with self.memory.locks.own:
+            found = self._spares.get(like.nbytes)
+            return found.pop() if found else aligned_bytes(like.nbytes, 64)
+
+    def return_spares(self, spares: Iterable[Raw]) -> None:
+        """Keep spare memory for the next call of a session."""
+        with self.memory.locks.own:
+            for each in spares:
+                self._spares.setdefault(each.nbytes, []).append(each)
 
     def session(self) -> RangedSession:
         """Return a session: calls with a state of their own, over the same plan, weights, kernels and arena.
@@ -273,13 +351,14 @@ class RangedExecutable:
         """Return the numbers of the dimensions by name."""
         return dict(zip(self.ranges, numbers, strict=True))
 
-    def _content_of(self, name: str, given: Any, array: Array) -> Any:
+    def _content_of(self, name: str, given: Any, bound: _BoundPoint) -> Any:
         """Return the content for an input at its shape. Raises RunError for another type."""
-        if type(given) is np.ndarray and given.dtype == array.dtype:
+        place = self._input_places[name]
+        if type(given) is np.ndarray and given.dtype == place.dtype:
             return given
         spec = self._inputs[name].spec
         assert isinstance(spec, TensorSpec)
-        return content_for(Value(name, TensorSpec(spec.dtype, array.shape)), given, name)
+        return content_for(Value(name, TensorSpec(spec.dtype, bound.shapes[place.shape])), given, name)
 
     def _bound_at(self, numbers: tuple[int, ...]) -> _BoundPoint:
         """Return the program at a point, bound on first use."""
@@ -295,31 +374,32 @@ class RangedExecutable:
     def _bind(self, point: Mapping[str, int]) -> _BoundPoint:
         """Bind the program to a point: evaluate the shapes and addresses, and bind the calls."""
         shapes, addresses = self._places.at(point)
-        calls = [
-            ErrorContext(call.nodes, bind(shapes, addresses))
-            for call, bind in zip(self._calls, self._binders, strict=True)
-        ]
+        bound = [bind(shapes, addresses) for bind in self._binders]
+        calls = [ErrorContext(call.nodes, each) for call, each in zip(self._calls, bound, strict=True)]
         inputs, outputs = (
-            {name: place.array_at(shapes, addresses) for name, place in places.items()} for places in self._arrays
+            {name: place.array_at(shapes, addresses) for name, place in places.items() if not place.storage}
+            for places in (self._input_places, self._output_places)
         )
-        return _BoundPoint(calls, inputs, outputs)
+        return _BoundPoint(shapes, addresses, calls, bound if self._places.outside else (), inputs, outputs)
 
     def _array_place(self, value: Value) -> _ArrayPlace:
         """Return the place of the array of an input or output."""
         assert isinstance(value.spec, TensorSpec)
-        raw = self.memory.raw(self._regions[value.name].storage)
-        return _ArrayPlace(NUMPY[value.spec.dtype], raw, _address_of(raw), *self._numbers_of_place(value))
+        storage = self._regions[value.name].storage
+        raw, numbers = self.memory.raw(storage), self._numbers_of_place(value)
+        own = storage if storage in self._places.outside else ""
+        return _ArrayPlace(NUMPY[value.spec.dtype], raw, _address_of(raw), *numbers, own)
 
     def _binder_of(self, call: ErrorContext) -> BindAtPoint:
         """Return the function that binds a call of the base program to a point."""
         if isinstance(call.call, ByteCopies):
             (node,) = call.nodes
-            return partial(_bind_copies, self._copied_places(node))
+            return partial(_PointCopies, self._copied_places(node))
         assert isinstance(call.call, Ranged)
         operands = [value for node in call.nodes for value in (*node.uses, *node.defs) if value.name in self._values]
         places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
         copied = {i: self._copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
-        return call.call.over_ranges(places, copied)
+        return call.call.over_ranges(places, copied, self._places.moving)
 
     def _numbers_of_place(self, value: Value) -> PlaceNumbers:
         """Return the numbers of shape and address of a value."""
@@ -377,22 +457,37 @@ def _require_state(state: Mapping[str, str], inputs: Mapping[str, Value], output
             raise RunError(f"{what}: the input is {one}, the output {other}; both must have one type and rank")
 
 
-def _bind_copies(places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Call:
-    """Return the call that copies bytes at a point: `places` are the source and target of each copy."""
-    spans = [(addresses[address], shapes[shape][0]) for shape, address in places]
+class _PointCopies:
+    """Copies of bytes at a point: `places` are the source and target of each copy."""
 
-    def copy() -> None:
-        for (source, nbytes), (target, _) in zip(spans[::2], spans[1::2], strict=True):
+    def __init__(
+        self, places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]
+    ) -> None:
+        self._places = places
+        self.move(shapes, addresses)
+
+    def __call__(self) -> None:
+        for (source, nbytes), (target, _) in zip(self._spans[::2], self._spans[1::2], strict=True):
             memmove(target, source, nbytes)
 
-    return copy
+    def move(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> None:
+        """See `kernel.PointCall`."""
+        self._spans = [(addresses[address], shapes[shape][0]) for shape, address in self._places]
 
 
 class _Places:
-    """All shapes and addresses of a program, each once: expressions, evaluated together at a point."""
+    """All shapes and addresses of a program, each once: expressions, evaluated together at a point.
 
-    def __init__(self, memory: ExecutableMemory) -> None:
+    outside  the storages of bound inputs and outputs
+    moving   the numbers of the addresses in these storages
+    begins   the addresses of all storages, those outside at the latest binding of all operands
+    """
+
+    def __init__(self, memory: ExecutableMemory, outside: Collection[str]) -> None:
         self._memory = memory
+        self.outside = outside
+        self.moving: dict[int, str] = {}
+        self.begins: dict[str, int] = {}
         self._shapes: dict[tuple[Extent | int, ...], int] = {}
         self._addresses: dict[tuple[str, Extent | int], int] = {}
         self._table: _PlaceTable | None = None
@@ -401,6 +496,8 @@ class _Places:
         """Return the numbers of a shape and of an offset in a storage."""
         self._table = None
         address = self._addresses.setdefault((storage, offset), len(self._addresses))
+        if storage in self.outside:
+            self.moving[address] = storage
         return self._shapes.setdefault(shape, len(self._shapes)), address
 
     def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -423,7 +520,7 @@ class _Places:
                 return 0, extents.setdefault(extent, len(extents))
             return extent, None
 
-        begins = {storage: _address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
+        begins = self.begins = {storage: _address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
         shapes = [[entry(axis) for axis in shape] for shape in self._shapes]
         offsets = [entry(offset) for _, offset in self._addresses]
         return _PlaceTable(

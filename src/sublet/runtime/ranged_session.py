@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ class RangedSession:
     The memory of the state has room for the largest output, so the session never allocates again. The state starts
     with zeros, of the least extent where the other inputs decide none (an empty past). A call may leave out the inputs
     of the state, and returns the other outputs. A failed call leaves the state as it was.
+
+    With inputs and outputs in the arena, the state is copied into the arena and back. With bound inputs and outputs,
+    kernels read the state in place and write the new state to spare memory, which the session then keeps in exchange
+    for its own. All sessions of an executable share the spare memory: as many spares as calls that wait or run at the
+    same time.
     """
 
     def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
@@ -37,6 +43,8 @@ class RangedSession:
         specs = self._specs.items()
         most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
         self._raw = {name: aligned_bytes(nbytes, 64) for name, nbytes in most.items()}
+        results_once = {result for result, times in Counter(state.values()).items() if times == 1}
+        self._exchanged = executable.outputs_outside & results_once
         self._current: dict[str, Array] = {}
 
     def __repr__(self) -> str:
@@ -56,11 +64,22 @@ class RangedSession:
         missing = [name for name in self._sources if name not in given and name not in self._current]
         known = {**self._current, **given}
         known.update({name: self._zeros(name, known) for name in missing})
-        with self._executable.run_in_arena(known) as outputs:
-            for name, result in self._sources.items():
-                self._store(name, outputs[result])
-            kept = outputs.keys() - set(self._sources.values())
-            return {name: self._executable.form(array.copy()) for name, array in outputs.items() if name in kept}
+        executable, sources = self._executable, self._sources
+        spares = {
+            result: executable.take_spare(self._raw[n]) for n, result in sources.items() if result in self._exchanged
+        }
+        try:
+            with executable.run_in_arena(known, spares) as outputs:
+                for name, result in sources.items():
+                    if result in spares:
+                        self._raw[name], spares[result] = spares[result], self._raw[name]
+                        self._current[name] = outputs[result]
+                    else:
+                        self._store(name, outputs[result])
+                kept = outputs.keys() - set(sources.values())
+                return {name: executable.result(name, array) for name, array in outputs.items() if name in kept}
+        finally:
+            executable.return_spares(spares.values())
 
     def state(self, name: str) -> Array:
         """Return a copy of the state of an input. Raises RunError before the first call, and for another name."""

@@ -7,9 +7,9 @@ of threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,22 +39,25 @@ class Binding(Protocol):
     def bind(self, number: int, shape: tuple[int, ...], address: int) -> None:
         """Bind an operand to another address."""
 
+    def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
+        """Bind the moving operands of the table again."""
+
     def __call__(self) -> None:
         """Run all nodes. Raises RuntimeError, or an error of ONNX Runtime, for a failed kernel."""
 
 
-class Table(Protocol):
-    """The operands of a session, inputs first."""
-
-    def bind(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Binding:
-        """Return the operands bound to the shapes and addresses with their numbers."""
+Bind = Callable[[list[tuple[int, ...]], list[int]], Binding]
+"""(shapes, addresses) -> the operands of a session, bound to the shapes and addresses with their numbers."""
 
 
 class OpenSession(Protocol):
     """A session opened in either way."""
 
-    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
-        """Return the table of all operands; the first `inputs` are inputs."""
+    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
+        """Return the function that binds all operands.
+
+        The first `inputs` operands are inputs; `moving` lists the numbers of the operands that change their address.
+        """
 
 
 def open_session(build: BuildModel, constants: Sequence[Constant], threads: int, optimized: str = "") -> OpenSession:
@@ -127,7 +130,8 @@ def _runs_last_first(library: _sessions.Library, shared_pool: bool) -> bool:
     memory[-1] = 1
     operands = [(read, 1, 0, i) for i, (read, _) in enumerate(names)]
     operands += [("one", 1, 0, CHAIN + 1), *((written, 1, 0, i + 1) for i, (_, written) in enumerate(names))]
-    _sessions.Table(session, operands, CHAIN + 1).bind([(1,)], [memory[i:].ctypes.data for i in range(CHAIN + 2)])()
+    table = _sessions.Table(session, operands, CHAIN + 1, [])
+    _sessions.Binding(table, [(1,)], [memory[i:].ctypes.data for i in range(CHAIN + 2)])()
     return bool(memory[CHAIN] == CHAIN)
 
 
@@ -137,9 +141,9 @@ class _CSession:
     def __init__(self, session: _sessions.Session) -> None:
         self._session = session
 
-    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
+    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
         """See `OpenSession`."""
-        return _sessions.Table(self._session, operands, inputs)
+        return partial(_sessions.Binding, _sessions.Table(self._session, operands, inputs, moving))
 
 
 def bare_options(threads: int) -> Any:
@@ -178,37 +182,41 @@ class _PythonSession:
     def __init__(self, model: bytes, constants: Sequence[Constant], threads: int, optimized: str) -> None:
         self.session = python_session(model, constants, threads, optimized)
 
-    def table(self, operands: Sequence[Numbered], inputs: int) -> Table:
+    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
         """See `OpenSession`."""
-        return _PythonTable(self.session, operands, inputs)
-
-
-class _PythonTable:
-    """A table of operands of a session of the Python package."""
-
-    def __init__(self, session: Any, operands: Sequence[Numbered], inputs: int) -> None:
-        self._session, self._operands, self._inputs = session, operands, inputs
-
-    def bind(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Binding:
-        """See `Table`."""
-        binding = _PythonBinding(self._session, self._operands, self._inputs)
-        for number, (_, _, shape, address) in enumerate(self._operands):
-            binding.bind(number, shapes[shape], addresses[address])
-        return binding
+        return partial(_PythonBinding, self.session, operands, inputs, moving)
 
 
 class _PythonBinding:
     """Bound operands of a session of the Python package."""
 
-    def __init__(self, session: Any, operands: Sequence[Numbered], inputs: int) -> None:
-        self._session, self._operands, self._inputs = session, operands, inputs
+    def __init__(
+        self,
+        session: Any,
+        operands: Sequence[Numbered],
+        inputs: int,
+        moving: Sequence[int],
+        shapes: list[tuple[int, ...]],
+        addresses: list[int],
+    ) -> None:
+        self._session, self._operands, self._inputs, self._moving = session, operands, inputs, moving
         self._binding = session.io_binding()
+        self._bind_all(range(len(operands)), shapes, addresses)
+
+    def _bind_all(self, numbers: Iterable[int], shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
+        for number in numbers:
+            _, _, shape, address = self._operands[number]
+            self.bind(number, shapes[shape], addresses[address])
 
     def bind(self, number: int, shape: tuple[int, ...], address: int) -> None:
         """See `Binding`."""
         name, kind, _, _ = self._operands[number]
         bind = self._binding.bind_input if number < self._inputs else self._binding.bind_output
         bind(name, "cpu", 0, kind, shape, address)
+
+    def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
+        """See `Binding`."""
+        self._bind_all(self._moving, shapes, addresses)
 
     def __call__(self) -> None:
         """See `Binding`."""

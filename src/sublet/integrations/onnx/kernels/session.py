@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -173,7 +173,7 @@ class _BoundRun:
         numbered = [(name, element_type(spec.dtype), i, i) for i, ((name, spec), _) in enumerate(self._places)]
         shapes = [spec.shape for (_, spec), _ in self._places]
         addresses = [address for _, address in self._places]
-        self._binding: Binding = session.table(numbered, self._inputs).bind(shapes, addresses)
+        self._binding: Binding = session.binder(numbered, self._inputs)(shapes, addresses)
 
     def __call__(self) -> None:
         self._binding()
@@ -191,17 +191,21 @@ class _BoundRun:
         return True
 
     def over_ranges(
-        self, places: Mapping[str, PlaceNumbers], copied: Mapping[int, Sequence[PlaceNumbers]]
+        self,
+        places: Mapping[str, PlaceNumbers],
+        copied: Mapping[int, Sequence[PlaceNumbers]],
+        moving: Collection[int],
     ) -> BindAtPoint:
         """See `kernel.Ranged`."""
-        moved: dict[str, PlaceNumbers] = {}
+        of_copies: dict[str, PlaceNumbers] = {}
         for i, found in copied.items():
-            moved.update(zip(self._operands[i], found, strict=True))
+            of_copies.update(zip(self._operands[i], found, strict=True))
         numbered: list[Numbered] = [
-            (name, element_type(spec.dtype), *(moved[name] if name in moved else places[self._owners[name]]))
+            (name, element_type(spec.dtype), *(of_copies[name] if name in of_copies else places[self._owners[name]]))
             for (name, spec), _ in self._places
         ]
-        return self._session.table(numbered, self._inputs).bind
+        changing = [i for i, (_, _, _, address) in enumerate(numbered) if address in moving]
+        return self._session.binder(numbered, self._inputs, changing)
 
     def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""

@@ -5,13 +5,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -162,66 +160,75 @@ class Session {
     void* session_ = nullptr;
 };
 
-// All operands of a session at their addresses, inputs first.
-class Binding {
-  public:
-    Binding(const Session& session, std::vector<const char*> names, std::vector<int> types, size_t inputs)
-        : session_(session), names_(std::move(names)), types_(std::move(types)), inputs_(inputs) {
-        values_.resize(names_.size());
-    }
-    Binding(const Binding&) = delete;
-    ~Binding() {
-        for (void* value : values_) session_.library().release(ReleaseValue, value);
-    }
+using Shapes = std::vector<std::vector<int64_t>>;
 
-    void bind(size_t number, const std::vector<int64_t>& shape, size_t address) {
-        void* value = session_.library().tensor(types_.at(number), shape, address);
-        session_.library().release(ReleaseValue, std::exchange(values_[number], value));
-    }
-
-    void run() {
-        const size_t outputs = names_.size() - inputs_;
-        session_.library().call(Run, session_.get(), session_.library().run_options(),
-                                static_cast<const char* const*>(names_.data()),
-                                static_cast<const void* const*>(values_.data()), inputs_,
-                                static_cast<const char* const*>(names_.data() + inputs_), outputs,
-                                values_.data() + inputs_);
-    }
-
-  private:
-    const Session& session_;
-    std::vector<const char*> names_;
-    std::vector<int> types_;
-    size_t inputs_;
-    std::vector<void*> values_;
-};
-
-// The operands of a session: name, element type, and the numbers of shape and address in the lists given to `bind`.
+// The operands of a session, inputs first: name, element type, and the numbers of shape and address in the lists given
+// to `bind`. The operands listed in `moving` change their address from run to run.
 class Table {
   public:
-    Table(const Session& session, std::vector<Numbered> operands, size_t inputs)
-        : session_(session), operands_(std::move(operands)), inputs_(inputs) {
+    Table(const Session& session, std::vector<Numbered> operands, size_t inputs, std::vector<size_t> moving)
+        : session_(session), operands_(std::move(operands)), inputs_(inputs), moving_(std::move(moving)) {
         if (inputs > operands_.size()) throw std::invalid_argument("more inputs than operands");
+        for (const auto& operand : operands_) names_.push_back(std::get<0>(operand).c_str());
     }
+    Table(const Table&) = delete;
 
-    std::unique_ptr<Binding> bind(const std::vector<std::vector<int64_t>>& shapes,
-                                  const std::vector<size_t>& addresses) const {
-        std::vector<const char*> names;
-        std::vector<int> types;
-        for (const auto& [name, type, shape, address] : operands_) {
-            names.push_back(name.c_str());
-            types.push_back(type);
-        }
-        auto binding = std::make_unique<Binding>(session_, std::move(names), std::move(types), inputs_);
-        for (size_t i = 0; i < operands_.size(); i++)
-            binding->bind(i, shapes.at(std::get<2>(operands_[i])), addresses.at(std::get<3>(operands_[i])));
-        return binding;
-    }
+    const Session& session() const { return session_; }
+    size_t inputs() const { return inputs_; }
+    const std::vector<const char*>& names() const { return names_; }
+    const Numbered& operand(size_t number) const { return operands_.at(number); }
+    const std::vector<size_t>& moving() const { return moving_; }
 
   private:
     const Session& session_;
     std::vector<Numbered> operands_;
     size_t inputs_;
+    std::vector<size_t> moving_;
+    std::vector<const char*> names_;
+};
+
+// All operands of a session at their addresses.
+class Binding {
+  public:
+    Binding(const Table& table, const Shapes& shapes, const std::vector<size_t>& addresses) : table_(table) {
+        values_.resize(table.names().size());
+        for (size_t i = 0; i < values_.size(); i++) {
+            const auto& [name, type, shape, address] = table.operand(i);
+            bind(i, shapes.at(shape), addresses.at(address));
+        }
+    }
+    Binding(const Binding&) = delete;
+    ~Binding() {
+        for (void* value : values_) table_.session().library().release(ReleaseValue, value);
+    }
+
+    void bind(size_t number, const std::vector<int64_t>& shape, size_t address) {
+        const Library& library = table_.session().library();
+        void* value = library.tensor(std::get<1>(table_.operand(number)), shape, address);
+        library.release(ReleaseValue, std::exchange(values_[number], value));
+    }
+
+    void move(nb::list shapes, nb::list addresses) {
+        for (size_t number : table_.moving()) {
+            const auto& [name, type, shape, address] = table_.operand(number);
+            bind(number, nb::cast<std::vector<int64_t>>(shapes[shape]), nb::cast<size_t>(addresses[address]));
+        }
+    }
+
+    void run() {
+        const auto& names = table_.names();
+        const size_t inputs = table_.inputs();
+        const Session& session = table_.session();
+        session.library().call(Run, session.get(), session.library().run_options(),
+                               static_cast<const char* const*>(names.data()),
+                               static_cast<const void* const*>(values_.data()), inputs,
+                               static_cast<const char* const*>(names.data() + inputs), names.size() - inputs,
+                               values_.data() + inputs);
+    }
+
+  private:
+    const Table& table_;
+    std::vector<void*> values_;
 };
 
 }  // namespace
@@ -233,11 +240,13 @@ NB_MODULE(_sessions, module) {
         .def(nb::init<const Library&, nb::bytes, const std::vector<Constant>&, int, bool, const std::string&>(),
              "library"_a, "model"_a, "constants"_a, "threads"_a, "shared_pool"_a, "optimized_path"_a,
              nb::keep_alive<1, 2>());
-    nb::class_<Binding>(module, "Binding")
-        .def("bind", &Binding::bind, "number"_a, "shape"_a, "address"_a)
-        .def("__call__", &Binding::run, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Table>(module, "Table")
-        .def(nb::init<const Session&, std::vector<Numbered>, size_t>(), "session"_a, "operands"_a, "inputs"_a,
+        .def(nb::init<const Session&, std::vector<Numbered>, size_t, std::vector<size_t>>(), "session"_a, "operands"_a,
+             "inputs"_a, "moving"_a, nb::keep_alive<1, 2>());
+    nb::class_<Binding>(module, "Binding")
+        .def(nb::init<const Table&, const Shapes&, const std::vector<size_t>&>(), "table"_a, "shapes"_a, "addresses"_a,
              nb::keep_alive<1, 2>())
-        .def("bind", &Table::bind, "shapes"_a, "addresses"_a, nb::keep_alive<0, 1>());
+        .def("bind", &Binding::bind, "number"_a, "shape"_a, "address"_a)
+        .def("move", &Binding::move, "shapes"_a, "addresses"_a)
+        .def("__call__", &Binding::run, nb::call_guard<nb::gil_scoped_release>());
 }
