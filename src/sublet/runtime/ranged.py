@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import memmove
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -31,8 +30,9 @@ from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for,
 from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
-from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes
+from sublet.runtime.memory import Raw, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy, byte_copies
+from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32
@@ -67,25 +67,6 @@ class _BoundPoint:
     moving: Sequence[PointCall]
     inputs: Mapping[str, Array]
     outputs: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class _ArrayPlace:
-    """The place of an input or output: type, storage with its address, and the numbers of shape and address.
-
-    `storage` names a storage in memory of the caller; it is empty for a place in the arena.
-    """
-
-    dtype: np.dtype[Any]
-    raw: Raw
-    begin: int
-    shape: int
-    address: int
-    storage: str
-
-    def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
-        """Return the array at a point, in the arena."""
-        return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
 
 
 class RangedExecutable:
@@ -126,7 +107,7 @@ class RangedExecutable:
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
-        self._places = _Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
+        self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {name: self._array_place(value) for name, value in self._inputs.items()}
         self._output_places = {name: self._array_place(value) for name, value in self._outputs.items()}
@@ -222,7 +203,7 @@ class RangedExecutable:
 
     def _bind_outside(self, memory: Mapping[str, Raw], bound: _BoundPoint) -> dict[str, Array]:
         """Bind the calls to the memory of the caller. Return all outputs."""
-        begins = {name: _address_of(raw) - self._places.begins[name] for name, raw in memory.items()}
+        begins = {name: address_of(raw) - self._places.begins[name] for name, raw in memory.items()}
         addresses = bound.addresses.copy()
         for number, storage in self._places.moving.items():
             addresses[number] += begins[storage]
@@ -382,19 +363,19 @@ class RangedExecutable:
         )
         return _BoundPoint(shapes, addresses, calls, bound if self._places.outside else (), inputs, outputs)
 
-    def _array_place(self, value: Value) -> _ArrayPlace:
+    def _array_place(self, value: Value) -> ArrayPlace:
         """Return the place of the array of an input or output."""
         assert isinstance(value.spec, TensorSpec)
         storage = self._regions[value.name].storage
         raw, numbers = self.memory.raw(storage), self._numbers_of_place(value)
         own = storage if storage in self._places.outside else ""
-        return _ArrayPlace(NUMPY[value.spec.dtype], raw, _address_of(raw), *numbers, own)
+        return ArrayPlace(NUMPY[value.spec.dtype], raw, address_of(raw), *numbers, own)
 
     def _binder_of(self, call: ErrorContext) -> BindAtPoint:
         """Return the function that binds a call of the base program to a point."""
         if isinstance(call.call, ByteCopies):
             (node,) = call.nodes
-            return partial(_PointCopies, self._copied_places(node))
+            return partial(PointCopies, self._copied_places(node))
         assert isinstance(call.call, Ranged)
         operands = [value for node in call.nodes for value in (*node.uses, *node.defs) if value.name in self._values]
         places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
@@ -455,108 +436,6 @@ def _require_state(state: Mapping[str, str], inputs: Mapping[str, Value], output
         assert isinstance(other, TensorSpec)
         if one.dtype is not other.dtype or len(one.shape) != len(other.shape):
             raise RunError(f"{what}: the input is {one}, the output {other}; both must have one type and rank")
-
-
-class _PointCopies:
-    """Copies of bytes at a point: `places` are the source and target of each copy."""
-
-    def __init__(
-        self, places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]
-    ) -> None:
-        self._places = places
-        self.move(shapes, addresses)
-
-    def __call__(self) -> None:
-        for (source, nbytes), (target, _) in zip(self._spans[::2], self._spans[1::2], strict=True):
-            memmove(target, source, nbytes)
-
-    def move(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> None:
-        """See `kernel.PointCall`."""
-        self._spans = [(addresses[address], shapes[shape][0]) for shape, address in self._places]
-
-
-class _Places:
-    """All shapes and addresses of a program, each once: expressions, evaluated together at a point.
-
-    outside  the storages of bound inputs and outputs
-    moving   the numbers of the addresses in these storages
-    begins   the addresses of all storages, those outside at the latest binding of all operands
-    """
-
-    def __init__(self, memory: ExecutableMemory, outside: Collection[str]) -> None:
-        self._memory = memory
-        self.outside = outside
-        self.moving: dict[int, str] = {}
-        self.begins: dict[str, int] = {}
-        self._shapes: dict[tuple[Extent | int, ...], int] = {}
-        self._addresses: dict[tuple[str, Extent | int], int] = {}
-        self._table: _PlaceTable | None = None
-
-    def number(self, shape: tuple[Extent | int, ...], storage: str, offset: Extent | int) -> PlaceNumbers:
-        """Return the numbers of a shape and of an offset in a storage."""
-        self._table = None
-        address = self._addresses.setdefault((storage, offset), len(self._addresses))
-        if storage in self.outside:
-            self.moving[address] = storage
-        return self._shapes.setdefault(shape, len(self._shapes)), address
-
-    def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Return all shapes and addresses at a point."""
-        table = self._table = self._table or self._tabulate()
-        numbers = [extent.at(point) for extent in table.extents]
-        shapes, addresses = table.shapes.copy(), table.addresses.copy()
-        for i, axes in table.varying_shapes:
-            shapes[i] = tuple([axis if number is None else numbers[number] for axis, number in axes])
-        for i, number in table.varying_addresses:
-            addresses[i] += numbers[number]
-        return shapes, addresses
-
-    def _tabulate(self) -> _PlaceTable:
-        """Return the table of all places numbered so far."""
-        extents: dict[Extent, int] = {}
-
-        def entry(extent: Extent | int) -> tuple[int, int | None]:
-            if isinstance(extent, Extent):
-                return 0, extents.setdefault(extent, len(extents))
-            return extent, None
-
-        begins = self.begins = {storage: _address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
-        shapes = [[entry(axis) for axis in shape] for shape in self._shapes]
-        offsets = [entry(offset) for _, offset in self._addresses]
-        return _PlaceTable(
-            shapes=[tuple(axis for axis, _ in shape) for shape in shapes],
-            addresses=[
-                begins[storage] + offset for (storage, _), (offset, _) in zip(self._addresses, offsets, strict=True)
-            ],
-            extents=list(extents),
-            varying_shapes=[
-                (i, axes) for i, axes in enumerate(shapes) if any(number is not None for _, number in axes)
-            ],
-            varying_addresses=[(i, number) for i, (_, number) in enumerate(offsets) if number is not None],
-        )
-
-
-@dataclass(frozen=True)
-class _PlaceTable:
-    """The shapes and addresses of a program, constant ones apart from those that depend on the point.
-
-    extents            the distinct expressions
-    shapes             all shapes, with 0 for each expression
-    addresses          all addresses, without the expressions of offsets
-    varying_shapes     the number of a shape with expressions; for each axis the constant, or the number of its extent
-    varying_addresses  the number of an address, and the number of the extent of the offset
-    """
-
-    extents: list[Extent]
-    shapes: list[tuple[int, ...]]
-    addresses: list[int]
-    varying_shapes: list[tuple[int, list[tuple[int, int | None]]]]
-    varying_addresses: list[tuple[int, int]]
-
-
-def _address_of(raw: Array) -> int:
-    """Return the address of the first byte of an array."""
-    return int(raw.ctypes.data)
 
 
 def copies_over_box(node: Node) -> list[Copy] | None:

@@ -1,0 +1,135 @@
+"""Shapes and addresses of a program over ranges: expressions, evaluated together at each point."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import memmove
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublet.base.extents import Extent
+from sublet.runtime.kernel import Array, PlaceNumbers
+from sublet.runtime.memory import ExecutableMemory, Raw
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """The place of an input or output: type, storage with its address, and the numbers of shape and address.
+
+    `storage` names a storage in memory of the caller; it is empty for a place in the arena.
+    """
+
+    dtype: np.dtype[Any]
+    raw: Raw
+    begin: int
+    shape: int
+    address: int
+    storage: str
+
+    def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
+        """Return the array at a point, in the arena."""
+        return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
+
+
+class PointCopies:
+    """Copies of bytes at a point: `places` are the source and target of each copy."""
+
+    def __init__(
+        self, places: Sequence[PlaceNumbers], shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]
+    ) -> None:
+        self._places = places
+        self.move(shapes, addresses)
+
+    def __call__(self) -> None:
+        for (source, nbytes), (target, _) in zip(self._spans[::2], self._spans[1::2], strict=True):
+            memmove(target, source, nbytes)
+
+    def move(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> None:
+        """See `kernel.PointCall`."""
+        self._spans = [(addresses[address], shapes[shape][0]) for shape, address in self._places]
+
+
+class Places:
+    """All shapes and addresses of a program, each once: expressions, evaluated together at a point.
+
+    outside  the storages of bound inputs and outputs
+    moving   the numbers of the addresses in these storages
+    begins   the addresses of all storages, those outside at the latest binding of all operands
+    """
+
+    def __init__(self, memory: ExecutableMemory, outside: Collection[str]) -> None:
+        self._memory = memory
+        self.outside = outside
+        self.moving: dict[int, str] = {}
+        self.begins: dict[str, int] = {}
+        self._shapes: dict[tuple[Extent | int, ...], int] = {}
+        self._addresses: dict[tuple[str, Extent | int], int] = {}
+        self._table: _PlaceTable | None = None
+
+    def number(self, shape: tuple[Extent | int, ...], storage: str, offset: Extent | int) -> PlaceNumbers:
+        """Return the numbers of a shape and of an offset in a storage."""
+        self._table = None
+        address = self._addresses.setdefault((storage, offset), len(self._addresses))
+        if storage in self.outside:
+            self.moving[address] = storage
+        return self._shapes.setdefault(shape, len(self._shapes)), address
+
+    def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Return all shapes and addresses at a point."""
+        table = self._table = self._table or self._tabulate()
+        numbers = [extent.at(point) for extent in table.extents]
+        shapes, addresses = table.shapes.copy(), table.addresses.copy()
+        for i, axes in table.varying_shapes:
+            shapes[i] = tuple([axis if number is None else numbers[number] for axis, number in axes])
+        for i, number in table.varying_addresses:
+            addresses[i] += numbers[number]
+        return shapes, addresses
+
+    def _tabulate(self) -> _PlaceTable:
+        """Return the table of all places numbered so far."""
+        extents: dict[Extent, int] = {}
+
+        def entry(extent: Extent | int) -> tuple[int, int | None]:
+            if isinstance(extent, Extent):
+                return 0, extents.setdefault(extent, len(extents))
+            return extent, None
+
+        begins = self.begins = {storage: address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
+        shapes = [[entry(axis) for axis in shape] for shape in self._shapes]
+        offsets = [entry(offset) for _, offset in self._addresses]
+        return _PlaceTable(
+            shapes=[tuple(axis for axis, _ in shape) for shape in shapes],
+            addresses=[
+                begins[storage] + offset for (storage, _), (offset, _) in zip(self._addresses, offsets, strict=True)
+            ],
+            extents=list(extents),
+            varying_shapes=[
+                (i, axes) for i, axes in enumerate(shapes) if any(number is not None for _, number in axes)
+            ],
+            varying_addresses=[(i, number) for i, (_, number) in enumerate(offsets) if number is not None],
+        )
+
+
+@dataclass(frozen=True)
+class _PlaceTable:
+    """The shapes and addresses of a program, constant ones apart from those that depend on the point.
+
+    extents            the distinct expressions
+    shapes             all shapes, with 0 for each expression
+    addresses          all addresses, without the expressions of offsets
+    varying_shapes     the number of a shape with expressions; for each axis the constant, or the number of its extent
+    varying_addresses  the number of an address, and the number of the extent of the offset
+    """
+
+    extents: list[Extent]
+    shapes: list[tuple[int, ...]]
+    addresses: list[int]
+    varying_shapes: list[tuple[int, list[tuple[int, int | None]]]]
+    varying_addresses: list[tuple[int, int]]
+
+
+def address_of(raw: Array) -> int:
+    """Return the address of the first byte of an array."""
+    return int(raw.ctypes.data)
