@@ -148,6 +148,9 @@ def _unary(op: str, x: np.ndarray, opset: int) -> Iterator[Case]:
         yield Case(op, [y - y.dtype.type(0.5) if y.dtype.kind == "f" and op not in POSITIVE else y], {}, "", opset)
 
 
+CACHES = ("com.microsoft.GroupQueryAttention",)
+"""Operators with several outputs in place: see `test_onnx_caches`."""
+
 CONTRIBUTED = ("com.microsoft", "com.microsoft.nchwc")
 POSITIVE = ("Acosh", "Log", "Sqrt")
 
@@ -202,7 +205,7 @@ def _run_in_place(session: object, arrays: list[np.ndarray], position: int, expe
     return target.view(expected.dtype).reshape(expected.shape)
 
 
-@pytest.mark.parametrize("op", list(INPLACE))
+@pytest.mark.parametrize("op", [op for op in INPLACE if op not in CACHES])
 def test_in_place_result_is_the_normal_result(op: str) -> None:
     checked: set[int] = set()
     for case in cases(op):

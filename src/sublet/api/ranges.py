@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,13 +19,15 @@ from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
+from sublet.ops import lookup
+from sublet.ops.op import shares_of
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.ranged import RangedExecutable, is_base_point
+from sublet.runtime.ranged import RangedExecutable, is_base_point, require_state
 
 BASE_POINTS = 64
 """Points tried as the base point of the program."""
@@ -72,13 +74,15 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
     return extents, {name: each for name, each in ranges.items() if each.low < each.high}
 
 
-def read_over_ranges(request: CompileRequest) -> Model:
+def read_over_ranges(request: CompileRequest, in_place: Collection[str] = ()) -> Model:
     """Return the model of a request over the ranges of its dimensions.
 
-    Raises the errors of `compile`, and PlanError for a model with values of unknown size, control flow or state.
+    The inputs of the state in `in_place` are updated by their outputs where a kernel can do so, see
+    `with_updates_in_place`. Raises the errors of `compile`; PlanError for a model with values of unknown size or
+    control flow; RunError for a state of unknown names or different types.
     """
     extents, ranges = parse_dims(request.dims or {})
-    model = model_to_run(replace(request, dims=extents))
+    model = model_to_run(replace(request, dims=extents, state=None))
     unknown = next((value for value in model.graph.values() if isinstance(value.spec, Unplannable)), None)
     if unknown is not None and isinstance(unknown.spec, Unplannable):
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")
@@ -86,7 +90,32 @@ def read_over_ranges(request: CompileRequest) -> Model:
     if control is not None or model.graph.updates:
         what = f"the loop or branch {control.name}" if control else "a state"
         raise PlanError(f"ranges of dimensions: the model has {what}; compile for single extents")
-    return replace(model, ranges=tuple(ranges.values()))
+    state = request.state or {}
+    require_state(state, model.inputs_by_name, model.outputs_by_name)
+    wanted = {name: result for name, result in state.items() if name in in_place}
+    return with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
+
+
+def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
+    """Return the model with updates of inputs by the outputs that a kernel can write over the input.
+
+    `state` maps inputs to outputs. An output in place is no output of the graph: the kernel computes it in the memory
+    of the input, as GroupQueryAttention appends to its caches. The recipe names the pairs.
+    """
+    inputs, outputs = model.inputs_by_name, model.outputs_by_name
+    able = {
+        (node.inputs[share.input], node.outputs[share.output])
+        for node in model.graph.nodes
+        for share in shares_of(node, lookup(node.op).inplace)
+    }
+    pairs = {name: result for name, result in state.items() if (inputs[name], outputs[result]) in able}
+    if not pairs or len(set(pairs.values())) < len(pairs):
+        return model
+    updates = tuple((inputs[name], outputs[result]) for name, result in pairs.items())
+    kept = {name: value for name, value in outputs.items() if name not in pairs.values()}
+    graph = replace(model.graph, outputs=tuple(kept.values()), updates=updates)
+    recipe = replace(model.recipe, state=tuple(pairs.items()))
+    return replace(model, graph=graph, outputs=tuple(kept), recipe=recipe)
 
 
 def plan_ranges(
@@ -96,9 +125,27 @@ def plan_ranges(
 
     Raises the errors of `read_over_ranges` and `plan_over_ranges`.
     """
-    model = read_over_ranges(request)
-    ranged = plan_over_ranges(model, options, progress)
+    model, ranged = _read_and_plan(request, options, progress)
     return replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims)), ranged
+
+
+def _read_and_plan(
+    request: CompileRequest, options: Options | None, progress: Progress | None = None
+) -> tuple[Model, RangedPlan]:
+    """Return the model of a request over ranges, and its plan.
+
+    A state in the arena is copied by sessions, so only bound inputs are updated in place; an update that the plan does
+    not place over its input stays an output.
+    """
+    in_place = set(request.state or ()) if options is not None and options.io == "bound" else set()
+    while True:
+        model = read_over_ranges(request, in_place)
+        ranged = plan_over_ranges(model, options, progress)
+        regions = {place.value: place.region for place in ranged.over.placements}
+        apart = [old for old, new in model.graph.updates if regions[old.name] != regions[new.name]]
+        if not apart:
+            return model, ranged
+        in_place = {name for name, _ in model.recipe.state if model.inputs_by_name[name] not in apart}
 
 
 def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model, CheckResult]:
@@ -107,8 +154,14 @@ def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model,
     Raises PlanError for a plan of another model, and the errors of `read_over_ranges`.
     """
     recipe = plan.recipe
-    request = CompileRequest(model, dims=plan.dims_over_ranges, const=dict(recipe.const), optimize=recipe.optimize)  # type: ignore[arg-type]
-    read = read_over_ranges(request)
+    request = CompileRequest(
+        model,
+        dims=plan.dims_over_ranges,  # type: ignore[arg-type]
+        const=dict(recipe.const),
+        state=dict(recipe.state),
+        optimize=recipe.optimize,
+    )
+    read = read_over_ranges(request, dict(recipe.state))
     largest = graph_at(read.graph, upper_bound)
     if fingerprint(largest, plan.schedule) != plan.fingerprint or read.ranges != plan.ranges:
         raise PlanError(f"the plan of {plan.graph!r} was made for another graph. Plan the model again")
@@ -139,7 +192,7 @@ def compile_ranges(
                "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. With a plan,
                the dimensions of the plan
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
-               need not have equal extents, see `RangedExecutable.session`
+               need not have equal extents, see `RangedExecutable.session`. With a plan, the state of the plan besides
     const, backend, optimize, arena, weights   see `compile`
     options    the planning options, with one stream and one arena. With io="arena", the default, inputs and outputs are
                copied in and out of the arena; with io="bound", kernels read and write memory of the caller
@@ -150,11 +203,11 @@ def compile_ranges(
     the errors of `compile`.
     """
     request = CompileRequest(
-        model, dims=dims, const=const, backend=backend, optimize=optimize, options=options, arena=arena, weights=weights
-    )
+        model, dims=dims, const=const, state=state, backend=backend, optimize=optimize, options=options, arena=arena,
+        weights=weights,
+    )  # fmt: skip
     if plan is None:
-        read = read_over_ranges(request)
-        ranged = plan_over_ranges(read, options)
+        read, ranged = _read_and_plan(request, options)
     else:
         read, result = judge_over_ranges(model, plan)
         if result.findings:
@@ -164,7 +217,8 @@ def compile_ranges(
     ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
-    return RangedExecutable(ranged, ready.to_executable(plan_there, arena), state or {})
+    in_place = dict(read.recipe.state)
+    return RangedExecutable(ranged, ready.to_executable(plan_there, arena), {**in_place, **(state or {})}, in_place)
 
 
 def _at_base_point(ranged: RangedPlan) -> tuple[Graph, MemoryPlan]:

@@ -259,7 +259,7 @@ def _exit(options: PlanOptions, report: PlanReport) -> None:
     exit_with_verdict(report.decision)
 
 
-WITHOUT_RANGES = ("recompute", "frontier", "patches", "advise", "max_trips", "region", "assume", "shape", "state")
+WITHOUT_RANGES = ("recompute", "frontier", "patches", "advise", "max_trips", "region", "assume", "shape")
 """Options that need an extent for every dimension."""
 
 
@@ -272,7 +272,8 @@ def _plan_over_ranges(
         option = "--" + refused.replace("_", "-")
         raise PlanError(f"{option} needs single extents: pass --dim NAME=INTEGER for every dimension, or drop {option}")
     planning_options, started = _planning_options(options), perf_counter()
-    request = CompileRequest(options.model, dims=dims, const=parse_constants(options.const), optimize=options.optimize)
+    const, state = parse_constants(options.const), parse_state(options.state)
+    request = CompileRequest(options.model, dims=dims, const=const, state=state, optimize=options.optimize)
     with packing_progress() as progress:
         source, ranged = plan_ranges(request, planning_options, progress)
     decision = question.verdict_on(ranged.worst)

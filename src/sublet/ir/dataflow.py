@@ -150,9 +150,11 @@ def rename_values(graph: Graph, names: Mapping[Value, Value], *, definitions: bo
     def of(value: Value) -> Value:
         return names.get(value, value)
 
-    inputs = tuple(map(of, graph.inputs)) if definitions else graph.inputs
+    inputs, updates = graph.inputs, graph.updates
+    if definitions:
+        inputs, updates = tuple(map(of, inputs)), tuple((of(target), source) for target, source in updates)
     nodes = tuple(rename_values_in_node(node, names, definitions=definitions) for node in graph.nodes)
-    return with_results(replace(graph, nodes=nodes, inputs=inputs), of)
+    return with_results(replace(graph, nodes=nodes, inputs=inputs, updates=updates), of)
 
 
 def rename_values_in_node(node: Node, names: Mapping[Value, Value], *, definitions: bool = False) -> Node:

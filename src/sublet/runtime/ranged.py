@@ -47,6 +47,9 @@ CALLER_KINDS = ("input", "output")
 NOWHERE: Mapping[str, Raw] = {}
 """No memory for outputs."""
 
+NO_UPDATES: Mapping[str, str] = {}
+"""No output in the memory of an input."""
+
 Point = Mapping[str, int]
 """The numbers of the dimensions, by name."""
 
@@ -81,13 +84,19 @@ class RangedExecutable:
     memory  the storages: arena and weights
     form    the function that makes the outputs of calls from arrays, see `outputs_as`
     outputs_outside  the outputs in memory of the caller, without outputs that are an input
+    in_place         the outputs computed in the memory of an input, by the name of the input
     """
 
-    def __init__(self, ranged: RangedPlan, base: Executable, state: Mapping[str, str]) -> None:
+    def __init__(
+        self, ranged: RangedPlan, base: Executable, state: Mapping[str, str], in_place: Mapping[str, str] = NO_UPDATES
+    ) -> None:
         """Create the executable.
 
-        `base` is the executable of the base point, in the arena of the plan; `state` maps inputs to the outputs that
-        update them between the calls of a session. Raises RunError for a state of unknown names or different types.
+        base      the executable of the base point, in the arena of the plan
+        state     the outputs that update inputs between the calls of a session, by the name of the input
+        in_place  the outputs computed in the memory of an input, by the name of the input: the updates of the graph
+
+        Raises RunError for a state of unknown names or different types.
         """
         self.plan: MemoryPlan = ranged.worst
         self.ranges = {each.name: each for each in ranged.ranges}
@@ -101,8 +110,11 @@ class RangedExecutable:
         graph = ranged.graph
         self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
+        self.in_place = dict(in_place)
+        sources = dict(graph.updates)
+        self._outputs.update({result: sources[self._inputs[name]] for name, result in in_place.items()})
         _require_whole_bytes((*graph.inputs, *graph.outputs))
-        _require_state(self._state, self._inputs, self._outputs)
+        require_state(self._state, self._inputs, self._outputs)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
@@ -111,7 +123,8 @@ class RangedExecutable:
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {name: self._array_place(value) for name, value in self._inputs.items()}
         self._output_places = {name: self._array_place(value) for name, value in self._outputs.items()}
-        of_inputs = {"", *(place.storage for place in self._input_places.values())}
+        self._updated_storages = {self._input_places[name].storage for name in in_place} - {""}
+        of_inputs = {"", *(place.storage for name, place in self._input_places.items() if name not in in_place)}
         self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
 
     def __repr__(self) -> str:
@@ -165,7 +178,9 @@ class RangedExecutable:
     def run_in_arena(self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE) -> Iterator[dict[str, Array]]:
         """Run once, and keep the outputs in the arena for the block. Raises the errors of a call.
 
-        Outputs outside the arena are in new memory, or in the memory that `into` has for the name of the output.
+        Outputs outside the arena are in new memory, or in the memory that `into` has for the name of the output. An
+        input that the run updates in place is copied first, unless `into` has memory for its name: the memory then
+        takes the content, and the update.
         """
         if os.getpid() != self._process:
             raise RunError("the kernels have threads of the parent process: compile in the child of a fork")
@@ -187,12 +202,14 @@ class RangedExecutable:
     ) -> dict[str, Raw]:
         """Return the memory of each storage of the caller; the memory must live until the end of the run.
 
-        An input keeps the memory of the caller, unless it is not contiguous or not aligned. An output that is an input
-        has no memory of its own.
+        An input keeps the memory of the caller, unless it is updated in place, not contiguous or not aligned. An output
+        that is an input has no memory of its own.
         """
         memory: dict[str, Raw] = {}
         for name, place in self._input_places.items():
-            if place.storage:
+            if place.storage in self._updated_storages:
+                memory[place.storage] = _filled(np.asarray(contents[name]), into.get(name), self.plan.alignment)
+            elif place.storage:
                 array = np.asarray(contents[name])
                 memory[place.storage] = aligned_or_copy(array, self.plan.alignment) if array.nbytes else array
         for name, place in self._output_places.items():
@@ -410,6 +427,14 @@ class RangedExecutable:
         return apart
 
 
+def _filled(content: Array, memory: Raw | None, alignment: int) -> Raw:
+    """Return `memory`, or new memory, with a content at the begin; nothing is copied if the content lies there."""
+    raw = aligned_bytes(content.nbytes, alignment) if memory is None else memory
+    if content.nbytes and address_of(content) != address_of(raw):
+        np.ndarray(content.shape, content.dtype, raw)[...] = content
+    return raw
+
+
 def _shape_of(content: Any, name: str) -> tuple[int, ...]:
     """Return the shape of an input. Raises RunError for a ragged list."""
     try:
@@ -425,7 +450,7 @@ def _require_whole_bytes(values: Iterable[Value]) -> None:
         raise RunError(f"ranges of dimensions: {packed} has several elements in a byte; compile for single extents")
 
 
-def _require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
+def require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
     """Raise RunError for a state of unknown names, or of tensors of different type or rank."""
     for name, result in state.items():
         what = f"state {printable(name)}={printable(result)}"

@@ -32,7 +32,8 @@ class RangedSession:
     With inputs and outputs in the arena, the state is copied into the arena and back. With bound inputs and outputs,
     kernels read the state in place and write the new state to spare memory, which the session then keeps in exchange
     for its own. All sessions of an executable share the spare memory: as many spares as calls that wait or run at the
-    same time.
+    same time. A state that a kernel updates in place stays where it is; if a kernel fails in such a call, the state is
+    uncertain until `reset` or `set_state`.
     """
 
     def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
@@ -44,8 +45,9 @@ class RangedSession:
         most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
         self._raw = {name: aligned_bytes(nbytes, 64) for name, nbytes in most.items()}
         results_once = {result for result, times in Counter(state.values()).items() if times == 1}
-        self._exchanged = executable.outputs_outside & results_once
+        self._exchanged = (executable.outputs_outside & results_once) - set(executable.in_place.values())
         self._current: dict[str, Array] = {}
+        self._uncertain: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<RangedSession of {self._executable!r}: state {self.nbytes:,} bytes>"
@@ -58,9 +60,14 @@ class RangedSession:
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once from the state of the session; the session keeps the new state.
 
-        Raises the errors of a call of the executable, before the state changes.
+        Raises the errors of a call of the executable, before the state changes; RunError for an uncertain state.
         """
         given = inputs_by_name(inputs, named)
+        if lost := self._uncertain - given.keys():
+            raise RunError(
+                f"the content of {known_names(sorted(lost))} is uncertain: a run failed during the update. "
+                "Call `reset`, or `set_state` for each"
+            )
         missing = [name for name in self._sources if name not in given and name not in self._current]
         known = {**self._current, **given}
         known.update({name: self._zeros(name, known) for name in missing})
@@ -68,16 +75,25 @@ class RangedSession:
         spares = {
             result: executable.take_spare(self._raw[n]) for n, result in sources.items() if result in self._exchanged
         }
+        updated = {name: self._raw[name] for name in executable.in_place}
         try:
-            with executable.run_in_arena(known, spares) as outputs:
+            with executable.run_in_arena(known, {**spares, **updated}) as outputs:
+                self._uncertain.clear()
                 for name, result in sources.items():
                     if result in spares:
                         self._raw[name], spares[result] = spares[result], self._raw[name]
+                        self._current[name] = outputs[result]
+                    elif name in updated:
                         self._current[name] = outputs[result]
                     else:
                         self._store(name, outputs[result])
                 kept = outputs.keys() - set(sources.values())
                 return {name: executable.result(name, array) for name, array in outputs.items() if name in kept}
+        except RunError:  # before the run
+            raise
+        except BaseException:
+            self._uncertain.update(updated)
+            raise
         finally:
             executable.return_spares(spares.values())
 
@@ -94,10 +110,12 @@ class RangedSession:
         self._executable.shape_of_start(name, {name: content})
         spec = TensorSpec(self._specs[name].dtype, np.shape(content))
         self._store(name, content_for(Value(name, spec), content, name))
+        self._uncertain.discard(name)
 
     def reset(self) -> None:
         """Forget the state: the next call starts as the first one did."""
         self._current.clear()
+        self._uncertain.clear()
 
     def _zeros(self, name: str, given: Mapping[str, Any]) -> Array:
         """Return the content of a state at the start."""

@@ -75,6 +75,22 @@ def _overwrite_addend(node: Node) -> tuple[Share, ...]:
     return () if node.inputs[3] in node.inputs[:3] else (Share(0, 3),)
 
 
+def _overwrite_caches(node: Node) -> tuple[Share, ...]:
+    """Return the shares of present keys and values with a past of as many rows: an append in place.
+
+    ONNX Runtime's kernel then writes the new rows only, and leaves the rows beyond the length, which no kernel reads.
+    In memory of its own a present has zeros there.
+    """
+    caches = [(position, output) for position, output in ((3, 1), (4, 2)) if position < len(node.inputs)]
+    return tuple(
+        Share(output, position)
+        for position, output in caches
+        if output < len(node.outputs)
+        and can_overwrite(node.inputs[position], node.outputs[output])
+        and node.inputs.count(node.inputs[position]) == 1
+    )
+
+
 def _overwrite_rows(positions: Sequence[int]) -> Shares:
     """Return the fact for kernels reading each row along the last axis before writing the row.
 
@@ -105,6 +121,7 @@ INPLACE: Mapping[str, Shares] = {
     "Where": overwrite_any(1, 2),
     "BatchNormalization": _overwrite_in_inference,
     "com.microsoft.FusedConv": _overwrite_addend,
+    "com.microsoft.GroupQueryAttention": _overwrite_caches,
     "com.microsoft.nchwc.Conv": _overwrite_addend,
     **dict.fromkeys(NORMALIZATIONS, _overwrite_rows((0,))),
     "com.microsoft.SkipLayerNormalization": _overwrite_rows((0, 1)),

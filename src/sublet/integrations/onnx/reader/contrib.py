@@ -93,7 +93,11 @@ def contrib_types(
         return [first, *unknown[1:]]
     if node.domain == CONTRIB and node.op_type in CONTRIB_TYPES:
         elems = [known.type.elem if known and isinstance(known.type, TensorType) else 0 for known in inputs]
-        inferred = CONTRIB_TYPES[node.op_type](shapes, elems)
+        contents = {
+            i: tuple(known.content.flat) for i, known in enumerate(inputs) if known and known.content is not None
+        }
+        followed = replace(shapes, constant_inputs={**shapes.constant_inputs, **contents})
+        inferred = CONTRIB_TYPES[node.op_type](followed, elems)
         return [*inferred, *unknown][: len(unknown)]
     if node.op_type == "ReorderOutput":
         return [_reorder_output_type(node, first)]

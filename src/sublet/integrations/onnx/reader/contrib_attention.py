@@ -7,7 +7,9 @@ past. The functions here follow the kernels, and leave data-dependent extents op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from sublet.base.extents import greatest
 from sublet.integrations.onnx.reader.rules.shape_rule import Extents, NodeShapes
 from sublet.integrations.onnx.reader.types import TensorType, Type
 
@@ -50,7 +52,7 @@ def grouped_attention_types(node: NodeShapes, elems: Elements) -> list[Type]:
     """Return the types of GroupQueryAttention: [batch, length, heads * size], and present keys and values.
 
     A present cache has as many rows as the past, or `total_sequence_length` rows if larger. The caller of a model
-    passes `total_sequence_length`, so the extent is open unless `total_sequence_length` is a constant.
+    passes `total_sequence_length`, so the extent is open unless `total_sequence_length` is a constant or an extent.
     """
     query, heads, groups = node.shape(0), node.integer_attribute("num_heads"), node.integer_attribute("kv_num_heads")
     if query is None or len(query) != 3:
@@ -63,7 +65,10 @@ def grouped_attention_types(node: NodeShapes, elems: Elements) -> list[Type]:
         return [output]
     constant = node.constant_inputs.get(TOTAL_LENGTH, ())
     rows = [_past_rows(node, position, 0) for position in (PAST_KEYS, PAST_VALUES)]
-    present = [max(past, *constant) if past is not None and len(constant) == 1 else None for past in rows]
+    # Over ranges, extents are expressions.
+    present: list[Any] = [
+        greatest(past, *constant) if past is not None and len(constant) == 1 else None for past in rows
+    ]
     return [output, *(tensor_type_of(elems[0], (query[0], groups, extent, size)) for extent in present)]
 
 
