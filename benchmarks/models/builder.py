@@ -120,5 +120,6 @@ class Builder:
             self.nodes.append(helper.make_node("Identity", [result], [name], name=f"output_{name}"))
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, infos, self.weights)
-        imports = [helper.make_opsetid("", OPSET)]
+        others = sorted({node.domain for node in self.nodes if node.domain})
+        imports = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in others)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="sublet")

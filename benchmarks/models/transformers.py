@@ -100,6 +100,43 @@ def gpt_with_past(
     return b.model(logits=logits, **present)
 
 
+def decoder_with_caches(
+    layers: int = 2, width: int = 64, heads: int = 4, groups: int = 2, vocabulary: int = 100, positions: int = 64
+) -> onnx.ModelProto:
+    """A decoder like Llama in the form of ONNX Runtime GenAI: GroupQueryAttention appends to caches of `past` rows.
+
+    The rows beyond the length, which the mask of ones gives, have no meaning.
+    """
+    b = Builder("decoder_with_caches")
+    tokens = b.input("input_ids", ("batch", "new"), TensorProto.INT64)
+    mask = b.input("attention_mask", ("batch", "total"), TensorProto.INT64)
+    size = width // heads
+    caches = [
+        [b.input(f"past.{i}.{kind}", ("batch", groups, "past", size)) for kind in ("key", "value")]
+        for i in range(layers)
+    ]
+    last = b.op("Sub", b.op("ReduceSum", mask, b.ints(1), keepdims=0), b.ints(1))
+    total = b.op("Gather", b.op("Shape", mask), b.scalar(1))
+    lengths = [b.op("Cast", each, to=TensorProto.INT32) for each in (last, total)]
+    angles = np.outer(np.arange(positions), 10000.0 ** (-np.arange(size // 2) / (size // 2)))
+    rotary = [b.constant(of(angles).astype(np.float32)) for of in (np.cos, np.sin)]
+    embedding = b.random_weight(vocabulary, width)
+    x, presents = b.op("Gather", embedding, tokens), dict[str, str]()
+    for i, past in enumerate(caches):
+        normed = _norm(b, x, width)
+        parts = [b.linear(normed, width, count * size) for count in (heads, groups, groups)]
+        mixed, key, value = b.ops(
+            "GroupQueryAttention", 3, *parts, *past, *lengths, *rotary, domain="com.microsoft", num_heads=heads,
+            kv_num_heads=groups, do_rotary=1,
+        )  # fmt: skip
+        presents.update({f"present.{i}.key": key, f"present.{i}.value": value})
+        x = b.op("Add", x, b.linear(mixed, width, width))
+        inner = _gelu_tanh(b, b.linear(_norm(b, x, width), width, 4 * width))
+        x = b.op("Add", x, b.linear(inner, 4 * width, width))
+    logits = b.op("MatMul", _norm(b, x, width), b.op("Transpose", embedding, perm=[1, 0]))
+    return b.model(logits=logits, **presents)
+
+
 def _norm(b: Builder, x: str, width: int) -> str:
     return b.op("LayerNormalization", x, b.filled(1.0, width), b.filled(0.0, width), axis=-1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.base.errors import RunError
+from sublet.base.errors import KernelError, RunError
 from sublet.base.extents import upper_bound
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -89,10 +89,9 @@ class RangedSession:
                         self._store(name, outputs[result])
                 kept = outputs.keys() - set(sources.values())
                 return {name: executable.result(name, array) for name, array in outputs.items() if name in kept}
-        except RunError:  # before the run
-            raise
-        except BaseException:
-            self._uncertain.update(updated)
+        except BaseException as error:
+            if not isinstance(error, RunError) or isinstance(error, KernelError):  # else before the run
+                self._uncertain.update(updated)
             raise
         finally:
             executable.return_spares(spares.values())
