@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Value
 from sublet.ops.emitter import Emitter
+from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
 
 Array = NDArray[Any]
@@ -55,7 +56,11 @@ def _example(line: str) -> Example:
     return Example(inputs, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
 
-EXAMPLES: Mapping[str, tuple[Example, ...]] = _read(Path(__file__).with_suffix(".txt").read_text())
+EXAMPLES: Mapping[str, tuple[Example, ...]] = {
+    **dict.fromkeys(COMMANDS, ()),
+    **_read(Path(__file__).with_suffix(".txt").read_text()),
+}
+"""The examples of each command. A command without examples has none here, so that a test of its own names it."""
 
 
 @dataclass(frozen=True)

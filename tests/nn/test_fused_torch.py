@@ -9,11 +9,15 @@ import sublet
 from sublet import parse
 from sublet.base.errors import SpecError
 from sublet.base.tensor import DType, TensorSpec
+from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.integrations.torch.kernels.fused import BLOCK_ELEMENTS, block_slices
+from sublet.ir.graph import Graph, Node
 from sublet.ops.nn import command
 from sublet.ops.nn.fused import STEPS, chain_steps
+from sublet.ops.op import can_overwrite
 from sublet.passes.autodiff import gradients
-from tests.nn.examples import EXAMPLES
+from tests.nn.examples import EXAMPLES, Case, case_of, told
+from tests.nn.test_registry import close, computed
 
 torch = pytest.importorskip("torch")
 
@@ -91,3 +95,40 @@ def test_steps_are_element_wise() -> None:
             whole = record.compute(*arrays, **attrs)
             part = record.compute(*(array[1:3, 2:5] for array in arrays), **attrs)
             np.testing.assert_allclose(part, whole[1:3, 2:5], rtol=1e-12, err_msg=record.name)
+
+
+def with_equal_operands(case: Case) -> Case:
+    """Return the case with its first input as every operand, of equal shape and type."""
+    (node,), first = case.graph.nodes, case.graph.inputs[0]
+    same = Node(node.name, node.op, (first,) * len(node.inputs), node.outputs, node.attrs)
+    return Case(Graph("same", (first,), (same,), case.graph.outputs), {first.name: case.arrays[first.name]})
+
+
+def assert_may_overwrite_each_operand(case: Case) -> None:
+    """Assert that the kernel gives the same result in memory of its own and over each operand of the result's size."""
+    backend = TorchBackend()
+    (node,), (output,) = case.graph.nodes, case.graph.outputs
+    assert backend.kernel(node, {}) is not None
+    apart = computed(case.graph, {name: array.copy() for name, array in case.arrays.items()}, backend)[output.name]
+    for value in dict.fromkeys(node.uses):
+        if can_overwrite(value, output):
+            places = {name: array.copy() for name, array in case.arrays.items()}
+            places[output.name] = places[value.name].view(apart.dtype)
+            close(computed(case.graph, places, backend)[output.name], apart, output)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_may_overwrite_every_operand(name: str) -> None:
+    """A chain gives a step the place of any operand without later readers, whatever `inplace` of the command says."""
+    tried = 0
+    for example in EXAMPLES[name]:
+        case = case_of(STEPS[name], example)
+        if TorchBackend().kernel(case.graph.nodes[0], {}) is None:
+            continue
+        with told(example):
+            assert_may_overwrite_each_operand(case)
+            if len({value.spec for value in case.graph.inputs}) == 1:
+                assert_may_overwrite_each_operand(with_equal_operands(case))
+        tried += 1
+    if not tried:
+        pytest.skip("PyTorch has no kernel for this; the reference computes it")

@@ -1,7 +1,7 @@
-"""Random uses of every command that has a gradient, each with the function of PyTorch's that it should be.
+"""Makers of random uses of commands with a gradient: inputs, attributes, and the same function in PyTorch.
 
-An input is text as in `tests.nn.examples`; one that ends with "!" must not be at a corner of the function, where it
-has no one derivative.
+An input is text as in `tests.nn.examples`. A text that ends with "!" keeps its elements away from the corners of the
+function, because the function has two derivatives at a corner. `USES` of `gradient_programs.py` lists the makers.
 """
 
 from __future__ import annotations

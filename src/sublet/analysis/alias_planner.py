@@ -1,6 +1,9 @@
 """Buffer assignment for one schedule: control flow, live ranges and shared buffers.
 
 The planner assigns buffers repeatedly, with more and more loop-carried values renamed instead of copied.
+
+For loops read from `AliasPlanner` on: the functions above the class choose updated values with storages to swap after
+a run.
 """
 
 from __future__ import annotations

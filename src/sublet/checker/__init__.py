@@ -1,7 +1,7 @@
 """The checker: replays a plan against graph and schedule, byte by byte, independently of the planner.
 
-The checker shares no code with the planning packages: from the graph, the facts of the ops, the schedule and the plan,
-the checker derives the bytes read and written by every step.
+The checker imports nothing of analysis, packing or planning. From the graph, the facts of the ops, the schedule and the
+plan, the checker derives the bytes read and written by every step.
 
     build_layout            the plan by itself: every value has bytes, inside a storage, aligned
     check_form              the schedule runs every node of this graph once

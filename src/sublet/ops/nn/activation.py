@@ -1,8 +1,7 @@
 """Activations.
 
-If the derivative is a function of the result, the gradient reads the result, so an activation may overwrite the input:
-relu, leaky_relu, sigmoid, tanh, softplus and elu. Swish, gelu and hard_swish are not monotonic, so their gradients
-read the input.
+If the derivative is a function of the result, the gradient reads the result, so the activation may overwrite the input.
+The derivative of an activation that is not monotonic is no such function, so its gradient reads the input.
 """
 
 from __future__ import annotations

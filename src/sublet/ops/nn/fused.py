@@ -24,7 +24,10 @@ from sublet.ops.nn.rules import require_present
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Specs, overwrite_any
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
-"""Commands with kernels that write before reading both operands: a chain, and any step, may overwrite any operand."""
+"""Commands with kernels that write before the last read of an operand.
+
+No chain has them, because a step may overwrite any operand without later readers.
+"""
 
 STEPS: Mapping[str, Command] = {
     record.name: record

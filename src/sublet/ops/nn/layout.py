@@ -1,4 +1,4 @@
-"""Movement of elements: transpose, slice, concat, split, pad, flip, tile."""
+"""Commands that move elements and compute none."""
 
 from __future__ import annotations
 

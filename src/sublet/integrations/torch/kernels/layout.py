@@ -1,4 +1,4 @@
-"""Movement of elements: transpose, slice, concat, split, pad, flip, tile. Kernels create views when bound."""
+"""Kernels of the commands that move elements and compute none. Kernels create views when bound."""
 
 from __future__ import annotations
 
