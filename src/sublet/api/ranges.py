@@ -17,7 +17,7 @@ from sublet.base.extents import Extent, upper_bound
 from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.ops.op import shares_of
@@ -100,15 +100,20 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
     """Return the model with updates of inputs by the outputs that a kernel can write over the input.
 
     `state` maps inputs to outputs. An output in place is no output of the graph: the kernel computes it in the memory
-    of the input, as GroupQueryAttention appends to its caches. The recipe names the pairs.
+    of the input, as GroupQueryAttention appends to its caches. The output may be a view of the result of the kernel.
+    The recipe names the pairs.
     """
     inputs, outputs = model.inputs_by_name, model.outputs_by_name
-    able = {
-        (node.inputs[share.input], node.outputs[share.output])
-        for node in model.graph.nodes
-        for share in shares_of(node, lookup(node.op).inplace)
-    }
-    pairs = {name: result for name, result in state.items() if (inputs[name], outputs[result]) in able}
+    overwritten: dict[Value | None, set[Value | None]] = {}
+    for node in model.graph.nodes:
+        for share in shares_of(node, lookup(node.op).inplace):
+            overwritten.setdefault(node.outputs[share.output], set()).add(node.inputs[share.input])
+        for share in shares_of(node, lookup(node.op).views):
+            if share.offset == 0:
+                overwritten.setdefault(node.outputs[share.output], set()).update(
+                    overwritten.get(node.inputs[share.input], ())
+                )
+    pairs = {name: new for name, new in state.items() if inputs[name] in overwritten.get(outputs[new], ())}
     if not pairs or len(set(pairs.values())) < len(pairs):
         return model
     updates = tuple((inputs[name], outputs[result]) for name, result in pairs.items())
