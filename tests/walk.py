@@ -132,7 +132,7 @@ def _furnish(folder: Path) -> None:
     program = Path(__file__).parent / "integrations" / "executorch" / "programs" / "two_conds.planned.pte"
     for name in ("program.pte", "model.pte"):
         (folder / name).write_bytes(program.read_bytes())
-    for name, text in {"cell.onnx": CELL, "vad.onnx": VAD, "encoder.onnx": ENCODER, "decoder.onnx": DECODER}.items():
+    for name, text in TEXTS.items():
         (folder / name).write_bytes(onnx.parser.parse_model(text).SerializeToString())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
@@ -166,7 +166,30 @@ decoder (float[batch, new, 16] x, float[batch, past, 16] past) => (y, present)
   m = ReduceMean <axes = [1]> (present)
   y = Add (x, m)
 }"""
+
 """A network whose cache grows by the new rows."""
+
+LLAMA = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+llama (int64[batch,new] input_ids, int64[batch,total] attention_mask, float[batch,2,past,8] past_key,
+       float[batch,2,past,8] past_value) => (float[batch,new,16] logits, float[batch,2,past,8] present_key,
+       float[batch,2,past,8] present_value)
+{
+  one = Constant <value_ints: ints = [1]> ()
+  sums = ReduceSum <keepdims: int = 0> (attention_mask, one)
+  less = Sub (sums, one)
+  lengths = Cast <to: int = 6> (less)
+  shape = Shape (attention_mask)
+  index = Constant <value_int: int = 1> ()
+  longest = Gather (shape, index)
+  whole = Cast <to: int = 6> (longest)
+  sizes = Constant <value_ints: ints = [100, 16]> ()
+  table = ConstantOfShape <value: tensor = float[1] {0.5}> (sizes)
+  x = Gather (table, input_ids)
+  logits, present_key, present_value = com.microsoft.GroupQueryAttention <num_heads: int = 2, kv_num_heads: int = 2>
+    (x, x, x, past_key, past_value, lengths, whole)
+}
+"""
+"""A network that appends to caches of a fixed number of rows."""
 
 VAD = """<ir_version: 9, opset_import: ["" : 17]>
 vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
@@ -178,6 +201,9 @@ vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
   >
 }"""
 """A network with a branch for each of two sampling rates."""
+
+TEXTS = {"cell.onnx": CELL, "vad.onnx": VAD, "encoder.onnx": ENCODER, "decoder.onnx": DECODER, "llama.onnx": LLAMA}
+"""The models in the text form of ONNX, by file."""
 
 
 def _tflite() -> bytes:
