@@ -168,7 +168,8 @@ def gallery_markdown() -> str:
     parts = [
         "# Gallery",
         "Fifteen plans as live pages: click a bar, search a tensor, zoom with the wheel. Each picture comes from the "
-        "command above the picture, made with this version of Sublet when the site was built.",
+        "command above the picture, made with this version of Sublet when the site was built. The script "
+        "`docs/gallery_models.py` writes all models, and the memory of other tools as JSON.",
     ]
     for exhibit in EXHIBITS:
         *before, last = exhibit.commands
