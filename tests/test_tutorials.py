@@ -1,6 +1,6 @@
 """Tutorials tell the truth: each command runs in the order of the page, and prints what the page shows.
 
-python -m tests.test_tutorials    # run the commands, and write their outputs into the pages
+python -m tests.test_tutorials    # run the commands, write outputs and pictures into docs/tutorials, print the seconds
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 
+from benchmarks.models.wheels import ModelsUnavailableError, unpacked
 from tests.support.prose import ROOT
+from tests.viz.chromium import PROGRAM, Chromium
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(
@@ -22,6 +26,11 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """A file to save; commands to run; or the output of the commands above."""
+
+PICTURE = re.compile(r"^!\[.*\]\((\w+\.png)\)$", re.MULTILINE)
+WHEEL = re.compile(r"^pip download .* (\S+==\S+)$", re.MULTILINE)
+DIFFERENCE = 0.03
+"""Mean difference of two pictures, of 1: fonts differ between machines. Another order of a network gives 0.04."""
 
 
 def replay(text: str, folder: Path) -> str:
@@ -54,10 +63,37 @@ def run_script(script: str, folder: Path) -> str:
     return re.sub(r" +$", "", done.stdout, flags=re.MULTILINE)
 
 
+def picture(name: str, folder: Path) -> bytes | None:
+    """Return a picture drawn by the commands, or the page in `folder` as a browser shows it; None without a browser."""
+    if (folder / name).exists():
+        return (folder / name).read_bytes()
+    if PROGRAM is None:
+        return None
+    with Chromium(1200, 700) as browser:
+        browser.open(folder / "plan.html")
+        browser.settle()
+        return browser.screenshot()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
+    try:
+        for wheel in WHEEL.findall(text):
+            unpacked(wheel)
+    except ModelsUnavailableError as error:
+        pytest.skip(str(error))
     assert replay(text, tmp_path) == text, "to update the page: python -m tests.test_tutorials"
+    names = PICTURE.findall(text)
+    assert names, "every tutorial shows a picture"
+    for name in names:
+        content = picture(name, tmp_path)
+        if content is not None:
+            files = page.parent / name, tmp_path / "now.png"
+            files[1].write_bytes(content)
+            shown, now = (matplotlib.image.imread(path)[:, :, :3] for path in files)
+            assert shown.shape == now.shape
+            assert np.abs(shown - now).mean() < DIFFERENCE, f"{name}: to update: python -m tests.test_tutorials"
 
 
 def test_another_output_on_the_page_is_noticed(tmp_path: Path) -> None:
@@ -72,8 +108,16 @@ def test_a_missing_output_is_noticed(tmp_path: Path) -> None:
 
 def main() -> None:
     for page in PAGES:
-        with tempfile.TemporaryDirectory() as folder:
-            page.write_text(replay(page.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as name:
+            folder, before = Path(name), os.times()
+            text = replay(page.read_text(encoding="utf-8"), folder)
+            after = os.times()
+            page.write_text(text, encoding="utf-8")
+            for each in PICTURE.findall(text):
+                if content := picture(each, folder):
+                    (page.parent / each).write_bytes(content)
+            seconds = after.children_user + after.children_system - before.children_user - before.children_system
+            print(f"{page.stem}: {seconds:.0f} s of the processor, {after.elapsed - before.elapsed:.0f} s of waiting")
 
 
 if __name__ == "__main__":

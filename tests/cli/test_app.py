@@ -1,9 +1,10 @@
-"""Options of all commands: `--quiet`, and completion in a shell."""
+"""Options of all commands: `--quiet`, `--verbose`, and completion in a shell."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,16 @@ from pathlib import Path
 import pytest
 
 SUBLET = (sys.executable, "-m", "sublet")
+SWAP = """graph @net(%a: f32[64], %b: f32[64], %n: i64[]) {
+  %f: f32[64], %g: f32[64] = while(%i: i64[]; %p: f32[64] = %a, %q: f32[64] = %b; ) @loop body @turn {
+    %c: bool[] = onnx.Less(%i, %n)
+    continue if %c
+    %x: f32[64] = onnx.Relu(%p)
+    next %q, %x;
+  }
+  return %f, %g
+}
+"""
 
 
 def test_quiet_prints_the_first_line(tmp_path: Path) -> None:
@@ -24,6 +35,21 @@ def test_quiet_prints_the_first_line(tmp_path: Path) -> None:
     answer = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert json.loads(answer.stdout)["verdict"] == "does_not_fit"
+
+
+def test_verbose_prints_the_stages_with_times_beside_the_same_answer(tmp_path: Path) -> None:
+    model = tmp_path / "net.sublet"
+    model.write_text(SWAP, encoding="utf-8")
+    plain = subprocess.run([*SUBLET, "plan", str(model)], capture_output=True, text=True, check=True)
+    done = subprocess.run([*SUBLET, "--verbose", "plan", str(model)], capture_output=True, text=True, check=True)
+    assert (done.stdout, plain.stderr) == (plain.stdout, "")
+    lines = [re.fullmatch(r" *(\d+) ms  (.*)", line) for line in done.stderr.splitlines()]
+    assert all(lines), done.stderr
+    times = [int(line[1]) for line in lines if line]
+    assert times == sorted(times)
+    stages = "\n".join(line[2] for line in lines if line)
+    for stage in ("read the model", "plan net: ", "live ranges: ", "packing by ", "plan by ", "check: valid; lower"):
+        assert stage in stages
 
 
 @pytest.mark.parametrize(("words", "expected"), [("sublet pl", "plan"), ("sublet plan --bud", "--budget")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zlib
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sublet.base.errors import SubletError
+from sublet.checker.external.files import judge_plan_file
+from sublet.cli.check import judgement_picture
 from sublet.plan import RUN, PlanPoint
 from sublet.viz.page import Columns, render_page, write_html
+from sublet.viz.terminal import memory_map
 from sublet.viz.view_model import picture_of_plan
 from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan
@@ -103,3 +108,14 @@ def test_columns_are_as_narrow_as_their_numbers_and_aligned(largest: int, kind: 
     assert columns.add([0, largest]) == (kind, 8, 2)
     content = zlib.decompress(b64decode(columns.to_base64({})))
     assert len(content) == 8 + 8 + 8 + (8 if width < 8 else 16)
+
+
+def test_a_refused_plan_has_neither_a_bound_nor_a_gap() -> None:
+    program = Path(__file__).parents[1] / "integrations" / "executorch" / "programs" / "nested.pte"
+    picture = judgement_picture(judge_plan_file(program))
+    model, _ = unpacked(render_page(picture))
+    assert "is wrong" in model["figures"]["claimed"]
+    assert (model["figures"]["lowerBound"], model["figures"]["gap"], model["figures"]["proof"]) == (None, None, "")
+    output = io.StringIO()
+    Console(width=80, file=output).print(memory_map(picture, width=80, height=16))
+    assert output.getvalue().rstrip().endswith("arena 496 B  no lower bound")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -27,6 +28,8 @@ from sublet.runtime.backends.registry import AUTO
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """The rewriting of an ONNX model before planning: a level of ONNX Runtime's optimiser, or none."""
+
+LOG = logging.getLogger(__name__)
 
 SIMPLIFIED = "simplify"
 
@@ -146,6 +149,7 @@ def read_source(
     if again and source.recipe.again != tuple(again):
         recipe = replace(source.recipe, again=tuple(again))
         source = replace(source, graph=with_rematerialization(source.graph, again), recipe=recipe)
+    LOG.info("read the model: %d nodes, %d weights", len(source.graph.nodes), len(source.graph.weights))
     return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
 
 

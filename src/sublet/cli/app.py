@@ -21,6 +21,7 @@ from sublet.cli.console import (
     discard_answers,
     open_missing_streams,
     print_error,
+    print_stages,
 )
 from sublet.cli.doctor import doctor
 from sublet.cli.explain import explain
@@ -66,8 +67,13 @@ def sublet(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line of the answer only.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print the stages with their times on standard error.")
+    ] = False,
 ) -> None:
     """Plan, prove and show the smallest memory a neural network can run in."""
+    if verbose:
+        print_stages()
     if quiet and "--json" not in sys.argv:
         sys.stdout = cast(TextIO, FirstLine(sys.stdout))
 

@@ -33,7 +33,7 @@ from sublet.packing import Buffer, Lifetimes, Packing, Problem
 from sublet.plan import fragmentation
 from sublet.plan.file import load
 from sublet.plan.statistics import assumptions, planned_values
-from sublet.viz.view_model import Picture, picture_of_packing, picture_of_plan
+from sublet.viz.view_model import DrawnArena, Picture, picture_of_packing, picture_of_plan
 
 # The report of `sublet check` on a plan by another tool; the report claims no more than was judged.
 
@@ -135,9 +135,22 @@ def judgement_picture(verdict: ForeignVerdict) -> Picture:
         ForeignOutcome.PARTLY: f"{verdict.tool}: {len(verdict.not_judged)} tensors are not judged",
     }[verdict.outcome]
     if verdict.plan is not None:
-        return picture_of_plan(verdict.plan, claimed)
-    problem, packing = _stack_regions(verdict)
-    return replace(picture_of_packing(problem, packing, verdict.lower_bound_bytes), claimed=claimed)
+        picture = picture_of_plan(verdict.plan, claimed)
+    else:
+        problem, packing = _stack_regions(verdict)
+        picture = replace(picture_of_packing(problem, packing, verdict.lower_bound_bytes), claimed=claimed)
+        if len(verdict.regions) == len(verdict.drawn) > 1:
+            picture = replace(picture, arenas=_stack_arenas(verdict))
+    return picture.without_bound() if verdict.outcome is ForeignOutcome.WRONG else picture
+
+
+def _stack_arenas(verdict: ForeignVerdict) -> tuple[DrawnArena, ...]:
+    """Return the arena of each region, at the addresses of `_stack_regions`."""
+    arenas, base = [], 0
+    for region, (_, packing) in zip(verdict.regions, verdict.drawn, strict=True):
+        arenas.append(DrawnArena(region.name, base, packing.arena_bytes, region.lower_bound_bytes))
+        base += packing.arena_bytes
+    return tuple(arenas)
 
 
 def _stack_regions(verdict: ForeignVerdict) -> tuple[Problem, Packing]:
@@ -226,7 +239,9 @@ def _check_sublet_plan(options: CheckOptions, plan_path: Path) -> None:
     plan = load(plan_path)
     result = check_plan(options.model, plan, search=options.search)
     if options.html is not None or options.png is not None:
-        write_pictures(picture_of_plan(plan, "not right" if result.findings else ""), options.html, options.png)
+        picture = picture_of_plan(plan)
+        wrong = replace(picture, claimed="not right").without_bound()
+        write_pictures(wrong if result.findings else picture, options.html, options.png)
     if options.in_json:
         violations = [str(finding) for finding in result.findings]
         covered = {"planned": len(planned_values(plan)), "not_counted": [value.value for value in plan.not_counted]}
@@ -256,7 +271,7 @@ def _judge_plan_of_tool(options: CheckOptions) -> ForeignVerdict:
 
 def _print_judgement(options: CheckOptions, verdict: ForeignVerdict) -> None:
     """Print the verdict on a plan by another tool, write the pictures, and exit with the status of the verdict."""
-    picture = judgement_picture(verdict)
+    picture = replace(judgement_picture(verdict), title=(options.plan_path or options.model).name)
     write_pictures(picture, options.html, options.png)
     if options.in_json:
         print_json(judgement_json(verdict))

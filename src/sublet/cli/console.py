@@ -7,6 +7,7 @@ for an error `{"error": ..., "kind": ..., "exit_status": ...}`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from sublet.base.formatting import human, printable
 from sublet.ir.model import Model as Source
 from sublet.plan.verdict import Advice, BudgetOutcome, Verdict
 from sublet.planning.advice.candidates import AdviceCandidate, OnCandidate
+
+LOG = logging.getLogger(__name__)
 
 # Repair of the standard streams if the caller closed a stream, or the reader of the output leaves early.
 
@@ -70,6 +73,14 @@ class FirstLine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def print_stages() -> None:
+    """Print the stages of planning on standard error, each with the milliseconds since the start."""
+    handler, log = logging.StreamHandler(), logging.getLogger("sublet")
+    handler.setFormatter(logging.Formatter("%(relativeCreated)7.0f ms  %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 NEWLINE = "\n"
@@ -176,6 +187,9 @@ def picture_width() -> int:
 @contextmanager
 def packing_progress() -> Iterator[Progress | None]:
     """Provide a callback showing each tried strategy on a terminal; None without a terminal."""
+    if LOG.isEnabledFor(logging.INFO):
+        yield lambda strategy, nbytes: LOG.info("packing by %s: %s", strategy, human(nbytes))
+        return
     if not error_console.is_terminal:
         yield None
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from sublet.plan.schedule import Schedule
 from sublet.planning.pipeline import candidate_schedules, plan_memory, values_outside_arena
 
 # Order bound: the lower bound on all orders of a model's nodes, reported beside a plan in an order of less memory.
+
+LOG = logging.getLogger(__name__)
 
 EXACT_HINT = "To optimize order, sharing and offsets together: pip install 'sublet[exact]'"
 
@@ -125,6 +128,7 @@ def advise_order(model: Model, options: Options, plan: MemoryPlan, progress: Pro
     if reason:
         return OrderAdvice(None, f"Other orders were not tried: {reason}. Use --order less.")
     orders = candidate_schedules(model.graph, replace(options, order=LESS))
+    LOG.info("other orders to try: %d", len(orders) - 1)
     needed = (_arena_bytes_in_order(model, options, order, progress) for order in orders[1:])
     lowest = min((nbytes for nbytes in needed if nbytes is not None), default=None)
     less = lowest is not None and lowest < plan.arena_bytes

@@ -13,6 +13,7 @@ Renaming runs again as long as renaming saves copies. Packing runs again if segm
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from sublet.analysis.program_facts import ProgramFacts
 from sublet.analysis.residual_copies import find_residual_copies, require_no_copies
 from sublet.analysis.streams import assign_streams
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
+from sublet.base.formatting import count_with_noun, human, printable
 from sublet.base.optional_imports import require
 from sublet.checker import CheckResult, require_valid
 from sublet.ir.graph import Graph, Value
@@ -42,6 +44,8 @@ from sublet.planning.assemble_plan import assemble_plan
 from sublet.planning.checker_fallback import MAX_NAMED_ATTEMPTS, carries_to_copy
 from sublet.planning.joint_cpsat import solve_jointly
 from sublet.planning.place_buffers import AT_CUTS_APART, place_buffers
+
+LOG = logging.getLogger(__name__)
 
 MAX_REPLANNING = 7200
 """Promising orders planned for a graph of few nodes, times the square of the nodes: 50 orders of 12 nodes, 200 of 6.
@@ -76,6 +80,8 @@ def plan_memory(
         if schedule is not None:
             options = replace(options, order=GIVEN)
         orders = (schedule,) if schedule is not None else candidate_schedules(model.graph, options)
+        nodes, name = count_with_noun(len(model.graph.nodes), "node"), printable(model.graph.name)
+        LOG.info("plan %s: %s, %s to plan", name, nodes, count_with_noun(len(orders), "order"))
         requests = [PlanRequest(model.graph, each, options, progress, facts) for each in orders]
         plan, number = smallest_plan(requests)
     order = OWN if schedule is not None else LESS if number else GIVEN
@@ -145,11 +151,14 @@ def smallest_plan(requests: Sequence[PlanRequest]) -> tuple[MemoryPlan, int]:
         try:
             plans[number] = plan_in_order(replace(requests[number], smallest_arena=smallest))
         except (CapacityError, PlanError) as error:
+            LOG.info("order %d fails: %s", number, printable(str(error)))
             failed[number] = error
     if not plans:
         raise failed[0]
     number = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
     plan = plans[number]
+    if len(plans) > 1:
+        LOG.info("order %d of %d needs least: %s", number, len(requests), human(plan.arena_bytes))
     if requests[0].options.order != GIVEN and (less := _plan_promising_orders(requests[0], plan)):
         plan, number = less, len(requests)
     if requests[0].options.order == LEAST:
@@ -224,6 +233,8 @@ def plan_in_order(request: PlanRequest) -> MemoryPlan:
             more = carries_to_copy(graph, violation.findings, copied, by_name=attempts < MAX_NAMED_ATTEMPTS)
             if more == copied:
                 raise
+            LOG.info("check refuses the plan: %s", printable(str(violation)))
+            LOG.info("next attempt copies %s", ", ".join(sorted(printable(value.name) for value in more - copied)))
             copied, attempts = more, attempts + 1
         if timeout is not None:
             left = max(0.0, begin + timeout - time.monotonic())
@@ -237,6 +248,8 @@ def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Valu
     interference, segments and packing (`place_buffers`); the plan; the checker.
     """
     assignment = aliases.best(copied)
+    buffers, ranges = len(assignment.arena_buffers), len(assignment.ranges.slot_ranges)
+    LOG.info("live ranges: %d; buffers after coalescing and renaming: %d", ranges, buffers)
     moves = find_residual_copies(request.graph, assignment, aliases)
     if request.options.forbid_copies:
         require_no_copies(moves)
@@ -244,7 +257,10 @@ def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Valu
     if placed is not assignment:
         moves = find_residual_copies(request.graph, placed, aliases)
     plan = assemble_plan(request.graph, request.schedule, placed, aliases, placement, moves)
-    return with_proven_bound(plan, require_valid(request.graph, request.schedule, plan))
+    LOG.info("plan by %s: arena %s, moves left: %d", plan.strategy, human(plan.arena_bytes), len(moves))
+    proven = with_proven_bound(plan, require_valid(request.graph, request.schedule, plan))
+    LOG.info("check: valid; lower bound %s (%s)", human(proven.lower_bound_bytes), proven.bound)
+    return proven
 
 
 def _with_rows(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value], plan: MemoryPlan) -> MemoryPlan:

@@ -225,7 +225,7 @@ def _curve_columns(picture: Picture, columns: Columns, curve: LiveCurve) -> dict
 def _figures_data(picture: Picture) -> dict[str, Any]:
     return {
         "arena": _exact_number(picture.arena_bytes),
-        "lowerBound": _exact_number(picture.lower_bound_bytes),
+        "lowerBound": _exact_number(picture.lower_bound_bytes) if picture.has_bound else None,
         "boundSource": picture.lower_bound_source,
         "gap": picture.gap,
         "claimed": picture.claimed,

@@ -91,8 +91,8 @@ def _figures_text(picture: Picture) -> str:
     """Return the figures in one line, and notes on uncounted values and assumptions in separate lines."""
     single = (
         f"arena {human(picture.arena_bytes)}",
-        f"lower bound {human(picture.lower_bound_bytes)}",
-        *(() if picture.coverage else (picture.proof_words,)),
+        picture.bound_words,
+        *(() if picture.coverage or not picture.has_bound else (picture.proof_words,)),
         f"without reuse {human(picture.total_bytes)}",
         f"strategy {_printable_line(picture.strategy)}",
     )
@@ -190,15 +190,17 @@ def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
         panel.axhline(
             arena.begin + arena.nbytes, color=ARENA, linewidth=1.3, label=f"{name} {human(arena.nbytes)}{room}"
         )
-        bound = f"lower bound {human(arena.bound)}{'' if one else f' in {name}'}"
-        panel.axhline(arena.begin + arena.bound, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
+        if picture.has_bound:
+            bound = f"lower bound {human(arena.bound)}{'' if one else f' in {name}'}"
+            panel.axhline(arena.begin + arena.bound, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
         if not one:
             panel.axhline(arena.begin, color="#b9c0cb", linewidth=1)
             style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": ARENA}
             panel.text(picture.end, arena.begin + arena.nbytes, f"{name} ", **style)
     if not addresses and one:
         panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3)
-        panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5))
+        if picture.has_bound:
+            panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5))
     peak = picture.peak
     where = _shorten_name(_printable_line(point_label(picture, peak.point)), 40)
     label = f"peak{_printable_line(picture.plan_suffix)} {human(peak.nbytes)} at {where}"

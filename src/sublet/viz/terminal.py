@@ -340,4 +340,4 @@ class _MapDrawing:
 def _figures_line(picture: Picture) -> str:
     if picture.others:
         return f"{picture.arena_sizes}; live bytes{picture.plan_suffix}"
-    return f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  {picture.proof_words}"
+    return f"arena {human(picture.arena_bytes)}  {picture.bound_words}  {picture.proof_words}".rstrip()

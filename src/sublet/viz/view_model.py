@@ -254,14 +254,31 @@ class Picture:
 
     @property
     def gap(self) -> float | None:
-        """The fragmentation over the lower bound; None with uncounted values, or with several arenas."""
-        if self.coverage or len(self.arenas) > 1:
+        """The fragmentation over the lower bound; None with uncounted values, several arenas, or without a bound."""
+        if self.coverage or len(self.arenas) > 1 or not self.has_bound:
             return None
         return fragmentation(self.arena_bytes, self.lower_bound_bytes)
 
     @property
+    def has_bound(self) -> bool:
+        """True if a lower bound is known."""
+        return self.lower_bound_bytes > 0 or self.arena_bytes == 0
+
+    @property
+    def bound_words(self) -> str:
+        """The lower bound as text."""
+        return f"lower bound {human(self.lower_bound_bytes)}" if self.has_bound else "no lower bound"
+
+    def without_bound(self) -> Picture:
+        """Return the picture of a wrong plan: a plan refused by the checker has neither a bound nor a gap."""
+        arenas = tuple(replace(arena, bound=0) for arena in self.arenas)
+        return replace(self, lower_bound_bytes=0, arenas=arenas)
+
+    @property
     def proof_words(self) -> str:
-        """The proven part of the claims on the arena, as text."""
+        """The proven part of the claims on the arena, as text; "" without a bound."""
+        if not self.has_bound:
+            return ""
         together = f"of {len(self.arenas)} arenas together"
         return self.coverage or (together if self.gap is None else f"gap {percent(self.gap)}")
 

@@ -46,7 +46,8 @@ function arenaCells(model) {
     const tight = Number(bytes) === Number(bound) && !model.coverage;
     const more = Number(bytes) - first;
     const change = more ? `, ${exact(Math.abs(more))} B ${more > 0 ? "more" : "less"}` : ", as much";
-    const note = tight ? "its lower bound" : `lower bound ${human(bound)}`;
+    const refused = model.figures.lowerBound === null;
+    const note = refused ? "no lower bound" : tight ? "its lower bound" : `lower bound ${human(bound)}`;
     return [model.others.length ? `Arena of ${name}` : name, size, `${note}${paired && k ? change : ""}`];
   });
 }
@@ -77,7 +78,7 @@ function drawArenas(context, panel, view, model, look) {
       const text = several(model) ? `${shortened(context, arena.name, panel.w * 0.35)}  ${size}${tight ? " = its lower bound" : ""}` : `arena${tight ? " = lower bound" : ""}  ${size}`;
       told.push([text, end, toY(top) - 10, tight ? look.bound : look.arena]);
     }
-    if (levelLine(context, panel, toY(limit), look.bound, [6, 4]) && !tight) {
+    if (model.figures.lowerBound !== null && levelLine(context, panel, toY(limit), look.bound, [6, 4]) && !tight) {
       told.push([`lower bound  ${human(arena.bound)}`, end, toY(limit) + 11, look.bound]);
     }
     if (arena.begin > 0) levelLine(context, panel, toY(arena.begin), look.frame, []);

@@ -263,7 +263,7 @@ function plate(context, text, x, y, colour, look, align) {
 function drawLevels(context, panel, high, model, look) {
   const toY = (value) => atByte(panel, { a0: 0, a1: high }, Number(value));
   levelLine(context, panel, toY(model.figures.arena), look.arena, []);
-  levelLine(context, panel, toY(model.figures.lowerBound), look.bound, [6, 4]);
+  if (model.figures.lowerBound !== null) levelLine(context, panel, toY(model.figures.lowerBound), look.bound, [6, 4]);
 }
 
 // The point with the most live bytes: a band through both panels with one label.

@@ -37,7 +37,7 @@ function writeHeader(model) {
   const cells = [
     ...(several(model) ? arenaCells(model) : [
       ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
-      ["Lower bound", human(figures.lowerBound), model.coverage ? "of the planned part" : figures.boundSource],
+      ["Lower bound", figures.lowerBound === null ? "" : human(figures.lowerBound), model.coverage ? "of the planned part" : figures.boundSource],
       ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ]),
     ["Budget", model.budget === null || hasBudgetLine(model) ? "" : human(model.budget), several(model) ? "for all arenas" : "far above the arena"],
@@ -124,7 +124,7 @@ function writeLegend(model, mode, colours, look) {
     ...(model.blockPieces.block.length ? [entry(hatch, "kept for the buffer")] : []),
     entry(line(look.curve, []), `live bytes${whose(model)}`),
     entry(line(look.arena, []), "arena"),
-    entry(line(look.bound, [5, 3]), "lower bound"),
+    ...(model.figures.lowerBound === null ? [] : [entry(line(look.bound, [5, 3]), "lower bound")]),
     entry(line(look.peak, [], true), `peak${whose(model)}`),
     ...(!hasBudgetLine(model) ? [] : [entry(line(look.peak, [2, 3]), `budget ${human(model.budget)}`)]),
     ...model.others.map(({ label }) => entry(line(look.other, []), `live bytes of ${label}`)),
