@@ -142,17 +142,17 @@ class _ConvolutionTensors:
 
 
 def _has_columns(node: Node, w: TensorSpec) -> bool:
-    """True for windows along one axis, without padding, dilation and groups, and with a small column matrix.
+    """True for strided windows along one axis, without padding, dilation and groups, and with a small column matrix.
 
-    oneDNN is slow for strided images of one row. Measured with copies included, for windows of at most
-    `MAX_COLUMN_RATIO` strides: products with column matrices compute the gradient by the weights in 0.5 to 1.1 of
-    oneDNN's time on 1 to 16 threads; the gradient by the input in 0.2 to 1.1 on one thread, up to 1.8 on several; with
-    fewer than `VECTOR_CHANNELS` input channels all three in 0.1 to 0.9.
+    oneDNN is slow for strided images of one row. Measured with copies included, for samples of 25 KB to 2 MB:
+    products with column matrices compute the gradient by the weights in 0.2 to 1.1 of oneDNN's time on 1 to 16 threads;
+    the gradient by the input in 0.2 to 1.1 on one thread, and up to 1.8 on several. With fewer than `VECTOR_CHANNELS`
+    input channels the forward pass takes 0.2 to 0.9, and the gradient by the input 0.2 to 1.2.
     """
     over = _windows_of(node, w)
     if len(over.kernel) > 1 or is_channels_last(node.attrs) or node.attrs["groups"] != 1:
         return False
-    is_plain = not any((*over.begins, *over.ends)) and over.dilations[0] == 1
+    is_plain = not any((*over.begins, *over.ends)) and over.dilations[0] == 1 and over.strides[0] > 1
     return is_plain and w.dtype in (DType.F32, DType.F64) and over.kernel[0] <= MAX_COLUMN_RATIO * over.strides[0]
 
 
@@ -175,16 +175,20 @@ class _Columns:
         self.taps = scratch_tensor(scratch, w.dtype, (channels, kernel, y.shape[2]))
         self.matrix, self.w = self.taps.flatten(0, 1), w.view(len(w), -1)
 
+    def _windows(self, sample: Tensor) -> Tensor:
+        """Return a sample [C, L] seen as the columns [C, K, O]."""
+        return sample.as_strided(self.taps.shape, (sample.stride(0), 1, self._stride), sample.storage_offset())
+
     def fill(self, sample: Tensor) -> Call:
-        """Return the call copying a sample [C, L] to the columns."""
-        windows = sample.as_strided(self.taps.shape, (sample.stride(0), 1, self._stride), sample.storage_offset())
-        return partial(self.taps.copy_, windows)
+        """Return the call copying a sample to the columns."""
+        return partial(self.taps.copy_, self._windows(sample))
 
     def add_to(self, sample: Tensor) -> list[Call]:
-        """Return the calls adding the columns to a sample."""
-        _, kernel, count = self.taps.shape
-        ends = [tap + self._stride * (count - 1) + 1 for tap in range(kernel)]
-        return [partial(sample[:, tap : ends[tap] : self._stride].add_, self.taps[:, tap]) for tap in range(kernel)]
+        """Return the calls adding the columns to a sample of zeros. Windows without overlap need one copy."""
+        windows, kernel = self._windows(sample), self.taps.shape[1]
+        if kernel <= self._stride:
+            return [partial(windows.copy_, self.taps)]
+        return [partial(windows[:, tap].add_, self.taps[:, tap]) for tap in range(kernel)]
 
 
 def _call_channels_last(function: Callable[..., Any], dy: Tensor, x: Tensor, *rest: Any) -> Any:
