@@ -28,6 +28,8 @@ CONVOLUTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("f64[3,6,7,7]", "f64[9,6,1,1]", "f64[9]"), {}),
     (("f64[3,6,7,7]", "f64[9,6,1,1]"), {"strides": (2, 2)}),
     (("f64[2,6,30]", "f64[9,6,5]", "f64[9]"), {"strides": (3,), "pads": (2, 2)}),
+    (("f64[2,3,31]", "f64[9,3,4]", "f64[9]"), {"strides": (2,)}),
+    (("f64[2,9,31]", "f64[4,9,3]", "f64[4]"), {"strides": (5,)}),
     (("f64[2,3,6,7,5]", "f64[4,3,2,3,3]"), {"pads": (0, 1, 1, 0, 1, 1)}),
     (("f64[2,3,8,9]", "f64[4,3,3,4]"), {"pads": (0, 2, 1, 1), "strides": (2, 1)}),
     (("f64[2,3,8,8]", "f64[4,3,2,2]"), {"strides": (3, 3)}),
@@ -74,6 +76,7 @@ def test_is_pytorchs(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str
         (("f64[3,8,7,6]", "f64[8,2,2,3]"), {"strides": (1, 3), "groups": 4, "dilations": (2, 1)}),
         (("f64[3,8,7,6]", "f64[8,5,1,1]", "f64[5]"), {}),
         (("f64[3,8,20]", "f64[8,5,4]", "f64[5]"), {"strides": (2,), "pads": (1, 1)}),
+        (("f64[3,8,20]", "f64[8,5,4]", "f64[5]"), {"strides": (3,), "output_pads": (2,)}),
     ],
 )
 def test_transposed_is_pytorchs(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
@@ -105,6 +108,25 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(("inputs", "attrs"), SLICED)
 def test_slices_are_the_whole(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
     """Large enough to be computed in slices of the batch and of the weights, and with oneDNN's products."""
+    _compare_with_derivatives(inputs, attrs, layout)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("inputs", "attrs"),
+    [
+        (("f32[4,1,801]", "f32[64,1,10]", "f32[64]"), {"strides": (5,)}),
+        (("f32[3,32,102]", "f32[48,32,3]", "f32[48]"), {"strides": (2,)}),
+        (("f32[2,12,64]", "f32[8,12,2]", "f32[8]"), {"strides": (4,)}),
+    ],
+)
+def test_column_matrices(inputs: tuple[str, ...], attrs: dict[str, Any], threads: int, two_threads: None) -> None:
+    torch.set_num_threads(threads)
+    _compare_with_derivatives(inputs, attrs, "nchw")
+
+
+def _compare_with_derivatives(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
+    """Compare convolution and gradients with PyTorch's."""
     last = layout == "nhwc"
     x, w, b = (torch.rand(*map(int, text[4:-1].split(","))) - 0.5 for text in inputs)
     x, w = (x.movedim(1, -1).contiguous() if last else x).requires_grad_(True), w.requires_grad_(True)
@@ -136,7 +158,20 @@ def test_what_pytorch_allocates_is_a_part_of_the_tensors() -> None:
         assert max(sizes) <= output.nbytes / 2, layout
 
 
+def test_columns_lie_in_planned_memory() -> None:
+    for name, operands, shape in (
+        ("conv", ("f32[4,1,9000]", "f32[64,1,10]"), None),
+        ("conv_weight_gradient", ("f32[4,64,1799]", "f32[4,1,9000]"), (64, 1, 10)),
+        ("conv_input_gradient", ("f32[4,64,1799]", "f32[64,1,10]"), (4, 1, 9000)),
+    ):
+        attrs = {"strides": (5,), **({} if shape is None else {"shape": shape})}
+        assert not allocated(case_of(COMMANDS[name], Example(operands, attrs))), name
+
+
 def test_weight_gradient_of_no_samples_is_zero() -> None:
+    lines = Example(("f32[0,4,9]", "f32[0,3,20]"), {"shape": (4, 3, 4), "strides": (2,)})
+    case = case_of(COMMANDS["conv_weight_gradient"], lines)
+    assert not np.any(computed(case.graph, case.arrays, TorchBackend())[case.graph.outputs[0].name])
     for kernel, counts in ((1, 5), (3, 3)):
         shape = (4, 3, kernel, kernel)
         case = case_of(
