@@ -261,6 +261,28 @@ def test_bound_outputs_are_new_arrays_and_inputs_are_read_in_place() -> None:
         assert np.array_equal(executable(x=x, bias=feeds["bias"])["y"], kept)
 
 
+def test_the_latest_shapes_are_known_without_matching(served: RangedExecutable) -> None:
+    class Odd:
+        """An array whose shape is a list."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array, self.shape = array, list(array.shape)
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            return self.array
+
+    feeds = feeds_at(2, 7)
+    wanted = served(feeds)["y"]
+    assert np.array_equal(served({name: Odd(array) for name, array in feeds.items()})["y"], wanted)
+    assert np.array_equal(served({name: array.tolist() for name, array in feeds.items()})["y"], wanted)
+    for n in range(1, 5):
+        for s in range(2, 20):
+            served(feeds_at(n, s))
+    assert len(served._numbers_of_shapes) == len(served._points) == 32
+    with pytest.raises(RunError, match="unknown: 'z'"):
+        served({**feeds, "z": feeds["x"]})
+
+
 def test_an_output_that_is_an_input_is_copied() -> None:
     infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])]
     nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["x"], ["y"])]

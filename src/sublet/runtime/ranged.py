@@ -303,16 +303,17 @@ class RangedExecutable:
 
         Raises RunError for inputs that do not fit.
         """
-        shapes = tuple([getattr(content, "shape", None) for content in given.values()])
-        key = (*given, *shapes)
-        numbers = None if None in shapes else self._numbers_of_shapes.get(key)
+        shapes = [getattr(content, "shape", None) for content in given.values()]
+        key = (*given, *shapes) if all(isinstance(shape, tuple) for shape in shapes) else ()
+        numbers = self._numbers_of_shapes.get(key)
         if numbers is None:
             missing = sorted(self._inputs.keys() - given.keys())
             if missing:
                 raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
             found = self._match_shapes(given)
             numbers = tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
-            self._numbers_of_shapes[key] = numbers
+            if key:
+                self._numbers_of_shapes[key] = numbers
             if len(self._numbers_of_shapes) > MOST_POINTS:
                 self._numbers_of_shapes.popitem(last=False)
         return numbers
