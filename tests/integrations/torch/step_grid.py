@@ -369,6 +369,7 @@ def judge(case: Case) -> str:
             assert case.optimizer in OPTIONS, f"{case}: neither equal nor refused"
             eager, wide = Loop(case, copy.deepcopy(start), False, False), Loop(case, copy.deepcopy(start), False, True)
             loops += [eager, wide]
+            sizes: dict[str, float] = {}
             for number in range(STEPS):
                 if number:
                     with warnings.catch_warnings():
@@ -391,7 +392,8 @@ def judge(case: Case) -> str:
                 found, wanted, true = (loop.tensors() for loop in (loops[0], eager, wide))
                 assert found.keys() == wanted.keys(), f"{case}: step {number}: {found.keys() ^ wanted.keys()}"
                 for name, each in wanted.items():
-                    _require_near(found[name], each, true.get(name), case, f"{case}: step {number}: {name}")
+                    where = f"{case}: step {number}: {name}"
+                    sizes[name] = _require_near(found[name], each, true.get(name), case, where, sizes.get(name, 0.0))
     finally:
         for loop in loops:
             loop.close()
@@ -406,21 +408,26 @@ def _epsilon(case: Case) -> float:
     return float(dict(case.options).get("eps", 1e-8 if case.optimizer != "SGD" else 1.0))
 
 
-def _require_near(mine: Any, theirs: Any, true: Any, case: Case, where: str) -> None:
-    """Raise AssertionError unless a tensor is as near to eager's as four times eager's distance from float64."""
+def _require_near(mine: Any, theirs: Any, true: Any, case: Case, where: str, before: float = 0.0) -> float:
+    """Raise AssertionError unless a tensor is as near to eager's as four times eager's distance from float64.
+
+    A running average keeps the rounding of the larger gradients before: `before` is the largest size in earlier steps.
+    Return the largest size so far.
+    """
     assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), f"{where}: {mine.dtype} {theirs.dtype}"
     if not mine.is_floating_point():
         assert torch.equal(mine, theirs), f"{where}: {mine} {theirs}"
-        return
+        return before
     a, b = mine.double(), theirs.double()
     if not b.isfinite().all():
         assert torch.equal(a.isfinite(), b.isfinite()), f"{where}: finite elsewhere"
-        return
-    size = float(b.abs().max()) if b.numel() else 0.0
+        return before
+    size = max(before, float(b.abs().max()) if b.numel() else 0.0)
     own = float((b - true.double()).abs().max()) if true is not None and true.isfinite().all() and b.numel() else 0.0
     apart = float((a - b).abs().max()) if b.numel() else 0.0
     least = ROUNDING[case.precision] * max(size, 1e-3) * (1 if _epsilon(case) > 1e-4 else 30)
     assert apart <= 4 * own + least, f"{where}: {apart:.3g} apart, eager is {own:.3g} from float64"
+    return size
 
 
 def main() -> None:
