@@ -154,8 +154,18 @@ def test_a_range_from_zero_is_proven_in_parts() -> None:
     assert rules_of(ranged) == set()
 
 
-@pytest.mark.parametrize("options", [Options(streams=2), Options(io="bound"), Options(weights="arena")])
-def test_streams_and_bound_memory_are_refused(options: Options) -> None:
+def test_bound_inputs_and_outputs_are_proven() -> None:
+    nodes = [helper.make_node("Exp", ["p"], ["u"]), helper.make_node("Add", ["u", "q"], ["y"])]
+    ranged = ranged_plan(nodes, {"p": ["a", 16], "q": ["a", 16]}, A, options=Options(io="bound"))
+    assert place_of(ranged.over, "y").region.storage == "%y"
+    assert rules_of(ranged) == set()
+    assert rules_of(moved(ranged, "u", storage="%q", offset=0))
+    assert rules_of(moved(ranged, "y", storage="%p", offset=0))
+    assert rules_of(moved(ranged, "y", offset=64))
+
+
+@pytest.mark.parametrize("options", [Options(streams=2), Options(weights="arena")])
+def test_streams_and_weights_in_the_arena_are_refused(options: Options) -> None:
     nodes = [helper.make_node("Relu", ["p"], ["y"])]
     with pytest.raises(PlanError, match="one stream"):
         ranged_plan(nodes, {"p": ["a", 16]}, A, options=options)

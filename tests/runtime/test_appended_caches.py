@@ -119,8 +119,9 @@ def test_a_failed_append_leaves_an_uncertain_state(decoder: RangedExecutable) ->
     wrong["input_ids"][:] = 1000
     with pytest.raises(KernelError, match="out of data bounds"):
         session(**wrong)
-    with pytest.raises(RunError, match="is uncertain: a run failed"):
-        session(**step_of(1, 1, 1, 6))
+    for use in (lambda: session(**step_of(1, 1, 1, 6)), lambda: session.state("past.0.key")):
+        with pytest.raises(RunError, match="is uncertain: a run failed"):
+            use()
     session.reset()
     session(**first)
     assert np.array_equal(session.state("past.0.key"), before)
@@ -130,6 +131,8 @@ def test_a_plan_file_keeps_the_state(decoder: RangedExecutable, path: Path, tmp_
     sublet.save(decoder.plan, tmp_path / "plan.json")
     read = compile_ranges(path, plan=sublet.load(tmp_path / "plan.json"))
     assert read.in_place == decoder.in_place
+    with pytest.raises(RunError, match=r"the plan updates past\.0\.key by present\.0\.key"):
+        compile_ranges(path, plan=sublet.load(tmp_path / "plan.json"), state={"past.0.key": "present.1.key"})
     feeds = step_of(3, 1, 7, 7)
     assert np.array_equal(read.session()(**feeds)["logits"], decoder.session()(**feeds)["logits"])
 

@@ -17,6 +17,7 @@ from sublet.api.ranges import compile_ranges
 from sublet.base.boxes import Range
 from sublet.base.errors import PlanError, RunError
 from sublet.runtime.ranged import MOST_POINTS, RangedExecutable
+from sublet.runtime.ranged_session import RangedSession
 from tests.support.onnx.ranged_programs import RANGES, ranged_program
 
 ort = pytest.importorskip("onnxruntime")
@@ -241,6 +242,50 @@ def test_two_states_of_one_output_are_copied() -> None:
     for total in (1, 3, 7):
         session(x=np.ones((3, 2), np.float32))
         assert all(np.all(session.state(name) == total) for name in "ab")
+
+
+def delay_line(swapped: bool) -> onnx.ModelProto:
+    """A model whose outputs are its inputs, to be states of each other; y is the sum of x and h1."""
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("x", "h1", "h2")]
+    names = ("y", "h1", "h2") if swapped else ("y", "h1")
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in names]
+    graph = helper.make_graph([helper.make_node("Sum", ["x", "h1", "h2"], ["y"])], "delay", infos, results)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("io", IO)
+def test_states_that_are_inputs_take_the_old_content(io: StorageChoice) -> None:
+    options = Options(io=io)
+    swap = compile_ranges(delay_line(True), {"n": (1, 4)}, state={"h1": "h2", "h2": "h1"}, options=options).session()
+    delay = compile_ranges(delay_line(False), {"n": (1, 4)}, state={"h1": "y", "h2": "h1"}, options=options).session()
+    x, old = np.ones((3, 2), np.float32), {"h1": 1.0, "h2": 2.0}
+    for session in (swap, delay):
+        for name, number in old.items():
+            session.set_state(name, np.full((3, 2), number, np.float32))
+    swap(x=x)
+    delay(x=x)
+    assert [swap.state(name)[0, 0] for name in old] == [2, 1]
+    assert [delay.state(name)[0, 0] for name in old] == [4, 1]
+
+
+def test_threads_share_a_session_and_its_spare() -> None:
+    executable = compile_decoder("bound")
+    shared, others = executable.session(), [executable.session() for _ in range(3)]
+    x = np.ones((1, 1, 4), np.float32)
+
+    def run(session: RangedSession) -> None:
+        for _ in range(6):
+            session(x=x)
+
+    sessions = [shared, shared, *others]
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        list(pool.map(run, sessions))
+    assert shared.state("past").shape == (1, 12, 4)
+    alone = compile_decoder("bound").session()
+    for _ in range(6):
+        alone(x=x)
+    assert all(np.array_equal(each.state("past"), alone.state("past")) for each in others)
+    assert [len(raws) for raws in executable._spares.values()] == [1, 1]
 
 
 def test_bound_outputs_are_new_arrays_and_inputs_are_read_in_place() -> None:

@@ -318,3 +318,42 @@ right = run(x=x)["y"]
 print(child_of(lambda: str(np.array_equal(run(x=x)["y"], right))))
 """
     assert in_process(script).strip() == "True"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_session_over_ranges_is_one_error_in_a_child() -> None:
+    """The lock may be held by a thread of the parent: no use of a session waits for it."""
+    script = f"""
+import sys, threading
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import numpy as np, sublet
+from test_threads import child_of
+from benchmarks.models.transformers import decoder_with_caches
+caches = {{f"past.{{i}}.{{kind}}": f"present.{{i}}.{{kind}}" for i in range(2) for kind in ("key", "value")}}
+dims = {{"batch": 1, "new": (1, 4), "total": (1, 32), "past": 32}}
+run = sublet.compile_ranges(decoder_with_caches(positions=32), dims, state=caches, options=sublet.Options(io="bound"))
+session = run.session()
+call = lambda: session(input_ids=np.ones((1, 2), np.int64), attention_mask=np.ones((1, 2), np.int64))
+call()
+held, over = threading.Event(), threading.Event()
+def hold():
+    with run.exclusive():
+        held.set()
+        over.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+def child():
+    found = []
+    for use in (call, session.reset, run.forget_points, lambda: session.state("past.0.key")):
+        try:
+            use()
+            found.append("used")
+        except sublet.SubletError as error:
+            found.append("compile in the child" if "compile in the child" in str(error) else str(error))
+    return "|".join(found)
+print(child_of(child))
+over.set()
+thread.join()
+"""
+    assert in_process(script).strip() == "|".join(["compile in the child"] * 4)

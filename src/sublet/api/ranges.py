@@ -27,7 +27,8 @@ from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.ranged import RangedExecutable, is_base_point, require_state
+from sublet.runtime.ranged import RangedExecutable, require_state
+from sublet.runtime.ranged_places import is_base_point
 
 BASE_POINTS = 64
 """Points tried as the base point of the program."""
@@ -113,7 +114,8 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
                 overwritten.setdefault(node.outputs[share.output], set()).update(
                     overwritten.get(node.inputs[share.input], ())
                 )
-    pairs = {name: new for name, new in state.items() if inputs[name] in overwritten.get(outputs[new], ())}
+    able = {name: new for name, new in state.items() if inputs[name] in overwritten.get(outputs[new], ())}
+    pairs = {name: new for name, new in able.items() if inputs[name] not in model.graph.outputs}
     if not pairs or len(set(pairs.values())) < len(pairs):
         return model
     updates = tuple((inputs[name], outputs[result]) for name, result in pairs.items())
@@ -223,6 +225,9 @@ def compile_ranges(
     if ready.model.recipe.scratch:
         raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
     in_place = dict(read.recipe.state)
+    for name in in_place.keys() & (state or {}).keys():
+        if state and state[name] != in_place[name]:
+            raise RunError(f"state {name}={state[name]}: the plan updates {name} by {in_place[name]}; plan again")
     return RangedExecutable(ranged, ready.to_executable(plan_there, arena), {**in_place, **(state or {})}, in_place)
 
 

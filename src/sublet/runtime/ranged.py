@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.base.extents import Extent, extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
-from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.graph import Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
@@ -31,8 +31,8 @@ from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
 from sublet.runtime.memory import Raw, aligned_bytes
-from sublet.runtime.moves import ByteCopies, Copy, byte_copies
-from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of
+from sublet.runtime.moves import ByteCopies, Copy
+from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of, copies_over_box
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32
@@ -182,11 +182,9 @@ class RangedExecutable:
         input that the run updates in place is copied first, unless `into` has memory for its name: the memory then
         takes the content, and the update.
         """
-        if os.getpid() != self._process:
-            raise RunError("the kernels have threads of the parent process: compile in the child of a fork")
         numbers = self._numbers_of(given)
         locks = self.memory.locks
-        with locks.own, locks.shared_lock(), locks.running(self.plan.graph):
+        with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
             bound = self._bound_at(numbers)
             contents = {name: self._content_of(name, given[name], bound) for name in self._inputs}
             memory = self._memory_outside(contents, bound, into)
@@ -210,8 +208,7 @@ class RangedExecutable:
             if place.storage in self._updated_storages:
                 memory[place.storage] = _filled(np.asarray(contents[name]), into.get(name), self.plan.alignment)
             elif place.storage:
-                array = np.asarray(contents[name])
-                memory[place.storage] = aligned_or_copy(array, self.plan.alignment) if array.nbytes else array
+                memory[place.storage] = aligned_or_copy(np.asarray(contents[name]), self.plan.alignment)
         for name, place in self._output_places.items():
             if place.storage and place.storage not in memory:
                 nbytes = place.dtype.itemsize * prod(bound.shapes[place.shape])
@@ -233,17 +230,28 @@ class RangedExecutable:
         }
         return {**bound.outputs, **arrays}
 
-    def take_spare(self, like: Raw) -> Raw:
-        """Return spare memory of as many bytes as `like`, for the next state of a session."""
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock of the executable. Raises RunError in the child of a fork, where a lock may never be free."""
+        if os.getpid() != self._process:
+            raise RunError("the kernels have threads of the parent process: compile in the child of a fork")
         with self.memory.locks.own:
-            found = self._spares.get(like.nbytes)
-            return found.pop() if found else aligned_bytes(like.nbytes, 64)
+            yield
+
+    def apart_from_inputs(self, name: str, outputs: Mapping[str, Array]) -> Array:
+        """Return an output of `run_in_arena`, copied if the output is an input in memory of the caller."""
+        shared = self._output_places[name].storage and name not in self.outputs_outside
+        return outputs[name].copy() if shared else outputs[name]
+
+    def take_spare(self, like: Raw) -> Raw:
+        """Return spare memory of as many bytes as `like`, for the next state of a session. The caller is exclusive."""
+        found = self._spares.get(like.nbytes)
+        return found.pop() if found else aligned_bytes(like.nbytes, 64)
 
     def return_spares(self, spares: Iterable[Raw]) -> None:
-        """Keep spare memory for the next call of a session."""
-        with self.memory.locks.own:
-            for each in spares:
-                self._spares.setdefault(each.nbytes, []).append(each)
+        """Keep spare memory for the next call of a session. The caller is exclusive."""
+        for each in spares:
+            self._spares.setdefault(each.nbytes, []).append(each)
 
     def session(self) -> RangedSession:
         """Return a session: calls with a state of their own, over the same plan, weights, kernels and arena.
@@ -272,12 +280,12 @@ class RangedExecutable:
 
     def prepare(self, **extents: int) -> None:
         """Bind the program to a shape, as the first call at the shape does otherwise; extents by name of dimension."""
-        with self.memory.locks.own:
+        with self.exclusive():
             self._bound_at(self._numbers_at(extents))
 
     def forget_points(self) -> None:
         """Drop the programs bound to the latest shapes."""
-        with self.memory.locks.own:
+        with self.exclusive():
             self._points.clear()
 
     def bytes_at(self, **extents: int) -> int:
@@ -462,28 +470,6 @@ def require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs
         assert isinstance(other, TensorSpec)
         if one.dtype is not other.dtype or len(one.shape) != len(other.shape):
             raise RunError(f"{what}: the input is {one}, the output {other}; both must have one type and rank")
-
-
-def copies_over_box(node: Node) -> list[Copy] | None:
-    """Return the copies computing a node at every point; None if a kernel must compute the node at some point."""
-    try:
-        return byte_copies(node)
-    except Undecided:
-        return None
-
-
-def is_base_point(ranged: RangedPlan, graph: Graph, point: Point) -> bool:
-    """True if the nodes of `graph`, the graph at a point, copy bytes exactly as at every point of the box."""
-    for node, here in zip(ranged.graph.nodes, graph.nodes, strict=True):
-        everywhere, now = copies_over_box(node), byte_copies(here)
-        if (everywhere is None) != (now is None):
-            return False
-        for one, other in zip(everywhere or (), now or (), strict=False):
-            if tuple(extent_at(each, point) for each in (one[1], *one[3:])) != (other[1], *other[3:]):
-                return False
-        if len(everywhere or ()) != len(now or ()):
-            return False
-    return True
 
 
 def _require_ranged(call: Call) -> ErrorContext:

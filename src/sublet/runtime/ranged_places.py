@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.extents import Extent
+from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.ir.graph import Graph, Node
+from sublet.plan.ranges import RangedPlan
 from sublet.runtime.kernel import Array, PlaceNumbers
 from sublet.runtime.memory import ExecutableMemory, Raw
+from sublet.runtime.moves import Copy, byte_copies
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,25 @@ class _PlaceTable:
 def address_of(raw: Array) -> int:
     """Return the address of the first byte of an array."""
     return int(raw.ctypes.data)
+
+
+def copies_over_box(node: Node) -> list[Copy] | None:
+    """Return the copies computing a node at every point; None if a kernel must compute the node at some point."""
+    try:
+        return byte_copies(node)
+    except Undecided:
+        return None
+
+
+def is_base_point(ranged: RangedPlan, graph: Graph, point: Mapping[str, int]) -> bool:
+    """True if the nodes of `graph`, the graph at a point, copy bytes exactly as at every point of the box."""
+    for node, here in zip(ranged.graph.nodes, graph.nodes, strict=True):
+        everywhere, now = copies_over_box(node), byte_copies(here)
+        if (everywhere is None) != (now is None):
+            return False
+        for one, other in zip(everywhere or (), now or (), strict=False):
+            if tuple(extent_at(each, point) for each in (one[1], *one[3:])) != (other[1], *other[3:]):
+                return False
+        if len(everywhere or ()) != len(now or ()):
+            return False
+    return True

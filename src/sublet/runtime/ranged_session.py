@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sublet.base.errors import KernelError, RunError
 from sublet.base.extents import upper_bound
 from sublet.base.formatting import known_names, printable
+from sublet.base.interrupts import defer_interrupts
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.caller_memory import content_for, inputs_by_name
@@ -31,9 +32,9 @@ class RangedSession:
 
     With inputs and outputs in the arena, the state is copied into the arena and back. With bound inputs and outputs,
     kernels read the state in place and write the new state to spare memory, which the session then keeps in exchange
-    for its own. All sessions of an executable share the spare memory: as many spares as calls that wait or run at the
-    same time. A state that a kernel updates in place stays where it is; if a kernel fails in such a call, the state is
-    uncertain until `reset` or `set_state`.
+    for its own. All sessions of an executable share the spare memory, as large as one state. A state that a kernel
+    updates in place stays where it is; if a kernel fails in such a call, the state is uncertain until `reset` or
+    `set_state`.
     """
 
     def __init__(self, executable: RangedExecutable, state: Mapping[str, str]) -> None:
@@ -63,44 +64,53 @@ class RangedSession:
         Raises the errors of a call of the executable, before the state changes; RunError for an uncertain state.
         """
         given = inputs_by_name(inputs, named)
-        if lost := self._uncertain - given.keys():
-            raise RunError(
-                f"the content of {known_names(sorted(lost))} is uncertain: a run failed during the update. "
-                "Call `reset`, or `set_state` for each"
-            )
-        missing = [name for name in self._sources if name not in given and name not in self._current]
-        known = {**self._current, **given}
-        known.update({name: self._zeros(name, known) for name in missing})
+        with self._executable.exclusive():
+            self._require_certain(self._uncertain - given.keys())
+            missing = [name for name in self._sources if name not in given and name not in self._current]
+            known = {**self._current, **given}
+            known.update({name: self._zeros(name, known) for name in missing})
+            return self._run(known)
+
+    def _run(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once with all inputs, and keep the new state. The caller holds the lock of the executable."""
         executable, sources = self._executable, self._sources
-        spares = {
-            result: executable.take_spare(self._raw[n]) for n, result in sources.items() if result in self._exchanged
-        }
-        updated = {name: self._raw[name] for name in executable.in_place}
+        exchanged = {name: result for name, result in sources.items() if result in self._exchanged}
+        spares = {result: executable.take_spare(self._raw[name]) for name, result in exchanged.items()}
+        updated, finished = {name: self._raw[name] for name in executable.in_place}, False
         try:
             with executable.run_in_arena(known, {**spares, **updated}) as outputs:
-                self._uncertain.clear()
-                for name, result in sources.items():
-                    if result in spares:
+                copied = {name: result for name, result in sources.items() if name not in {*exchanged, *updated}}
+                # An output may be the state of another input.
+                contents = {name: executable.apart_from_inputs(result, outputs) for name, result in copied.items()}
+                with defer_interrupts():
+                    for name, result in exchanged.items():
                         self._raw[name], spares[result] = spares[result], self._raw[name]
-                        self._current[name] = outputs[result]
-                    elif name in updated:
-                        self._current[name] = outputs[result]
-                    else:
-                        self._store(name, outputs[result])
+                    self._current.update({name: outputs[sources[name]] for name in (*exchanged, *updated)})
+                    for name, content in contents.items():
+                        self._store(name, content)
+                    self._uncertain.clear()
+                    finished = True
                 kept = outputs.keys() - set(sources.values())
                 return {name: executable.result(name, array) for name, array in outputs.items() if name in kept}
         except BaseException as error:
-            if not isinstance(error, RunError) or isinstance(error, KernelError):  # else before the run
+            if not finished and (
+                not isinstance(error, RunError) or isinstance(error, KernelError)
+            ):  # else before the run
                 self._uncertain.update(updated)
             raise
         finally:
             executable.return_spares(spares.values())
 
     def state(self, name: str) -> Array:
-        """Return a copy of the state of an input. Raises RunError before the first call, and for another name."""
-        if name not in self._current:
-            raise RunError(f"{printable(name)} has no content yet; the state is {known_names(self._sources)}")
-        return self._current[name].copy()
+        """Return a copy of the state of an input.
+
+        Raises RunError before the first call, for another name, and for an uncertain state.
+        """
+        with self._executable.exclusive():
+            if name not in self._current:
+                raise RunError(f"{printable(name)} has no content yet; the state is {known_names(self._sources)}")
+            self._require_certain(self._uncertain & {name})
+            return self._current[name].copy()
 
     def set_state(self, name: str, content: Any) -> None:
         """Set the state of an input for the next call; the content is copied. Raises RunError for a wrong content."""
@@ -108,13 +118,23 @@ class RangedSession:
             raise RunError(f"{printable(name)} is no state; the state is {known_names(self._sources)}")
         self._executable.shape_of_start(name, {name: content})
         spec = TensorSpec(self._specs[name].dtype, np.shape(content))
-        self._store(name, content_for(Value(name, spec), content, name))
-        self._uncertain.discard(name)
+        with self._executable.exclusive():
+            self._store(name, content_for(Value(name, spec), content, name))
+            self._uncertain.discard(name)
 
     def reset(self) -> None:
         """Forget the state: the next call starts as the first one did."""
-        self._current.clear()
-        self._uncertain.clear()
+        with self._executable.exclusive():
+            self._current.clear()
+            self._uncertain.clear()
+
+    def _require_certain(self, lost: Set[str]) -> None:
+        """Raise RunError if there are names of uncertain states."""
+        if lost:
+            raise RunError(
+                f"the content of {known_names(sorted(lost))} is uncertain: a run failed during the update. "
+                "Call `reset`, or `set_state` for each"
+            )
 
     def _zeros(self, name: str, given: Mapping[str, Any]) -> Array:
         """Return the content of a state at the start."""

@@ -70,7 +70,8 @@ def open_session(build: BuildModel, constants: Sequence[Constant], threads: int,
         return _PythonSession(build(False), constants, threads, optimized)
     operands = [(name, kind, array.shape, array.ctypes.data) for name, kind, array in constants]
     shared = threads == 0 and found.process == os.getpid()
-    return _CSession(_sessions.Session(found.library, build(True), operands, threads, shared, optimized))
+    session = _sessions.Session(found.library, build(True), operands, threads, shared, optimized)
+    return _CSession(session, [array for _, _, array in constants])
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,17 @@ def _runs_last_first(library: _sessions.Library, shared_pool: bool) -> bool:
 
 
 class _CSession:
-    """A session of the C library."""
+    """A session of the C library; `constants` are the arrays that the session reads in place."""
 
-    def __init__(self, session: _sessions.Session) -> None:
-        self._session = session
+    def __init__(self, session: _sessions.Session, constants: Sequence[Array]) -> None:
+        self._session, self._constants = session, constants
 
     def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
         """See `OpenSession`."""
-        return partial(_sessions.Binding, _sessions.Table(self._session, operands, inputs, moving))
+        return partial(self._bind, _sessions.Table(self._session, operands, inputs, moving))
+
+    def _bind(self, table: _sessions.Table, shapes: list[tuple[int, ...]], addresses: list[int]) -> Binding:
+        return _sessions.Binding(table, shapes, addresses)
 
 
 def bare_options(threads: int) -> Any:

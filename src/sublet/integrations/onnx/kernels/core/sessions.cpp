@@ -192,15 +192,18 @@ class Binding {
   public:
     Binding(const Table& table, const Shapes& shapes, const std::vector<size_t>& addresses) : table_(table) {
         values_.resize(table.names().size());
-        for (size_t i = 0; i < values_.size(); i++) {
-            const auto& [name, type, shape, address] = table.operand(i);
-            bind(i, shapes.at(shape), addresses.at(address));
+        try {
+            for (size_t i = 0; i < values_.size(); i++) {
+                const auto& [name, type, shape, address] = table.operand(i);
+                bind(i, shapes.at(shape), addresses.at(address));
+            }
+        } catch (...) {
+            release();
+            throw;
         }
     }
     Binding(const Binding&) = delete;
-    ~Binding() {
-        for (void* value : values_) table_.session().library().release(ReleaseValue, value);
-    }
+    ~Binding() { release(); }
 
     void bind(size_t number, const std::vector<int64_t>& shape, size_t address) {
         const Library& library = table_.session().library();
@@ -227,6 +230,10 @@ class Binding {
     }
 
   private:
+    void release() {
+        for (void* value : values_) table_.session().library().release(ReleaseValue, value);
+    }
+
     const Table& table_;
     std::vector<void*> values_;
 };
