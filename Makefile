@@ -12,7 +12,7 @@ help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # The stamp is newer than pyproject.toml once everything in it is installed.
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/*/core/* src/sublet/*/*/core/*)
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/*/core/* src/sublet/*/*/core/* src/sublet/*/*/*/core/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[all]' --group test --group check

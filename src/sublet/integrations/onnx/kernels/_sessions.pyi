@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 class Library:
-    def __init__(self, path: str) -> None: ...
+    def __init__(self, entry: int) -> None: ...
 
 class Session:
     def __init__(

@@ -6,6 +6,7 @@ of threads.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -93,9 +94,10 @@ def c_library() -> CLibrary | None:
     for folder in (package and package.submodule_search_locations) or ():
         for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
             try:
-                library = _sessions.Library(str(path))
+                entry = ctypes.cast(ctypes.CDLL(str(path)).OrtGetApiBase, ctypes.c_void_p).value
+                library = _sessions.Library(entry or 0)
                 last_first = _runs_last_first(library, shared_pool=False)
-            except RuntimeError:  # not the library, or without the functions of the table
+            except (OSError, AttributeError, RuntimeError):  # not the library, or without functions of the table
                 continue
             if last_first:
                 return CLibrary(library, os.getpid() if _has_shared_pool(library) else 0)

@@ -1,13 +1,11 @@
 // Sessions of ONNX Runtime through its C API: operands are bound to addresses, and runs enter no Python.
 //
-// The library is opened at run time, from the installed package of ONNX Runtime: the build needs no file of it. The
-// C API is a table of functions. New versions add functions at the end, so a function keeps its place in the table.
+// Python opens the library of the installed ONNX Runtime, and gives the address of its entry: the build needs no file of
+// ONNX Runtime. The C API is a table of functions. New versions add functions at the end, so a function keeps its place.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <dlfcn.h>
 
 #include <cstdint>
 #include <stdexcept>
@@ -61,13 +59,10 @@ using Numbered = std::tuple<std::string, int, size_t, size_t>;  // name, element
 // The library, with the environment of the process and one pool of threads for all sessions that share it.
 class Library {
   public:
-    explicit Library(const std::string& path) {
-        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (!library) throw std::runtime_error(dlerror());
-        auto base = reinterpret_cast<const ApiBase* (*)()>(dlsym(library, "OrtGetApiBase"));
-        if (!base) throw std::runtime_error(path + " has no C API");
-        table_ = base()->table(api_version);
-        if (!table_) throw std::runtime_error(path + " has an older C API");
+    // `entry` is the address of OrtGetApiBase.
+    explicit Library(size_t entry) {
+        table_ = reinterpret_cast<const ApiBase* (*)()>(entry)()->table(api_version);
+        if (!table_) throw std::runtime_error("the C API is older than version 13");
         void* threading = nullptr;
         call(CreateThreadingOptions, &threading);
         call(CreateEnvWithGlobalThreadPools, log_fatal, "sublet", static_cast<const void*>(threading), &environment_);
@@ -242,7 +237,7 @@ class Binding {
 
 NB_MODULE(_sessions, module) {
     nb::set_leak_warnings(false);  // sessions kept open in the child of a fork are never closed
-    nb::class_<Library>(module, "Library").def(nb::init<const std::string&>(), "path"_a);
+    nb::class_<Library>(module, "Library").def(nb::init<size_t>(), "entry"_a);
     nb::class_<Session>(module, "Session")
         .def(nb::init<const Library&, nb::bytes, const std::vector<Constant>&, int, bool, const std::string&>(),
              "library"_a, "model"_a, "constants"_a, "threads"_a, "shared_pool"_a, "optimized_path"_a,
