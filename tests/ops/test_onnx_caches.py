@@ -90,17 +90,18 @@ STEPS = [
 ]
 
 
+@pytest.mark.parametrize("window", [-1, 8])
 @pytest.mark.parametrize("shared", [("key", "value"), ("key",), ("value",)])
 @pytest.mark.parametrize(("packed", "rotary", "dtype"), [*product((False, True), (False, True), ("f4",)), (0, 0, "f2")])
 def test_an_append_in_place_equals_an_append_elsewhere(
-    packed: bool, rotary: bool, dtype: str, shared: tuple[str, ...]
+    packed: bool, rotary: bool, dtype: str, shared: tuple[str, ...], window: int
 ) -> None:
     for batch, new, lengths in STEPS:
-        arrays, attrs = draw(batch, new, lengths, packed=packed, dtype=dtype), {}
+        arrays, attrs = draw(batch, new, lengths, packed=packed, dtype=dtype), {"local_window_size": window}
         if rotary:
             angles = np.outer(np.arange(ROWS), 0.7 ** np.arange(SIZE // 2))
             arrays |= {"cos": np.cos(angles).astype(dtype), "sin": np.sin(angles).astype(dtype)}
-            attrs = {"do_rotary": 1}
+            attrs["do_rotary"] = 1
         session = session_of(attention(arrays, **attrs))
         apart, together = run(session, arrays, ()), run(session, arrays, shared)
         assert together[0].tobytes() == apart[0].tobytes()
