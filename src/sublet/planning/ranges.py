@@ -115,12 +115,12 @@ def facts_over_box(graph: Graph, alignment: int) -> dict[str, SharingFacts]:
     for node in graph.walk():
         if not node.subgraphs:
             op = lookup(node.op)
-            views, parts, inplace = (_proven(each, node, alignment) for each in (op.views, op.parts, op.inplace))
+            views, parts, inplace = (_proven_shares(each, node, alignment) for each in (op.views, op.parts, op.inplace))
             facts[node.name] = SharingFacts(views, parts, inplace)
     return facts
 
 
-def _proven(shares: Callable[[Node], tuple[Share, ...]], node: Node, alignment: int) -> tuple[Share, ...]:
+def _proven_shares(shares: Callable[[Node], tuple[Share, ...]], node: Node, alignment: int) -> tuple[Share, ...]:
     """Return the shares of a node proven for the box; none if a comparison differs within the box."""
     return tuple(share for share in shares_of(node, shares) if not is_ranged(share.offset % alignment))
 

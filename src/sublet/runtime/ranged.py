@@ -206,7 +206,7 @@ class RangedExecutable:
         memory: dict[str, Raw] = {}
         for name, place in self._input_places.items():
             if place.storage in self._updated_storages:
-                memory[place.storage] = _filled(np.asarray(contents[name]), into.get(name), self.plan.alignment)
+                memory[place.storage] = _memory_holding(np.asarray(contents[name]), into.get(name), self.plan.alignment)
             elif place.storage:
                 memory[place.storage] = aligned_or_copy(np.asarray(contents[name]), self.plan.alignment)
         for name, place in self._output_places.items():
@@ -436,7 +436,7 @@ class RangedExecutable:
         return apart
 
 
-def _filled(content: Array, memory: Raw | None, alignment: int) -> Raw:
+def _memory_holding(content: Array, memory: Raw | None, alignment: int) -> Raw:
     """Return `memory`, or new memory, with a content at the begin; nothing is copied if the content lies there."""
     raw = aligned_bytes(content.nbytes, alignment) if memory is None else memory
     if content.nbytes and address_of(content) != address_of(raw):
