@@ -231,7 +231,18 @@ def keep_open_in_child(session: Session | ArraySession) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
-class Session:
+class _Prepared:
+    """A session with large constants."""
+
+    _constants: Sequence[Constant]
+
+    @property
+    def prepared_bytes(self) -> int:
+        """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
+        return sum(array.nbytes for _, _, array in self._constants)
+
+
+class Session(_Prepared):
     """An open session over a listing, for operands at addresses."""
 
     def __init__(self, listing: Listing, threads: int) -> None:
@@ -240,11 +251,6 @@ class Session:
         self._session = open_session(listing.model, self._constants, threads)
         for _, _, array in self._constants:
             _unload(array)
-
-    @property
-    def prepared_bytes(self) -> int:
-        """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
-        return sum(array.nbytes for _, _, array in self._constants)
 
     def bind_addresses(
         self,
@@ -260,18 +266,13 @@ class Session:
         return _BoundRun(self._session, inputs, outputs, owners, operands)
 
 
-class ArraySession:
+class ArraySession(_Prepared):
     """An open session over a listing, for arrays: ONNX Runtime allocates the outputs."""
 
     def __init__(self, listing: Listing, threads: int) -> None:
         """Open the session, with `threads` as for `Session`."""
         self._constants = listing.large_constants
         self._session = python_session(listing.model(False), self._constants, threads)
-
-    @property
-    def prepared_bytes(self) -> int:
-        """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
-        return sum(array.nbytes for _, _, array in self._constants)
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Return the outputs."""
