@@ -93,23 +93,16 @@ def c_library() -> CLibrary | None:
     package = find_spec("onnxruntime")
     for folder in (package and package.submodule_search_locations) or ():
         for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
-            try:
-                entry = ctypes.cast(ctypes.CDLL(str(path)).OrtGetApiBase, ctypes.c_void_p).value
-                library = _sessions.Library(entry or 0)
-                last_first = _runs_last_first(library, shared_pool=False)
-            except (OSError, AttributeError, RuntimeError):  # not the library, or without functions of the table
-                continue
-            if last_first:
-                return CLibrary(library, os.getpid() if _has_shared_pool(library) else 0)
+            for shared_pool in (True, False):
+                try:
+                    entry = ctypes.cast(ctypes.CDLL(str(path)).OrtGetApiBase, ctypes.c_void_p).value
+                    library = _sessions.Library(entry or 0)
+                    last_first = _runs_last_first(library, shared_pool)
+                except (OSError, AttributeError, RuntimeError):  # not the library, without functions, or without a pool
+                    continue
+                if last_first:
+                    return CLibrary(library, os.getpid() if shared_pool else 0)
     return None
-
-
-def _has_shared_pool(library: _sessions.Library) -> bool:
-    """True if sessions may run in a pool of the library."""
-    try:
-        return _runs_last_first(library, shared_pool=True)
-    except RuntimeError:
-        return False
 
 
 CHAIN = 64
@@ -152,7 +145,7 @@ class _CSession:
         return _sessions.Binding(table, shapes, addresses)
 
 
-def bare_options(threads: int) -> Any:
+def _bare_options(threads: int) -> Any:
     """Return options of the Python package for bare kernels: no optimisation, no planning, no memory kept.
 
     PRIORITY_BASED runs the first node in the file among all ready nodes, and all nodes are ready.
@@ -172,7 +165,7 @@ def bare_options(threads: int) -> Any:
 def python_session(model: bytes, constants: Sequence[Constant], threads: int, optimized: str = "") -> Any:
     """Return a session of the Python package."""
     ort = require("onnxruntime", extra="onnxruntime")
-    options = bare_options(threads)
+    options = _bare_options(threads)
     if optimized:
         options.optimized_model_filepath = optimized
     if constants:

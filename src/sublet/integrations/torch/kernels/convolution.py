@@ -161,7 +161,7 @@ def _column_bytes(node: Node, w: TensorSpec, y: TensorSpec) -> int:
     return TensorSpec(w.dtype, (*w.shape[1:], y.shape[2])).nbytes if _has_columns(node, w) else 0
 
 
-class _Columns:
+class _ColumnMatrix:
     """The column matrix of a sample in scratch memory: for each tap of the window the elements under the tap.
 
     taps    the matrix as [C, K, O]
@@ -228,7 +228,7 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     if _is_matrix_product(node, spec_of(operand(node, 1))):
         return _pointwise_product(node, inputs[0], w[(..., *(0,) * (w.ndim - 2))], b, outputs[0])
     if w.shape[1] < VECTOR_CHANNELS and _has_columns(node, spec_of(operand(node, 1))):
-        return _column_product(_Columns(node, w, outputs[0], scratch), inputs[0], b, outputs[0])
+        return _column_product(_ColumnMatrix(node, w, outputs[0], scratch), inputs[0], b, outputs[0])
     conv = _ConvolutionTensors(node, inputs[0], w, outputs[0], scratch)
     calls: list[Call] = (
         []
@@ -245,7 +245,7 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     return calls
 
 
-def _column_product(columns: _Columns, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
+def _column_product(columns: _ColumnMatrix, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
     """Return calls for y[n] = w columns of x[n] + b."""
     product = torch().mm if b is None else partial(torch().addmm, b[:, None])
     calls: list[Call] = []
@@ -254,7 +254,7 @@ def _column_product(columns: _Columns, x: Tensor, b: Tensor, y: Tensor) -> list[
     return calls
 
 
-def _column_input_gradient(columns: _Columns, dy: Tensor, dx: Tensor) -> list[Call]:
+def _column_input_gradient(columns: _ColumnMatrix, dy: Tensor, dx: Tensor) -> list[Call]:
     """Return calls for the columns of dx[n] = w^T dy[n], added up to dx[n]."""
     calls: list[Call] = [dx.zero_]
     for dyn, dxn in zip(dy, dx, strict=True):
@@ -262,7 +262,7 @@ def _column_input_gradient(columns: _Columns, dy: Tensor, dx: Tensor) -> list[Ca
     return calls
 
 
-def _column_weight_gradient(columns: _Columns, dy: Tensor, x: Tensor) -> list[Call]:
+def _column_weight_gradient(columns: _ColumnMatrix, dy: Tensor, x: Tensor) -> list[Call]:
     """Return calls for dw = the sum of dy[n] (columns of x[n])^T over samples, in place of the weights."""
     calls: list[Call] = [columns.w.zero_]
     for dyn, xn in zip(dy, x, strict=True):
@@ -282,7 +282,7 @@ def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     elif _has_columns(node, spec_of(operand(node, 1))) and (
         w.shape[1] < VECTOR_CHANNELS or torch().get_num_threads() == 1
     ):
-        calls += _column_input_gradient(_Columns(node, w, dy, scratch), dy, dx)
+        calls += _column_input_gradient(_ColumnMatrix(node, w, dy, scratch), dy, dx)
     else:
         conv = _ConvolutionTensors(node, dx, w, dy, scratch)
         channels = conv.channel_slices(1)
@@ -304,7 +304,7 @@ def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
     if is_product and not (is_channels_last(node.attrs) and _uses_onednn(x, dw)):
         return _weight_product(node, _channels_first(node, dy), _channels_first(node, x), dw)
     if _has_columns(node, spec_of(result(node))):
-        return _column_weight_gradient(_Columns(node, dw, dy, scratch), dy, x)
+        return _column_weight_gradient(_ColumnMatrix(node, dw, dy, scratch), dy, x)
     conv = _ConvolutionTensors(node, x, dw, dy, scratch)
     calls: list[Call] = (
         [] if conv.unpadded_x is conv.x else [conv.x.zero_, partial(conv.unpadded_x.copy_, _channels_first(node, x))]
