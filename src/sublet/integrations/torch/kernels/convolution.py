@@ -3,16 +3,17 @@
 PyTorch's convolutions allocate the result, and copies of all operands in layouts preferred by oneDNN. The kernels
 therefore process a few samples and channels at a time: allocations are bounded by a small slice, at little or no cost
 in time, because small allocations reuse warm memory. Convolutions with kernels of one element are matrix products.
-oneDNN accumulates matrix products into the output. Without oneDNN, for little work, or with one thread, the kernels
-call `mm` and `bmm`, which allocate no memory. Strided convolutions along one axis are products with the column matrix
-of each sample, in scratch memory.
+`mm` and `bmm` compute the products and allocate no memory; where oneDNN is faster, oneDNN adds the products up in the
+output. Strided convolutions along one axis are products with the column matrix of each sample, in scratch memory.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import cache, partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from sublet.base.tensor import DType, TensorSpec
@@ -334,13 +335,26 @@ def _pointwise_product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -
 def _uses_onednn(x: Tensor, w: Tensor) -> bool:
     """True if oneDNN computes the matrix product.
 
-    With several threads and enough work, oneDNN is up to twice as fast as the library behind `mm`. With one thread
-    oneDNN is slower, and PyTorch avoids oneDNN too.
+    With several threads and enough work, oneDNN is up to twice as fast as the library behind `mm`, unless this
+    library is MKL on a processor of Intel: MKL is then up to twice as fast as oneDNN, and writes in place. With one
+    thread oneDNN is slower, and PyTorch avoids oneDNN too.
     """
-    if torch().get_num_threads() == 1:
+    if torch().get_num_threads() == 1 or _has_fast_mkl():
         return False
     there = torch().backends.mkldnn.is_available() and hasattr(torch().ops.mkldnn, "_convolution_pointwise_")
     return bool(there and x.dtype == torch().float32 and x.numel() * w.shape[0] >= MIN_ONEDNN_WORK)
+
+
+@cache
+def _has_fast_mkl() -> bool:
+    """True if MKL computes matrix products on a processor of Intel. MKL takes slower code on other processors."""
+    if not torch().backends.mkl.is_available():
+        return False
+    try:
+        vendor = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        vendor = platform.processor()  # names the vendor on Windows
+    return "GenuineIntel" in vendor
 
 
 def _accumulate_product(y: Tensor, x: Tensor, w: Tensor, b: Tensor = None) -> Call:
