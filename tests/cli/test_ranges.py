@@ -103,3 +103,29 @@ def test_a_changed_plan_over_ranges_is_refused(cli: Cli, path: Path, tmp_path: P
             place["region"]["offset"] += 64
     saved.write_text(json.dumps(content))
     assert cli("check", path, saved)[0] == 1
+
+
+def test_tiers_are_planned_besides(cli: Cli, path: Path) -> None:
+    status, out, _ = cli("plan", path, *DIMS, "--tiers", "s=8,32")
+    assert status == 0
+    assert "Tiers, each proven for every shape in it" in out
+    _, out, _ = cli("plan", path, *DIMS, "--tiers", "s=8,32", "--json")
+    found = json.loads(out)
+    assert [each["up_to"] for each in found["tiers"]] == [{"n": 4, "s": 8}, {"n": 4, "s": 32}]
+    for each in found["tiers"]:
+        largest = sublet.plan_memory(sublet.read_model(path, {**each["up_to"], "t": each["up_to"]["s"]}))
+        assert each["arena_bytes"] == largest.arena_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*DIMS, "--tiers", "s=9"), "multiples of 8"),
+        ((*DIMS, "--tiers", "s=a"), "NAME=INTEGER,.."),
+        (("--dim", "n=1", "--dim", "s=8", "--dim", "t=8", "--tiers", "s=8"), "--tiers needs a range"),
+    ],
+)
+def test_wrong_tiers_are_one_error(cli: Cli, path: Path, words: tuple[str, ...], message: str) -> None:
+    status, _, error = cli("plan", path, *words)
+    assert status == 2
+    assert message in error

@@ -72,6 +72,7 @@ class ModelWithKernels:
     kernels         returns the kernels already chosen, and chooses again if weights have moved
     contents        the contents of the weights
     retained_bytes  bytes allocated by backends during the choice and not freed; None if unknown
+    backends        the sources of the kernels; passed on, they share their sessions with further models
     weights_owner   weights of another executable, with memory to share and a content that may change at any time
     """
 
@@ -80,6 +81,7 @@ class ModelWithKernels:
     kernels: MakeKernels
     contents: Mapping[Value, Any]
     retained_bytes: int | None
+    backends: Sequence[Backend] = ()
     weights_owner: ExecutableWeights | None = None
 
     def validated_plan(self, plan: MemoryPlan) -> MemoryPlan:
@@ -151,7 +153,7 @@ def model_with_kernels(request: CompileRequest) -> ModelWithKernels:
     recipe = replace(source.recipe, scratch=scratch)
     with_memory = replace(source, graph=with_scratch(graph, dict(scratch)), recipe=recipe)
     return ModelWithKernels(
-        with_memory, source, _reuse_first_choice(chosen, arrays, choose, changing), contents, kept, lender
+        with_memory, source, _reuse_first_choice(chosen, arrays, choose, changing), contents, kept, backends, lender
     )
 
 

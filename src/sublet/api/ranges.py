@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 from sublet.analysis.options import Options, Progress
-from sublet.api.binding import CompileRequest, model_to_run, model_with_kernels
+from sublet.api.binding import CompileRequest, ModelWithKernels, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
+from sublet.api.tiers import PlannedTier, Tiers, narrowed_model, plan_tiers
 from sublet.base.boxes import RANGE, Box, Range
 from sublet.base.errors import PlanError, PlanViolation, RunError, SubletError
 from sublet.base.extents import Extent, upper_bound
@@ -21,7 +22,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.ops.op import shares_of
-from sublet.plan import MemoryPlan
+from sublet.plan import ARENA, MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
@@ -29,6 +30,7 @@ from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.ranged import RangedExecutable, require_state
 from sublet.runtime.ranged_places import is_base_point
+from sublet.runtime.tiers import TieredExecutable
 
 BASE_POINTS = 64
 """Points tried as the base point of the program."""
@@ -125,15 +127,26 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
     return replace(model, graph=graph, outputs=tuple(kept), recipe=recipe)
 
 
-def plan_ranges(
-    request: CompileRequest, options: Options, progress: Progress | None = None
-) -> tuple[Model, RangedPlan]:
-    """Return the model of a request at the upper bounds of all sizes, and its plan over ranges.
+@dataclass(frozen=True)
+class PlannedRanges:
+    """A model at the upper bounds of all sizes, its plan over ranges, and the plans of smaller tiers."""
 
-    Raises the errors of `read_over_ranges` and `plan_over_ranges`.
+    model: Model
+    ranged: RangedPlan
+    smaller: Sequence[PlannedTier]
+
+
+def plan_ranges(
+    request: CompileRequest, options: Options, progress: Progress | None = None, tiers: Tiers | None = None
+) -> PlannedRanges:
+    """Return the plan of a request over ranges, and the plans of smaller tiers.
+
+    Raises the errors of `read_over_ranges`, `plan_over_ranges` and `plan_tiers`.
     """
     model, ranged = _read_and_plan(request, options, progress)
-    return replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims)), ranged
+    smaller = plan_tiers(model, tiers, ranged, options, progress)
+    at_bounds = replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims))
+    return PlannedRanges(at_bounds, ranged, smaller)
 
 
 def _read_and_plan(
@@ -148,8 +161,7 @@ def _read_and_plan(
     while True:
         model = read_over_ranges(request, in_place)
         ranged = plan_over_ranges(model, options, progress)
-        regions = {place.value: place.region for place in ranged.over.placements}
-        apart = [old for old, new in model.graph.updates if regions[old.name] != regions[new.name]]
+        apart = _updates_apart(ranged)
         if not apart:
             return model, ranged
         in_place = {name for name, _ in model.recipe.state if model.inputs_by_name[name] not in apart}
@@ -185,13 +197,14 @@ def compile_ranges(
     *,
     const: Mapping[str, Any] | None = None,
     state: Mapping[str, str] | None = None,
+    tiers: Tiers | None = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
     options: Options | None = None,
     plan: MemoryPlan | None = None,
     arena: Any = None,
     weights: Mapping[str, Array] | None = None,
-) -> RangedExecutable:
+) -> TieredExecutable:
     """Return an executable for every shape within ranges: planned once, proven for every shape, in one arena.
 
     model      a path or an ONNX ModelProto, without loops, branches and values of unknown size
@@ -200,6 +213,8 @@ def compile_ranges(
                the dimensions of the plan
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
                need not have equal extents, see `RangedExecutable.session`. With a plan, the state of the plan besides
+    tiers      upper ends within a range, as `{"seq": (64, 128)}`: a plan for each end besides the plan of the whole
+               range. A call runs in the smallest tier that holds its shapes; all tiers share arena, weights and kernels
     const, backend, optimize, arena, weights   see `compile`
     options    the planning options, with one stream and one arena. With io="arena", the default, inputs and outputs are
                copied in and out of the arena; with io="bound", kernels read and write memory of the caller
@@ -220,15 +235,42 @@ def compile_ranges(
         if result.findings:
             raise PlanViolation(result.findings)
         ranged = ranged_plan(plan, read.graph)
-    graph, plan_there = _at_base_point(ranged)
-    ready = model_with_kernels(CompileRequest(replace(read, graph=graph), backend=backend, weights=weights))
-    if ready.model.recipe.scratch:
-        raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
     in_place = dict(read.recipe.state)
     for name in in_place.keys() & (state or {}).keys():
         if state and state[name] != in_place[name]:
             raise RunError(f"state {name}={state[name]}: the plan updates {name} by {in_place[name]}; plan again")
-    return RangedExecutable(ranged, ready.to_executable(plan_there, arena), {**in_place, **(state or {})}, in_place)
+    smaller = plan_tiers(read, tiers, ranged, options)
+    ready, plan_there = _with_kernels(read, ranged, backend, weights)
+    largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), {**in_place, **(state or {})}, in_place)
+    contents = {value.name: content for value, content in ready.contents.items()}
+    for tier in smaller:
+        if in_place and _updates_apart(tier.ranged):
+            continue
+        model = narrowed_model(read, tier.ranges)
+        ready_tier, plan_there = _with_kernels(model, tier.ranged, ready.backends, contents)
+        base = ready_tier.to_executable(plan_there, largest.memory.raw(ARENA))
+        largest.add_smaller(tier.ranges, RangedExecutable(tier.ranged, base, {}, in_place))
+    return largest
+
+
+def _with_kernels(
+    model: Model,
+    ranged: RangedPlan,
+    backend: str | Backend | Sequence[str | Backend],
+    weights: Mapping[str, Any] | None,
+) -> tuple[ModelWithKernels, MemoryPlan]:
+    """Return a model at the base point of a plan with a kernel for every node, and the plan there."""
+    graph, plan_there = _at_base_point(ranged)
+    ready = model_with_kernels(CompileRequest(replace(model, graph=graph), backend=backend, weights=weights))
+    if ready.model.recipe.scratch:
+        raise RunError("ranges of dimensions: a kernel needs scratch memory; pass backend='onnxruntime'")
+    return ready, plan_there
+
+
+def _updates_apart(ranged: RangedPlan) -> list[Value]:
+    """Return the inputs with an update that the plan does not place over the input."""
+    regions = {place.value: place.region for place in ranged.over.placements}
+    return [old for old, new in ranged.graph.updates if regions[old.name] != regions[new.name]]
 
 
 def _at_base_point(ranged: RangedPlan) -> tuple[Graph, MemoryPlan]:

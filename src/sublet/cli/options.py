@@ -88,6 +88,14 @@ State = Annotated[
         help="Update an input by an output from run to run (h=hn), starting from zeros; repeat for more.",
     ),
 ]
+TierTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tiers",
+        metavar="NAME=N[,N..]",
+        help="Upper ends within a range (seq=64,128): also plan each smaller range, for requests that it holds.",
+    ),
+]
 Shape = Annotated[
     list[str] | None,
     typer.Option(
@@ -217,6 +225,12 @@ def parse_ranged_dims(texts: list[str] | None) -> dict[str, Any]:
     form, example = "NAME=INTEGER, NAME=LOW..HIGH, NAME=LOW..HIGH:STEP or NAME=DIMENSION", "seq=1..512"
     texts_by_name = _parse_repeated(texts, "--dim", r".+=[^=]+", form, example)
     return {name: int(text) if re.fullmatch(INTEGER, text) else text for name, text in texts_by_name.items()}
+
+
+def parse_tier_ends(texts: list[str] | None) -> dict[str, list[int]]:
+    """Return `["seq=64,128"]` as upper ends by dimension. Raises ModelError for a text of another form."""
+    texts_by_name = _parse_repeated(texts, "--tiers", rf".+={INTEGER}(,{INTEGER})*", "NAME=INTEGER,..", "seq=64,128")
+    return {name: [int(each) for each in text.split(",")] for name, text in texts_by_name.items()}
 
 
 def parse_constants(texts: list[str] | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
 from sublet.api.binding import CompileRequest
-from sublet.api.ranges import has_ranges, plan_ranges
+from sublet.api.ranges import PlannedRanges, has_ranges, plan_ranges
 from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
@@ -44,6 +44,7 @@ from sublet.cli.options import (
     parse_ranged_dims,
     parse_regions,
     parse_state,
+    parse_tier_ends,
 )
 from sublet.cli.plan_output import print_plan, write_pictures
 from sublet.integrations.registry import command
@@ -125,6 +126,7 @@ class PlanOptions:
     dim: shared.RangedDim = None
     const: shared.Const = None
     state: shared.State = None
+    tiers: shared.TierTexts = None
     shape: shared.Shape = None
     max_trips: shared.MaxTrips = None
     optimize: shared.Optimizer = AS_IS
@@ -222,6 +224,8 @@ def plan(options: PlanOptions) -> None:
     if has_ranges(dims):
         _plan_over_ranges(options, dims, question, baseline)
         return
+    if options.tiers:
+        raise PlanError("--tiers needs a range: pass --dim NAME=LOW..HIGH for the dimension")
     source, planning_options = _read_model(options)
     if options.frontier:
         show_frontier(source, planning_options, options.files, measure=options.measure, in_json=options.in_json)
@@ -275,7 +279,8 @@ def _plan_over_ranges(
     const, state = parse_constants(options.const), parse_state(options.state)
     request = CompileRequest(options.model, dims=dims, const=const, state=state, optimize=options.optimize)
     with packing_progress() as progress:
-        source, ranged = plan_ranges(request, planning_options, progress)
+        planned = plan_ranges(request, planning_options, progress, parse_tier_ends(options.tiers))
+    ranged = planned.ranged
     decision = question.verdict_on(ranged.worst)
     picture = replace(picture_of_plan(ranged.worst), title=options.model.name, budget=question.budget)
     write_pictures(picture, options.html, options.png)
@@ -283,13 +288,29 @@ def _plan_over_ranges(
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
     words = f"Proven for every point of {', '.join(map(str, ranged.ranges))}; figures are of the largest sizes."
-    report = PlanReport(source, ranged.worst, OrderAdvice(None, words), picture, decision, grown)
+    report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown)
     if options.in_json:
         found = [asdict(each) for each in ranged.ranges]
-        print_json({**report.to_json(perf_counter() - started), "ranges": found})
+        tiers = {"tiers": [each.to_json() for each in planned.smaller]} if options.tiers else {}
+        print_json({**report.to_json(perf_counter() - started), "ranges": found, **tiers})
     else:
         _print_report(report, "")
+        if options.tiers:
+            answer_console().print(Text(), _tier_table(planned))
     _exit(options, report)
+
+
+def _tier_table(planned: PlannedRanges) -> RenderableType:
+    """Return the arena of every tier, the smallest first. A tier without a smaller arena has no row."""
+    table = plain_table()
+    for name in ("requests up to", "arena", "lower bound"):
+        table.add_column(name, justify="left" if name == "requests up to" else "right")
+    whole = {each.name: each.high for each in planned.ranged.ranges}
+    rows = [(each.ends, each.ranged.worst) for each in planned.smaller]
+    for ends, plan in [*rows, (whole, planned.ranged.worst)]:
+        words = ", ".join(f"{name}={end}" for name, end in ends.items())
+        table.add_row(printable(words), human(plan.arena_bytes), human(plan.lower_bound_bytes))
+    return Group(Text("Tiers, each proven for every shape in it:", "bold"), table)
 
 
 def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: Growth | None) -> str:

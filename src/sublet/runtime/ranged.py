@@ -129,7 +129,7 @@ class RangedExecutable:
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ranges.values()))
-        return f"<RangedExecutable {printable(self.plan.graph)}: arena {self.arena_bytes:,} bytes for {shown}>"
+        return f"<{type(self).__name__} {printable(self.plan.graph)}: arena {self.arena_bytes:,} bytes for {shown}>"
 
     def _repr_html_(self) -> str:
         """Return the figures and a memory map of the largest point for a notebook."""

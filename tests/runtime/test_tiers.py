@@ -1,0 +1,143 @@
+"""Executables with tiers: equal to ONNX Runtime at every shape, in one arena, with one set of sessions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from sublet.analysis.options import Options, StorageChoice
+from sublet.api.ranges import compile_ranges
+from sublet.base.errors import PlanError, RunError
+from sublet.integrations.onnx.kernels.backend import OnnxRuntime
+from sublet.runtime.backends import registry
+from sublet.runtime.tiers import TieredExecutable
+from tests.runtime.test_ranged import (
+    DECODER_DIMS,
+    DECODER_STATE,
+    IO,
+    decoder,
+    feeds_at,
+    points_of,
+    session_of,
+    two_dimensions,
+)
+from tests.support.onnx.ranged_programs import RANGES, ranged_program
+
+TIERS = {"s": (8, 16), "n": (1,)}
+"""Upper ends of the tiers of the model of two inputs."""
+
+
+@pytest.fixture
+def tiered() -> TieredExecutable:
+    """The executable of the model of two inputs, with tiers."""
+    return compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, tiers=TIERS)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_generated_programs_in_tiers_equal_onnx_runtime(seed: int) -> None:
+    model, options = ranged_program(seed), Options(io="bound" if seed % 3 == 0 else "arena")
+    try:
+        executable = compile_ranges(
+            model, {each.name: each for each in RANGES}, tiers={"a": (1, 3), "b": (4,)}, options=options
+        )
+    except PlanError as refusal:
+        if "is unknown" in str(refusal):
+            return
+        raise
+    session, rng = session_of(model), np.random.default_rng(seed)
+    for point in points_of(RANGES, 12, seed):
+        feeds = {name: rng.standard_normal((point["a"], point["b"], 4), dtype=np.float32) for name in ("x", "y")}
+        try:
+            wanted = session.run(None, feeds)
+        except Exception:  # a shape that the model does not take
+            continue
+        executable.memory.raw("arena")[:] = 0xA5
+        found = executable({name: feeds[name] for name in executable.inputs})
+        for name, array in zip((each.name for each in session.get_outputs()), wanted, strict=True):
+            assert np.allclose(found[name], array, atol=1e-5), point
+
+
+def test_a_call_runs_in_the_smallest_tier(tiered: TieredExecutable) -> None:
+    arenas = {tuple(ends.values()): nbytes for ends, nbytes in tiered.tiers}
+    assert list(arenas)[-1] == (4, 64)
+    assert set(arenas) == {(n, s) for n in (1, 4) for s in (8, 16, 64)}
+    arena = tiered.memory.raw("arena")
+    for n, s in ((1, 2), (1, 8), (2, 8), (4, 16), (1, 17), (4, 64)):
+        touched = next(nbytes for (most_n, most_s), nbytes in arenas.items() if n <= most_n and s <= most_s)
+        arena[:] = 0xA5
+        tiered(feeds_at(n, s))
+        assert np.all(arena[touched:] == 0xA5)
+        assert tiered.bytes_at(n=n, s=s) <= touched
+
+
+def test_tiers_share_arena_weights_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[OnnxRuntime] = []
+
+    def recorded(names: object, model: object) -> list[object]:
+        found = registry.backends_of(names, model)  # type: ignore[arg-type]
+        opened.extend(each for each in found if isinstance(each, OnnxRuntime))
+        return list(found)
+
+    monkeypatch.setattr("sublet.api.binding.backends_of", recorded)
+    tiered = compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, tiers=TIERS)
+    assert len(opened) == 6
+    assert all(each is opened[0] for each in opened)
+    assert len({raw.ctypes.data for raw in (e.executable.memory.raw("arena") for e in tiered._smaller)}) == 1
+    before = dict(opened[0]._sessions)
+    for n, s in ((1, 2), (4, 64), (2, 9)):
+        tiered(feeds_at(n, s))
+    assert opened[0]._sessions == before
+
+
+def test_points_of_all_tiers_are_counted_and_forgotten(tiered: TieredExecutable) -> None:
+    tiered.prepare(n=1, s=4)
+    tiered.prepare(n=4, s=64)
+    assert tiered.bound_points == 2
+    tiered(feeds_at(1, 4))
+    assert tiered.bound_points == 2
+    assert tiered.binding_bytes > 0
+    tiered.forget_points()
+    assert tiered.bound_points == 0
+
+
+@pytest.mark.parametrize("io", IO)
+def test_a_session_keeps_its_state_from_tier_to_tier(io: StorageChoice) -> None:
+    model, options = decoder(), Options(io=io)
+    model.graph.node[-1].output[0] = "scaled"
+    means = onnx.helper.make_node("ReduceMean", ["scaled"], ["means"], axes=[2])  # in the arena with both kinds of io
+    model.graph.node.extend([means, onnx.helper.make_node("Mul", ["scaled", "means"], ["y"])])
+    plain, tiered = (
+        compile_ranges(model, DECODER_DIMS, state=DECODER_STATE, tiers=tiers, options=options)
+        for tiers in (None, {"old": (0, 4, 8), "new": (1,)})
+    )
+    assert len(tiered.tiers) > 3
+    one, other, rng = plain.session(), tiered.session(), np.random.default_rng(3)
+    for new in (4, 1, 1, 1, 2, 1, 2):
+        x = rng.standard_normal((2, new, 4), dtype=np.float32)
+        assert np.array_equal(one(x=x)["y"], other(x=x)["y"])
+    assert np.array_equal(one.state("past"), other.state("past"))
+    assert tiered.arena_bytes == plain.arena_bytes
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ({"q": (8,)}, "tiers of q: no dimension with a range; the ranges are 'n', 's'"),
+        ({"s": (8, 65)}, "tiers of s: is 65; s ranges from 2 to 64"),
+        ({"s": (16, 8)}, "tiers of s: 16, 8 are not ascending"),
+        ({"s": tuple(range(2, 50)), "n": (1, 2)}, "tiers: 147 combinations; the maximum is 64"),
+        ({"s": ("8",)}, "'8' is no whole number"),
+    ],
+)
+def test_wrong_tiers_are_one_error(tiers: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, tiers=tiers)
+
+
+def test_a_wrong_shape_writes_nothing_in_any_tier(tiered: TieredExecutable) -> None:
+    tiered(feeds_at(1, 4))
+    before = tiered.memory.raw("arena").copy()
+    with pytest.raises(RunError, match="s ranges from 2 to 64"):
+        tiered(feeds_at(1, 65))
+    assert np.array_equal(tiered.memory.raw("arena"), before)
