@@ -11,6 +11,8 @@ import onnx.parser
 import pytest
 
 import sublet
+from tests.api.test_state_names import cell
+from tests.runtime.test_ranged import DECODER_DIMS, decoder
 from tests.support.command_line import Cli
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -129,3 +131,16 @@ def test_wrong_tiers_are_one_error(cli: Cli, path: Path, words: tuple[str, ...],
     status, _, error = cli("plan", path, *words)
     assert status == 2
     assert message in error
+
+
+def test_the_command_line_tells_the_pairs(cli: Cli, tmp_path: Path) -> None:
+    path = cell(tmp_path / "cell.onnx")
+    status, out, _ = cli("plan", path, "--state", "auto")
+    assert status == 0
+    assert "State found by name: h=hn" in out
+    onnx.save(decoder(), tmp_path / "decoder.onnx")
+    dims = [word for name, (low, high) in DECODER_DIMS.items() for word in ("--dim", f"{name}={low}..{high}")]
+    _, out, _ = cli("plan", tmp_path / "decoder.onnx", *dims, "--state", "auto")
+    assert "State found by name: past=present, h=hn" in out
+    assert cli("plan", path, "--state", "auto", "--out", tmp_path / "p.json")[0] == 0
+    assert cli("check", path, tmp_path / "p.json")[0] == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from sublet.analysis.options import Options
 from sublet.api.sources import read_source
+from sublet.api.state_names import StatePairs
 from sublet.base.errors import ProblemError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.registry import integration_of_file, integration_of_object
@@ -81,7 +82,7 @@ def advise(
     *,
     dims: Mapping[str, int] | None = None,
     const: Mapping[str, Any] | None = None,
-    state: Mapping[str, str] | None = None,
+    state: StatePairs | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     seconds: float = MAX_SECONDS,

@@ -13,6 +13,7 @@ import numpy as np
 
 from sublet.api.model_files import constant_texts
 from sublet.api.sources import OVER_RANGES, first_backend_name, read_source, resolve_changed, resolve_optimize
+from sublet.api.state_names import AUTO_STATE, StatePairs
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -171,7 +172,7 @@ def model_to_run(request: CompileRequest) -> Model:
     if plan and request.const and constant_texts(request.const) != planned_const:
         raise PlanError(f"const={request.const!r} contradicts the plan: leave out `const`, or plan again")
     planned_state = dict(plan.recipe.state) if plan else request.state
-    if plan and request.state and request.state != planned_state:
+    if plan and request.state not in (None, {}, AUTO_STATE, planned_state):
         raise PlanError(f"state={request.state!r} contradicts the plan: leave out `state`, or plan again")
     changed = resolve_changed(request.model, request.simplify, plan)
     optimize = AS_IS if assume and request.optimize == AUTO else request.optimize
@@ -302,7 +303,7 @@ class CompileRequest:
     _: KW_ONLY
     dims: Mapping[str, int] | None = None
     const: Mapping[str, Any] | None = None
-    state: Mapping[str, str] | None = None
+    state: StatePairs | None = None
     max_trips: Trips = None
     backend: str | Backend | Sequence[str | Backend] = AUTO
     optimize: str = AUTO

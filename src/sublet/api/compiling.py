@@ -11,6 +11,7 @@ from sublet.analysis.options import Options, Progress
 from sublet.api.advising import search_budget
 from sublet.api.binding import CompileRequest, ModelWithKernels, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
+from sublet.api.state_names import StatePairs
 from sublet.base.errors import CapacityError
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
@@ -33,7 +34,7 @@ def compile(
     *,
     dims: Mapping[str, int] | None = None,
     const: Mapping[str, Any] | None = None,
-    state: Mapping[str, str] | None = None,
+    state: StatePairs | None = None,
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.api.state_names import AUTO_STATE, StatePairs, resolve_state
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
 from sublet.base.formatting import known_names, printable
@@ -29,7 +30,7 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
-    state: Mapping[str, str] | None = None,
+    state: StatePairs | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
@@ -45,7 +46,8 @@ def read_model(
                 ("1,2"); the graph has no such input, and branches never taken are removed. "open" makes an input with a
                 default in the file (an initialiser with the name of an input) an input; the default is else a constant
     state       inputs updated by an output, as `{"h": "hn"}`: a call may leave out the input, and each run starts from
-                the output of the run before; the first run starts from zeros, or from the default of the file
+                the output of the run before; the first run starts from zeros, or from the default of the file; "auto"
+                finds the pairs by name
     max_trips   the maximum trip count of every loop, or of single loops by the name of the loop or of a loop output;
                 the stacked graph outputs of a bounded loop are planned, and a run beyond the maximum raises RunError
     optimize    the level of ONNX Runtime's optimiser for rewriting an ONNX model first, or "none"
@@ -136,15 +138,19 @@ class Zeros:
         return np.zeros(self.spec.shape, NUMPY[self.spec.dtype])
 
 
-def with_state(model: Model, state: Mapping[str, str]) -> Model:
+def with_state(model: Model, state: StatePairs) -> Model:
     """Return the model with inputs updated by outputs: `state` maps the name of each input to the name of an output.
 
-    An input of the state starts with zeros, or with the default of the file, and takes the content of the output at the
-    end of each run. Raises ModelError for a name without an input or output, and for two tensors of different type.
+    "auto" takes the pairs of `pairs_by_name`. An input of the state starts with zeros, or with the default of the file,
+    and takes the content of the output at the end of each run. Raises ModelError for a name without an input or output,
+    and for two tensors of different type.
     """
-    if not state or dict(model.recipe.state) == dict(state):
-        return model
     inputs, outputs = model.inputs_by_name, model.outputs_by_name
+    if state == AUTO_STATE and model.recipe.state:
+        return model
+    state = resolve_state(state, inputs, outputs)
+    if not state or dict(model.recipe.state) == state:
+        return model
     if model.recipe.state:
         raise ModelError(f"the model has the state {dict(model.recipe.state)} already: read the model again")
     updates, starts = list[tuple[Value, Value]](), dict[str, Constant]()

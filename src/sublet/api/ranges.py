@@ -11,6 +11,7 @@ from typing import Any, cast
 from sublet.analysis.options import Options, Progress
 from sublet.api.binding import CompileRequest, ModelWithKernels, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
+from sublet.api.state_names import AUTO_STATE, StatePairs, pairs_by_name, resolve_state
 from sublet.api.tiers import PlannedTier, Tiers, narrowed_model, plan_tiers
 from sublet.base.boxes import RANGE, Box, Range
 from sublet.base.errors import PlanError, PlanViolation, RunError, SubletError
@@ -93,7 +94,7 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] = ()) ->
     if control is not None or model.graph.updates:
         what = f"the loop or branch {control.name}" if control else "a state"
         raise PlanError(f"ranges of dimensions: the model has {what}; compile for single extents")
-    state = request.state or {}
+    state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if name in in_place}
     return with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
@@ -129,11 +130,12 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
 
 @dataclass(frozen=True)
 class PlannedRanges:
-    """A model at the upper bounds of all sizes, its plan over ranges, and the plans of smaller tiers."""
+    """A model at the upper bounds of all sizes, its plan over ranges, the plans of smaller tiers, and the state."""
 
     model: Model
     ranged: RangedPlan
     smaller: Sequence[PlannedTier]
+    state: Mapping[str, str]
 
 
 def plan_ranges(
@@ -143,10 +145,20 @@ def plan_ranges(
 
     Raises the errors of `read_over_ranges`, `plan_over_ranges` and `plan_tiers`.
     """
+    request = _with_named_state(request)
     model, ranged = _read_and_plan(request, options, progress)
     smaller = plan_tiers(model, tiers, ranged, options, progress)
     at_bounds = replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims))
-    return PlannedRanges(at_bounds, ranged, smaller)
+    return PlannedRanges(at_bounds, ranged, smaller, _with_planned_state(request.state, {}))
+
+
+def _with_named_state(request: CompileRequest) -> CompileRequest:
+    """Return the request with the pairs of its state; pairs that the caller leaves to "auto" are found by name."""
+    if not isinstance(request.state, str):
+        return request
+    model = read_over_ranges(replace(request, state=None))
+    pairs = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
+    return replace(request, state=pairs)
 
 
 def _read_and_plan(
@@ -196,7 +208,7 @@ def compile_ranges(
     dims: Mapping[str, Any] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
-    state: Mapping[str, str] | None = None,
+    state: StatePairs | None = None,
     tiers: Tiers | None = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
@@ -212,7 +224,8 @@ def compile_ranges(
                "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. With a plan,
                the dimensions of the plan
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
-               need not have equal extents, see `RangedExecutable.session`. With a plan, the state of the plan besides
+               need not have equal extents, see `RangedExecutable.session`. "auto" finds the pairs by name, such as past
+               and present. With a plan, the state of the plan besides
     tiers      upper ends within a range, as `{"seq": (64, 128)}`: a plan for each end besides the plan of the whole
                range. A call runs in the smallest tier that holds its shapes; all tiers share arena, weights and kernels
     const, backend, optimize, arena, weights   see `compile`
@@ -229,19 +242,20 @@ def compile_ranges(
         weights=weights,
     )  # fmt: skip
     if plan is None:
+        request = _with_named_state(request)
         read, ranged = _read_and_plan(request, options)
     else:
         read, result = judge_over_ranges(model, plan)
         if result.findings:
             raise PlanViolation(result.findings)
         ranged = ranged_plan(plan, read.graph)
+        if state == AUTO_STATE:
+            request = replace(request, state=pairs_by_name(read.inputs_by_name, read.outputs_by_name, may_grow=True))
     in_place = dict(read.recipe.state)
-    for name in in_place.keys() & (state or {}).keys():
-        if state and state[name] != in_place[name]:
-            raise RunError(f"state {name}={state[name]}: the plan updates {name} by {in_place[name]}; plan again")
+    whole_state = _with_planned_state(request.state, in_place)
     smaller = plan_tiers(read, tiers, ranged, options)
     ready, plan_there = _with_kernels(read, ranged, backend, weights)
-    largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), {**in_place, **(state or {})}, in_place)
+    largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), whole_state, in_place)
     contents = {value.name: content for value, content in ready.contents.items()}
     for tier in smaller:
         if in_place and _updates_apart(tier.ranged):
@@ -251,6 +265,15 @@ def compile_ranges(
         base = ready_tier.to_executable(plan_there, largest.memory.raw(ARENA))
         largest.add_smaller(tier.ranges, RangedExecutable(tier.ranged, base, {}, in_place))
     return largest
+
+
+def _with_planned_state(state: StatePairs | None, in_place: Mapping[str, str]) -> dict[str, str]:
+    """Return the state with the pairs of a plan. Raises RunError for a contradiction."""
+    declared = dict(state) if isinstance(state, Mapping) else {}
+    for name in in_place.keys() & declared.keys():
+        if declared[name] != in_place[name]:
+            raise RunError(f"state {name}={declared[name]}: the plan updates {name} by {in_place[name]}; plan again")
+    return {**in_place, **declared}
 
 
 def _with_kernels(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sublet.api.model_files import constant_texts, read_model, with_state
+from sublet.api.state_names import StatePairs
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
 from sublet.integrations.registry import installed_integrations, integration_of_object, resolve
@@ -111,7 +112,7 @@ def read_source(
     dims: Mapping[str, int] | None = None,
     *,
     const: Mapping[str, Any] | None = None,
-    state: Mapping[str, str] | None = None,
+    state: StatePairs | None = None,
     max_trips: Trips = None,
     optimize: str = AS_IS,
     changed: str = "",

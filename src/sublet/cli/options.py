@@ -14,6 +14,7 @@ import typer
 
 from sublet.api.model_files import has_option
 from sublet.api.sources import Optimize
+from sublet.api.state_names import AUTO_STATE, StatePairs
 from sublet.base.boxes import RANGE
 from sublet.base.errors import ModelError, PlanError, ProblemError
 from sublet.base.formatting import parse_bytes
@@ -84,8 +85,9 @@ State = Annotated[
     list[str] | None,
     typer.Option(
         "--state",
-        metavar="INPUT=OUTPUT",
-        help="Update an input by an output from run to run (h=hn), starting from zeros; repeat for more.",
+        metavar="INPUT=OUTPUT|auto",
+        help="Update an input by an output from run to run (h=hn), starting from zeros; repeat for more. With auto: "
+        "all pairs by name (h and hn, past and present).",
     ),
 ]
 TierTexts = Annotated[
@@ -238,8 +240,10 @@ def parse_constants(texts: list[str] | None) -> dict[str, str]:
     return _parse_repeated(texts, "--const", r".+=[^=]+", "NAME=NUMBER", "sr=16000")
 
 
-def parse_state(texts: list[str] | None) -> dict[str, str]:
-    """Return `["h=hn"]` as a dict of outputs by input. Raises ModelError for a text of another form."""
+def parse_state(texts: list[str] | None) -> StatePairs:
+    """Return `["h=hn"]` as a dict of outputs by input, and `["auto"]` as "auto". Raises ModelError for other texts."""
+    if texts == [AUTO_STATE]:
+        return AUTO_STATE
     return _parse_repeated(texts, "--state", r".+=[^=]+", "INPUT=OUTPUT", "h=hn")
 
 

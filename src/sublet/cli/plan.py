@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
 from sublet.api.binding import CompileRequest
 from sublet.api.ranges import PlannedRanges, has_ranges, plan_ranges
+from sublet.api.state_names import AUTO_STATE
 from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
@@ -251,7 +253,15 @@ def plan(options: PlanOptions) -> None:
         print_json(report.to_json(seconds))
     else:
         _print_report(report, _describe_run_graph(options))
+        _print_found_state(options, dict(source.recipe.state))
     _exit(options, report)
+
+
+def _print_found_state(options: PlanOptions, state: Mapping[str, str]) -> None:
+    """Print the pairs of a state found by name."""
+    if options.state == [AUTO_STATE]:
+        pairs = ", ".join(f"{name}={result}" for name, result in state.items())
+        answer_console().print(Text(printable(f"State found by name: {pairs}"), "dim"))
 
 
 def _exit(options: PlanOptions, report: PlanReport) -> None:
@@ -295,6 +305,7 @@ def _plan_over_ranges(
         print_json({**report.to_json(perf_counter() - started), "ranges": found, **tiers})
     else:
         _print_report(report, "")
+        _print_found_state(options, planned.state)
         if options.tiers:
             answer_console().print(Text(), _tier_table(planned))
     _exit(options, report)

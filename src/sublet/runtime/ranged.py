@@ -146,6 +146,11 @@ class RangedExecutable:
         return dict(self._outputs)
 
     @property
+    def state_pairs(self) -> dict[str, str]:
+        """The outputs that update inputs between the calls of a session, by the name of the input."""
+        return dict(self._state)
+
+    @property
     def arena_bytes(self) -> int:
         """The size of the arena in bytes, for all points."""
         return self.plan.arena_bytes
