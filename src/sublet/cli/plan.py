@@ -59,6 +59,8 @@ from sublet.plan.verdict import Advice, Advised, Verdict
 from sublet.planning.advice.candidates import MAX_SECONDS
 from sublet.planning.order_advice import OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
+from sublet.viz.page import write_html
+from sublet.viz.range_points import points_of
 from sublet.viz.report import plan_json
 from sublet.viz.summary import plain_table
 from sublet.viz.view_model import Picture, picture_of_plan
@@ -293,7 +295,11 @@ def _plan_over_ranges(
     ranged = planned.ranged
     decision = question.verdict_on(ranged.worst)
     picture = replace(picture_of_plan(ranged.worst), title=options.model.name, budget=question.budget)
-    write_pictures(picture, options.html, options.png)
+    write_pictures(picture, None, options.png)
+    if options.html is not None:
+        stops, drawn = points_of(ranged)
+        maps = [replace(each, title=picture.title, budget=picture.budget) for each in drawn]
+        write_html(maps[0], options.html, maps[1:], ranges=stops)
     if options.out is not None:
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)

@@ -24,6 +24,7 @@ from sublet.base.files import write
 from sublet.base.ranges import LiveCurve
 from sublet.plan.verdict import Advised
 from sublet.viz.frontier import Frontier
+from sublet.viz.range_points import RangePoints
 from sublet.viz.view_model import Picture, drawn_offsets, partly_used_buffers
 
 # Columns of integers as little-endian typed arrays, of the narrowest sufficient type.
@@ -94,6 +95,7 @@ SCRIPTS = (
     "hands.js",
     "export.js",
     "frontier.js",
+    "ranges.js",
     "main.js",
 )
 """The scripts in the order of concatenation: constants must precede their first use."""
@@ -103,17 +105,26 @@ _EXACT_LIMIT = 1 << 53
 
 
 def write_html(
-    picture: Picture, path: str | Path, others: Sequence[Picture] = (), curve: Frontier | None = None
+    picture: Picture,
+    path: str | Path,
+    others: Sequence[Picture] = (),
+    curve: Frontier | None = None,
+    ranges: RangePoints | None = None,
 ) -> None:
     """Write the page. Raises SubletError if the file cannot be written."""
-    write(Path(path), render_page(picture, others, curve).encode("utf-8"))
+    write(Path(path), render_page(picture, others, curve, ranges).encode("utf-8"))
 
 
-def render_page(picture: Picture, others: Sequence[Picture] = (), curve: Frontier | None = None) -> str:
+def render_page(
+    picture: Picture,
+    others: Sequence[Picture] = (),
+    curve: Frontier | None = None,
+    ranges: RangePoints | None = None,
+) -> str:
     """Return the whole page as text; all parts from the plan are pure ASCII.
 
     With a `curve`, `picture` and `others` are the maps of the points of the curve: the page shows the first map, and a
-    click on a point shows the map of the point.
+    click on a point shows the map of the point. With `ranges`, these are the maps of shapes, which sliders select.
     """
     style = _read_asset("page.css")
     script = '"use strict";\n(async () => {\n' + "\n".join(_read_asset(name) for name in SCRIPTS) + "})();\n"
@@ -127,6 +138,9 @@ def render_page(picture: Picture, others: Sequence[Picture] = (), curve: Frontie
         "FRONTIER": ""
         if curve is None
         else _data_block("curve", b64encode(dumps(_frontier_data(curve)).encode()).decode("ascii")),
+        "RANGES": ""
+        if ranges is None
+        else _data_block("stops", b64encode(dumps(list(ranges.extents.items())).encode()).decode("ascii")),
     }
     pieces = _read_asset("page.html").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

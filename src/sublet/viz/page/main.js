@@ -18,6 +18,7 @@ darkScheme.addEventListener("change", recolour);
 foldButton.hidden = whole.others.length > 0 || !whole.bands.some((band) => !band.kept);
 foldButton.addEventListener("click", () => fold(model === whole));
 showFrontier();
+showRanges(model);
 writeHeader(model);
 writeCoverage(model);
 // On a narrow screen, the figures are folded to make room for the map.

@@ -3,8 +3,10 @@
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array, u64: BigUint64Array };
 const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer"];
 
-// A page of a trade-off curve holds one plan a point; the fragment of the address (#point-2) selects the shown plan.
-const shownSpot = Number(/^#point-(\d+)$/.exec(location.hash)?.[1] ?? 0);
+// A page of a trade-off curve or of ranges holds one plan a point; the fragment of the address (#point-2) selects the
+// shown plan. A slider adds its number (#point-2-0), to keep the focus.
+const [, spotText, sliderText] = /^#point-(\d+)(?:-(\d+))?$/.exec(location.hash) ?? [];
+const shownSpot = Number(spotText ?? 0);
 
 // The data block: base64 of deflate of (length of the JSON, the JSON, the columns).
 async function unpack() {
