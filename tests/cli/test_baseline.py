@@ -108,12 +108,14 @@ def test_the_baseline_is_no_output(cli: Cli, net: Path, tmp_path: Path) -> None:
 def test_plans_of_the_version_before_can_be_read(tmp_path: Path, net: Path) -> None:
     plan = load(tmp_path / "plan.json")
     raw = json.loads(to_json(plan))
-    raw["version"] = FORMAT_VERSION - 1
-    del raw["recipe"]["const"], raw["recipe"]["state"]
-    assert from_json(json.dumps(raw)) == plan
+    for version, absent in ((FORMAT_VERSION - 1, ("carried",)), (FORMAT_VERSION - 3, ("const", "state"))):
+        raw["version"] = version
+        for name in absent:
+            del raw["recipe"][name]
+        assert from_json(json.dumps(raw)) == plan
     with pytest.raises(PlanError, match="recipe"):
         from_json(json.dumps({**raw, "recipe": 3}))
-    raw["version"] = FORMAT_VERSION - 3
+    raw["version"] = FORMAT_VERSION - 4
     with pytest.raises(PlanError, match="reads versions"):
         from_json(json.dumps(raw))
 
@@ -152,3 +154,22 @@ def test_the_steps_of_the_action_run(net: Path, tmp_path: Path, hidden: int, fai
     assert ran.returncode == failed, ran.stderr
     assert ("::error file=net.sublet" in ran.stdout) == bool(failed)
     assert ("%0A  a: 768 bytes" in ran.stdout) == bool(failed)
+
+
+def test_a_baseline_decides_the_options_of_an_assertion(net: Path, tmp_path: Path, cli: Cli) -> None:
+    options = sublet.Options(alignment=256, io="bound", order="less")
+    sublet.save(sublet.plan_memory(sublet.read_model(net), options), tmp_path / "wide.json")
+    assert sublet.assert_no_growth(net, tmp_path / "wide.json").alignment == 256
+    with pytest.raises(AssertionError, match="planned with other options: --io arena, in the baseline bound"):
+        sublet.assert_no_growth(net, tmp_path / "wide.json", options=sublet.Options())
+    status, out, _ = cli("plan", net, "--baseline", tmp_path / "wide.json")
+    assert status == 1
+    assert out.startswith("Grown over the baseline")
+    assert "planned with other options: --align 64, in the baseline 256" in out
+
+
+def test_a_tflite_model_is_asserted_with_the_alignment_of_the_command() -> None:
+    model = Path("../shared/programs/tflm/hello_world_int8.tflite")
+    if not model.exists():
+        pytest.skip("the shared files are not here")
+    assert sublet.assert_fits(model, "1 MiB").alignment == 16

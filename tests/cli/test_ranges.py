@@ -11,6 +11,7 @@ import onnx.parser
 import pytest
 
 import sublet
+from sublet.base.errors import RunError
 from tests.api.test_state_names import cell
 from tests.runtime.test_ranged import DECODER_DIMS, decoder
 from tests.support.command_line import Cli
@@ -144,3 +145,35 @@ def test_the_command_line_tells_the_pairs(cli: Cli, tmp_path: Path) -> None:
     assert "State found by name: past=present, h=hn" in out
     assert cli("plan", path, "--state", "auto", "--out", tmp_path / "p.json")[0] == 0
     assert cli("check", path, tmp_path / "p.json")[0] == 0
+
+
+@pytest.mark.parametrize("io", ["arena", "bound"])
+def test_a_plan_over_ranges_keeps_its_state(cli: Cli, tmp_path: Path, io: str) -> None:
+    model, saved = tmp_path / "decoder.onnx", tmp_path / "plan.json"
+    onnx.save(decoder(), model)
+    dims = [word for name, (low, high) in DECODER_DIMS.items() for word in ("--dim", f"{name}={low}..{high}")]
+    words = ("--state", "past=present", "--io", io, "--tiers", "n=1", "--out", saved)
+    status, out, _ = cli("plan", model, *dims, *words)
+    assert status == 0
+    assert "The plan file holds the largest tier" in out
+    assert cli("check", model, saved)[0] == 0
+    run = sublet.compile_ranges(model, plan=sublet.load(saved))
+    assert run.state_pairs == {"past": "present"}
+    both = sublet.compile_ranges(model, plan=sublet.load(saved), state={"h": "hn"})
+    assert both.state_pairs == {"past": "present", "h": "hn"}
+    with pytest.raises(RunError, match="the plan updates past by present"):
+        sublet.compile_ranges(model, plan=sublet.load(saved), state={"past": "hn"})
+    with pytest.raises(RunError, match="may leave out the state"):
+        run(x=np.ones((1, 1, 4), np.float32), h=np.ones((1, 1, 4), np.float32))
+
+
+def test_a_branch_over_ranges_is_named_before_its_consequences(cli: Cli, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[n] x, bool c) => (y) { y = If (c) '
+        "<then_branch = g1 () => (a) { a = Relu(x) }, else_branch = g2 () => (b) { b = NonZero(x) }> }"
+    )
+    onnx.save(model, tmp_path / "if.onnx")
+    status, _, error = cli("plan", tmp_path / "if.onnx", "--dim", "n=1..4")
+    assert status == 2
+    assert "the loop or branch" in error
+    assert "--const NAME=NUMBER" in error

@@ -182,8 +182,8 @@ def test_the_plans_fill_every_list_of_the_schema(files: dict[str, Any]) -> None:
     lists = {(record, name) for record, name, each in properties(schema) if each["type"] in ("array", "object")}
     for file in files.values():
         lists -= set(filled(file, schema, "MemoryPlan", schema))
-    # What only options of callers, kernels and tight budgets add to a recipe.
-    assert lists <= {("Recipe", name) for name in ("assumed", "declared", "scratch", "split")}, lists
+    # What only options of callers, kernels, states over ranges and tight budgets add to a recipe.
+    assert lists <= {("Recipe", name) for name in ("assumed", "carried", "declared", "scratch", "split")}, lists
 
 
 def properties(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

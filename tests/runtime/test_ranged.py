@@ -114,7 +114,7 @@ def feeds_at(n: int, s: int) -> dict[str, Any]:
 WRONG = [
     ({"x": (5, 8, 4), "bias": (8, 4)}, "x, axis 0: is 5; n ranges from 1 to 4"),
     ({"x": (1, 65, 4), "bias": (65, 4)}, "x, axis 1: is 65; s ranges from 2 to 64"),
-    ({"x": (1, 8, 4), "bias": (9, 4)}, "bias, axis 0: is 9, but another input has 8 for s"),
+    ({"x": (1, 8, 4), "bias": (9, 4)}, "bias, axis 0: is 9, but x, axis 1, is 8; both are s"),
     ({"x": (1, 8, 5), "bias": (8, 4)}, "x, axis 2: is 5, but the model fixes 4"),
     ({"x": (8, 4), "bias": (8, 4)}, "x: must be f32"),
     ({"x": (1, 8, 4)}, "missing: 'bias'"),
@@ -369,7 +369,7 @@ def test_a_call_beyond_the_capacity_leaves_the_state_as_it_was(io: StorageChoice
     before = session.state("past"), session.state("h")
     with pytest.raises(RunError, match="past, axis 1: is 16; old ranges from 0 to 12"):
         session(x=np.ones((1, 1, 4), np.float32))
-    with pytest.raises(RunError, match="another input has"):
+    with pytest.raises(RunError, match="h, axis 0: is 2, but past, axis 0, is 1; both are n"):
         session(x=np.ones((1, 1, 4), np.float32), past=before[0][:, :4], h=np.ones((2, 1, 4), np.float32))
     assert all(np.array_equal(session.state(name), old) for name, old in zip(("past", "h"), before, strict=True))
     session.reset()

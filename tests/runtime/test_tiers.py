@@ -141,3 +141,39 @@ def test_a_wrong_shape_writes_nothing_in_any_tier(tiered: TieredExecutable) -> N
     with pytest.raises(RunError, match="s ranges from 2 to 64"):
         tiered(feeds_at(1, 65))
     assert np.array_equal(tiered.memory.raw("arena"), before)
+
+
+@pytest.mark.parametrize("seed", [2, 6, 9, 21, 31, 48, 49, 52])
+def test_generated_states_in_tiers_equal_a_state_carried_by_hand(seed: int) -> None:
+    model, ranges = ranged_program(seed), {each.name: each for each in RANGES}
+    plain, options = compile_ranges(model, ranges), Options(io="bound" if seed % 2 else "arena")
+    found = {
+        name: [result for result, output in plain.outputs.items() if output.spec == value.spec]
+        for name, value in plain.inputs.items()
+    }
+    state = {name: results[-1] for name, results in found.items() if results}
+    executable = compile_ranges(model, ranges, state=state, tiers={"a": (1, 3), "b": (4,)}, options=options)
+    truth, numbers = session_of(model), np.random.default_rng(seed)
+    names = [each.name for each in truth.get_outputs()]
+
+    def content(point: dict[str, int]) -> np.ndarray:
+        return numbers.standard_normal((point["a"], point["b"], 4), dtype=np.float32)
+
+    clients = [
+        (executable.session(), point, {name: content(point) for name in state})
+        for point in points_of(RANGES, 4, seed)[1:]
+    ]
+    for session, _, carried in clients:
+        for name, array in carried.items():
+            session.set_state(name, array)
+    for _ in range(4):
+        for session, point, carried in clients:
+            feeds = {name: content(point) for name in executable.inputs if name not in state}
+            given = {each.name: {**carried, **feeds}[each.name] for each in truth.get_inputs()}
+            wanted = dict(zip(names, truth.run(None, given), strict=True))
+            executable.memory.raw("arena")[:] = 0xA5
+            for name, array in session(feeds).items():
+                assert np.allclose(array, wanted[name], atol=1e-4)
+            for name, result in state.items():
+                carried[name] = session.state(name)
+                assert np.allclose(carried[name], wanted[result], atol=1e-4)

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, Order
+from sublet.api.model_files import default_alignment
 from sublet.api.ranges import judge_over_ranges
 from sublet.api.sources import model_of_plan, read_source
 from sublet.base.errors import PlanError
@@ -20,7 +21,7 @@ from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.plan import MemoryPlan
 from sublet.plan.export import FORMS, ExportContext, Exporter
 from sublet.plan.file import load, save
-from sublet.plan.statistics import growth
+from sublet.plan.statistics import growth, planned_io
 from sublet.plan.verdict import Extents, verdict
 from sublet.planning.checker_fallback import reprove_bound
 from sublet.planning.pipeline import plan_memory
@@ -95,7 +96,7 @@ def assert_fits(
     Raises AssertionError, with the proof and the table of the plan, if the plan does not fit, or if unknown sizes
     leave the verdict open. Raises the errors of `read_model` and `plan_memory`.
     """
-    plan = plan_memory(read_source(model, **reading), options or Options())
+    plan = plan_memory(read_source(model, **reading), options or Options(alignment=default_alignment(model)))
     decision = verdict(plan, parse_bytes(budget) if isinstance(budget, str) else budget, max_dim)
     if decision.fits is not True:
         raise AssertionError(_as_text(render_verdict(decision, plan), render_summary(plan)))
@@ -105,16 +106,23 @@ def assert_fits(
 def assert_no_growth(model: Any, baseline: str | Path, *, options: Options | None = None, **reading: Any) -> MemoryPlan:
     """Assert that arena and peak of a model need no more bytes than in the plan file `baseline`; return the plan.
 
-    The arguments are those of `assert_fits`. With the environment variable `SUBLET_UPDATE_PLANS=1` the plan is written
-    to `baseline` instead, as by `sublet plan --out`.
+    The arguments are those of `assert_fits`. Without options, the plan has the alignment, the order, the optimiser and
+    the storage of inputs and outputs of the baseline. With the environment variable `SUBLET_UPDATE_PLANS=1` the plan is
+    written to `baseline` instead, as by `sublet plan --out`.
 
     Raises AssertionError, with the values that grew, and the errors of `load`, `read_model` and `plan_memory`.
     """
-    plan = plan_memory(read_source(model, **reading), options or Options())
-    if os.environ.get(UPDATE) == "1":
+    updating = os.environ.get(UPDATE) == "1"
+    before = load(baseline) if not updating or Path(baseline).exists() else None
+    if before is not None and options is None:
+        order: Order = "less" if before.recipe.order == "less" else "given"
+        options = Options(alignment=before.alignment, io=planned_io(before), order=order)
+        reading = {"optimize": before.recipe.optimize, **reading}
+    plan = plan_memory(read_source(model, **reading), options or Options(alignment=default_alignment(model)))
+    if updating or before is None:
         save(plan, baseline)
         return plan
-    found = growth(plan, load(baseline))
+    found = growth(plan, before)
     if found.is_grown:
         accept = f"Accept the growth: run the test with {UPDATE}=1, and commit {baseline}"
         raise AssertionError(f"grown over {baseline}: {found.description}\n{accept}")

@@ -87,17 +87,23 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] = ()) ->
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents, state=None))
+    control = next((node for node in model.graph.nodes if node.subgraphs), None)
+    if control is not None:
+        raise PlanError(
+            f"ranges of dimensions: the model has the loop or branch {control.name}. Fix the input that decides "
+            "(--const NAME=NUMBER, const={NAME: NUMBER}), or compile for single extents"
+        )
+    if model.graph.updates:
+        raise PlanError("ranges of dimensions: the model has a state; compile for single extents")
     unknown = next((value for value in model.graph.values() if isinstance(value.spec, Unplannable)), None)
     if unknown is not None and isinstance(unknown.spec, Unplannable):
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")
-    control = next((node for node in model.graph.nodes if node.subgraphs), None)
-    if control is not None or model.graph.updates:
-        what = f"the loop or branch {control.name}" if control else "a state"
-        raise PlanError(f"ranges of dimensions: the model has {what}; compile for single extents")
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if name in in_place}
-    return with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
+    updated = with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
+    carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
+    return replace(updated, recipe=replace(updated.recipe, carried=carried))
 
 
 def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
@@ -189,7 +195,7 @@ def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model,
         model,
         dims=plan.dims_over_ranges,  # type: ignore[arg-type]
         const=dict(recipe.const),
-        state=dict(recipe.state),
+        state=dict((*recipe.state, *recipe.carried)),
         optimize=recipe.optimize,
     )
     read = read_over_ranges(request, dict(recipe.state))
@@ -252,7 +258,7 @@ def compile_ranges(
         if state == AUTO_STATE:
             request = replace(request, state=pairs_by_name(read.inputs_by_name, read.outputs_by_name, may_grow=True))
     in_place = dict(read.recipe.state)
-    whole_state = _with_planned_state(request.state, in_place)
+    whole_state = _with_planned_state(request.state, {**dict(read.recipe.carried), **in_place})
     smaller = plan_tiers(read, tiers, ranged, options)
     ready, plan_there = _with_kernels(read, ranged, backend, weights)
     largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), whole_state, in_place)
@@ -267,13 +273,13 @@ def compile_ranges(
     return largest
 
 
-def _with_planned_state(state: StatePairs | None, in_place: Mapping[str, str]) -> dict[str, str]:
+def _with_planned_state(state: StatePairs | None, planned: Mapping[str, str]) -> dict[str, str]:
     """Return the state with the pairs of a plan. Raises RunError for a contradiction."""
     declared = dict(state) if isinstance(state, Mapping) else {}
-    for name in in_place.keys() & declared.keys():
-        if declared[name] != in_place[name]:
-            raise RunError(f"state {name}={declared[name]}: the plan updates {name} by {in_place[name]}; plan again")
-    return {**in_place, **declared}
+    for name in planned.keys() & declared.keys():
+        if declared[name] != planned[name]:
+            raise RunError(f"state {name}={declared[name]}: the plan updates {name} by {planned[name]}; plan again")
+    return {**planned, **declared}
 
 
 def _with_kernels(

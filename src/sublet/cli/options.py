@@ -12,14 +12,13 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
-from sublet.api.model_files import has_option
+from sublet.api.model_files import default_alignment, has_option
 from sublet.api.sources import Optimize
 from sublet.api.state_names import AUTO_STATE, StatePairs
 from sublet.base.boxes import RANGE
 from sublet.base.errors import ModelError, PlanError, ProblemError
 from sublet.base.formatting import parse_bytes
 from sublet.cli.console import reporting_errors
-from sublet.integrations.registry import integration_of_file
 from sublet.packing import STRATEGIES, MemoryRegion
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
@@ -195,16 +194,13 @@ class BudgetQuestion:
 
 
 Align = Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes; 64 by default, 16 for a .tflite.")]
-ALIGNMENT = 64
-"""Bytes of a cache line: the default alignment of offsets."""
 
 
 def choose_alignment(model: Path, alignment: int | None) -> int:
     """Return the alignment of offsets in bytes: `alignment`, or by default 16 for a .tflite model and 64 for others."""
     if alignment is not None:
         return alignment
-    integration = integration_of_file(model)
-    return integration.alignment if integration is not None and integration.alignment else ALIGNMENT
+    return default_alignment(model)
 
 
 INTEGER = r"\s*[+-]?[0-9]{1,20}\s*"

@@ -34,7 +34,6 @@ from sublet.cli.console import (
     warnings_json,
 )
 from sublet.cli.options import (
-    ALIGNMENT,
     BudgetQuestion,
     choose_alignment,
     command_from,
@@ -314,6 +313,9 @@ def _plan_over_ranges(
         _print_found_state(options, planned.state)
         if options.tiers:
             answer_console().print(Text(), _tier_table(planned))
+            if options.out is not None:
+                words = "The plan file holds the largest tier: pass tiers= to sublet.compile_ranges besides plan="
+                answer_console().print(Text(f"{words}, which plans the smaller tiers again.", "dim"))
     _exit(options, report)
 
 
@@ -349,7 +351,7 @@ def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: G
 def _plan_ranks(options: PlanOptions, ranks: int) -> None:
     """Plan all ranks of a parallel training, and exit with the status of the largest."""
     show_ranks = command("plan --ranks")
-    planning_options = Options(options.strategy, options.align or ALIGNMENT)
+    planning_options = Options(options.strategy, options.align or Options().alignment)
     show_ranks(options.model, ranks, planning_options, options.device, options.budget, options.in_json, options.files)
 
 
@@ -409,18 +411,27 @@ def _describe_run_graph(options: PlanOptions) -> str:
 
 def _print_report(report: PlanReport, run_graph: str) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
+    grown = report.growth is not None and report.growth.is_grown
+    if grown:  # the answer, so the first line
+        _print_growth(report)
     print_plan(report.plan, report.picture, decision=report.decision)
     _print_remarks(report, run_graph)
     if report.decision is not None and report.decision.fits is False and can_rematerialize(report.source):
         answer_console().print(
             Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
         )
+    if report.growth is not None and not grown:
+        _print_growth(report)
+    if report.picture.advice is not None:
+        answer_console().print(Text(), advice_table(report.picture.advice))
+
+
+def _print_growth(report: PlanReport) -> None:
+    """Print the comparison with the baseline, if any."""
     if report.growth is not None:
         color = "red" if report.growth.is_grown else "green"
         what = "Grown over the baseline" if report.growth.is_grown else "Not grown over the baseline"
         answer_console().print(Text(f"{what}: {report.growth.description}", color))
-    if report.picture.advice is not None:
-        answer_console().print(Text(), advice_table(report.picture.advice))
 
 
 def _print_remarks(report: PlanReport, run_graph: str) -> None:

@@ -42,6 +42,7 @@ class Recipe:
     """The changes made to the model of a file before planning.
 
     state      (input, output): inputs updated by an output from run to run
+    carried    (input, output): inputs that a session over ranges updates by an output between calls
     const      (input, text): an input fixed to the numbers in the text, or "open" for an input with a default in the
                file, planned as an input
     optimize   the optimiser: "none", or a level of the integration's optimiser (`optimize_levels` of its record)
@@ -68,6 +69,7 @@ class Recipe:
     declared: tuple[tuple[str, str], ...] = ()
     const: tuple[tuple[str, str], ...] = ()
     state: tuple[tuple[str, str], ...] = ()
+    carried: tuple[tuple[str, str], ...] = ()
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
@@ -80,8 +82,9 @@ class Recipe:
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.const:
             graph += f", with {', '.join(f'{name}={text[:MAX_SHOWN_CHARACTERS]}' for name, text in self.const)}"
-        if self.state:
-            graph += f", with {len(self.state)} input{'s' if len(self.state) > 1 else ''} kept as state"
+        kept = len(self.state) + len(self.carried)
+        if kept:
+            graph += f", with {kept} input{'s' if kept > 1 else ''} kept as state"
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:

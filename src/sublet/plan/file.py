@@ -22,9 +22,9 @@ from sublet.plan.schedule import Schedule
 MOST_REPEATED = 64
 """Repeated storages in a plan, at most; the checker reports each. `from_json` refuses a plan with more."""
 
-OLDER_VERSIONS = (9, 10)
-RECIPE_FIELDS_SINCE_10 = ("const", "state")
-"""Fields of the recipe that plan files of version 9 lack; both are empty there."""
+OLDER_VERSIONS = (9, 10, 11)
+LATER_RECIPE_FIELDS = ("const", "state", "carried")
+"""Fields of the recipe that older plan files lack: the first two version 9, the last all; each is empty there."""
 LISTS_SINCE_11: Mapping[str, Any] = {"ranges": [], "equal_dims": []}
 """Fields of plans before version 11, which have no ranges of dimensions."""
 REGION_FIELDS_SINCE_11 = {"rows": 1, "pitch": 0}
@@ -66,7 +66,7 @@ def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the content of an older plan file as of the current version; malformed parts stay, for the decoder."""
     recipe, placements = raw.get("recipe"), raw.get("placements")
     if isinstance(recipe, dict):
-        recipe = {**{key: [] for key in RECIPE_FIELDS_SINCE_10}, **recipe}
+        recipe = {**{key: [] for key in LATER_RECIPE_FIELDS}, **recipe}
     if isinstance(placements, list):
         placements = [
             {**place, "region": {**REGION_FIELDS_SINCE_11, **place["region"]}}

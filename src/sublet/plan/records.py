@@ -21,7 +21,7 @@ from sublet.plan.schedule import Schedule
 ARENA = "arena"
 KEPT = "kept"
 """The name of the arena of values saved across suspension points, if separate from the main arena."""
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 UNLIMITED = -1
 MAX_ROWS = 1024
 """Rows of a region. A value with more lies in contiguous bytes: a checker looks at each row."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, count_with_noun, human, printable
@@ -259,7 +260,8 @@ class GrownValue:
 class Growth:
     """The comparison of a plan with a baseline: arena and peak in bytes, and the values behind a larger peak.
 
-    values  the largest growth first; empty if the peak did not grow
+    values   the largest growth first; empty if the peak did not grow
+    options  the options of planning that differ: the name, and the values now and before
     """
 
     arena_bytes: int
@@ -267,6 +269,7 @@ class Growth:
     peak_bytes: int
     peak_bytes_before: int
     values: tuple[GrownValue, ...]
+    options: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def is_grown(self) -> bool:
@@ -288,6 +291,11 @@ class Growth:
         if self.is_grown and not lines:
             cause = "sharing or alignment" if self.peak_bytes > self.peak_bytes_before else "only the packing"
             lines = [f"  no value grew at the peak: {cause} needs more bytes"]
+        lines += [
+            f"  planned with other options: {name} {now}, in the baseline {before}"
+            for name, now, before in self.options
+            if self.is_grown
+        ]
         return "\n".join([head, *lines])
 
 
@@ -299,7 +307,24 @@ def growth(plan: MemoryPlan, baseline: MemoryPlan) -> Growth:
     if plan.peak.nbytes <= baseline.peak.nbytes:
         grown = []
     grown.sort(key=lambda each: (each.bytes_before - each.nbytes, each.value))
-    return Growth(plan.arena_bytes, baseline.arena_bytes, plan.peak.nbytes, baseline.peak.nbytes, tuple(grown))
+    options = tuple(
+        (name, str(of(plan)), str(of(baseline))) for name, of in _OPTIONS.items() if of(plan) != of(baseline)
+    )
+    return Growth(plan.arena_bytes, baseline.arena_bytes, plan.peak.nbytes, baseline.peak.nbytes, tuple(grown), options)
+
+
+def planned_io(plan: MemoryPlan) -> Literal["arena", "bound"]:
+    """Return the storage of inputs and outputs: "bound" if one has a storage of its own, else "arena"."""
+    return "bound" if any(storage.kind in ("input", "output") for storage in plan.storages) else "arena"
+
+
+_OPTIONS: Mapping[str, Callable[[MemoryPlan], object]] = {
+    "--align": lambda plan: plan.alignment,
+    "--order": lambda plan: plan.recipe.order,
+    "--optimize": lambda plan: plan.recipe.optimize,
+    "--io": planned_io,
+}
+"""The options of planning that a plan records, by the name on the command line."""
 
 
 def _bytes_at_peak(plan: MemoryPlan) -> dict[str, int]:

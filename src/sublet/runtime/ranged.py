@@ -320,10 +320,11 @@ class RangedExecutable:
         key = (*given, *shapes) if all(isinstance(shape, tuple) for shape in shapes) else ()
         numbers = self._numbers_of_shapes.get(key)
         if numbers is None:
+            found = self._match_shapes(given)
             missing = sorted(self._inputs.keys() - given.keys())
             if missing:
-                raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}")
-            found = self._match_shapes(given)
+                hint = "; a call of `session()` may leave out the state" if self._state.keys() & missing else ""
+                raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}{hint}")
             numbers = tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
             if key:
                 self._numbers_of_shapes[key] = numbers
@@ -333,7 +334,7 @@ class RangedExecutable:
 
     def _match_shapes(self, given: Mapping[str, Any]) -> dict[str, int]:
         """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, str]] = {}
         unknown = sorted(given.keys() - self._inputs.keys())
         if unknown:
             raise RunError(f"the inputs are {known_names(self._inputs)}; unknown: {known_names(unknown)}")
@@ -344,10 +345,13 @@ class RangedExecutable:
                 raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
             for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
                 self._match(extent, number, f"{name}, axis {axis}", found)
-        return found
+        return {name: number for name, (number, _) in found.items()}
 
-    def _match(self, extent: Extent | int, number: int, where: str, found: dict[str, int]) -> None:
-        """Add the number of the dimension of an axis to `found`. Raises RunError for an extent that does not fit."""
+    def _match(self, extent: Extent | int, number: int, where: str, found: dict[str, tuple[int, str]]) -> None:
+        """Add the number of the dimension of an axis, and the axis, to `found`.
+
+        Raises RunError for an extent that does not fit.
+        """
         if not isinstance(extent, Extent):
             if extent != number:
                 raise RunError(f"{where}: is {number}, but the model fixes {extent}")
@@ -355,9 +359,9 @@ class RangedExecutable:
         (one,) = extent.dimensions
         own = self.ranges[one.name]
         here = own.number_of(number, where)
-        known = found.setdefault(one.name, here)
+        known, first = found.setdefault(one.name, (here, where))
         if known != here:
-            raise RunError(f"{where}: is {number}, but another input has {own.extent_of(known)} for {one.name}")
+            raise RunError(f"{where}: is {number}, but {first}, is {own.extent_of(known)}; both are {one.name}")
 
     def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
         """Return the numbers of the dimensions by name."""

@@ -15,6 +15,7 @@ from sublet.base.boxes import Range
 from sublet.base.errors import ModelError, PlanError, RunError
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.types import TensorType, spec_of
 from sublet.ir.model import Model
 from sublet.plan.ranges import graph_at
 from tests.support.onnx.ranged_programs import RANGES, ranged_program
@@ -147,3 +148,15 @@ def test_dimensions_are_extents_ranges_or_names() -> None:
     for wrong in ("1..", "8..1", "nowhere", (1, 2, 3, 4), 2.5, "1..10:4"):
         with pytest.raises(RunError, match="--dim"):
             parse_dims({"a": wrong})
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 9), (0, 9), (1, 9000)])
+def test_the_sign_of_an_extent_is_proven_or_called_unproven(low: int, high: int) -> None:
+    a, b = Range("a", low, high).extent, Range("b", 2, 9).extent
+    # No rule proves the sign; (1, 9) is small enough to look at each point, and (0, 9) is negative at a = 0.
+    type = TensorType(1, ((a * b - (b // 2) * a - 1) // 2 + 1 if low else a - 1, 4))  # type: ignore[arg-type]
+    if (low, high) == (1, 9):
+        assert isinstance(spec_of(type, ""), TensorSpec)
+    else:
+        with pytest.raises(ModelError, match="is not proven to be at least 0 at every point"):
+            spec_of(type, "")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.text import Text
+
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import read_bytes, write
 from sublet.cli.console import answer_console, refuse_overwriting
@@ -37,9 +39,8 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
         content = with_offline_plan(raw, program.where, encode_offsets(offsets))
         lines = list(_unmeasured_lines(plan, offsets))
     write(out, content)
-    answer_console().print(f"wrote {out}", soft_wrap=True)
-    for line in lines:
-        answer_console().print(line, soft_wrap=True)
+    for line in (f"wrote {out}", *lines):  # as Text: brackets of names and extras are no markup
+        answer_console().print(Text(line), soft_wrap=True)
 
 
 def _measured_lines(choice: OffsetSelection) -> Iterator[str]:

@@ -117,7 +117,10 @@ def spec_of(type: Type, reason: str) -> Spec:
         return Unplannable(reason, element, type.dims)
     negative = next((d for d in type.dims if isinstance(d, Extent) and not is_at_least_zero(d)), None)
     if negative is not None:
-        raise ModelError(f"the extent {negative} is negative at some points of the ranges: begin the ranges higher")
+        raise ModelError(
+            f"the extent {negative} is not proven to be at least 0 at every point: begin the ranges higher, "
+            "or pass narrower ranges"
+        )
     try:
         return TensorSpec(dtype, tuple(d for d in type.dims if d is not None))
     except SubletError as error:
