@@ -24,6 +24,7 @@ from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
+from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
 
@@ -176,7 +177,7 @@ def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) ->
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
     messages: list[str] = []
-    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing():
+    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing(), keep_resampling():
         compiled = common.aot_autograd(
             fw_compiler=pair.compile_forward,
             bw_compiler=pair.compile_backward,

@@ -21,6 +21,7 @@ from sublet.integrations.torch.reader.batch_axis import (
     node_shape,
 )
 from sublet.integrations.torch.reader.batch_axis_views import VIEW_RULES
+from sublet.integrations.torch.reader.resampling import RESAMPLING
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.graph import Node
 from sublet.ops.nn.attention import slices_with_mask
@@ -198,12 +199,7 @@ BATCH_AXIS_RULES: dict[str, BatchAxisRule] = {
     **dict.fromkeys(("max.dim", "min.dim", "var_mean.correction"), _by_slices(_kept_axes, "self", results=2)),
     "max_pool2d_with_indices.default": _by_slices(_axes_before(lambda node: 2), "self", results=2),
     **dict.fromkeys(
-        (
-            "avg_pool2d.default",
-            "_adaptive_avg_pool2d.default",
-            "upsample_nearest2d.default",
-            "upsample_bilinear2d.default",
-        ),
+        ("avg_pool2d.default", "_adaptive_avg_pool2d.default", *(f"{name}.default" for name in RESAMPLING)),
         _by_slices(_axes_before(lambda node: 2), "self"),
     ),
     "constant_pad_nd.default": _by_slices(_axes_before(lambda node: len(pick(node.attrs, "pad")) // 2), "self"),

@@ -14,6 +14,7 @@ from sublet.integrations.torch.reader.conversion import COUNTER_SPEC, Conversion
 from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
 from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
 from sublet.integrations.torch.reader.operators import add_operator
+from sublet.integrations.torch.reader.resampling import as_default_overload
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
 from sublet.ir.graph import CaseOf, Graph, Value, While
 
@@ -397,6 +398,7 @@ def _convert_call(level: ConversionLevel, node: Any, stands: Mapping[Any, Any], 
             only = lower_to_nn(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
             if only is not None:
                 return [only, None]
+        target, args = as_default_overload(target, args, kwargs)
         like = _read_results(node) if level.conversion.device else eager
         results = add_operator(level, target, node.name, args, kwargs, like, source)
         return _fill_empty_results(level, node, results, source) if isinstance(results, list) else results

@@ -12,6 +12,7 @@ from unittest.mock import patch
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.step_setting import PLAIN
 
@@ -173,7 +174,8 @@ def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         # Restore the random generator: the trace draws numbers, the eager loop does not. Switch oneDNN off: its LSTM
         # operator keeps a workspace, and cannot be called again from its arguments.
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
-        with silence_tracing(), checkpoints_run_once() as notes, torch().random.fork_rng(devices=[]), without_onednn:
+        drawn = torch().random.fork_rng(devices=[])
+        with silence_tracing(), keep_resampling(), checkpoints_run_once() as notes, drawn, without_onednn:
             try:
                 traced = _export_joint(judged, tensors)
             except fake_tensor.DataDependentOutputException:

@@ -1,0 +1,156 @@
+"""Tracing of resampling operators, such as `upsample_nearest2d`, as the operators run by eager PyTorch.
+
+PyTorch traces most resampling operators as index operators, with the indices computed by operators:
+
+    eager                        traced by PyTorch                       traced within `keep_resampling`
+    upsample_nearest2d           arange, mul, _to_copy, _unsafe_index    upsample_nearest2d
+    upsample_nearest2d_backward  new_zeros, _unsafe_index_put            upsample_nearest2d_backward
+
+The index operators are slower, and linear resampling by indices differs in rounding and takes several tensors more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock, get_ident
+from typing import Any
+
+from sublet.base.optional_imports import require
+from sublet.integrations.torch.dialect import PREFIX
+from sublet.integrations.torch.reader.traced_tensor import torch
+
+RESAMPLING = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
+"""The operators with a forward and a backward kernel in PyTorch, and with a trace by index operators."""
+
+Function = Callable[..., Any]
+
+
+class _TracingThreads:
+    """The threads within `keep_resampling`, and the functions of PyTorch replaced meanwhile.
+
+    The functions are replaced for the process. A replaced function calls PyTorch's function in every other thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._threads: list[int] = []
+        self._replaced: list[tuple[Any, Any, Function]] = []
+
+    @property
+    def includes_this(self) -> bool:
+        """True in a thread within `keep_resampling`."""
+        return get_ident() in self._threads
+
+    def enter(self) -> None:
+        """Add this thread. The first thread replaces the functions."""
+        with self._lock:
+            if not self._threads:
+                self._replace_all()
+            self._threads.append(get_ident())
+
+    def leave(self) -> None:
+        """Remove this thread. The last thread restores the functions."""
+        with self._lock:
+            self._threads.remove(get_ident())
+            while not self._threads and self._replaced:
+                operator, key, function = self._replaced.pop()
+                operator.py_kernels[key] = function
+                operator._dispatch_cache.clear()
+
+    def _replace_all(self) -> None:
+        """Replace the functions by which PyTorch traces resampling operators. A missing function stays missing."""
+        keys = torch()._C.DispatchKey
+        for name in RESAMPLING:
+            packet = getattr(torch().ops.aten, name, None)
+            if packet is None:
+                continue
+            has_symbolic_backward = keys.Meta in getattr(torch().ops.aten, f"{name}_backward").default.py_kernels
+            for operator in (packet.default, packet.vec):
+                for key in (keys.Autograd, keys.CompositeImplicitAutograd):
+                    function = operator.py_kernels.get(key)
+                    if function is None:
+                        continue
+                    self._replaced.append((operator, key, function))
+                    keep = partial(_keep_operator, operator) if key == keys.Autograd else _do_not_decompose
+                    if operator is packet.vec:
+                        keep = partial(_call_with_sizes, packet.default)
+                    operator.py_kernels[key] = partial(self._trace, keep, function, has_symbolic_backward)
+                    operator._dispatch_cache.clear()
+
+    def _trace(self, keep: Function, function: Function, has_symbolic_backward: bool, *args: Any, **kwargs: Any) -> Any:
+        """Trace a call by `keep`, or by PyTorch's `function` in other threads.
+
+        PyTorch's `function` also traces a tensor with symbolic extents, if PyTorch knows the backward operator's result
+        only for known extents.
+        """
+        if not self.includes_this or not (has_symbolic_backward or _has_known_extents(args)):
+            return function(*args, **kwargs)
+        return keep(*args, **kwargs)
+
+
+_TRACING = _TracingThreads()
+
+
+@contextmanager
+def keep_resampling() -> Iterator[None]:
+    """Trace resampling operators as the operators run by eager PyTorch, as a context manager, in this thread."""
+    _TRACING.enter()
+    try:
+        yield
+    finally:
+        _TRACING.leave()
+
+
+def _has_known_extents(args: Sequence[Any]) -> bool:
+    """True if no extent of a tensor and no number in a call's arguments is symbolic."""
+    lists = [each.shape if isinstance(each, torch().Tensor) else each for each in args]
+    numbers = [number for each in lists for number in (each if isinstance(each, list | tuple) else (each,))]
+    return not any(isinstance(each, torch().SymInt | torch().SymFloat) for each in numbers)
+
+
+def _keep_operator(operator: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call PyTorch's differentiable kernel of an operator."""
+    with torch()._C._DisablePythonDispatcher():
+        return operator(x, *args, **kwargs)
+
+
+def _do_not_decompose(*args: Any, **kwargs: Any) -> Any:
+    """Return `NotImplemented`: PyTorch then records the operator as is."""
+    return NotImplemented
+
+
+def _call_with_sizes(operator: Any, x: Any, *args: Any) -> Any:
+    """Call an operator, given the arguments of the operator's `vec` overload."""
+    return operator(x, *_sized_arguments(x.shape, *args))
+
+
+def _sized_arguments(extents: Sequence[Any], size: Sequence[Any] | None, *rest: Any) -> tuple[Any, ...]:
+    """Return the arguments after the tensor of the `default` overload, given those of the `vec` overload.
+
+    Args:
+        extents: extents of the tensor.
+        size: extents of the result, or None.
+        rest: `align_corners` for linear and cubic resampling, then the scales or None.
+    """
+    *align, scales = rest
+    size = require("torch._decomp.decompositions", extra="torch").upsample_compute_output_size(extents, size, scales)
+    return size, *align, *(scales or [None] * len(size))
+
+
+def as_default_overload(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
+    """Return a call of a `vec` overload of `RESAMPLING` as a call of the `default` overload: target and arguments.
+
+    The function returns any other call unchanged. `torch.export` keeps `vec` overloads. PyTorch has no `out` variant of
+    a `vec` overload, so the result could not be computed in the arena.
+    """
+    name, _, overload = str(target).removeprefix(PREFIX).partition(".")
+    if name not in RESAMPLING or overload != "vec" or kwargs:
+        return target, args
+    x, *rest = args
+    return getattr(torch().ops.aten, name).default, (x, *_sized_arguments(x.layout.size, *rest))
