@@ -79,7 +79,7 @@ class Lowering:
     passes   memory of the forward pass and, if any, of the backward pass; None for an unknown memory
     saved    position of each saved result of the forward pass, by name of the argument of the backward pass
     results  number of results of the caller; None for an inference
-    nodes    number of operators
+    nodes    number of operators of the lowered passes
     """
 
     passes: list[PassMemory | None] = field(default_factory=list)
@@ -157,8 +157,8 @@ class InductorCompilation:
         chosen = min(divisions, key=lambda each: each.peak) if _are_known(divisions) else divisions[0]
         if budget is not None:
             chosen = self._division_within(budget, divisions, chosen)
-        compiled, lowering = self._compile(chosen.divide)
-        memory = lowering.memory
+        compiled, final = self._compile(chosen.divide, lazy=budget is None)
+        lowering, memory = chosen.lowering, chosen.lowering.memory
         peaks = [each.peak for each in divisions if each.origin == "inductor"]
         record = CompiledByInductor(
             lowering.pass_names,
@@ -170,8 +170,8 @@ class InductorCompilation:
             again=chosen.again,
             why_unknown=lowering.why_unknown,
         )
-        if budget is not None and (memory is None or memory.peak > budget):
-            found = lowering.why_unknown if memory is None else f"{memory.peak:,} bytes after compilation"
+        if budget is not None and (final.memory is None or final.memory.peak > budget):
+            found = f"{final.memory.peak:,} bytes after compilation" if final.memory else final.why_unknown
             raise SubletError(f"{lowering.pass_names}: the budget is {budget:,} bytes. Inductor needs {found}")
         add_record(record)
         return compiled
@@ -273,11 +273,15 @@ class InductorCompilation:
             return _boxed_stub
 
         with read_wrappers(stop):
-            self._run(divide, inner, lowering, fx_graph_cache=False)
+            self._run(divide, inner, lowering, lazy=False, fx_graph_cache=False)
         return lowering
 
-    def _compile(self, divide: Divide) -> tuple[Callable[..., Any], Lowering]:
-        """Return the graph divided by `divide` and compiled, with the allocations noted in the generated code."""
+    def _compile(self, divide: Divide, lazy: bool = False) -> tuple[Callable[..., Any], Lowering]:
+        """Return the graph divided by `divide` and compiled, with the allocations noted in the generated code.
+
+        With `lazy`, PyTorch compiles the backward pass at its first run, and knows then if the graph is retained. A
+        retained graph must not overwrite saved tensors, and needs more bytes.
+        """
         lowering = Lowering()
 
         def inner(graph: Any, example: Sequence[Any], **options: Any) -> Any:
@@ -287,9 +291,9 @@ class InductorCompilation:
             return result
 
         with read_wrappers(lambda memory, graph: None):
-            return self._run(divide, inner, lowering), lowering
+            return self._run(divide, inner, lowering, lazy), lowering
 
-    def _run(self, divide: Divide, inner: Callable[..., Any], lowering: Lowering, **changes: Any) -> Any:
+    def _run(self, divide: Divide, inner: Callable[..., Any], lowering: Lowering, lazy: bool, **changes: Any) -> Any:
         """Run Inductor on a copy of the graph."""
 
         def divide_and_note(joint: Any, example: Sequence[Any], **options: Any) -> tuple[Any, Any]:
@@ -302,7 +306,7 @@ class InductorCompilation:
         settings = require("torch._inductor.config", extra="torch")
         with ExitStack() as stack:
             # A hit in AOTAutograd's cache would skip the division, and the record would miss.
-            stack.enter_context(aot.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False))
+            stack.enter_context(aot.patch(force_non_lazy_backward_lowering=not lazy, enable_autograd_cache=False))
             stack.enter_context(settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
             return self._fx.compile_fx(self._copied_module(), self._example, inner_compile=inner)
 
