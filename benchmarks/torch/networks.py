@@ -96,6 +96,28 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**off))
 
 
+def gpt2_blocks() -> nn.Module:
+    """Four blocks of GPT-2 with a small vocabulary: logits are no larger than other results."""
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=768, n_embd=384, n_layer=4, n_head=6, **off))
+
+
+class PerceptronBlock(nn.Module):
+    """A normalised block of two linear layers around a GELU, added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def perceptron() -> nn.Module:
+    """Six blocks, and a layer of ten classes."""
+    return nn.Sequential(*[PerceptronBlock(256) for _ in range(6)], nn.Linear(256, 10))
+
+
 def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -140,6 +162,8 @@ NETWORKS: dict[str, Network] = {
         UNet, lambda: (torch.randn(4, 3, 128, 128),), lambda: torch.randint(0, 5, (4, 128, 128))
     ),
     "GPT-2": language(gpt2, 50257),
+    "GPT-2 blocks": language(gpt2_blocks, 768),
+    "MLP": Network(perceptron, lambda: (torch.randn(1024, 256),), lambda: torch.randint(0, 10, (1024,))),
     "BERT": Network(
         bert,
         lambda: (tokens(30522, 4, 128), torch.ones(4, 128, dtype=torch.int64).tril(100)),

@@ -38,13 +38,23 @@ def addresses(optimizer: torch.optim.Optimizer, gradients: bool) -> list[int]:
     return [each.untyped_storage().data_ptr() for each in found]
 
 
+def compile_options(side: str) -> dict[str, Any]:
+    """The arguments of `torch.compile` for a side: a backend, or "sublet+inductor" for Sublet's division of Inductor's
+    kernels, with a budget in bytes as in "sublet+inductor:1000000"."""
+    backend, _, kernels = side.partition("+")
+    if not kernels:
+        return {"backend": backend}
+    name, _, budget = kernels.partition(":")
+    return {"backend": backend, "options": {"kernels": name, **({"budget": int(budget)} if budget else {})}}
+
+
 def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable[[], list[int]], Callable[[], Any]]:
     """One call; where what does not count lies after it; and what has to be done between calls."""
     torch.manual_seed(0)
     network = NETWORKS[name]
     module, inputs, labels = network.make(), network.inputs(), network.labels()
     judged: Any = module.eval() if kind == "inference" else Judged(module.train(), network.loss)
-    run = judged if side == "eager" else torch.compile(judged, backend=side)
+    run = judged if side == "eager" else torch.compile(judged, **compile_options(side))
     if kind == "inference":
 
         def infer() -> Any:

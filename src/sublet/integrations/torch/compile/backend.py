@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -19,6 +19,7 @@ from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.arena_pool import ArenaPool
 from sublet.integrations.torch.compile.compile_report import Compiled, add_record, remove_record
 from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, DevicePool
+from sublet.integrations.torch.compile.inductor_kernels import compile_with_inductor
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
@@ -116,7 +117,8 @@ class PlannedRegion:
 MAX_PLANS = 32
 """Maximum number of plans kept for a graph with changing extents. The plan unused for longest is dropped."""
 
-OPTIONS = ("alignment", "budget", "graphs", "order", "samples", "strategy")
+OPTIONS = ("alignment", "budget", "graphs", "kernels", "order", "samples", "strategy")
+KERNELS = ("sublet", "inductor")
 SAMPLES = ("auto", "all")
 DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
 """The default planning options of graphs."""
@@ -138,6 +140,8 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
             "order"      "less" (default): search for an execution order with less memory; "given": the traced order
             "alignment"  see `Options`
             "strategy"   see `Options`
+            "kernels"    "sublet" (default): the kernels of Sublet and PyTorch, in an arena; "inductor": Sublet decides
+                         which tensors are saved and which are computed again, Inductor generates the kernels
             "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
                          few enough samples to keep tensors small, if the graph computes sample by sample
             "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
@@ -158,6 +162,17 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     if samples not in SAMPLES and not (type(samples) is int and samples > 0):
         raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
     graphs = bool(asked.pop("graphs", False))
+    kernels = asked.pop("kernels", KERNELS[0])
+    if kernels not in KERNELS:
+        raise SubletError(f"options={{'kernels': {kernels!r}}}: there are {' and '.join(map(repr, KERNELS))}")
+    if kernels == "inductor":
+        others = sorted({*(options or {})} - {"kernels", "budget"})
+        if others:
+            raise SubletError(
+                f"options={{'kernels': 'inductor', {others[0]!r}: ...}}: Inductor's kernels take only 'budget'. "
+                f"Drop {others[0]!r}, or drop 'kernels'"
+            )
+        return _counted(compile_with_inductor(module, example, budget))
     pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
     return compile_region(pair, module, example)
 
@@ -412,6 +427,17 @@ def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*given)
 
     call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _counted(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a callable that counts the calls of a captured graph."""
+
+    @wraps(compiled)
+    def call(*args: Any) -> Any:
+        CapturedGraphCalls.count += 1
+        return compiled(*args)
+
     return call
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,19 @@ def result_at(whole: Any, position: int) -> Any:
 def has_several_results(node: Any) -> bool:
     """True if the node returns several tensors."""
     return node.op == "call_function" and isinstance(node.meta.get("val"), list | tuple)
+
+
+def forward_nodes(outputs: Sequence[Any]) -> set[Any]:
+    """Return the nodes computing some results, with all `getitem` nodes of multi-result operators."""
+    needed: set[Any] = set()
+    todo = [node for node in outputs if isinstance(node, torch().fx.Node)]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += node.all_input_nodes
+            todo += (user for user in node.users if user.target is operator.getitem)
+    return needed
 
 
 # Rematerialization of cheap tensors for late uses, if the copies lower the peak.

@@ -22,6 +22,7 @@ from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.fx_queries import (
     BATCH_NORM,
     MIN_RECOMPUTED_BYTES,
+    forward_nodes,
     has_several_results,
     is_batch_norm_result,
     is_cheap,
@@ -159,6 +160,12 @@ def _mutated_arguments(graph: Any, outputs: int) -> set[str]:
     }
 
 
+def changed_arguments(graph: Any, outputs: int) -> set[str]:
+    """Return the names of the placeholders changed by the forward pass: by a copy in the graph, or after the pass."""
+    copied = {str(node.args[0].name) for node in graph.nodes if str(node.target) == "aten.copy_.default"}
+    return copied | _mutated_arguments(graph, outputs)
+
+
 def _transitive_users(node: Any) -> set[Any]:
     """Return the transitive users of a node."""
     computed: set[Any] = set()
@@ -242,22 +249,10 @@ class _JointGraph:
         self._graph = graph
         self._nodes = list(graph.nodes)
         self.original_nodes = set(self._nodes)
-        self._forward = self._forward_nodes(self._nodes[-1].args[0][:outputs])
+        self._forward = forward_nodes(self._nodes[-1].args[0][:outputs])
         self._saved: set[Any] = set()
         self._chains: dict[Any, _RecomputeChain] = {}
         self._copies: dict[Any, Any] = {}
-
-    def _forward_nodes(self, outputs: Sequence[Any]) -> set[Any]:
-        """Return the nodes computing the forward's results, with all `getitem` nodes of multi-result operators."""
-        needed: set[Any] = set()
-        todo = [node for node in outputs if isinstance(node, torch().fx.Node)]
-        while todo:
-            node = todo.pop()
-            if node not in needed:
-                needed.add(node)
-                todo += node.all_input_nodes
-                todo += (user for user in node.users if user.target is operator.getitem)
-        return needed
 
     def _backward_readers(self, node: Any) -> list[Any]:
         """Return the backward readers of a forward node."""

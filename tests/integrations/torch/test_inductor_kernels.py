@@ -1,0 +1,301 @@
+"""`options={"kernels": "inductor"}`: Sublet divides the graph, Inductor generates the kernels."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+    pytest.skip("Inductor needs a C++ compiler", allow_module_level=True)
+
+from torch import nn  # noqa: E402
+
+from sublet.integrations.torch.compile import inductor_kernels, inductor_memory  # noqa: E402
+from sublet.integrations.torch.compile.inductor_kernels import CompiledByInductor  # noqa: E402
+from sublet.integrations.torch.compile.inductor_memory import PassMemory, step_memory  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+F = nn.functional
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Forget compiled code: Dynamo compiles one function a limited number of times."""
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Keep compiled kernels of this module in a folder of its own."""
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    if before is None:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    else:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
+class Residual(nn.Module):
+    """A block of two linear layers around a GELU, with dropout."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = dropout
+
+    def forward(self, x: Any) -> Any:
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.dropout, self.training)
+
+
+class Average(nn.Module):
+    """Scales the input by a moving average, and updates the average afterwards."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(x * self.average.clone() * 1.3).sin()
+        with torch.no_grad():
+            self.average.mul_(0.5).add_(y.mean(0) * 0.5)
+        return y
+
+
+def perceptron(dropout: float = 0.0) -> Any:
+    return nn.Sequential(*[Residual(32, dropout) for _ in range(2)])
+
+
+def linears() -> Any:
+    return nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))])
+
+
+def convolutions() -> Any:
+    layers = [(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for i in range(2)]
+    return nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(8 * 144, 4))
+
+
+def averages() -> Any:
+    return nn.Sequential(*[each for _ in range(2) for each in (nn.Linear(32, 32), Average(32), nn.Tanh())])
+
+
+NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "perceptron": (perceptron, (128, 32)),
+    "convolutions": (convolutions, (8, 3, 12, 12)),
+    "averages": (averages, (128, 32)),
+    "dropout": (lambda: perceptron(0.3), (128, 32)),
+}
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    return torch.compile(module, backend="sublet", options={"kernels": "inductor", **options})
+
+
+def record_of(run: Callable[[], Any]) -> CompiledByInductor:
+    """Return the record added by a call."""
+    before = set(map(id, sublet.torch.report()))
+    run()
+    [record] = [each for each in sublet.torch.report() if id(each) not in before]
+    assert isinstance(record, CompiledByInductor)
+    return record
+
+
+def gradients(module: Any, run: Any, x: Any) -> list[Any]:
+    """Return the gradients of one step, under a fixed seed."""
+    torch.manual_seed(3)
+    run(x).square().mean().backward()
+    found = [each.grad.double() for each in module.parameters()]
+    module.zero_grad()
+    return found
+
+
+def distance(found: list[Any], wanted: list[Any]) -> float:
+    """Return the largest distance of two lists of gradients, relative to the largest value of each gradient."""
+    return max(float((a - b).abs().max() / (b.abs().max() + 1e-30)) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_statistics_are_those_of_inductor(name: str) -> None:
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    module, x = make().train(), torch.randn(shape)
+    sides = [copy.deepcopy(module) for _ in range(3)]
+    plain = gradients(sides[0], torch.compile(sides[0], backend="inductor"), x)
+    torch._dynamo.reset()
+    records, found = [], []
+    shares = (None, None if name == "averages" else 0.8)  # most tensors of that network read a changed buffer
+    for side, share in zip(sides[1:], shares, strict=True):
+        budget = {} if share is None else {"budget": int(share * records[0].peak_bytes)}
+        run = compiled(side, **budget)
+        records.append(record_of(lambda side=side, run=run: found.append(gradients(side, run, x))))
+        torch._dynamo.reset()
+    assert all(not each.reason and each.peak_bytes for each in records)
+    assert records[0].peak_bytes <= records[0].inductor_bytes
+    if shares[1]:
+        assert records[1].again
+        assert records[1].peak_bytes <= shares[1] * records[0].peak_bytes
+    if name == "dropout":  # no eager run draws the numbers of Inductor
+        assert all(distance(each, plain) < 1e-5 for each in found)
+    else:
+        exact = copy.deepcopy(module).double()
+        wanted = gradients(exact, exact, x.double())
+        eager = copy.deepcopy(module)
+        allowed = 2 * max(distance(gradients(eager, eager, x), wanted), distance(plain, wanted)) + 1e-6
+        assert all(distance(each, wanted) <= allowed for each in found)
+    for side in sides[1:]:
+        for (key, each), other in zip(side.named_buffers(), sides[0].buffers(), strict=True):
+            assert torch.allclose(each, other, atol=1e-5), key
+
+
+def test_peaks_are_monotone_in_the_budget_and_the_refusal_names_the_smallest() -> None:
+    torch.manual_seed(0)
+    module, x = linears(), torch.randn(128, 32)
+    with pytest.raises(Exception, match=r"the budget is 1,000 bytes\. The smallest peak found .* Raise the budget to"):
+        compiled(module, budget=1000)(x)
+    torch._dynamo.reset()
+    plain = record_of(lambda: compiled(module)(x))
+    assert plain.peak_bytes
+    peaks = []
+    for share in (0.75, 1.0):
+        torch._dynamo.reset()
+        budget = int(share * plain.peak_bytes)
+        record = record_of(lambda budget=budget: compiled(module, budget=budget)(x))
+        assert record.peak_bytes
+        assert record.peak_bytes <= budget
+        peaks.append(record.peak_bytes)
+    assert peaks == sorted(peaks)
+    assert peaks[1] == plain.peak_bytes
+    assert f"{record.nodes} operators by Inductor's kernels, peak" in str(record)
+
+
+def test_a_graph_may_run_backwards_as_often_as_with_inductor() -> None:
+    torch.manual_seed(0)
+    module, x = linears(), torch.randn(128, 32)
+
+    def outcomes(run: Any) -> list[Any]:
+        """Return the gradients of two backward passes over one graph, or the error of PyTorch."""
+        loss = run(x).square().mean()
+        found: list[Any] = []
+        for retained in (True, False):
+            try:
+                loss.backward(retain_graph=retained)
+                found.append([each.grad.clone() for each in module.parameters()])
+            except RuntimeError as error:
+                found.append(type(error))
+        module.zero_grad()
+        return found
+
+    theirs = outcomes(torch.compile(module, backend="inductor"))
+    torch._dynamo.reset()
+    ours = outcomes(compiled(module))
+    for one, other in zip(ours, theirs, strict=True):
+        assert isinstance(one, list) == isinstance(other, list)
+        if isinstance(one, list):
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+def test_two_calls_in_flight_inference_and_a_hit_in_the_cache() -> None:
+    torch.manual_seed(0)
+    module = linears()
+    xs = [torch.randn(128, 32) for _ in range(2)]
+    run = compiled(module)
+    first = record_of(lambda: run(xs[0]))
+    losses = [run(x).square().mean() for x in xs]
+    grads = []
+    for loss in losses:
+        loss.backward()
+        grads.append([each.grad.clone() for each in module.parameters()])
+        module.zero_grad()
+    for x, found in zip(xs, grads, strict=True):
+        module(x).square().mean().backward()
+        assert all(torch.allclose(a, each.grad, atol=1e-5) for a, each in zip(found, module.parameters(), strict=True))
+        module.zero_grad()
+    with torch.no_grad():
+        inference = record_of(lambda: run(xs[0]))
+        assert torch.allclose(run(xs[0]), module(xs[0]), atol=1e-5)
+    assert inference.name == "forward"
+    assert inference.peak_bytes
+    assert not inference.saved_bytes
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
+    again = record_of(lambda: compiled(module)(xs[0]))
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] > before
+    assert again == first
+
+
+def test_a_second_process_hits_the_cache_and_reads_the_same_peak(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sublet, torch\n"
+        "module = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))\n"
+        'run = torch.compile(module, backend="sublet", options={"kernels": "inductor"})\n'
+        "run(torch.ones(64, 16)).sum().backward()\n"
+        'hits = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]\n'
+        "print(hits, sublet.torch.report()[0].peak_bytes)\n"
+    )
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    runs = [
+        subprocess.run([sys.executable, "-W", "ignore", str(program)], env=environment, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    (no_hits, first), (hits, second) = (each.stdout.split() for each in runs)
+    assert (no_hits, int(hits) > 0) == ("0", True), runs[1].stderr
+    assert first == second != "None"
+
+
+def test_changing_extents_have_no_known_peak() -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+    x = torch.randn(12, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    record = record_of(lambda: compiled(module)(x))
+    assert record.peak_bytes is None
+    assert "extents change from call to call" in str(record)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="the peak of Inductor's kernels is unknown: extents change from call to call"):
+        compiled(module, budget="1MiB")(x)
+
+
+def test_an_error_of_sublet_leaves_the_graph_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise ZeroDivisionError("no such division")
+
+    monkeypatch.setattr(inductor_kernels, "saved_positions", fail)
+    module, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()), torch.randn(12, 8)
+    with pytest.warns(UserWarning, match="sublet leaves a graph to Inductor: .*no such division"):
+        record = record_of(lambda: compiled(module)(x))
+    assert "left to Inductor alone" in str(record)
+    assert torch._inductor.config.custom_partitioner_fn is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kernels": "triton"}, r"options=\{'kernels': 'triton'\}: there are 'sublet' and 'inductor'"),
+        ({"kernels": "inductor", "samples": 2}, "Inductor's kernels take only 'budget'. Drop 'samples'"),
+        ({"kernels": "inductor", "budget": 1.5}, "expected a number of bytes"),
+    ],
+)
+def test_unknown_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        torch.compile(nn.Linear(2, 2), backend="sublet", options=options)(torch.ones(1, 2))
+
+
+def test_live_bytes_of_a_step_are_added_up_over_both_passes() -> None:
+    """Blocks 0 and 1 are arguments; 2 is saved, 3 is scratch, 4 the result of the caller. The backward pass frees 0."""
+    forward = PassMemory([[2, 100], [3, 50], [4, 30], [3, 0]], {"x": 0, "w": 1}, [4, 2])
+    backward = PassMemory([[2, 70], [0, 0], [3, 40], [3, 0]], {"a": 0, "tangent": 1}, [2])
+    found = step_memory(forward, backward, {"a": 1}, 1)
+    assert (found.peak, found.saved) == (150, 100)
+    assert inductor_memory.memory_in_code(f"import torch\n{forward.comment}\n") == forward
+    assert inductor_memory.memory_in_code("import torch\n") is None
