@@ -23,6 +23,7 @@ from sublet.integrations.torch.compile.joint_graph import CapturedProgram, captu
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
+from sublet.integrations.torch.operator_facts import version_remark
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
@@ -173,10 +174,9 @@ def _budget_bytes(asked: Any) -> int | None:
 def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
     """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
     common = require("torch._dynamo.backends.common", extra="torch")
-    config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
     messages: list[str] = []
-    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing():
+    with _backward_compiled_at_once(), silence_tracing():
         compiled = common.aot_autograd(
             fw_compiler=pair.compile_forward,
             bw_compiler=pair.compile_backward,
@@ -186,6 +186,26 @@ def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) ->
     for words in messages:
         warnings.warn(words, stacklevel=2)
     return compiled
+
+
+@contextmanager
+def _backward_compiled_at_once() -> Iterator[None]:
+    """Make AOTAutograd compile a backward graph together with the forward graph, as a context manager.
+
+    PyTorch 2.9 has the option only as an argument of an inner function. Dynamo compiles one graph at a time.
+    """
+    config, option = require("torch._functorch.config", extra="torch"), "force_non_lazy_backward_lowering"
+    if hasattr(config, option):
+        with config.patch(option, True):
+            yield
+        return
+    module, name = require("torch._functorch.aot_autograd", extra="torch"), "prepare_aot_module_simplified"
+    function = getattr(module, name)
+    setattr(module, name, partial(function, **{option: True}))
+    try:
+        yield
+    finally:
+        setattr(module, name, function)
 
 
 class CompiledRegion:
@@ -269,7 +289,8 @@ class CompiledRegion:
             )
         name = self._pass_names if device == CPU else f"{self._pass_names} on {device}"
         count = 1 if parts is None else parts.count
-        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, parts=count, whole=whole)
+        remark = version_remark(torch().__version__)
+        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, "", count, whole, remark)
         return PlannedRegion(pool, parts), record
 
     def _capture(
