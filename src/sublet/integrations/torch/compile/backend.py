@@ -174,9 +174,10 @@ def _budget_bytes(asked: Any) -> int | None:
 def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
     """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
     common = require("torch._dynamo.backends.common", extra="torch")
+    config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
     messages: list[str] = []
-    with _backward_compiled_at_once(), silence_tracing():
+    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing():
         compiled = common.aot_autograd(
             fw_compiler=pair.compile_forward,
             bw_compiler=pair.compile_backward,
@@ -186,26 +187,6 @@ def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) ->
     for words in messages:
         warnings.warn(words, stacklevel=2)
     return compiled
-
-
-@contextmanager
-def _backward_compiled_at_once() -> Iterator[None]:
-    """Make AOTAutograd compile a backward graph together with the forward graph, as a context manager.
-
-    PyTorch 2.9 has the option only as an argument of an inner function. Dynamo compiles one graph at a time.
-    """
-    config, option = require("torch._functorch.config", extra="torch"), "force_non_lazy_backward_lowering"
-    if hasattr(config, option):
-        with config.patch(option, True):
-            yield
-        return
-    module, name = require("torch._functorch.aot_autograd", extra="torch"), "prepare_aot_module_simplified"
-    function = getattr(module, name)
-    setattr(module, name, partial(function, **{option: True}))
-    try:
-        yield
-    finally:
-        setattr(module, name, function)
 
 
 class CompiledRegion:
