@@ -131,14 +131,17 @@ test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests tha
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
 	$(BIN)/python -m tests.integrations.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
 
-# The PyTorch that is there may be another than the one whose operators' facts are known: it is taken for that one.
 gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
 	rm -rf build/gpu
 	$(PYTHON) -m pip install --quiet --no-index --no-build-isolation --no-deps --target build/gpu .
-	$(PYTHON) -c 'import json, pathlib, torch; p = pathlib.Path("build/gpu/sublet/integrations/torch/facts.json"); r = json.loads(p.read_text()); \
-	  r["version"] = torch.__version__.partition("+")[0]; p.write_text(json.dumps(r)); print(torch.__version__, torch.cuda.get_device_name())'
+	$(PYTHON) -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
 	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda' \
 	  tests/integrations/torch/test_devices.py tests/integrations/torch/test_aliases.py
+
+.PHONY: torch-versions
+torch-versions: ## the tests of PyTorch with the PyTorch of PYTHON, which has Sublet and the group `test` installed
+	$(PYTHON) -c 'import torch; print(torch.__version__)'
+	$(PYTHON) -m pytest -p no:cacheprovider --numprocesses logical --dist worksteal tests/integrations/torch
 
 mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)

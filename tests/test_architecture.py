@@ -30,7 +30,8 @@ FLOORS = (
     "integrations.paddle.checking", "integrations.paddle.convert", "integrations.paddle.running",
     "integrations.paddle.lives", "integrations.paddle.peaks", "integrations.paddle.arena",
     "integrations.paddle.policies.ours", "integrations.paddle.policies", "integrations.paddle", "integrations.tflite",
-    "integrations.executorch", "integrations.torch.operator_call", "integrations.torch.dialect",
+    "integrations.executorch", "integrations.torch.operator_facts", "integrations.torch.operator_call",
+    "integrations.torch.dialect",
     "integrations.torch.kernels", "integrations.torch.reader", "integrations.torch.compile",
     "integrations.torch.train", "integrations.torch", "integrations", "__main__",
 )  # fmt: skip

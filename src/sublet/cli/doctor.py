@@ -127,21 +127,23 @@ def diagnose_integration(name: str, version: str) -> Diagnosis:
 
 
 def load_integration(name: str) -> None:
-    """Import all functions of an integration, and print a line on functions that need a missing extra.
+    """Import all functions of an integration, and print a line: the missing extras, and the integration's remark.
 
     Raises the error of an import that fails for another reason.
     """
     (point,) = entry_points(group=ENTRY_POINTS, name=name)
-    missing: dict[str, None] = {}
-    for text in _functions_of(point.load()):
+    integration, remarks = point.load(), dict[str, None]()
+    for text in _functions_of(integration):
         try:
             if ":" in text:
                 resolve(text)
             else:
                 import_module(text)
         except MissingExtraError as error:
-            missing[str(error)] = None
-    print("; ".join(missing))
+            remarks[str(error)] = None
+    if integration.remark:
+        remarks[resolve(integration.remark)()] = None
+    print("; ".join(filter(None, remarks)))
 
 
 def _functions_of(integration: Integration) -> Iterable[str]:

@@ -52,6 +52,7 @@ class Integration:
     region_splits       functions (graph, name of a node) -> graphs with a region around the node in two halves
     exporters           export form -> `Exporter`
     commands            words of the command line -> function, such as "transpile" or "export tflm"
+    remark              () -> a restriction for the installed version of the vendor's package; "" for none
     api                 the module offered as `sublet.<name>`
     """
 
@@ -82,6 +83,7 @@ class Integration:
     region_splits: tuple[str, ...] = ()
     exporters: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
     api: str = ""
 
     def reads(self, path: Path) -> bool:

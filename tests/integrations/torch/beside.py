@@ -25,7 +25,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sublet.integrations.torch.dialect import PREFIX, facts_by_name
+from sublet.integrations.torch.dialect import PREFIX
+from sublet.integrations.torch.operator_facts import facts_by_name
 from sublet.integrations.torch.reader import kernel_probes, operators
 from tests.integrations.torch.find_facts import operator
 from tests.integrations.torch.laid import LAYOUTS, SEED, laid

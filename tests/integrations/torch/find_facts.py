@@ -2,6 +2,8 @@
 
     python -m tests.integrations.torch.find_facts
 
+The file keeps the facts of every other minor version of PyTorch.
+
 An operator has an overload that writes where it is told if PyTorch wrote it by hand: one that its build system made
 computes elsewhere and copies. An operator that PyTorch says works element by element may overwrite an input if it gives
 the same bits with its output there, for every type it takes, at sizes below and above those of vectors and threads.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.resources import files
@@ -41,6 +44,15 @@ RELAYING = (
 )
 """They lay their result otherwise than its place is where an input is not row-major, or draw its numbers in the order
 of that place, which is not that of a result that they make themselves: `beside` finds them."""
+
+
+WITHOUT_RECORD = (
+    "_log_softmax_backward_data.default",
+    "_native_batch_norm_legit.no_stats",
+    "native_batch_norm.default",
+)
+"""Operators without a record, which the planner takes for impure: `native_batch_norm` changes running statistics
+contrary to its schema; the `out=` of the two others is one of RELAYING."""
 
 
 def overloads() -> Iterator[tuple[str, Any]]:
@@ -82,7 +94,7 @@ def stays(op: Any, out: Any) -> bool:
     args, right = None, None
     for most in (3.0, 1.0):  # probabilities are at most 1
         args = sample(op, 7, torch.float32, 7, most)
-        with suppress(RuntimeError, TypeError, NotImplementedError, IndexError):
+        with suppress(RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
             right = op(*args) if args is not None else None
             break
     if not isinstance(right, torch.Tensor):
@@ -150,7 +162,7 @@ def overwritten(op: Any, out: Any) -> tuple[list[int], int]:
                 return [], 0
             try:
                 right = op(*args)
-            except (RuntimeError, TypeError, NotImplementedError, IndexError):
+            except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
                 break
             if not isinstance(right, torch.Tensor) or right.shape != (size,):
                 return [], 0
@@ -178,12 +190,35 @@ def runs_over(out: Any, args: list[Any], position: int, right: torch.Tensor) -> 
     return bool(torch.equal(place.view(torch.uint8), right.view(torch.uint8)))
 
 
+def write(place: Path, version: str, found: dict[str, Any]) -> None:
+    """Write the facts of a version to the file, in groups of records equal in the same versions."""
+    minor = ".".join(version.split(".")[:2])
+    known = json.loads(place.read_text())
+    records = {
+        each: {name: json.dumps(record) for group in known["groups"] if each in group["versions"]
+               for name, record in group["operators"].items()}
+        for each in known["versions"]
+    }  # fmt: skip
+    records[minor] = {name: json.dumps(record) for name, record in found.items()}
+    versions = sorted(records, key=lambda each: [int(part) for part in each.split(".")])
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, record in sorted({pair for each in records.values() for pair in each.items()}):
+        having = tuple(each for each in versions if records[each].get(name) == record)
+        groups[having].append(f"{json.dumps(name)}: {record}")
+    parts = [
+        f'    {{"versions": {json.dumps(having)}, "operators": {{\n      ' + ",\n      ".join(lines) + "\n    }}"
+        for having, lines in sorted(groups.items(), key=lambda each: (-len(each[0]), each))
+    ]
+    measured = json.dumps({each: version if each == minor else known["versions"][each] for each in versions})
+    place.write_text(f'{{\n  "versions": {measured},\n  "groups": [\n' + ",\n".join(parts) + "\n  ]\n}\n")
+
+
 def main() -> None:
     """Write the facts."""
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     for name, op in overloads():
-        if not is_functional(op):
+        if not is_functional(op) or name in WITHOUT_RECORD:
             continue
         record: dict[str, Any] = {}
         out = out_of(name, op)
@@ -203,9 +238,7 @@ def main() -> None:
                     record["overwrites"] = positions if out else [0]
         found[name] = record
     place = Path(str(files("sublet.integrations.torch"))) / "facts.json"
-    version = torch.__version__.partition("+")[0]
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(record)}" for name, record in sorted(found.items()))
-    place.write_text(f'{{\n  "version": "{version}",\n  "operators": {{\n{lines}\n  }}\n}}\n')
+    write(place, torch.__version__.partition("+")[0], found)
     with_out = sum("out" in record for record in found.values())
     inplace = sum("overwrites" in record for record in found.values())
     print(f"{len(found)} operators, {with_out} write where they are told, {inplace} may overwrite an input")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.base.errors import ModelError, RunError, SubletError
+from sublet.base.errors import SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -438,19 +438,6 @@ def test_what_cannot_be_planned_is_one_warning_however_often_it_runs(given: Any)
         founds = [run(given) for _ in range(3)]
     assert sum("sublet leaves" in str(each.message) for each in told) <= 1
     assert all(torch.equal(found, given @ torch.ones(4, 2, dtype=given.dtype)) for found in founds)
-
-
-def test_another_version_of_pytorch_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels may overwrite other inputs than those that were tried."""
-    module, x = nn.Linear(4, 3), torch.randn(2, 4)
-    model = sublet.from_torch(module, (x,))
-    monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
-    with pytest.warns(UserWarning, match=r"are of PyTorch 2\.13\.0, this is PyTorch 2\.12\.1"):
-        assert torch.equal(compiled(module)(x), module(x))
-    with pytest.raises(ModelError, match=r"Install torch==2\.13\.0"):
-        sublet.from_torch(module, (x,))
-    with pytest.raises(RunError, match=r"Install torch==2\.13\.0"):
-        sublet.compile(model)({model.inputs[0]: x})
 
 
 def test_options_are_checked_and_a_budget_is_kept() -> None:

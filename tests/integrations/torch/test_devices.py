@@ -24,8 +24,9 @@ from sublet.integrations.torch.compile.backend import compile_region  # noqa: E4
 from sublet.integrations.torch.compile.caller_outputs import COPY_OUT  # noqa: E402
 from sublet.integrations.torch.compile.device_pool import DeviceArena  # noqa: E402
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
-from sublet.integrations.torch.dialect import DEVICE, ROW_BY_ROW, facts_by_name  # noqa: E402
+from sublet.integrations.torch.dialect import DEVICE, ROW_BY_ROW  # noqa: E402
 from sublet.integrations.torch.kernels.device import _AllocatingCall, _VerifiedCall  # noqa: E402
+from sublet.integrations.torch.operator_facts import facts_by_name  # noqa: E402
 from sublet.integrations.torch.reader.exported_program import device_of  # noqa: E402
 from sublet.ir.graph import Node  # noqa: E402
 from sublet.runtime.moves import copy_elements  # noqa: E402

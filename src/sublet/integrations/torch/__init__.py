@@ -23,5 +23,6 @@ INTEGRATION = Integration(
         "check .pickle": "sublet.integrations.torch.snapshot_report:replay_snapshot",
         "check .pkl": "sublet.integrations.torch.snapshot_report:replay_snapshot",
     },
+    remark="sublet.integrations.torch.operator_facts:installed_remark",
     api="sublet.integrations.torch.api",
 )

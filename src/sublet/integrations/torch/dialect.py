@@ -1,15 +1,12 @@
-"""Facts of ATen operators: overwritable inputs, views, randomness.
+"""The dialect of ATen operators: bytes shared by operands, views, operations of products.
 
-`facts.json` was measured by running PyTorch's operators with the output over each input.
+The measured facts of operators, by version of PyTorch, stand in `operator_facts.py`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from math import prod
 from typing import Any
 
@@ -23,6 +20,7 @@ from sublet.integrations.torch.operator_call import (
     decode,
     encode,
 )
+from sublet.integrations.torch.operator_facts import facts_of_version, installed_version, known_version
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, Shares, concat_shares, no_shares
 
@@ -126,52 +124,19 @@ every device, and accepts a tensor as both operand and result (`assert_no_partia
 """
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorFacts:
-    """The facts of an operator.
-
-    overwrites  the positions of arguments overwritable with the first output
-    out         the overload writing to given tensors; "" if missing, or if PyTorch copies internally
-    inside      the overload overwriting the first argument, for operators without `out`
-    random      True if the operator draws from PyTorch's generator
-    """
-
-    overwrites: tuple[int, ...] = ()
-    out: str = ""
-    inside: str = ""
-    random: bool = False
-
-
-@cache
-def _facts_file() -> Any:
-    return json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
-
-
-@cache
-def facts_by_name() -> Mapping[str, OperatorFacts]:
-    """Return the facts by name, such as `add.Tensor`."""
-    operators = _facts_file()["operators"].items()
-    return {
-        name: OperatorFacts(**{**record, "overwrites": tuple(record.get("overwrites", ()))})
-        for name, record in operators
-    }
-
-
-@cache
-def version_mismatch(version: str) -> str:
-    """Return an error text if `version` of PyTorch differs from the version of the facts; else ""."""
-    known = str(_facts_file()["version"])
-    if version.partition("+")[0] == known:
-        return ""
-    return f"Sublet's operator facts are of PyTorch {known}, this is PyTorch {version}. Install torch=={known}."
-
-
-@cache
 def aten_op(name: str) -> Op:
-    """Return the record of an operator; an operator without facts counts as impure and shares no bytes."""
+    """Return the record of an operator; an operator without facts counts as impure and shares no bytes.
+
+    The facts are those of the installed version of PyTorch.
+    """
+    return _aten_op(name, known_version(installed_version()))
+
+
+@cache
+def _aten_op(name: str, version: str) -> Op:
     if name == AS_STRIDED or name in COPIES:
         return Op(name, views=view_shares)
-    op_facts = facts_by_name().get(name.removeprefix(PREFIX))
+    op_facts = facts_of_version(version).get(name.removeprefix(PREFIX))
     if op_facts is None:
         return Op(name, pure=False)
     parts = _concat_shares if name == "aten.cat.default" else no_shares
@@ -338,5 +303,4 @@ __all__ = [
     "decode",
     "encode",
     "fused_op",
-    "version_mismatch",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from sublet.integrations.torch.compile.joint_graph import CapturedProgram, captu
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
+from sublet.integrations.torch.operator_facts import version_remark
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
 from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
@@ -285,7 +286,8 @@ class CompiledRegion:
             )
         name = self._pass_names if device == CPU else f"{self._pass_names} on {device}"
         count = 1 if parts is None else parts.count
-        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, parts=count, whole=whole)
+        remark = version_remark(torch().__version__)
+        record = Compiled(name, len(pool.plan.nodes), pool.allocations, pool.plan, "", count, whole, remark)
         return PlannedRegion(pool, parts), record
 
     def _capture(

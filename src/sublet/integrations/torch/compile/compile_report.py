@@ -21,6 +21,7 @@ class Compiled:
     reason   the reason for leaving the graph to PyTorch
     parts    number of micro-batches; 1 for all samples at once
     whole    the reason for a single part, if micro-batches were tried
+    remark   the restriction of the plan for a version of PyTorch without measured facts
     """
 
     name: str
@@ -30,6 +31,7 @@ class Compiled:
     reason: str = ""
     parts: int = 1
     whole: str = ""
+    remark: str = ""
 
     @property
     def share(self) -> float:
@@ -44,7 +46,8 @@ class Compiled:
         through = sum(nbytes for _, nbytes in self.copied)
         words = f"{self.name}: {self.nodes} operators in {human(self.plan.arena_bytes)}"
         words += f", {self.parts} times for as many parts of the samples" if self.parts > 1 else ""
-        return words + (f"; {len(self.copied)} of them give {human(through)} that are copied" if self.copied else "")
+        words += f"; {len(self.copied)} of them give {human(through)} that are copied" if self.copied else ""
+        return words + (f"; {self.remark}" if self.remark else "")
 
 
 def add_record(compiled: Compiled) -> None:

@@ -22,12 +22,9 @@ from sublet.integrations.torch.dialect import (
     WAIT,
     Argument,
     NamedConstant,
-    OperatorFacts,
     StridedLayout,
     TensorArgument,
     decode,
-    facts_by_name,
-    version_mismatch,
 )
 from sublet.integrations.torch.kernels.bound_call import BoundTorchCall
 from sublet.integrations.torch.kernels.kernel import (
@@ -40,6 +37,7 @@ from sublet.integrations.torch.kernels.kernel import (
 )
 from sublet.integrations.torch.kernels.out_variants import CHUNK_BYTES, OUT_VARIANTS, chunked_call, is_faster_in_chunks
 from sublet.integrations.torch.operator_call import find_named, find_operator
+from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_name, require_supported_version
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.calls import sequence_calls
@@ -83,12 +81,9 @@ class AtenKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """Return the bound call of the operator.
 
-        Raises RunError if the installed PyTorch lacks the operator, or is not the version of the facts: a plan may come
-        from a file.
+        Raises RunError if the installed PyTorch lacks the operator, or is too old: a plan may come from a file.
         """
-        wrong = version_mismatch(torch().__version__)
-        if wrong:
-            raise RunError(f"node {self.node.name}: {wrong}")
+        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
         results, args, kwargs = call_operands(
             self.node, [operand_tensor(operand) for operand in inputs], map(operand_tensor, outputs)
         )
@@ -246,11 +241,9 @@ class LogitsGradient:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """Return the bound call.
 
-        Raises RunError if PyTorch is not the version of the facts: a plan may come from a file.
+        Raises RunError if PyTorch is too old: a plan may come from a file.
         """
-        wrong = version_mismatch(torch().__version__)
-        if wrong:
-            raise RunError(f"node {self.node.name}: {wrong}")
+        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
         (dx,), args, _ = call_operands(
             self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
         )

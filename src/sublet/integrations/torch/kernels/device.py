@@ -20,15 +20,13 @@ from sublet.integrations.torch.dialect import (
     COPIES,
     PREFIX,
     SEED_RESULTS,
-    OperatorFacts,
     StridedLayout,
-    facts_by_name,
-    version_mismatch,
 )
 from sublet.integrations.torch.kernels.aten import call_operands, meta_tensor, require_operator
 from sublet.integrations.torch.kernels.elementwise import COMPARISONS
 from sublet.integrations.torch.kernels.kernel import Tensor, copy_result, torch
 from sublet.integrations.torch.kernels.out_variants import OUT_VARIANTS
+from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_name, require_supported_version
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX as COMMANDS
 from sublet.plan import MemoryPlan, Region
@@ -190,11 +188,9 @@ class DeviceKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """Return the bound call of the operator.
 
-        Raises RunError if the installed PyTorch lacks the operator, or is not the version of the facts.
+        Raises RunError if the installed PyTorch lacks the operator, or is too old.
         """
-        wrong = version_mismatch(torch().__version__)
-        if wrong:
-            raise RunError(f"node {self.node.name}: {wrong}")
+        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
         results, args, kwargs = call_operands(self.node, inputs, outputs)
         return self._direct_call(results, args, kwargs) or self._allocating_call(results, args, kwargs)
 

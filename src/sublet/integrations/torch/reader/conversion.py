@@ -17,8 +17,8 @@ from sublet.integrations.torch.dialect import (
     OperatorCall,
     StridedLayout,
     encode,
-    version_mismatch,
 )
+from sublet.integrations.torch.operator_facts import require_supported_version
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, layout_of, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter, LiteralPool
@@ -53,10 +53,8 @@ class TorchConversion:
         self.literals = LiteralPool(self.names)
 
     def root_level(self) -> ConversionLevel:
-        """Return the level of the whole program. Raises ModelError for a PyTorch version without operator facts."""
-        wrong = version_mismatch(torch().__version__)
-        if wrong:
-            raise ModelError(wrong)
+        """Return the level of the whole program. Raises ModelError for a version of PyTorch that is too old."""
+        require_supported_version(torch().__version__, ModelError)
         return ConversionLevel(self, Emitter(self.names, self.literals))
 
     def new_tensor(self, hint: str, fake: Any) -> TracedTensor:

@@ -9,7 +9,8 @@ from typing import Any
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
-from sublet.integrations.torch.dialect import LOGITS_GRADIENT, PREFIX, OperatorFacts, StridedLayout, facts_by_name
+from sublet.integrations.torch.dialect import LOGITS_GRADIENT, PREFIX, StridedLayout
+from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_name
 from sublet.integrations.torch.reader.conversion import COUNTER_SPEC, ConversionLevel
 from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
 from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
