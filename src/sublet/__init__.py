@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from sublet.runtime.executable import Executable
     from sublet.runtime.memory import aligned_bytes
     from sublet.runtime.poison import run_poisoned
+    from sublet.runtime.ranged import RangedExecutable
+    from sublet.runtime.ranged_session import RangedSession
+    from sublet.runtime.tiers import TieredExecutable
     from sublet.training import schedules
     from sublet.training.fitting import evaluate, fit, prefetch
     from sublet.training.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
@@ -67,9 +70,12 @@ __all__ = [
     "Node",
     "Options",
     "RMSProp",
+    "RangedExecutable",
+    "RangedSession",
     "SubletError",
     "Tensor",
     "TensorSpec",
+    "TieredExecutable",
     "Unplannable",
     "Value",
     "Verdict",
@@ -177,6 +183,9 @@ NAMES = {
     "runtime.executable": ("Executable",),
     "runtime.memory": ("aligned_bytes",),
     "runtime.poison": ("run_poisoned",),
+    "runtime.ranged": ("RangedExecutable",),
+    "runtime.ranged_session": ("RangedSession",),
+    "runtime.tiers": ("TieredExecutable",),
     "training.fitting": (
         "evaluate",
         "fit",

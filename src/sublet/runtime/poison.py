@@ -43,6 +43,8 @@ def run_poisoned(
     state is restored afterwards; the state after the run is stored in `left`. Steps of several streams run one after
     another, in the order of the schedule. Raises RunError naming a step with a write outside its outputs.
     """
+    if not isinstance(executable, Executable):
+        raise RunError(f"run_poisoned takes an Executable of one shape, not a {type(executable).__name__}")
     arenas = _GuardedArenas(executable.plan)
     poisoner = _Poisoner(executable, arenas)
     return executable.run_watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True, left=left)
