@@ -73,8 +73,8 @@ class Average(nn.Module):
         return y
 
 
-def perceptron(dropout: float = 0.0) -> Any:
-    return nn.Sequential(*[Residual(32, dropout) for _ in range(2)])
+def perceptron(dropout: float = 0.0, blocks: int = 3) -> Any:
+    return nn.Sequential(*[Residual(32, dropout) for _ in range(blocks)])
 
 
 def linears() -> Any:
@@ -94,7 +94,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "perceptron": (perceptron, (128, 32)),
     "convolutions": (convolutions, (8, 3, 12, 12)),
     "averages": (averages, (128, 32)),
-    "dropout": (lambda: perceptron(0.3), (128, 32)),
+    "dropout": (lambda: perceptron(0.3, 2), (128, 32)),
 }
 
 
