@@ -169,7 +169,7 @@ def test_a_baseline_decides_the_options_of_an_assertion(net: Path, tmp_path: Pat
 
 
 def test_a_tflite_model_is_asserted_with_the_alignment_of_the_command() -> None:
-    model = Path("../shared/programs/tflm/hello_world_int8.tflite")
+    model = Path("../shared/programs/tflm/micro_speech_quantized.tflite")
     if not model.exists():
         pytest.skip("the shared files are not here")
     assert sublet.assert_fits(model, "1 MiB").alignment == 16

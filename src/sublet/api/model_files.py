@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.analysis.options import Options
 from sublet.api.state_names import AUTO_STATE, StatePairs, resolve_state
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
@@ -125,10 +124,14 @@ def _read_text_form(
     return parse_model(read_text(path, ModelError), str(path))
 
 
+ALIGNMENT = 64
+"""Bytes of a cache line: the alignment of `Options`, which this module cannot import without the planner."""
+
+
 def default_alignment(model: Any) -> int:
     """Return the default alignment of offsets in bytes: 16 for a .tflite file, 64 for other models."""
     integration = integration_of_file(Path(model)) if isinstance(model, str | Path) else None
-    return (integration.alignment if integration is not None else None) or Options().alignment
+    return (integration.alignment if integration is not None else None) or ALIGNMENT
 
 
 # Declared state: inputs updated by an output from run to run.
