@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -179,15 +179,22 @@ class RangedExecutable:
         """Return an output of `run_in_arena` for the caller, copied out of the arena or out of an input."""
         return self.form(array if name in self.outputs_outside else array.copy())
 
-    @contextmanager
-    def run_in_arena(self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE) -> Iterator[dict[str, Array]]:
+    def run_in_arena(
+        self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE
+    ) -> AbstractContextManager[dict[str, Array]]:
         """Run once, and keep the outputs in the arena for the block. Raises the errors of a call.
 
         Outputs outside the arena are in new memory, or in the memory that `into` has for the name of the output. An
         input that the run updates in place is copied first, unless `into` has memory for its name: the memory then
         takes the content, and the update.
         """
-        numbers = self._numbers_of(given)
+        return self.run_at(self._numbers_of(given), given, into)
+
+    @contextmanager
+    def run_at(
+        self, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Raw]
+    ) -> Iterator[dict[str, Array]]:
+        """Run once as `run_in_arena`, given the numbers of the dimensions at the shapes of the inputs."""
         locks = self.memory.locks
         with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
             bound = self._bound_at(numbers)

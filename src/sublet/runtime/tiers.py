@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,14 @@ from sublet.runtime.ranged import NO_UPDATES, NOWHERE, RangedExecutable
 
 @dataclass(frozen=True)
 class _Tier:
-    """A smaller tier: the executable, with the upper ends by name and the largest numbers of the dimensions."""
+    """A smaller tier: the executable, with the upper ends by name and the largest numbers of the dimensions.
+
+    `varying` holds the positions of the dimensions with more than one number in the tier.
+    """
 
     ends: Mapping[str, int]
     most: Sequence[int]
+    varying: Sequence[int]
     executable: RangedExecutable
 
 
@@ -44,8 +48,9 @@ class TieredExecutable(RangedExecutable):
         The sessions of the executable exchange the memory of such outputs.
         """
         if tier.outputs_outside == self.outputs_outside:
-            ends = {each.name: each.high for each in ranges}
-            self._smaller.append(_Tier(ends, [each.high // each.step for each in ranges], tier))
+            ends, most = {each.name: each.high for each in ranges}, [each.high // each.step for each in ranges]
+            varying = [i for i, each in enumerate(ranges) if each.name in tier.ranges]
+            self._smaller.append(_Tier(ends, most, varying, tier))
 
     @property
     def tiers(self) -> list[tuple[dict[str, int], int]]:
@@ -63,14 +68,22 @@ class TieredExecutable(RangedExecutable):
         """The bytes of the programs bound to the latest shapes, about."""
         return super().binding_bytes + sum(each.executable.binding_bytes for each in self._smaller)
 
-    @contextmanager
-    def run_in_arena(self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE) -> Iterator[dict[str, Array]]:
+    def run_in_arena(
+        self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE
+    ) -> AbstractContextManager[dict[str, Array]]:
         """Run once in the smallest tier that holds the inputs, see `RangedExecutable.run_in_arena`."""
-        tier = self._tier_of(self._numbers_of(given))
-        with self.exclusive():
-            running = super().run_in_arena(given, into) if tier is None else tier.run_in_arena(given, into)
-            with running as outputs:
-                yield outputs
+        numbers = self._numbers_of(given)
+        tier = self._tier_of(numbers)
+        return self.run_at(numbers, given, into) if tier is None else self._run_in(tier, numbers, given, into)
+
+    @contextmanager
+    def _run_in(
+        self, tier: _Tier, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Raw]
+    ) -> Iterator[dict[str, Array]]:
+        """Run once in a smaller tier."""
+        there = tuple([numbers[i] for i in tier.varying])
+        with self.exclusive(), tier.executable.run_at(there, given, into) as outputs:
+            yield outputs
 
     def prepare(self, **extents: int) -> None:
         """Bind the program of the tier to a shape, see `RangedExecutable.prepare`."""
@@ -78,14 +91,14 @@ class TieredExecutable(RangedExecutable):
         if tier is None:
             super().prepare(**extents)
         else:
-            tier.prepare(**{name: extents[name] for name in tier.ranges})
+            tier.executable.prepare(**{name: extents[name] for name in tier.executable.ranges})
 
     def bytes_at(self, **extents: int) -> int:
         """Return the bytes of the arena touched by a run at a point, see `RangedExecutable.bytes_at`."""
         tier = self._tier_of(self._numbers_at(extents))
         if tier is None:
             return super().bytes_at(**extents)
-        return tier.bytes_at(**{name: extents[name] for name in tier.ranges})
+        return tier.executable.bytes_at(**{name: extents[name] for name in tier.executable.ranges})
 
     def forget_points(self) -> None:
         """Drop the programs bound to the latest shapes, in all tiers."""
@@ -93,9 +106,9 @@ class TieredExecutable(RangedExecutable):
         for each in self._smaller:
             each.executable.forget_points()
 
-    def _tier_of(self, numbers: Sequence[int]) -> RangedExecutable | None:
+    def _tier_of(self, numbers: Sequence[int]) -> _Tier | None:
         """Return the first smaller tier that holds a point; None for the executable itself."""
         for tier in self._smaller:
             if all(number <= most for number, most in zip(numbers, tier.most, strict=True)):
-                return tier.executable
+                return tier
         return None
