@@ -12,7 +12,9 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import GIVEN, LEAST, LESS
 from sublet.packing import MemoryRegion as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
+from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
+from sublet.plan.statistics import io_of
 
 StorageChoice = Literal["arena", "bound"]
 MIN_VIEW_BYTES = 256 << 10
@@ -119,3 +121,8 @@ class PlanRequest:
     facts: ProgramFacts | None = None
     smallest_arena: int | None = None
     fixed_offsets: Mapping[Value, int] = field(default_factory=dict)
+
+
+def options_of(plan: MemoryPlan) -> Options:
+    """Return the options that a plan records: alignment, storage of inputs and outputs, and order."""
+    return Options(alignment=plan.alignment, io=io_of(plan), order=LESS if plan.recipe.order == LESS else GIVEN)

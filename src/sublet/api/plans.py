@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sublet.analysis.options import Options, Order
+from sublet.analysis.options import Options, options_of
 from sublet.api.model_files import default_alignment
 from sublet.api.ranges import judge_over_ranges
 from sublet.api.sources import model_of_plan, read_source
@@ -21,7 +21,7 @@ from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.plan import MemoryPlan
 from sublet.plan.export import FORMS, ExportContext, Exporter
 from sublet.plan.file import load, save
-from sublet.plan.statistics import growth, planned_io
+from sublet.plan.statistics import growth
 from sublet.plan.verdict import Extents, verdict
 from sublet.planning.checker_fallback import reprove_bound
 from sublet.planning.pipeline import plan_memory
@@ -115,8 +115,7 @@ def assert_no_growth(model: Any, baseline: str | Path, *, options: Options | Non
     updating = os.environ.get(UPDATE) == "1"
     before = load(baseline) if not updating or Path(baseline).exists() else None
     if before is not None and options is None:
-        order: Order = "less" if before.recipe.order == "less" else "given"
-        options = Options(alignment=before.alignment, io=planned_io(before), order=order)
+        options = options_of(before)
         reading = {"optimize": before.recipe.optimize, **reading}
     plan = plan_memory(read_source(model, **reading), options or Options(alignment=default_alignment(model)))
     if updating or before is None:

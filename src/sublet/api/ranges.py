@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from sublet.analysis.options import Options, Progress
+from sublet.analysis.options import Options, Progress, options_of
 from sublet.api.binding import CompileRequest, ModelWithKernels, model_to_run, model_with_kernels
 from sublet.api.sources import Optimize
 from sublet.api.state_names import AUTO_STATE, StatePairs, pairs_by_name, resolve_state
@@ -78,10 +78,10 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
     return extents, {name: each for name, each in ranges.items() if each.low < each.high}
 
 
-def read_over_ranges(request: CompileRequest, in_place: Collection[str] = ()) -> Model:
-    """Return the model of a request over the ranges of its dimensions.
+def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None = ()) -> Model:
+    """Return the model of a request over the ranges of its dimensions; the recipe names the pairs of the state.
 
-    The inputs of the state in `in_place` are updated by their outputs where a kernel can do so, see
+    The inputs of the state in `in_place`, or all for None, are updated by their outputs where a kernel can do so, see
     `with_updates_in_place`. Raises the errors of `compile`; PlanError for a model with values of unknown size or
     control flow; RunError for a state of unknown names or different types.
     """
@@ -100,7 +100,7 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] = ()) ->
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     require_state(state, model.inputs_by_name, model.outputs_by_name)
-    wanted = {name: result for name, result in state.items() if name in in_place}
+    wanted = {name: result for name, result in state.items() if in_place is None or name in in_place}
     updated = with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
     carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
     return replace(updated, recipe=replace(updated.recipe, carried=carried))
@@ -136,12 +136,11 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
 
 @dataclass(frozen=True)
 class PlannedRanges:
-    """A model at the upper bounds of all sizes, its plan over ranges, the plans of smaller tiers, and the state."""
+    """A model at the upper bounds of all sizes, its plan over ranges, and the plans of smaller tiers."""
 
     model: Model
     ranged: RangedPlan
     smaller: Sequence[PlannedTier]
-    state: Mapping[str, str]
 
 
 def plan_ranges(
@@ -151,20 +150,10 @@ def plan_ranges(
 
     Raises the errors of `read_over_ranges`, `plan_over_ranges` and `plan_tiers`.
     """
-    request = _with_named_state(request)
     model, ranged = _read_and_plan(request, options, progress)
     smaller = plan_tiers(model, tiers, ranged, options, progress)
     at_bounds = replace(model, graph=graph_at(model.graph, upper_bound), dims=dict(ranged.worst.dims))
-    return PlannedRanges(at_bounds, ranged, smaller, _with_planned_state(request.state, {}))
-
-
-def _with_named_state(request: CompileRequest) -> CompileRequest:
-    """Return the request with the pairs of its state; pairs that the caller leaves to "auto" are found by name."""
-    if not isinstance(request.state, str):
-        return request
-    model = read_over_ranges(replace(request, state=None))
-    pairs = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
-    return replace(request, state=pairs)
+    return PlannedRanges(at_bounds, ranged, smaller)
 
 
 def _read_and_plan(
@@ -175,7 +164,7 @@ def _read_and_plan(
     A state in the arena is copied by sessions, so only bound inputs are updated in place; an update that the plan does
     not place over its input stays an output.
     """
-    in_place = set(request.state or ()) if options is not None and options.io == "bound" else set()
+    in_place: Collection[str] | None = None if options is not None and options.io == "bound" else ()
     while True:
         model = read_over_ranges(request, in_place)
         ranged = plan_over_ranges(model, options, progress)
@@ -195,7 +184,7 @@ def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model,
         model,
         dims=plan.dims_over_ranges,  # type: ignore[arg-type]
         const=dict(recipe.const),
-        state=dict((*recipe.state, *recipe.carried)),
+        state=recipe.state_pairs,
         optimize=recipe.optimize,
     )
     read = read_over_ranges(request, dict(recipe.state))
@@ -248,17 +237,16 @@ def compile_ranges(
         weights=weights,
     )  # fmt: skip
     if plan is None:
-        request = _with_named_state(request)
         read, ranged = _read_and_plan(request, options)
     else:
         read, result = judge_over_ranges(model, plan)
         if result.findings:
             raise PlanViolation(result.findings)
         ranged = ranged_plan(plan, read.graph)
+        options = options or options_of(plan)
         if state == AUTO_STATE:
-            request = replace(request, state=pairs_by_name(read.inputs_by_name, read.outputs_by_name, may_grow=True))
-    in_place = dict(read.recipe.state)
-    whole_state = _with_planned_state(request.state, {**dict(read.recipe.carried), **in_place})
+            state = pairs_by_name(read.inputs_by_name, read.outputs_by_name, may_grow=True)
+    in_place, whole_state = dict(read.recipe.state), _with_planned_state(state, read.recipe.state_pairs)
     smaller = plan_tiers(read, tiers, ranged, options)
     ready, plan_there = _with_kernels(read, ranged, backend, weights)
     largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), whole_state, in_place)

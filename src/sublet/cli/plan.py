@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -254,14 +253,14 @@ def plan(options: PlanOptions) -> None:
         print_json(report.to_json(seconds))
     else:
         _print_report(report, _describe_run_graph(options))
-        _print_found_state(options, dict(source.recipe.state))
+        _print_found_state(options, source)
     _exit(options, report)
 
 
-def _print_found_state(options: PlanOptions, state: Mapping[str, str]) -> None:
+def _print_found_state(options: PlanOptions, source: Source) -> None:
     """Print the pairs of a state found by name."""
     if options.state == [AUTO_STATE]:
-        pairs = ", ".join(f"{name}={result}" for name, result in state.items())
+        pairs = ", ".join(f"{name}={result}" for name, result in source.recipe.state_pairs.items())
         answer_console().print(Text(printable(f"State found by name: {pairs}"), "dim"))
 
 
@@ -310,7 +309,7 @@ def _plan_over_ranges(
         print_json({**report.to_json(perf_counter() - started), "ranges": found, **tiers})
     else:
         _print_report(report, "")
-        _print_found_state(options, planned.state)
+        _print_found_state(options, planned.model)
         if options.tiers:
             answer_console().print(Text(), _tier_table(planned))
             if options.out is not None:

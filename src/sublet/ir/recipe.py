@@ -72,6 +72,11 @@ class Recipe:
     carried: tuple[tuple[str, str], ...] = ()
 
     @property
+    def state_pairs(self) -> dict[str, str]:
+        """The outputs that update inputs, by the name of the input: from run to run, or between calls of a session."""
+        return dict((*self.state, *self.carried))
+
+    @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
         """The values with a declared, not computed, type, with these types: the plan is valid if the types are true."""
         return (*self.assumed, *self.declared)
@@ -82,7 +87,7 @@ class Recipe:
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.const:
             graph += f", with {', '.join(f'{name}={text[:MAX_SHOWN_CHARACTERS]}' for name, text in self.const)}"
-        kept = len(self.state) + len(self.carried)
+        kept = len(self.state_pairs)
         if kept:
             graph += f", with {kept} input{'s' if kept > 1 else ''} kept as state"
         if self.changed:

@@ -313,7 +313,7 @@ def growth(plan: MemoryPlan, baseline: MemoryPlan) -> Growth:
     return Growth(plan.arena_bytes, baseline.arena_bytes, plan.peak.nbytes, baseline.peak.nbytes, tuple(grown), options)
 
 
-def planned_io(plan: MemoryPlan) -> Literal["arena", "bound"]:
+def io_of(plan: MemoryPlan) -> Literal["arena", "bound"]:
     """Return the storage of inputs and outputs: "bound" if one has a storage of its own, else "arena"."""
     return "bound" if any(storage.kind in ("input", "output") for storage in plan.storages) else "arena"
 
@@ -322,7 +322,7 @@ _OPTIONS: Mapping[str, Callable[[MemoryPlan], object]] = {
     "--align": lambda plan: plan.alignment,
     "--order": lambda plan: plan.recipe.order,
     "--optimize": lambda plan: plan.recipe.optimize,
-    "--io": planned_io,
+    "--io": io_of,
 }
 """The options of planning that a plan records, by the name on the command line."""
 
