@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 import sublet
 from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
+from sublet.api.tiers import Tiers
 from sublet.base.boxes import Range
 from sublet.base.errors import PlanError, RunError
 from sublet.runtime.ranged import MOST_POINTS, RangedExecutable
@@ -45,12 +46,13 @@ def points_of(ranges: tuple[Range, ...], count: int, seed: int) -> list[dict[str
 
 
 def differing_points(
-    model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int
+    model: onnx.ModelProto, ranges: tuple[Range, ...], count: int, seed: int, tiers: Tiers | None = None
 ) -> list[dict[str, int]] | None:
     """The points with another result than ONNX Runtime's; None for a program with a value of unknown size."""
     level, options = "none" if seed % 2 else "auto", Options(io="bound" if seed % 3 == 0 else "arena")
     try:
-        executable = compile_ranges(model, {each.name: each for each in ranges}, optimize=level, options=options)
+        dims = {each.name: each for each in ranges}
+        executable = compile_ranges(model, dims, tiers=tiers, optimize=level, options=options)
     except PlanError as refusal:
         if "is unknown" in str(refusal):
             return None

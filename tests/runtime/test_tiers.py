@@ -8,7 +8,7 @@ import pytest
 
 from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
-from sublet.base.errors import PlanError, RunError
+from sublet.base.errors import RunError
 from sublet.integrations.onnx.kernels.backend import OnnxRuntime
 from sublet.runtime.backends import registry
 from sublet.runtime.tiers import TieredExecutable
@@ -17,6 +17,7 @@ from tests.runtime.test_ranged import (
     DECODER_STATE,
     IO,
     decoder,
+    differing_points,
     feeds_at,
     points_of,
     session_of,
@@ -36,26 +37,8 @@ def tiered() -> TieredExecutable:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_generated_programs_in_tiers_equal_onnx_runtime(seed: int) -> None:
-    model, options = ranged_program(seed), Options(io="bound" if seed % 3 == 0 else "arena")
-    try:
-        executable = compile_ranges(
-            model, {each.name: each for each in RANGES}, tiers={"a": (1, 3), "b": (4,)}, options=options
-        )
-    except PlanError as refusal:
-        if "is unknown" in str(refusal):
-            return
-        raise
-    session, rng = session_of(model), np.random.default_rng(seed)
-    for point in points_of(RANGES, 12, seed):
-        feeds = {name: rng.standard_normal((point["a"], point["b"], 4), dtype=np.float32) for name in ("x", "y")}
-        try:
-            wanted = session.run(None, feeds)
-        except Exception:  # a shape that the model does not take
-            continue
-        executable.memory.raw("arena")[:] = 0xA5
-        found = executable({name: feeds[name] for name in executable.inputs})
-        for name, array in zip((each.name for each in session.get_outputs()), wanted, strict=True):
-            assert np.allclose(found[name], array, atol=1e-5), point
+    tiers = {"a": (1, 3), "b": (4,)}
+    assert differing_points(ranged_program(seed), RANGES, 12, seed, tiers) in ([], None)
 
 
 def test_a_call_runs_in_the_smallest_tier(tiered: TieredExecutable) -> None:
@@ -177,3 +160,10 @@ def test_generated_states_in_tiers_equal_a_state_carried_by_hand(seed: int) -> N
             for name, result in state.items():
                 carried[name] = session.state(name)
                 assert np.allclose(carried[name], wanted[result], atol=1e-4)
+
+
+def test_tiers_of_a_plan_have_its_storage_of_inputs_and_outputs() -> None:
+    dims, bound = {"n": (1, 4), "s": "2..64"}, Options(io="bound")
+    made = compile_ranges(two_dimensions(), dims, tiers=TIERS, options=bound)
+    again = compile_ranges(two_dimensions(), plan=made.plan, tiers=TIERS)
+    assert again.tiers == made.tiers

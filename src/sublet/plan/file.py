@@ -50,7 +50,7 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
     if version in OLDER_VERSIONS:
-        raw, version = _upgraded(raw), FORMAT_VERSION
+        raw, version = _upgraded_content(raw), FORMAT_VERSION
     if version != FORMAT_VERSION:
         known = ", ".join(map(str, OLDER_VERSIONS))
         raise PlanError(
@@ -62,7 +62,7 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     return plan
 
 
-def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
+def _upgraded_content(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the content of an older plan file as of the current version; malformed parts stay, for the decoder."""
     recipe, placements = raw.get("recipe"), raw.get("placements")
     if isinstance(recipe, dict):

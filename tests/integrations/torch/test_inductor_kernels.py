@@ -24,6 +24,7 @@ from torch import nn  # noqa: E402
 from sublet.integrations.torch.compile import inductor_kernels, inductor_memory  # noqa: E402
 from sublet.integrations.torch.compile.inductor_kernels import CompiledByInductor  # noqa: E402
 from sublet.integrations.torch.compile.inductor_memory import PassMemory, step_memory  # noqa: E402
+from tests.integrations.torch.test_compile_budget import Average  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 F = nn.functional
@@ -57,20 +58,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.dropout, self.training)
-
-
-class Average(nn.Module):
-    """Scales the input by a moving average, and updates the average afterwards."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.ones(width))
-
-    def forward(self, x: Any) -> Any:
-        y = torch.tanh(x * self.average.clone() * 1.3).sin()
-        with torch.no_grad():
-            self.average.mul_(0.5).add_(y.mean(0) * 0.5)
-        return y
 
 
 def perceptron(dropout: float = 0.0, blocks: int = 3) -> Any:

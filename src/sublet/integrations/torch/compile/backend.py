@@ -173,7 +173,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
                 f"options={{'kernels': 'inductor', {others[0]!r}: ...}}: Inductor's kernels take only 'budget'. "
                 f"Drop {others[0]!r}, or drop 'kernels'"
             )
-        return _counted(compile_with_inductor(module, example, budget))
+        return _count_calls(compile_with_inductor(module, example, budget))
     pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
     return compile_region(pair, module, example)
 
@@ -432,7 +432,7 @@ def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _counted(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _count_calls(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Return a callable that counts the calls of a captured graph."""
 
     @wraps(compiled)
