@@ -166,18 +166,23 @@ def _chunk_kwargs(rank: int, kwargs: Mapping[str, Any], how: ChunkRule, cut: Chu
 
 
 def _chunk_convolution_gradient(args: Sequence[Any], results: Sequence[Tensor]) -> ChunkedCall:
-    """Return the chunked gradient of a convolution: by the input in chunks of samples, by weight and bias whole."""
+    """Return the chunked gradient of a convolution: by the input in chunks of samples, by weight and bias whole.
+
+    One call computes all gradients if the gradient by the input is one chunk: oneDNN then lays the operands out once.
+    """
     function = torch().ops.aten.convolution_backward
     dy, x, *rest, _ = args
+    wanted = [i for i in range(3) if results[i] is not None]
+    chunks = [] if results[0] is None else list(_chunk_indices([results[0]], 1))
     calls: list[tuple[Callable[[], Any], Sequence[Tensor]]] = []
-    if results[0] is not None:
-        for cut in _chunk_indices([results[0]], 1):
+    if len(chunks) > 1:
+        for cut in chunks:
             part = partial(function, _chunk_of(dy, cut), _chunk_of(x, cut), *rest, [True, False, False])
             calls.append((partial(results_at, part, (0,)), [_chunk_of(results[0], cut)]))
-    others = [i for i in (1, 2) if results[i] is not None]
-    if others:
-        full_gradient = partial(function, dy, x, *rest, [False, 1 in others, 2 in others])
-        calls.append((partial(results_at, full_gradient, others), [results[i] for i in others]))
+        wanted.remove(0)
+    if wanted:
+        full_gradient = partial(function, dy, x, *rest, [i in wanted for i in range(3)])
+        calls.append((partial(results_at, full_gradient, wanted), [results[i] for i in wanted]))
     return ChunkedCall(calls)
 
 
