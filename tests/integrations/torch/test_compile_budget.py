@@ -56,7 +56,7 @@ def dropouts() -> Any:
 
 
 def convolutions() -> Any:
-    layers = [(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for i in range(5)]
+    layers = [(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU()) for i in range(5)]
     return nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(8 * 256, 4))
 
 
@@ -103,7 +103,7 @@ def test_training_within_a_budget_equals_eager_training(name: str) -> None:
     [plan] = [each.plan for each in sublet.torch.report() if id(each) not in before]
     assert plan.arena_bytes <= budget
     assert plan.recipe.again or plan.recipe.split
-    exact = name != "convolutions"  # batch norms sum in another order
+    exact = name != "convolutions"  # batch norms sum in another order; no ReLU, where rounding decides a gradient
     for one, other in ((found[0], wanted[0]), (list(found[1].values()), list(wanted[1].values()))):
         for each, expected in zip(one, other, strict=True):
             assert torch.equal(each, expected) if exact else torch.allclose(each, expected, rtol=1e-3, atol=1e-5)
