@@ -84,8 +84,9 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     """Return the model of a request over the ranges of its dimensions; the recipe names the pairs of the state.
 
     The inputs of the state in `in_place`, or all for None, are updated by their outputs where a kernel can do so, see
-    `with_updates_in_place`, or where caches can grow in place, see `with_growth_in_place`. Raises the errors of `compile`; PlanError for a model with values of unknown size or
-    control flow; RunError for a state of unknown names or different types.
+    `with_updates_in_place`, or where a cache can grow in place, see `with_growth_in_place`. Raises the errors of
+    `compile`; PlanError for a model with values of unknown size or control flow; RunError for a state of unknown names
+    or different types.
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents, state=None))

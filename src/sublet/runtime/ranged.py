@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extents import Extent, extent_at
+from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -27,12 +27,18 @@ from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
-from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
 from sublet.runtime.memory import Raw, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy
-from sublet.runtime.ranged_inputs import ShapeMatcher, Window, literal_at, require_state, require_whole_bytes, windows_of
+from sublet.runtime.ranged_inputs import (
+    ShapeMatcher,
+    Window,
+    literal_at,
+    require_state,
+    require_whole_bytes,
+    windows_of,
+)
 from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of, copies_over_box
 from sublet.runtime.ranged_session import RangedSession
 
@@ -134,6 +140,7 @@ class RangedExecutable:
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         self._binders = [self._binder_of(call) for call in self._calls]
+        self._is_moving = [self._has_operand_outside(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
         of_results = {in_place[name]: window for name, window in self.windows.items()}
         self._output_places = {n: self._array_place(value, of_results.get(n)) for n, value in self._outputs.items()}
@@ -233,7 +240,9 @@ class RangedExecutable:
         memory: dict[str, Raw] = {}
         for name, place in self._input_places.items():
             if place.storage in self._updated_storages:
-                memory[place.storage] = place.memory_with(np.asarray(contents[name]), into.get(name), self.plan.alignment)
+                memory[place.storage] = place.memory_with(
+                    np.asarray(contents[name]), into.get(name), self.plan.alignment
+                )
             elif place.storage:
                 memory[place.storage] = aligned_or_copy(np.asarray(contents[name]), self.plan.alignment)
         for name, place in self._output_places.items():
@@ -391,7 +400,8 @@ class RangedExecutable:
             for places in (self._input_places, self._output_places)
         )
         filled = {name: literal_at(value, point) for name, value in self._filled.items()}
-        return _BoundPoint(shapes, addresses, calls, bound if self._places.outside else (), inputs, outputs, filled)
+        moving = [call for call, is_moving in zip(bound, self._is_moving, strict=True) if is_moving]
+        return _BoundPoint(shapes, addresses, calls, moving, inputs, outputs, filled)
 
     def _array_place(self, value: Value, window: Window | None) -> ArrayPlace:
         """Return the place of the array of an input or output."""
@@ -411,6 +421,11 @@ class RangedExecutable:
         places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
         copied = {i: self._copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
         return call.call.over_ranges(places, copied, self._places.moving)
+
+    def _has_operand_outside(self, call: ErrorContext) -> bool:
+        """True if an operand of a call lies in memory of the caller."""
+        values = {value.name for node in call.nodes for value in (*node.uses, *node.defs)}
+        return any(self._regions[name].storage in self._places.outside for name in values & self._regions.keys())
 
     def _numbers_of_place(self, value: Value) -> PlaceNumbers:
         """Return the numbers of shape and address of a value."""

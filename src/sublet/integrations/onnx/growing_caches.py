@@ -8,7 +8,7 @@ Requires a model over ranges. Ensures the same results. `%past` and `%present` b
 `%past`: an append writes the new rows, and the products read the rows with strides. What else read the shape of a cache
 reads an input with a literal, which the executable fills in.
 
-A cache stays as it is if any of its readers needs the rows without gaps.
+If any reader needs the rows without gaps, the cache stays a Concat.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def with_caches_in_place(model: Model, state: Mapping[str, str]) -> tuple[Model,
     """
     reasons: dict[str, str] = {}
     for name, result in state.items():
+        if result not in model.outputs_by_name or list(state.values()).count(result) > 1:
+            reasons[name] = f"{result} is the next content of another input too"
+            continue
         try:
             model = _with_cache_in_place(model, name, result)
         except Refusal as refusal:
@@ -170,7 +173,9 @@ class _Cache:
         axes, rank = self.views[view], len(self.views[view])
         is_swapped = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
         matrices, order = _matrices_of(axes, self.views[self.present], self.axis)
-        batches = [value.spec.shape[:-2] if value and isinstance(value.spec, TensorSpec) else None for value in (view, other)]
+        batches = [
+            value.spec.shape[:-2] if value and isinstance(value.spec, TensorSpec) else None for value in (view, other)
+        ]
         is_strange = bool(node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0) or rank < 2)
         if order is None or is_strange or batches[0] != batches[1]:
             raise _needs_copy(node)

@@ -1,14 +1,15 @@
-"""Kernels of the `cache` dialect by NumPy: a cache is an array with strides, and no row moves.
+"""Kernels of the `cache` dialect: a cache is an array with strides, and no row moves.
 
-NumPy passes matrices with strides to BLAS without a copy, where the elements of a row, or of a column, are neighbours.
-BLAS adds in another order than ONNX Runtime: results differ in the last bits.
+Appends and products of few rows are compiled (`core/caches.cpp`), larger products are NumPy's: it passes matrices with
+strides to BLAS without a copy, where the elements of a row, or of a column, are neighbours. Both add in another order
+than ONNX Runtime, so results differ in the last bits.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ctypes import c_char
 from dataclasses import dataclass
 from functools import partial
@@ -18,35 +19,18 @@ import numpy as np
 
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.cache_ops import APPEND_ROWS, MATMUL
+from sublet.integrations.onnx.kernels import _sessions
 from sublet.ir.graph import Node
-from sublet.runtime.kernel import Array, BindAtPoint, Call, Kernel, Operand, PlaceNumbers
+from sublet.runtime.kernel import Array, BindAtPoint, Call, Kernel, Operand, PlaceNumbers, PointCall
 
 FIRST = mmap.PAGESIZE
 """The first address that an array may have."""
 
-ADDRESS_SPACE = (c_char * (sys.maxsize - FIRST)).from_address(FIRST)
+ADDRESS_SPACE: Any = (c_char * (sys.maxsize - FIRST)).from_address(FIRST)
 """The memory of the process as a buffer: an array over an address then takes half a microsecond."""
 
-Make = Callable[[Node, Sequence[Any]], Call]
-"""(node, arrays of the inputs and the output) -> the call that computes the node."""
-
-
-def _append_rows(node: Node, arrays: Sequence[Any]) -> Call:
-    """Return the call that writes new rows; a result in other memory takes the old rows too."""
-    buffer, rows, length, out = arrays
-    axis: Any = node.attrs["axis"]
-    before, count, room = (slice(None),) * axis, rows.shape[axis], out.shape[axis]
-    is_apart = out.ctypes.data != buffer.ctypes.data
-
-    def run() -> None:
-        begin = int(length[0])
-        if not 0 <= begin <= room - count:
-            raise IndexError(f"{begin} rows and {count} new rows in a cache of {room} rows")
-        if is_apart:
-            out[(*before, slice(begin))] = buffer[(*before, slice(begin))]
-        out[(*before, slice(begin, begin + count))] = rows
-
-    return run
+FEW_ROWS = 4
+"""Rows of a product, those of all heads of a group together, up to which memory decides the time."""
 
 
 def _matmul(node: Node, arrays: Sequence[Any]) -> Call:
@@ -79,12 +63,9 @@ def _matmul(node: Node, arrays: Sequence[Any]) -> Call:
     return run
 
 
-MAKERS: Mapping[str, Make] = {APPEND_ROWS: _append_rows, MATMUL: _matmul}
-
-
 def cache_kernel(node: Node) -> Kernel | None:
     """Return the kernel of an op of the `cache` dialect; None for other ops."""
-    return _CacheKernel(node, MAKERS[node.op]) if node.op in MAKERS else None
+    return _CacheKernel(node) if node.op in (APPEND_ROWS, MATMUL) else None
 
 
 @dataclass(frozen=True)
@@ -92,18 +73,20 @@ class _CacheKernel:
     """The kernel of a node."""
 
     node: Node
-    make: Make
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        return _CacheCall(self, self.make(self.node, [*inputs, *outputs]))
+        arrays: list[Any] = [*inputs, *outputs]
+        numbers = [(i, i) for i in range(len(arrays))]
+        bound = _binder(self.node, numbers)([each.shape for each in arrays], [each.ctypes.data for each in arrays])
+        return _CacheCall(self.node, bound)
 
 
 @dataclass(frozen=True)
 class _CacheCall:
     """A call that can be bound to other shapes."""
 
-    kernel: _CacheKernel
+    node: Node
     call: Call
 
     def __call__(self) -> None:
@@ -116,27 +99,42 @@ class _CacheCall:
         moving: Collection[int],
     ) -> BindAtPoint:
         """See `kernel.Ranged`."""
-        node = self.kernel.node
-        values = (*node.uses, *node.defs)
-        dtypes = [NUMPY[value.spec.dtype] for value in values if isinstance(value.spec, TensorSpec)]
-        numbers = [places[value.name] for value in values]
-        return partial(_CacheAtPoint, partial(self.kernel.make, node), dtypes, numbers)
+        return _binder(self.node, [places[value.name] for value in (*self.node.uses, *self.node.defs)])
 
 
-class _CacheAtPoint:
-    """A call at a point; arrays are made at the first run after a move."""
+def _binder(node: Node, numbers: Sequence[PlaceNumbers]) -> BindAtPoint:
+    """Return the function that binds a node to shapes and addresses, of which the operands have `numbers`."""
+    attrs: Any = node.attrs
+    dtype = NUMPY[node.defs[0].spec.dtype] if isinstance(node.defs[0].spec, TensorSpec) else np.dtype(np.void)
+    if node.op == APPEND_ROWS:
+        return partial(_sessions.BoundAppend, _sessions.Append(numbers, attrs["axis"], dtype.itemsize))
+    by_numpy = partial(_NumPyProduct, node, dtype, numbers)
+    if attrs["cache"] != 1 or attrs["transposed"] or dtype != np.float32:
+        return by_numpy
+    repeats, rows = attrs["repeats"], numbers[0][0]
+    of_few_rows = _sessions.Product(numbers, attrs["order"], repeats, attrs["alpha"])
 
-    __slots__ = ("_call", "_dtypes", "_make", "_numbers", "_places")
+    def bind(shapes: list[tuple[int, ...]], addresses: list[int]) -> PointCall:
+        is_small = shapes[rows][-2] * repeats <= FEW_ROWS
+        return _sessions.BoundProduct(of_few_rows, shapes, addresses) if is_small else by_numpy(shapes, addresses)
+
+    return bind
+
+
+class _NumPyProduct:
+    """A product with a cache at a point, by NumPy; arrays are made at the first run after a move."""
+
+    __slots__ = ("_call", "_dtype", "_node", "_numbers", "_places")
 
     def __init__(
         self,
-        make: Callable[[Sequence[Any]], Call],
-        dtypes: Sequence[np.dtype[Any]],
+        node: Node,
+        dtype: np.dtype[Any],
         numbers: Sequence[PlaceNumbers],
         shapes: list[tuple[int, ...]],
         addresses: list[int],
     ) -> None:
-        self._make, self._dtypes, self._numbers = make, dtypes, numbers
+        self._node, self._dtype, self._numbers = node, dtype, numbers
         self.move(shapes, addresses)
 
     def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
@@ -146,7 +144,6 @@ class _CacheAtPoint:
 
     def __call__(self) -> None:
         if self._call is None:
-            pairs = zip(self._places, self._dtypes, strict=True)
-            arrays = [np.ndarray(shape, dtype, ADDRESS_SPACE, address - FIRST) for (shape, address), dtype in pairs]
-            self._call = self._make(arrays)
+            places = ((shape, self._dtype, ADDRESS_SPACE, address - FIRST) for shape, address in self._places)
+            self._call = _matmul(self._node, [np.ndarray(*each) for each in places])
         self._call()
