@@ -73,7 +73,7 @@ def _with_cache_in_place(model: Model, name: str, result: str) -> Model:
     added = [value for value in (length, *cache.shapes) if value not in graph.inputs]
     kept = {name: value for name, value in model.outputs_by_name.items() if name != result}
     if any(value in cache.views or value in cache.shapes for value in kept.values()):
-        raise Refusal(f"a view or the shape of %{cache.present.name} is an output too")
+        raise Refusal(f"%{cache.past.name}, a view or a shape of the cache is an output too")
     changed = replace(
         graph,
         inputs=(*inputs, *added),
@@ -98,6 +98,7 @@ def _without_unread(model: Model) -> Model:
 class _Cache:
     """A cache of a graph, and the nodes of the graph with the cache in place, as far as followed.
 
+    present   the result of Concat, of which the output may be an Identity
     views     the past, the present and their views, each as axes of the cache
     shapes    the shapes of views, as inputs
     in_place  the past and the present as values of the whole buffer
@@ -111,14 +112,15 @@ class _Cache:
 
     def __post_init__(self) -> None:
         past, present = f"%{self.past.name}", f"%{self.present.name}"
-        self._concat = next((node for node in self.graph.nodes if self.present in node.defs), None)
-        concat, spec, before = self._concat, self.present.spec, self.past.spec
+        writers = {value: node for node in self.graph.nodes for value in node.defs}
+        while self.present in writers and writers[self.present].op == f"{PREFIX}Identity":
+            (self.present,) = writers[self.present].uses
+        self._concat = concat = writers.get(self.present)
+        spec, before = self.present.spec, self.past.spec
         if concat is None or concat.op != f"{PREFIX}Concat" or concat.inputs[0] != self.past or len(concat.inputs) != 2:
             raise Refusal(f"{present} is no Concat of {past} and new rows")
         assert isinstance(spec, TensorSpec)
         assert isinstance(before, TensorSpec)
-        if self.past in self.graph.outputs or self.graph.outputs.count(self.present) != 1:
-            raise Refusal(f"{past} or {present} is a further output")
         if spec.dtype not in TYPES:
             raise Refusal(f"{present} is {spec.dtype}; kernels take strides in f32 and f64")
         axis: Any = concat.attrs["axis"]
