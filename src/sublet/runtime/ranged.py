@@ -45,6 +45,9 @@ from sublet.runtime.ranged_session import RangedSession
 MOST_POINTS = 32
 """Points with a bound program, the latest ones."""
 
+FEW_POINTS = 4
+"""Points with a bound program where caches grow in place: each new row makes another point, which rarely recurs."""
+
 BINDING_BYTES = 240
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
 
@@ -85,8 +88,9 @@ class RangedExecutable:
     """Runs a planned graph at every point of its ranges, in one arena.
 
     A call takes inputs of any shape within the ranges. The first call at a shape binds the program to the shape; the
-    latest `MOST_POINTS` shapes stay bound. A lock is held during a run. With inputs and outputs in the arena, a call
-    copies both; with bound inputs and outputs, kernels read the arrays of the caller, and write new arrays.
+    latest `MOST_POINTS` shapes stay bound, or `FEW_POINTS` with caches that grow in place. A lock is held during a run.
+    With inputs and outputs in the arena, a call copies both; with bound inputs and outputs, kernels read the arrays of
+    the caller, and write new arrays.
 
     plan    the plan of the upper bounds of all sizes: the arena serves every point
     ranges  the ranges of the dimensions, by name
@@ -384,7 +388,7 @@ class RangedExecutable:
         bound = self._points.get(numbers)
         if bound is None:
             bound = self._points[numbers] = self._bind(self._point_of(numbers))
-            if len(self._points) > MOST_POINTS:
+            if len(self._points) > (FEW_POINTS if self.windows else MOST_POINTS):
                 self._points.popitem(last=False)
         else:
             self._points.move_to_end(numbers)
