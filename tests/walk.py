@@ -26,6 +26,7 @@ import onnx
 import onnx.parser
 from onnx import TensorProto, helper
 
+from benchmarks.models.transformers import gpt_with_past
 from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.encoding import encode_program
@@ -134,6 +135,8 @@ def _furnish(folder: Path) -> None:
         (folder / name).write_bytes(program.read_bytes())
     for name, text in TEXTS.items():
         (folder / name).write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    plain = gpt_with_past(layers=2, width=32, heads=4, vocabulary=100)
+    (folder / "plain.onnx").write_bytes(plain.SerializeToString())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode_program(_paddle()))

@@ -19,6 +19,7 @@ from sublet.base.extents import Extent, upper_bound
 from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
+from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops import lookup
@@ -29,7 +30,8 @@ from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
 from sublet.runtime.backends.registry import AUTO
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.ranged import RangedExecutable, require_state
+from sublet.runtime.ranged import RangedExecutable
+from sublet.runtime.ranged_inputs import require_state
 from sublet.runtime.ranged_places import is_base_point
 from sublet.runtime.tiers import TieredExecutable
 
@@ -82,8 +84,9 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     """Return the model of a request over the ranges of its dimensions; the recipe names the pairs of the state.
 
     The inputs of the state in `in_place`, or all for None, are updated by their outputs where a kernel can do so, see
-    `with_updates_in_place`. Raises the errors of `compile`; PlanError for a model with values of unknown size or
-    control flow; RunError for a state of unknown names or different types.
+    `with_updates_in_place`, or where a cache can grow in place, see `with_growth_in_place`. Raises the errors of
+    `compile`; PlanError for a model with values of unknown size or control flow; RunError for a state of unknown names
+    or different types.
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents, state=None))
@@ -102,6 +105,8 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if in_place is None or name in in_place}
     updated = with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
+    left = {name: result for name, result in wanted.items() if name not in dict(updated.recipe.state)}
+    updated, _ = with_growth_in_place(updated, left)
     carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
     return replace(updated, recipe=replace(updated.recipe, carried=carried))
 
@@ -132,6 +137,18 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
     graph = replace(model.graph, outputs=tuple(kept.values()), updates=updates)
     recipe = replace(model.recipe, state=tuple(pairs.items()))
     return replace(model, graph=graph, outputs=tuple(kept), recipe=recipe)
+
+
+def with_growth_in_place(model: Model, state: Mapping[str, str]) -> tuple[Model, dict[str, str]]:
+    """Return the model with caches that grow in place, and the reason for each other input of `state`, by name.
+
+    The pass of an integration knows the operators that read a cache; without one, no cache grows in place.
+    """
+    reasons = dict.fromkeys(state, "no kernel writes the output over the input")
+    for each in installed_integrations():
+        if each.grow_in_place and state:
+            model, reasons = resolve(each.grow_in_place)(model, state)
+    return model, reasons
 
 
 @dataclass(frozen=True)
@@ -250,6 +267,7 @@ def compile_ranges(
     smaller = plan_tiers(read, tiers, ranged, options)
     ready, plan_there = _with_kernels(read, ranged, backend, weights)
     largest = TieredExecutable(ranged, ready.to_executable(plan_there, arena), whole_state, in_place)
+    largest.why_not_in_place = _reasons_apart(read, whole_state, ranged)
     contents = {value.name: content for value, content in ready.contents.items()}
     for tier in smaller:
         if in_place and _updates_apart(tier.ranged):
@@ -259,6 +277,15 @@ def compile_ranges(
         base = ready_tier.to_executable(plan_there, largest.memory.raw(ARENA))
         largest.add_smaller(tier.ranges, RangedExecutable(tier.ranged, base, {}, in_place))
     return largest
+
+
+def _reasons_apart(model: Model, state: Mapping[str, str], ranged: RangedPlan) -> dict[str, str]:
+    """Return the reason for each input of the state that is not updated in place, by name."""
+    apart = {name: result for name, result in state.items() if name not in dict(model.recipe.state)}
+    if options_of(ranged.worst).io == "bound":
+        reasons = with_growth_in_place(model, apart)[1]
+        return {name: reasons.get(name, "the plan needs the old content after the update") for name in apart}
+    return dict.fromkeys(apart, "inputs and outputs lie in the arena: pass Options(io='bound')")
 
 
 def _with_planned_state(state: StatePairs | None, planned: Mapping[str, str]) -> dict[str, str]:

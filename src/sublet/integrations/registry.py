@@ -44,6 +44,7 @@ class Integration:
     problem_json        (decoded JSON) -> True if the JSON holds recorded allocations
     read_problem        (path) -> Problem
     dialects            op prefix -> function from the name of an op to its `Op`
+    grow_in_place       (model, state) -> the model with caches that grow in place, and the reasons for the other caches
     backends            backend -> function from a model to its `Backend`; the fastest first
     packages            backend -> the package that it needs
     node_bytes          the bytes that the fastest backend keeps for the kernel of a node, measured
@@ -75,6 +76,7 @@ class Integration:
     problem_json: str = ""
     read_problem: str = ""
     dialects: Mapping[str, str] = field(default_factory=dict)
+    grow_in_place: str = ""
     backends: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     node_bytes: int = 0

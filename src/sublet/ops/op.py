@@ -90,6 +90,25 @@ def no_shares(node: Node) -> tuple[Share, ...]:
     return ()
 
 
+class Append(NamedTuple):
+    """A statement that output 0 of a node is input 0 with further rows along `axis`, at every layout.
+
+    The first `before` rows stay, and the first `after` rows of the output have a content; all others have no meaning.
+    """
+
+    axis: int
+    before: int
+    after: int
+
+
+Appends = Callable[[Node], Append | None]
+
+
+def no_append(node: Node) -> None:
+    """Return None: the fact of an op that appends no rows."""
+    return
+
+
 Strided = Callable[[Node], frozenset[int]]
 
 
@@ -130,6 +149,7 @@ class Op:
               bytes are overwritten.
     inplace   the kernel may overwrite the input with the output (Relu), provided no later node reads the input. Both
               have the same number of bytes.
+    appends   the rows that output 0 adds to input 0, a buffer with room for more rows; None for other nodes.
     slices    the slices of the inputs needed for slices of the outputs, see `ops.slice_maps`.
     by_rows   true if backends compute a node row by row (`row_form`), with operands of which only each row is
               contiguous
@@ -146,6 +166,7 @@ class Op:
     views: Shares = no_shares
     parts: Shares = no_shares
     inplace: Shares = no_shares
+    appends: Appends = no_append
     slices: Slices = no_slices
     by_rows: bool = False
     row_calls: bool = False

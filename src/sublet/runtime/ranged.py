@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extents import Extent, extent_at
+from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -27,16 +27,26 @@ from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
-from sublet.runtime.dtypes import is_packed
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
 from sublet.runtime.memory import Raw, aligned_bytes
 from sublet.runtime.moves import ByteCopies, Copy
+from sublet.runtime.ranged_inputs import (
+    ShapeMatcher,
+    Window,
+    literal_at,
+    require_state,
+    require_whole_bytes,
+    windows_of,
+)
 from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of, copies_over_box
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32
 """Points with a bound program, the latest ones."""
+
+FEW_POINTS = 4
+"""Points with a bound program where caches grow in place: each new row makes another point, which rarely recurs."""
 
 BINDING_BYTES = 240
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
@@ -62,6 +72,7 @@ class _BoundPoint:
     calls              all calls
     moving             the calls with operands in memory of the caller
     inputs, outputs    the arrays in the arena
+    filled             the contents of inputs that follow from the point
     """
 
     shapes: list[tuple[int, ...]]
@@ -70,14 +81,16 @@ class _BoundPoint:
     moving: Sequence[PointCall]
     inputs: Mapping[str, Array]
     outputs: dict[str, Array]
+    filled: Mapping[str, Array]
 
 
 class RangedExecutable:
     """Runs a planned graph at every point of its ranges, in one arena.
 
     A call takes inputs of any shape within the ranges. The first call at a shape binds the program to the shape; the
-    latest `MOST_POINTS` shapes stay bound. A lock is held during a run. With inputs and outputs in the arena, a call
-    copies both; with bound inputs and outputs, kernels read the arrays of the caller, and write new arrays.
+    latest `MOST_POINTS` shapes stay bound, or `FEW_POINTS` with caches that grow in place. A lock is held during a run.
+    With inputs and outputs in the arena, a call copies both; with bound inputs and outputs, kernels read the arrays of
+    the caller, and write new arrays.
 
     plan    the plan of the upper bounds of all sizes: the arena serves every point
     ranges  the ranges of the dimensions, by name
@@ -85,6 +98,8 @@ class RangedExecutable:
     form    the function that makes the outputs of calls from arrays, see `outputs_as`
     outputs_outside  the outputs in memory of the caller, without outputs that are an input
     in_place         the outputs computed in the memory of an input, by the name of the input
+    windows          the inputs in place that are the first rows of a buffer, by name
+    why_not_in_place  the reason for each other input of the state, by name
     """
 
     def __init__(
@@ -102,27 +117,37 @@ class RangedExecutable:
         self.ranges = {each.name: each for each in ranged.ranges}
         self.memory = base.planned_memory
         self.form: Callable[[Any], Any] = as_numpy
+        self.why_not_in_place: Mapping[str, str] = {}
         self._state = dict(state)
         self._process = os.getpid()
         self._spares: dict[int, list[Raw]] = {}  # by number of bytes
         self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
         self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
         graph = ranged.graph
-        self._inputs = dict(zip(base.inputs, graph.inputs, strict=True))
+        inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
         self.in_place = dict(in_place)
         sources = dict(graph.updates)
-        self._outputs.update({result: sources[self._inputs[name]] for name, result in in_place.items()})
-        _require_whole_bytes((*graph.inputs, *graph.outputs))
+        self._outputs.update({result: sources[inputs[name]] for name, result in in_place.items()})
+        require_whole_bytes((*graph.inputs, *graph.outputs))
+        windows = windows_of(graph)
+        self.windows = {name: windows[value] for name, value in inputs.items() if value in windows}
+        for name, window in self.windows.items():
+            inputs[name], self._outputs[in_place[name]] = window.before, window.after
+        self._filled = {name: value for name, value in inputs.items() if value.literal is not None}
+        self._inputs = {name: value for name, value in inputs.items() if name not in self._filled}
         require_state(self._state, self._inputs, self._outputs)
+        self._shapes = ShapeMatcher(self._inputs, self.ranges)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         self._binders = [self._binder_of(call) for call in self._calls]
-        self._input_places = {name: self._array_place(value) for name, value in self._inputs.items()}
-        self._output_places = {name: self._array_place(value) for name, value in self._outputs.items()}
+        self._is_moving = [self._has_operand_outside(call) for call in self._calls]
+        self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
+        of_results = {in_place[name]: window for name, window in self.windows.items()}
+        self._output_places = {n: self._array_place(value, of_results.get(n)) for n, value in self._outputs.items()}
         self._updated_storages = {self._input_places[name].storage for name in in_place} - {""}
         of_inputs = {"", *(place.storage for name, place in self._input_places.items() if name not in in_place)}
         self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
@@ -199,6 +224,7 @@ class RangedExecutable:
         with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
             bound = self._bound_at(numbers)
             contents = {name: self._content_of(name, given[name], bound) for name in self._inputs}
+            contents.update(bound.filled)
             memory = self._memory_outside(contents, bound, into)
             outputs = self._bind_outside(memory, bound) if memory else bound.outputs
             for name, array in bound.inputs.items():
@@ -218,7 +244,9 @@ class RangedExecutable:
         memory: dict[str, Raw] = {}
         for name, place in self._input_places.items():
             if place.storage in self._updated_storages:
-                memory[place.storage] = _memory_holding(np.asarray(contents[name]), into.get(name), self.plan.alignment)
+                memory[place.storage] = place.memory_with(
+                    np.asarray(contents[name]), into.get(name), self.plan.alignment
+                )
             elif place.storage:
                 memory[place.storage] = aligned_or_copy(np.asarray(contents[name]), self.plan.alignment)
         for name, place in self._output_places.items():
@@ -237,8 +265,7 @@ class RangedExecutable:
             call.move(bound.shapes, addresses)
         outside = {name: place for name, place in self._output_places.items() if place.storage}
         arrays = {
-            name: np.ndarray(bound.shapes[place.shape], place.dtype, memory[place.storage])
-            for name, place in outside.items()
+            name: place.array_in(memory[place.storage], bound.shapes[place.shape]) for name, place in outside.items()
         }
         return {**bound.outputs, **arrays}
 
@@ -254,6 +281,10 @@ class RangedExecutable:
         """Return an output of `run_in_arena`, copied if the output is an input in memory of the caller."""
         shared = self._output_places[name].storage and name not in self.outputs_outside
         return outputs[name].copy() if shared else outputs[name]
+
+    def content_in(self, name: str, raw: Raw, shape: Sequence[int]) -> Array:
+        """Return the content of an input in place, of a shape, as an array over its memory."""
+        return self._input_places[name].array_in(raw, tuple(shape))
 
     def take_spare(self, like: Raw) -> Raw:
         """Return spare memory of as many bytes as `like`, for the next state of a session. The caller is exclusive."""
@@ -280,7 +311,7 @@ class RangedExecutable:
         Raises RunError for given inputs that do not fit.
         """
         numbers = {each.name: each.low // each.step for each in self.ranges.values()}
-        numbers.update(self._match_shapes(given))
+        numbers.update(self._shapes.match(given))
         spec = self._inputs[name].spec
         assert isinstance(spec, TensorSpec)
         return tuple(extent_at(extent, numbers) for extent in spec.shape)
@@ -327,7 +358,7 @@ class RangedExecutable:
         key = (*given, *shapes) if all(isinstance(shape, tuple) for shape in shapes) else ()
         numbers = self._numbers_of_shapes.get(key)
         if numbers is None:
-            found = self._match_shapes(given)
+            found = self._shapes.match(given)
             missing = sorted(self._inputs.keys() - given.keys())
             if missing:
                 hint = "; a call of `session()` may leave out the state" if self._state.keys() & missing else ""
@@ -338,37 +369,6 @@ class RangedExecutable:
             if len(self._numbers_of_shapes) > MOST_POINTS:
                 self._numbers_of_shapes.popitem(last=False)
         return numbers
-
-    def _match_shapes(self, given: Mapping[str, Any]) -> dict[str, int]:
-        """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
-        found: dict[str, tuple[int, str]] = {}
-        unknown = sorted(given.keys() - self._inputs.keys())
-        if unknown:
-            raise RunError(f"the inputs are {known_names(self._inputs)}; unknown: {known_names(unknown)}")
-        for name, content in given.items():
-            spec, shape = self._inputs[name].spec, _shape_of(content, name)
-            assert isinstance(spec, TensorSpec)
-            if len(shape) != len(spec.shape):
-                raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
-            for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
-                self._match(extent, number, f"{name}, axis {axis}", found)
-        return {name: number for name, (number, _) in found.items()}
-
-    def _match(self, extent: Extent | int, number: int, where: str, found: dict[str, tuple[int, str]]) -> None:
-        """Add the number of the dimension of an axis, and the axis, to `found`.
-
-        Raises RunError for an extent that does not fit.
-        """
-        if not isinstance(extent, Extent):
-            if extent != number:
-                raise RunError(f"{where}: is {number}, but the model fixes {extent}")
-            return
-        (one,) = extent.dimensions
-        own = self.ranges[one.name]
-        here = own.number_of(number, where)
-        known, first = found.setdefault(one.name, (here, where))
-        if known != here:
-            raise RunError(f"{where}: is {number}, but {first}, is {own.extent_of(known)}; both are {one.name}")
 
     def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
         """Return the numbers of the dimensions by name."""
@@ -388,7 +388,7 @@ class RangedExecutable:
         bound = self._points.get(numbers)
         if bound is None:
             bound = self._points[numbers] = self._bind(self._point_of(numbers))
-            if len(self._points) > MOST_POINTS:
+            if len(self._points) > (FEW_POINTS if self.windows else MOST_POINTS):
                 self._points.popitem(last=False)
         else:
             self._points.move_to_end(numbers)
@@ -403,15 +403,17 @@ class RangedExecutable:
             {name: place.array_at(shapes, addresses) for name, place in places.items() if not place.storage}
             for places in (self._input_places, self._output_places)
         )
-        return _BoundPoint(shapes, addresses, calls, bound if self._places.outside else (), inputs, outputs)
+        filled = {name: literal_at(value, point) for name, value in self._filled.items()}
+        moving = [call for call, is_moving in zip(bound, self._is_moving, strict=True) if is_moving]
+        return _BoundPoint(shapes, addresses, calls, moving, inputs, outputs, filled)
 
-    def _array_place(self, value: Value) -> ArrayPlace:
+    def _array_place(self, value: Value, window: Window | None) -> ArrayPlace:
         """Return the place of the array of an input or output."""
         assert isinstance(value.spec, TensorSpec)
         storage = self._regions[value.name].storage
         raw, numbers = self.memory.raw(storage), self._numbers_of_place(value)
         own = storage if storage in self._places.outside else ""
-        return ArrayPlace(NUMPY[value.spec.dtype], raw, address_of(raw), *numbers, own)
+        return ArrayPlace(NUMPY[value.spec.dtype], raw, address_of(raw), *numbers, own, window)
 
     def _binder_of(self, call: ErrorContext) -> BindAtPoint:
         """Return the function that binds a call of the base program to a point."""
@@ -423,6 +425,11 @@ class RangedExecutable:
         places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
         copied = {i: self._copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
         return call.call.over_ranges(places, copied, self._places.moving)
+
+    def _has_operand_outside(self, call: ErrorContext) -> bool:
+        """True if an operand of a call lies in memory of the caller."""
+        values = {value.name for node in call.nodes for value in (*node.uses, *node.defs)}
+        return any(self._regions[name].storage in self._places.outside for name in values & self._regions.keys())
 
     def _numbers_of_place(self, value: Value) -> PlaceNumbers:
         """Return the numbers of shape and address of a value."""
@@ -450,42 +457,6 @@ class RangedExecutable:
             if (read.storage, read.offset + begin) != (written.storage, written.offset + at):
                 apart.append((source, begin, output, at, nbytes))
         return apart
-
-
-def _memory_holding(content: Array, memory: Raw | None, alignment: int) -> Raw:
-    """Return `memory`, or new memory, with a content at the begin; nothing is copied if the content lies there."""
-    raw = aligned_bytes(content.nbytes, alignment) if memory is None else memory
-    if content.nbytes and address_of(content) != address_of(raw):
-        np.ndarray(content.shape, content.dtype, raw)[...] = content
-    return raw
-
-
-def _shape_of(content: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of an input. Raises RunError for a ragged list."""
-    try:
-        return np.shape(content)
-    except ValueError as error:
-        raise RunError(f"{name}: is no array: {error}") from None
-
-
-def _require_whole_bytes(values: Iterable[Value]) -> None:
-    """Raise RunError for a value with several elements in a byte."""
-    packed = next((value for value in values if isinstance(value.spec, TensorSpec) and is_packed(value.spec)), None)
-    if packed is not None:
-        raise RunError(f"ranges of dimensions: {packed} has several elements in a byte; compile for single extents")
-
-
-def require_state(state: Mapping[str, str], inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
-    """Raise RunError for a state of unknown names, or of tensors of different type or rank."""
-    for name, result in state.items():
-        what = f"state {printable(name)}={printable(result)}"
-        if name not in inputs or result not in outputs:
-            raise RunError(f"{what}: the inputs are {known_names(inputs)}; the outputs are {known_names(outputs)}")
-        one, other = inputs[name].spec, outputs[result].spec
-        assert isinstance(one, TensorSpec)
-        assert isinstance(other, TensorSpec)
-        if one.dtype is not other.dtype or len(one.shape) != len(other.shape):
-            raise RunError(f"{what}: the input is {one}, the output {other}; both must have one type and rank")
 
 
 def _require_ranged(call: Call) -> ErrorContext:

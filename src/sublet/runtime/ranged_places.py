@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import memmove
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,17 @@ from sublet.base.extents import Extent, Undecided, extent_at
 from sublet.ir.graph import Graph, Node
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.kernel import Array, PlaceNumbers
-from sublet.runtime.memory import ExecutableMemory, Raw
+from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes
 from sublet.runtime.moves import Copy, byte_copies
+from sublet.runtime.ranged_inputs import Window
 
 
 @dataclass(frozen=True)
 class ArrayPlace:
     """The place of an input or output: type, storage with its address, and the numbers of shape and address.
 
-    `storage` names a storage in memory of the caller; it is empty for a place in the arena.
+    `storage` names a storage in memory of the caller; it is empty for a place in the arena. With a `window` the array
+    is the first rows of a buffer.
     """
 
     dtype: np.dtype[Any]
@@ -30,10 +33,25 @@ class ArrayPlace:
     shape: int
     address: int
     storage: str
+    window: Window | None = None
 
     def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
         """Return the array at a point, in the arena."""
         return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
+
+    def array_in(self, raw: Raw, shape: tuple[int, ...]) -> Array:
+        """Return the array of a shape at the begin of other memory."""
+        if self.window is None:
+            return np.ndarray(shape, self.dtype, raw)
+        return self.window.rows_of(np.ndarray(self.window.whole(shape), self.dtype, raw), shape)
+
+    def memory_with(self, content: Array, memory: Raw | None, alignment: int) -> Raw:
+        """Return `memory`, or new memory, with a content; nothing is copied if the content lies there."""
+        whole = content.shape if self.window is None else self.window.whole(content.shape)
+        raw = aligned_bytes(prod(whole) * content.itemsize, alignment) if memory is None else memory
+        if content.nbytes and address_of(content) != address_of(raw):
+            self.array_in(raw, content.shape)[...] = content
+        return raw
 
 
 class PointCopies:

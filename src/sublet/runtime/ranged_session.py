@@ -15,7 +15,6 @@ from sublet.base.interrupts import defer_interrupts
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.caller_memory import content_for, inputs_by_name
-from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import aligned_bytes
 
@@ -69,10 +68,13 @@ class RangedSession:
             missing = [name for name in self._sources if name not in given and name not in self._current]
             known = {**self._current, **given}
             known.update({name: self._zeros(name, known) for name in missing})
-            return self._run(known)
+            return self._run(known, given.keys())
 
-    def _run(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Run once with all inputs, and keep the new state. The caller holds the lock of the executable."""
+    def _run(self, known: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
+        """Run once with all inputs, and keep the new state. The caller holds the lock of the executable.
+
+        `given` are the inputs from the caller. A failed run leaves the rows of a window as they were, unless given.
+        """
         executable, sources = self._executable, self._sources
         exchanged = {name: result for name, result in sources.items() if result in self._exchanged}
         spares = {result: executable.take_spare(self._raw[name]) for name, result in exchanged.items()}
@@ -96,7 +98,7 @@ class RangedSession:
             if not finished and (
                 not isinstance(error, RunError) or isinstance(error, KernelError)
             ):  # else before the run
-                self._uncertain.update(updated)
+                self._uncertain.update(name for name in updated if name not in executable.windows or name in given)
             raise
         finally:
             executable.return_spares(spares.values())
@@ -142,6 +144,5 @@ class RangedSession:
 
     def _store(self, name: str, content: Array) -> None:
         """Copy a content to the memory of the state."""
-        spec = TensorSpec(self._specs[name].dtype, content.shape)
-        self._current[name] = array_over(self._raw[name][: spec.nbytes], spec)
+        self._current[name] = self._executable.content_in(name, self._raw[name], content.shape)
         self._current[name][...] = content

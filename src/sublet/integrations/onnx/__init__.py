@@ -14,7 +14,11 @@ INTEGRATION = Integration(
     optimizer_versions="sublet.integrations.onnx.reader.runtime_optimizer:rewriting_environment",
     embedded_plan="sublet.integrations.onnx.plan_reader:read_embedded_plan",
     embedded_options="sublet.integrations.onnx.plan_reader:read_embedded_options",
-    dialects={"onnx": "sublet.integrations.onnx.dialect:onnx_op"},
+    dialects={
+        "onnx": "sublet.integrations.onnx.dialect:onnx_op",
+        "cache": "sublet.integrations.onnx.cache_ops:cache_op",
+    },
+    grow_in_place="sublet.integrations.onnx.growing_caches:with_caches_in_place",
     backends={
         "onnxruntime": "sublet.integrations.onnx.kernels.backend:backend_for",
         "numpy": "sublet.integrations.onnx.kernels.numpy:backend_for",

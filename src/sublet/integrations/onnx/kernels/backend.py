@@ -22,6 +22,7 @@ from sublet.base.errors import RunError
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec, Unplannable
 from sublet.integrations.onnx.dialect import PREFIX, always_written_outputs
+from sublet.integrations.onnx.kernels.caches import cache_kernel
 from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
 from sublet.integrations.onnx.kernels.session import ArraySession, Listing, Session, keep_open_in_child, kernels_of
 from sublet.integrations.onnx.kernels.session_node import (
@@ -127,7 +128,9 @@ class OnnxRuntime:
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """Return the kernel of an ONNX operator; None if ONNX Runtime has none for the types."""
-        if not node.op.startswith(PREFIX) or _lacks_outputs(node):
+        if not node.op.startswith(PREFIX):
+            return cache_kernel(node)
+        if _lacks_outputs(node):
             return None
         form = session_node_of(node, constants, open_extents=self.open_extents)
         if form is None:

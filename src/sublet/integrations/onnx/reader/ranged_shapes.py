@@ -156,14 +156,21 @@ def _reshape(node: NodeShapes, contents: Contents) -> list[Extents | None]:
             dims.append(data[i] if copies and not isinstance(extent, Extent) and extent == 0 else extent)
     if -1 in [each for each in dims if isinstance(each, int)]:
         rest = [each for each in dims if not (isinstance(each, int) and each == -1)]
-        given = None if None in rest or None in data else _rest_of(prod(data), prod(rest))
+        given = None if None in rest or None in data else _rest_of(data, rest)
         dims = [given if isinstance(each, int) and each == -1 else each for each in dims]
     return [tuple(dims)]
 
 
-def _rest_of(whole: Any, others: Any) -> Any:
-    """Return the extent for -1; where the other extents are 0, no kernel runs."""
-    return exact_quotient(whole, others) if isinstance(others, Extent) else whole // others
+def _rest_of(data: Extents, given: Sequence[Any]) -> Any:
+    """Return the extent for -1 beside `given` extents; where these are 0, no kernel runs."""
+    left, others = list(data), []
+    for extent in given:  # an extent on both sides needs no division: a sum divides no product term by term
+        if extent in left:
+            left.remove(extent)
+        else:
+            others.append(extent)
+    divisor = prod(others)
+    return exact_quotient(prod(left), divisor) if isinstance(divisor, Extent) else prod(left) // divisor
 
 
 def _is_zero_with(copied: Any, extent: Extent) -> bool:

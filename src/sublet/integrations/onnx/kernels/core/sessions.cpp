@@ -155,8 +155,6 @@ class Session {
     void* session_ = nullptr;
 };
 
-using Shapes = std::vector<std::vector<int64_t>>;
-
 // The operands of a session, inputs first: name, element type, and the numbers of shape and address in the lists given
 // to `bind`. The operands listed in `moving` change their address from run to run.
 class Table {
@@ -185,13 +183,10 @@ class Table {
 // All operands of a session at their addresses.
 class Binding {
   public:
-    Binding(const Table& table, const Shapes& shapes, const std::vector<size_t>& addresses) : table_(table) {
+    Binding(const Table& table, nb::list shapes, nb::list addresses) : table_(table) {
         values_.resize(table.names().size());
         try {
-            for (size_t i = 0; i < values_.size(); i++) {
-                const auto& [name, type, shape, address] = table.operand(i);
-                bind(i, shapes.at(shape), addresses.at(address));
-            }
+            for (size_t i = 0; i < values_.size(); i++) bind_from(i, shapes, addresses);
         } catch (...) {
             release();
             throw;
@@ -207,10 +202,7 @@ class Binding {
     }
 
     void move(nb::list shapes, nb::list addresses) {
-        for (size_t number : table_.moving()) {
-            const auto& [name, type, shape, address] = table_.operand(number);
-            bind(number, nb::cast<std::vector<int64_t>>(shapes[shape]), nb::cast<size_t>(addresses[address]));
-        }
+        for (size_t number : table_.moving()) bind_from(number, shapes, addresses);
     }
 
     void run() {
@@ -225,6 +217,12 @@ class Binding {
     }
 
   private:
+    void bind_from(size_t number, nb::list shapes, nb::list addresses) {
+        const auto& [name, type, shape, address] = table_.operand(number);
+        if (shape >= shapes.size() || address >= addresses.size()) throw std::out_of_range("no such operand");
+        bind(number, nb::cast<std::vector<int64_t>>(shapes[shape]), nb::cast<size_t>(addresses[address]));
+    }
+
     void release() {
         for (void* value : values_) table_.session().library().release(ReleaseValue, value);
     }
@@ -234,6 +232,8 @@ class Binding {
 };
 
 }  // namespace
+
+void add_caches(nb::module_& module);  // caches.cpp
 
 NB_MODULE(_sessions, module) {
     nb::set_leak_warnings(false);  // sessions kept open in the child of a fork are never closed
@@ -246,9 +246,10 @@ NB_MODULE(_sessions, module) {
         .def(nb::init<const Session&, std::vector<Numbered>, size_t, std::vector<size_t>>(), "session"_a, "operands"_a,
              "inputs"_a, "moving"_a, nb::keep_alive<1, 2>());
     nb::class_<Binding>(module, "Binding")
-        .def(nb::init<const Table&, const Shapes&, const std::vector<size_t>&>(), "table"_a, "shapes"_a, "addresses"_a,
+        .def(nb::init<const Table&, nb::list, nb::list>(), "table"_a, "shapes"_a, "addresses"_a,
              nb::keep_alive<1, 2>())
         .def("bind", &Binding::bind, "number"_a, "shape"_a, "address"_a)
         .def("move", &Binding::move, "shapes"_a, "addresses"_a)
         .def("__call__", &Binding::run, nb::call_guard<nb::gil_scoped_release>());
+    add_caches(module);
 }

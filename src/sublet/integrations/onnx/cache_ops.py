@@ -1,0 +1,51 @@
+"""The `cache` dialect: attention over caches that grow in place, in buffers with room for the most rows.
+
+    cache.append_rows(buffer, rows, length)   `rows` after the first `length` rows along `axis` of the buffer
+    cache.matmul(a, b)                        the matrix product with the first rows of a buffer, without their copy
+
+`growing_caches` writes both in place of ONNX's Concat and of the products that read its result. The number of rows that
+a product reads follows from the shapes of the other operand and of the result. Attributes of cache.matmul:
+
+    cache       the position of the buffer: 0 or 1
+    axis        the axis of the rows in the buffer
+    order       the axes of the buffer that are the rows and columns of each matrix; the others are the batch, in order
+    repeats     consecutive matrices of the other operand that meet one matrix of the buffer: heads of one group
+    transposed  1 if each matrix of the other operand is transposed first
+    alpha       a factor of the result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sublet.base.errors import SubletError
+from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Node
+from sublet.ops.op import Append, Op, overwrite_any
+
+APPEND_ROWS, MATMUL = "cache.append_rows", "cache.matmul"
+
+
+def _append(node: Node) -> Append | None:
+    """Return the rows before and after the node; None where the length is known only in the run."""
+    rows, length = (value.spec if value else None for value in node.inputs[1:2]), node.inputs[2]
+    (spec,) = rows
+    axis: Any = node.attrs["axis"]
+    if length is None or length.literal is None or not isinstance(spec, TensorSpec):
+        return None
+    before: Any = length.literal[0]
+    return Append(axis, before, before + spec.shape[axis])
+
+
+OPS: Mapping[str, Op] = {
+    APPEND_ROWS: Op(APPEND_ROWS, inplace=overwrite_any(0), appends=_append, inputs=(3, 3), outputs=(1, 1)),
+    MATMUL: Op(MATMUL, inputs=(2, 2), outputs=(1, 1)),
+}
+
+
+def cache_op(name: str) -> Op:
+    """Return the record of an op of the dialect. Raises SubletError for an unknown name."""
+    if name not in OPS:
+        raise SubletError(f"there is no op {name!r}; the dialect has {', '.join(OPS)}")
+    return OPS[name]
