@@ -83,9 +83,9 @@ def replay(
     run.perform_updates(graph, state)
     here = layout.in_context((), {})
     for value in dict.fromkeys(graph.outputs):
-        run.check_read(value, state, here, f"graph output {value}", "output-lost")
+        run.check_read(value, state, here, f"graph output %{value.name}", "output-lost")
     for value in graph.constants:
-        run.check_read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+        run.check_read(value, state, here, f"weight %{value.name} at the end", "weight-clobbered")
     jumps = [finding for record in layout.rolled.values() for finding in ambiguous_transitions(record)]
     return list(
         dict.fromkeys([*run.all_findings(), *jumps, *run.jumps.unused_transitions(layout.rolled)])

@@ -20,7 +20,7 @@ from sublet.integrations.onnx.reader.runtime_optimizer import (
     WEIGHTS,
     load_optimized_proto,
 )
-from sublet.integrations.onnx.reading import read_file
+from sublet.integrations.onnx.reader.reading import read_file
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
