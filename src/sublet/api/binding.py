@@ -25,7 +25,7 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.caller_memory import aligned_or_copy, content_for
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.kernel import Array, Backend

@@ -33,10 +33,9 @@ from functools import partial, reduce
 from itertools import chain
 
 from sublet.base.errors import Finding
-from sublet.checker.actions import Action, ActionBuilder, check_overlaps
+from sublet.checker.actions import Action, ActionBuilder, check_overlaps, misread_finding
 from sublet.checker.contents import ByteSource, own_content
 from sublet.checker.entry_bindings import mismatched_entries
-from sublet.checker.findings import misread_finding
 from sublet.checker.layout import PlanLayout
 from sublet.checker.memory import AbstractMemory, Content
 from sublet.checker.races import StepAccesses

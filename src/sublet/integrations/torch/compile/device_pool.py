@@ -35,8 +35,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
 from sublet.ops.op import SUSPEND
 from sublet.plan import bound_storage_name
-from sublet.runtime.calls import no_op
-from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, no_op
 from sublet.runtime.kernel_choice import bind_node, choose_kernels
 from sublet.runtime.memory import ValuePlaces
 from sublet.runtime.program import build_program
