@@ -22,10 +22,10 @@ from sublet.analysis.options import Options
 from sublet.api.sources import read_source
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.scopes import PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.executor_memory_model import GarbageCollection, _ExecutorRun
 from sublet.integrations.paddle.peaks.memory import BytesFromSizes
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.peaks.simulated_run import ContentScope, RunRequest
 from sublet.integrations.paddle.transpile import TranspileRequest, transpile
 from sublet.integrations.tflite.reader import ALIGNMENT

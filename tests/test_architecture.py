@@ -22,15 +22,15 @@ SOURCE = ROOT / "src" / "sublet"
 # a floor of its own.
 FLOORS = (
     "base", "integrations.registry", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
-    "passes.recompute", "passes.ordering", "passes.patching", "plan", "plan.export", "checker", "runtime",
-    "runtime.backends", "packing", "analysis", "planning", "planning.advice", "planning.budget", "checker.external",
+    "passes.recompute", "passes.ordering", "plan", "plan.export", "checker", "runtime",
+    "runtime.backends", "packing", "analysis", "planning", "planning.budget", "checker.external",
     "viz", "nn", "nn.modules", "training", "api", "dynamic", "cli", "integrations.onnx.cache_ops",
     "integrations.onnx.dialect", "integrations.onnx.reader.rules",
     "integrations.onnx.reader", "integrations.onnx.kernels", "integrations.onnx",
     "integrations.paddle.format", "integrations.paddle.operators.rules", "integrations.paddle.operators",
     "integrations.paddle.checking", "integrations.paddle.convert", "integrations.paddle.running",
-    "integrations.paddle.lives", "integrations.paddle.peaks", "integrations.paddle.arena",
-    "integrations.paddle.policies.ours", "integrations.paddle.policies", "integrations.paddle", "integrations.tflite",
+    "integrations.paddle.peaks", "integrations.paddle.arena",
+    "integrations.paddle.policies", "integrations.paddle", "integrations.tflite",
     "integrations.executorch", "integrations.torch.operator_facts", "integrations.torch.operator_call",
     "integrations.torch.dialect",
     "integrations.torch.kernels", "integrations.torch.reader", "integrations.torch.compile",
@@ -67,8 +67,8 @@ COMMANDS_MAY_REACH = {
     "checker", "checker.external", "packing", "planning.pipeline", "runtime.executable", "runtime.differential",
     "runtime.poison",
     # Only commands need these: files of other tools, progress of advice, patches, reports of a run and of copies.
-    "checker.external.files", "planning.advice.candidates", "planning.order_advice", "planning.budget.patches",
-    "runtime.backends.registry", "runtime.dtypes", "runtime.profile", "analysis.residual_copies",
+    "checker.external.files", "planning.advice", "planning.order_advice", "planning.budget.patches",
+    "runtime.backends", "runtime.dtypes", "runtime.profile", "analysis.residual_copies",
 }  # fmt: skip
 """The modules that `cli/` and `viz/` import from rooms below `api/`, beside `base/` and `plan/`."""
 

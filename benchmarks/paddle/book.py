@@ -22,10 +22,10 @@ from benchmarks.paddle.measured import Row
 from benchmarks.paddle.policies import AS_WRITTEN
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import PredictedMemory, predict_memory
-from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import apply_own_policy
 from sublet.integrations.paddle.running.verify import Training, verify
 
 BESIDE = Path(__file__).parent

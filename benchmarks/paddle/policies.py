@@ -15,11 +15,11 @@ import numpy as np
 from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import BytesFromSizes, BytesInArena, BytesOfRenamed
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import PASSES, apply_own_policy
 from sublet.integrations.paddle.policies.levels import share_names_by_level, share_names_by_pool
-from sublet.integrations.paddle.policies.ours import PASSES, apply_own_policy
 from sublet.integrations.paddle.running.verify import Training, find_paddle_python
 from sublet.integrations.paddle.transpile import PASSES_NOT_IN_ARENA
 

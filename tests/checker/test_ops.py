@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet.checker import check_bytes
+from sublet.checker.actions import misread_finding
 from sublet.checker.contents import byte_sources_of, compute_contents
-from sublet.checker.findings import misread_finding
 from sublet.checker.memory import MemorySegment
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse

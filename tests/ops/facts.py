@@ -23,7 +23,7 @@ from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
-from sublet.runtime.backends.registry import backend_factories
+from sublet.runtime.backends import backend_factories
 from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array
 from tests.support.kernel_layouts import alike, layouts, legal, planned, prepared, run

@@ -17,7 +17,7 @@ from sublet.base.errors import PlanError
 from sublet.checker import judge
 from sublet.ops.slice_maps import shape_of
 from sublet.ops.verify import verify
-from sublet.passes.patching.patch_based import front_up_to, with_patched_front, with_patches
+from sublet.passes.patching import front_up_to, with_patched_front, with_patches
 from sublet.planning.budget.cost_model import count_products
 from sublet.planning.budget.patches import choose_patches
 from sublet.runtime.differential import watch_steps

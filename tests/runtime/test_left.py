@@ -13,9 +13,8 @@ import sublet
 from sublet.analysis.options import Options
 from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.runtime.calls import CallSequence
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, Call, Operand
+from sublet.runtime.kernel import Array, Call, CallSequence, Operand
 from sublet.runtime.state import StateAfterFailure, state_after_failure
 from tests.analysis.test_updates import STEP, updating
 from tests.runtime.networks import PythonBackend, PythonKernel

@@ -11,8 +11,7 @@ from sublet.analysis.options import Options
 from sublet.api.binding import CompileRequest
 from sublet.api.ranges import plan_ranges
 from sublet.plan.ranges import RangedPlan
-from sublet.viz.page import write_html
-from sublet.viz.range_points import MOST_POINTS, points_of
+from sublet.viz.page import MOST_POINTS, points_of, write_html
 from tests.cli.test_ranges import MODEL
 from tests.viz.chromium import PROGRAM, Chromium
 

@@ -111,7 +111,7 @@ class AliasPlanner:
             graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound"
         )
         self.storages = _storages_of(self.bound_kinds)
-        self.swap_cycles = find_swap_cycles(graph, self.storages) if options.share else ()
+        self.swap_cycles = find_swap_cycles(graph, self.storages) if options.share and graph.updates else ()
         self._bound_storages = _bound_storages_of(graph, self.storages)
         self._source_graph, self._graph = graph, graph_with_swapped_updates(graph, self.swap_cycles)
         self._schedule = schedule

@@ -20,11 +20,11 @@ from sublet.passes.rewriting import is_pure
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Advised
-from sublet.planning.advice.candidates import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
+from sublet.planning.advice import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
 from sublet.planning.budget.cost_model import MODELLED_COSTS
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.tuning import Tuner
 

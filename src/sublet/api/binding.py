@@ -25,7 +25,7 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.caller_memory import aligned_or_copy, content_for
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.kernel import Array, Backend
@@ -136,7 +136,6 @@ def model_with_kernels(request: CompileRequest) -> ModelWithKernels:
             weights, _assignable_weight_names(source) | _assignable_weight_names(unchanged)
         )  # passes may remove weights: their names stay known
     graph, names = source.graph, backend_names(request.backend)
-    assumed = dict((*source.recipe.conditions, *(request.plan.assumed_types if request.plan else ())))
     backends = backends_of(names, source)
     contents = _weight_contents(source, weights or {})
     lender = weights if isinstance(weights, ExecutableWeights) else None
@@ -146,6 +145,7 @@ def model_with_kernels(request: CompileRequest) -> ModelWithKernels:
     for node in graph.walk():
         if not node.subgraphs:
             byte_copies(node)  # fills lazy operator tables, which must not count as backend memory
+    assumed = dict((*source.recipe.conditions, *(request.plan.assumed_types if request.plan else ())))
     in_use = bytes_in_use()
     choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=assumed)
     chosen = choose(arrays)

@@ -23,7 +23,7 @@ from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import SearchOutcome, parse_budget
 from sublet.planning.budget.search import ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.tuning import WORKSPACE_BYTES

@@ -18,7 +18,7 @@ from sublet.plan import ARENA, MemoryPlan, Placement, Storage, bound_storage_nam
 from sublet.plan.file import fingerprint
 from sublet.plan.statistics import find_peak, planned_buffers
 from sublet.planning.assemble_plan import byte_totals
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 

@@ -155,9 +155,9 @@ def with_state(model: Model, state: StatePairs) -> Model:
     and takes the content of the output at the end of each run. Raises ModelError for a name without an input or output,
     and for two tensors of different type.
     """
-    inputs, outputs = model.inputs_by_name, model.outputs_by_name
-    if state == AUTO_STATE and model.recipe.state:
+    if not state or (state == AUTO_STATE and model.recipe.state):
         return model
+    inputs, outputs = model.inputs_by_name, model.outputs_by_name
     state = resolve_state(state, inputs, outputs)
     if not state or dict(model.recipe.state) == state:
         return model

@@ -28,7 +28,7 @@ from sublet.plan import ARENA, MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.ranged import RangedExecutable
 from sublet.runtime.ranged_inputs import require_state

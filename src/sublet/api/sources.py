@@ -25,7 +25,7 @@ from sublet.passes.trip_counts import Trips, bound_trip_counts
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import is_serial, serial_schedule
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """The rewriting of an ONNX model before planning: a level of ONNX Runtime's optimiser, or none."""
@@ -144,7 +144,7 @@ def read_source(
     if not made_by_caller or (first == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[first](source)
     if patches and source.recipe.changed == first:
-        source = import_module("sublet.passes.patching.patch_based").with_patches(source, patches)
+        source = import_module("sublet.passes.patching").with_patches(source, patches)
     if split and source.recipe.split != tuple(split):
         source = with_splits(source, split)
     if again and source.recipe.again != tuple(again):

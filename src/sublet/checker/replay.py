@@ -33,10 +33,9 @@ from functools import partial, reduce
 from itertools import chain
 
 from sublet.base.errors import Finding
-from sublet.checker.actions import Action, ActionBuilder, check_overlaps
+from sublet.checker.actions import Action, ActionBuilder, check_overlaps, misread_finding
 from sublet.checker.contents import ByteSource, own_content
 from sublet.checker.entry_bindings import mismatched_entries
-from sublet.checker.findings import misread_finding
 from sublet.checker.layout import PlanLayout
 from sublet.checker.memory import AbstractMemory, Content
 from sublet.checker.races import StepAccesses
@@ -83,9 +82,9 @@ def replay(
     run.perform_updates(graph, state)
     here = layout.in_context((), {})
     for value in dict.fromkeys(graph.outputs):
-        run.check_read(value, state, here, f"graph output {value}", "output-lost")
+        run.check_read(value, state, here, f"graph output %{value.name}", "output-lost")
     for value in graph.constants:
-        run.check_read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+        run.check_read(value, state, here, f"weight %{value.name} at the end", "weight-clobbered")
     jumps = [finding for record in layout.rolled.values() for finding in ambiguous_transitions(record)]
     return list(
         dict.fromkeys([*run.all_findings(), *jumps, *run.jumps.unused_transitions(layout.rolled)])

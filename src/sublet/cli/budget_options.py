@@ -20,7 +20,7 @@ from sublet.ir.recipe import AS_IS
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import BudgetResult, SearchOutcome
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
 from sublet.viz.summary import plain_table

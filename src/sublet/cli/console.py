@@ -25,7 +25,7 @@ from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human, printable
 from sublet.ir.model import Model as Source
 from sublet.plan.verdict import Advice, BudgetOutcome, Verdict
-from sublet.planning.advice.candidates import AdviceCandidate, OnCandidate
+from sublet.planning.advice import AdviceCandidate, OnCandidate
 
 LOG = logging.getLogger(__name__)
 

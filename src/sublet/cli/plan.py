@@ -54,11 +54,10 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.plan.statistics import Growth, growth
 from sublet.plan.verdict import Advice, Advised, Verdict
-from sublet.planning.advice.candidates import MAX_SECONDS
+from sublet.planning.advice import MAX_SECONDS
 from sublet.planning.order_advice import OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.page import write_html
-from sublet.viz.range_points import points_of
+from sublet.viz.page import points_of, write_html
 from sublet.viz.report import plan_json
 from sublet.viz.summary import plain_table
 from sublet.viz.view_model import Picture, picture_of_plan

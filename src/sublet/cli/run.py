@@ -55,7 +55,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.plan.statistics import assumptions, update_statistics
 from sublet.plan.verdict import Verdict
-from sublet.runtime.backends.registry import AUTO, backend_factories
+from sublet.runtime.backends import AUTO, backend_factories
 from sublet.runtime.differential import compare, equal_bits, watch_steps
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned

@@ -31,8 +31,8 @@ from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.rules import FLOATS
+from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.backends.custom_commands import CustomCommands
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Backend
 from sublet.training.optimizers import Optimizer
 

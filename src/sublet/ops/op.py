@@ -205,8 +205,7 @@ def lookup(name: str) -> Op:
     if dialect is None:
         known = {*_dialects, *(each for integration in installed_integrations() for each in integration.dialects)}
         raise SubletError(f"op {name!r} has an unknown dialect (known: {', '.join(sorted(known))})")
-    if prefix not in _dialects:
-        register(prefix, dialect)
+    _dialects[prefix] = dialect
     return dialect(name)
 
 

@@ -111,7 +111,8 @@ def _literals(graph: Graph) -> Iterator[Finding]:
 def _scopes(graph: Graph, outer: set[Value]) -> Iterator[Finding]:
     visible = outer | set(graph.inputs) | set(graph.weights)
     for node in graph.nodes:
-        yield from _undefined_values(node.uses, visible, _location_of(node))
+        if not visible.issuperset(node.uses):
+            yield from _undefined_values(node.uses, visible, _location_of(node))
         for sub in node.subgraphs:
             if sub.weights:
                 yield Finding(

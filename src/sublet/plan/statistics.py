@@ -11,7 +11,7 @@ from sublet.base.formatting import abbreviated_list, count_with_noun, human, pri
 from sublet.base.ranges import LiveCurve, LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, UnplannedValue
-from sublet.plan.records import UPDATE, Edge, MemoryPlan, Peak, Placement, Region
+from sublet.plan.records import ARENA, UPDATE, Edge, MemoryPlan, Peak, Placement, Region
 from sublet.plan.schedule import is_serial
 
 # A plan as allocation intervals of buffers, for viewers of allocators and for packers.
@@ -164,6 +164,15 @@ def planned_values(plan: MemoryPlan) -> tuple[str, ...]:
     """Return the values with bytes in an arena, and the renamed values bound to such values."""
     pointers = (place for place in plan.placements if place.how == POINTER)
     return tuple(dict.fromkeys(place.value for place in (*plan.in_arenas, *pointers)))
+
+
+def bytes_outside(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of the storages outside the arenas, by kind."""
+    sums: dict[str, int] = {}
+    for storage in plan.storages:
+        if storage.kind != ARENA:
+            sums[storage.kind] = sums.get(storage.kind, 0) + storage.nbytes
+    return sums
 
 
 def coverage(plan: MemoryPlan) -> str:

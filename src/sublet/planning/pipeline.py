@@ -116,13 +116,10 @@ def candidate_schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
     The other orders are the best greedy order and the orders found by searches from it. Only plans show the order with
     the smallest arena.
     """
-    own = with_late_invariants(graph)
+    outside, own = values_outside_arena(graph, options), with_late_invariants(graph)
     orders = [own]
     if options.order != GIVEN:
-        for other in (
-            with_late_invariants(with_lower_peak(own)),
-            *candidate_orders(own, values_outside_arena(graph, options)),
-        ):
+        for other in (with_late_invariants(with_lower_peak(own)), *candidate_orders(own, outside)):
             orders += [other] if other not in orders else []
     return tuple(
         serial_schedule(each) if options.streams == 1 else assign_streams(each, options.streams) for each in orders

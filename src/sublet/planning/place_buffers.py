@@ -63,15 +63,10 @@ def _place_in_one_arena(
     smallest = request.smallest_arena
     problem = _rectangle_problem(name, assignment, options)
     form = _segmented_problem(problem, assignment, options)
+    is_single_segment = form.is_single_segment
     report = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=smallest)
-    packed = [
-        (
-            assignment,
-            placement_in_one_arena(report)
-            if form.is_single_segment
-            else _with_segment_bound(placement_in_one_arena(report), form),
-        )
-    ]
+    placement = placement_in_one_arena(report)
+    packed = [(assignment, placement if is_single_segment else _with_segment_bound(placement, form))]
     # Over ranges of dimensions, with the caller's facts, the segments of a buffer would move from point to point.
     if options.strategy != AUTO or not options.share or not assignment.flow.is_serial or request.facts is not None:
         return packed[0]
@@ -80,7 +75,7 @@ def _place_in_one_arena(
         form = _segmented_problem(problem, other, options)
         arena = min(each.arena_bytes for _, each in packed)
         useful = arena if smallest is None else min(arena, smallest + 1)
-        is_packed = other is assignment and form.is_single_segment
+        is_packed = other is assignment and is_single_segment
         if is_packed or report.stopped or lower_bound(form.problem).bytes >= useful:
             continue
         left = options.timeout and max(0.0, begin + options.timeout - time.monotonic())

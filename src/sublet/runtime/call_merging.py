@@ -9,8 +9,17 @@ from sublet.base.errors import KernelError, SubletError
 from sublet.ir.graph import Node
 from sublet.ops.op import SUSPEND
 from sublet.plan import Context, Region, Stride
-from sublet.runtime.calls import CallSequence, RowCalls, no_op, sequence_calls
-from sublet.runtime.kernel import Array, Call, Mergeable, Relocatable, Repointable
+from sublet.runtime.kernel import (
+    Array,
+    Call,
+    CallSequence,
+    Mergeable,
+    Relocatable,
+    Repointable,
+    RowCalls,
+    no_op,
+    sequence_calls,
+)
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 
 # Lazily bound actions: operands with addresses known only during the run.

@@ -14,9 +14,8 @@ from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_storage_name
-from sublet.runtime.calls import store
 from sublet.runtime.dtypes import is_packed, pack
-from sublet.runtime.kernel import Array
+from sublet.runtime.kernel import Array, store
 from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.state import ExecutableState
 

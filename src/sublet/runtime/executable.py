@@ -24,9 +24,8 @@ from sublet.runtime.kernel import Array, UnplannedCell
 from sublet.runtime.kernel_choice import Kernels, bind_node
 from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
-from sublet.runtime.point_accesses import accesses_of_points
 from sublet.runtime.program import BoundProgram, ProgramCache, Watch, build_program, pass_through
-from sublet.runtime.state import NO_POINTS, ExecutableState, StateRecord, state_after_failure
+from sublet.runtime.state import NO_POINTS, ExecutableState, StateRecord, accesses_of_points, state_after_failure
 from sublet.runtime.streams import Workers
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import (

@@ -11,8 +11,7 @@ from sublet.base.errors import KernelError, RunError, SubletError
 from sublet.base.formatting import abbreviated_list
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup, row_form
-from sublet.runtime.calls import RowCalls
-from sublet.runtime.kernel import AliasAware, Array, Backend, Call, Kernel, Strided
+from sublet.runtime.kernel import AliasAware, Array, Backend, Call, Kernel, RowCalls, Strided
 from sublet.runtime.memory import RowPlaces, ValuePlaces
 from sublet.runtime.moves import bind_copies, byte_copies
 from sublet.runtime.program import operands

@@ -10,8 +10,7 @@ from sublet.base.errors import RunError
 from sublet.ir.dataflow import max_trip_count
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import Context, Region
-from sublet.runtime.calls import no_op
-from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, no_op
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
 from sublet.runtime.moves import CopyCounter, close_rows
 

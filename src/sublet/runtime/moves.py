@@ -14,9 +14,8 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops.op import lookup, present_shares
 from sublet.plan import bound_storage_name
-from sublet.runtime.calls import no_op, store
 from sublet.runtime.dtypes import is_packed
-from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, no_op, store
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces
 
 # Array operations shared by NumPy arrays and PyTorch tensors, also tensors on a device.

@@ -24,7 +24,7 @@ from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, boun
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.point_accesses import PointAccesses
+from sublet.runtime.state import PointAccesses
 
 POISON = 0xFF
 """The poison byte: floats become NaN, integers -1 or the maximum, booleans neither false nor true."""

@@ -22,7 +22,7 @@ from sublet.plan import Placement
 from sublet.plan.schedule import Schedule
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
-from sublet.runtime.point_accesses import PointAccesses
+from sublet.runtime.state import PointAccesses
 
 MAX_EVENTS = 100_000
 """Most events kept in a trace, to bound the memory of long loops; further events are only counted and summed."""

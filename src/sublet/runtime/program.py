@@ -16,8 +16,7 @@ from sublet.ops.op import SUSPEND
 from sublet.plan import Context, Region, RolledLoop, Stride
 from sublet.plan.schedule import Schedule, graph_with_swapped_updates
 from sublet.runtime.call_merging import ErrorContext, LazyBinding, merge_calls, with_error_context
-from sublet.runtime.calls import no_op
-from sublet.runtime.kernel import Call, Operand
+from sublet.runtime.kernel import Call, Operand, no_op
 from sublet.runtime.loop import (
     NOWHERE,
     BoundBodyVersion,

@@ -14,8 +14,7 @@ from threading import Event, Thread
 
 from sublet.base.interrupts import fork_lock, renew_in_children
 from sublet.plan.schedule import ScheduleStep
-from sublet.runtime.calls import no_op
-from sublet.runtime.kernel import Call
+from sublet.runtime.kernel import Call, no_op
 
 Job = Callable[[], None]
 RUNNING, NOT_TO_RUN = "running", "nobody"

@@ -36,7 +36,7 @@ from sublet.passes.sinking import with_late_updates
 from sublet.planning.budget.result import BudgetResult, SearchOutcome, parse_budget
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation, as_source
 from sublet.planning.pipeline import plan_memory
-from sublet.runtime.backends.registry import AUTO, backend_names, backends_of
+from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Array
 from sublet.runtime.kernel_choice import choose_kernels, scratch_of
 from sublet.training.micro_batches import accumulated_gradients

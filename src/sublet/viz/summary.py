@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.formatting import abbreviated_list, count_with_noun, human, percent, printable
-from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
+from sublet.plan import POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.statistics import (
+    PeakContributor,
     assumptions,
     bytes_by_edge,
+    bytes_outside,
     coverage,
     first_names,
     multiview_values,
@@ -239,7 +241,7 @@ def _figures_table(plan: MemoryPlan, claimed: str) -> Table:
         ("views save", plan.view_bytes, "of that sum: outputs that alias an input"),
         ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input at its last use"),
     ]
-    for kind, nbytes in _bound_bytes_by_kind(plan).items():
+    for kind, nbytes in bytes_outside(plan).items():
         rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
     if plan.updated:
         update_figures = update_statistics(plan)
@@ -273,28 +275,17 @@ def _describe_reuse(plan: MemoryPlan) -> str:
     return f"{count_with_noun(len(planned_values(plan)), 'tensor')}, each with separate bytes{times}"
 
 
-def _bound_bytes_by_kind(plan: MemoryPlan) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for storage in plan.storages:
-        if storage.kind != ARENA:
-            sums[storage.kind] = sums.get(storage.kind, 0) + storage.nbytes
-    return sums
-
-
 def _render_peak(plan: MemoryPlan) -> list[RenderableType]:
+    point, buffers, contributors = plan.peak_point, buffers_at_peak(plan), peak_contributors(plan)
     heading = Table.grid(padding=(0, 1))
     where = f"{human(plan.peak.nbytes)} at point {plan.peak.point} of {len(plan.points)},"
-    heading.add_row(Text.assemble(("Peak", "bold"), " ", where), NameCell(repr(str(plan.peak_point))))
-    return [
-        heading,
-        buffer_table(buffers_at_peak(plan), plan),
-        *_describe_contributor(plan),
-    ]
+    heading.add_row(Text.assemble(("Peak", "bold"), " ", where), NameCell(repr(str(point))))
+    return [heading, buffer_table(buffers, plan), *_describe_contributor(plan, contributors)]
 
 
-def _describe_contributor(plan: MemoryPlan) -> list[RenderableType]:
+def _describe_contributor(plan: MemoryPlan, contributors: tuple[PeakContributor, ...]) -> list[RenderableType]:
     """Return a line on the buffer with the most effect on the peak, marked as an estimate."""
-    best = next(iter(peak_contributors(plan)), None)
+    best = next(iter(contributors), None)
     if best is None or best.without_bytes >= plan.peak.nbytes:
         return []
     rest, halved = human(best.without_bytes), human(best.halved_bytes)

@@ -34,6 +34,7 @@ from sublet.plan.statistics import (
     Segmenter,
     assumptions,
     buffers_from,
+    bytes_outside,
     coverage,
     live_curve_of,
     segmenter_of,
@@ -297,11 +298,9 @@ def picture_of_plan(plan: MemoryPlan, claimed: str = "") -> Picture:
     arenas = _drawn_arenas(plan)
     placements = _with_buffer_numbers(_drawn_placements(plan, arenas))
     buffers = _ordered_buffers(placements, segmenter_of(plan))
-    ends = [place.end for place in placements]
-    sums: dict[str, int] = {}
-    for storage in plan.storages:
-        if storage.kind != ARENA:
-            sums[storage.kind] = sums.get(storage.kind, 0) + storage.nbytes
+    groups = group_nodes(plan.points, plan.nodes, [place.producer for place in placements])
+    rectangles, bands = _placement_rectangles(placements), loop_bands(plan)
+    rounds = tuple(iterations_at(place, plan) for place in placements)
     return Picture(
         title=plan.graph,
         strategy=plan.strategy,
@@ -312,24 +311,24 @@ def picture_of_plan(plan: MemoryPlan, claimed: str = "") -> Picture:
         total_bytes=plan.total_bytes,
         view_bytes=plan.view_bytes,
         inplace_bytes=plan.inplace_bytes,
-        bound=tuple(sums.items()),
+        bound=tuple(bytes_outside(plan).items()),
         placements=placements,
-        rectangles=_placement_rectangles(placements),
+        rectangles=rectangles,
         blocks=buffers,
         curve=live_curve_of(buffers),
         peak=plan.peak,
         points=tuple(map(str, plan.points)),
         begin=0,
-        end=max([len(plan.points), 1, *ends]),
-        bands=loop_bands(plan),
-        rounds=tuple(iterations_at(place, plan) for place in placements),
+        end=max([len(plan.points), 1, *(place.end for place in placements)]),
+        bands=bands,
+        rounds=rounds,
         pointers=tuple(place for place in plan.placements if place.how == POINTER),
         claimed=claimed,
         coverage=coverage(plan),
         outside=tuple((value.value, value.type, value.reason) for value in plan.not_counted),
         assumed=assumptions(plan),
         arenas=arenas,
-        groups=group_nodes(plan.points, plan.nodes, [place.producer for place in placements]),
+        groups=groups,
     )
 
 

@@ -19,8 +19,7 @@ from sublet.checker.external import (
     judge_by_lifetimes,
     judge_by_replay,
 )
-from sublet.checker.external.external_plan import plan_from_json
-from sublet.checker.external.verdict import peak_bytes_in_use
+from sublet.checker.external.external_plan import peak_bytes_in_use, plan_from_json
 from sublet.ir.model import Model
 from sublet.ir.text import parse
 from tests.checker.external.mutated import of_lifetimes, of_programs, placed_program

@@ -12,6 +12,7 @@ from sublet.api.compiling import compile
 from sublet.base.errors import ModelError
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.reader.model import from_proto
+from sublet.integrations.onnx.reader.reading import read_file
 from sublet.integrations.onnx.reader.runtime_optimizer import (
     ALL,
     CACHE_NAME,
@@ -20,7 +21,6 @@ from sublet.integrations.onnx.reader.runtime_optimizer import (
     WEIGHTS,
     load_optimized_proto,
 )
-from sublet.integrations.onnx.reading import read_file
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

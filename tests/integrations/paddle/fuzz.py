@@ -26,8 +26,8 @@ from sublet.integrations.paddle.checking import judge_equivalence
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
 from sublet.integrations.paddle.operators.shapes import infer_sizes
-from sublet.integrations.paddle.policies.ours import apply_own_policy
-from sublet.integrations.paddle.policies.ours.policy import run_updates_early
+from sublet.integrations.paddle.policies import apply_own_policy
+from sublet.integrations.paddle.policies.policy import run_updates_early
 
 from .mutants import MUTATIONS, Mutation
 

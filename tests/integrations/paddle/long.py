@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.paddle.measured import IN_ORDER
 from benchmarks.paddle.policies import PROGRAMS, Case, arena_form, written
 from sublet.integrations.paddle.format.encoding import encode_program
-from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.policies import apply_own_policy
 from sublet.integrations.paddle.running.verify import TrainingComparison, compare_outcomes, run_in_paddle, verify
 
 STEPS, LONG = 50, 500

@@ -11,10 +11,10 @@ from sublet.base.errors import ModelError
 from sublet.integrations.paddle.arena import ArenaForm, to_arena_form
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.control_flow import build_flow
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators import dialect as facts
 from sublet.integrations.paddle.operators.shapes import infer_sizes
+from sublet.integrations.paddle.peaks.control_flow import build_flow
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 from tests.integrations.paddle.given import program_files
 
 MT, COND = "mean_2.tmp_0", "mean_1.tmp_0"

@@ -9,9 +9,9 @@ import pytest
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleAttr, PaddleProgram, new_var
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import BytesOfRenamed, predict_memory_of
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 from sublet.integrations.paddle.policies.levels import Renaming, share_names_by_level, share_names_by_pool
 from tests.integrations.paddle.given import program_files
 from tests.integrations.paddle.written import straight

@@ -25,7 +25,7 @@ from sublet.integrations.paddle.format.program import (
     new_var,
 )
 from sublet.integrations.paddle.operators.shapes import infer_sizes
-from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.policies import apply_own_policy
 
 from .given import BESIDE
 from .mutants import renamed, with_block

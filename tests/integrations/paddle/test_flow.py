@@ -9,8 +9,8 @@ import pytest
 from sublet.analysis.liveness import live_in_out
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
-from sublet.integrations.paddle.lives.scopes import PaddleScopes
+from sublet.integrations.paddle.peaks.control_flow import PaddleFlow, PaddlePoint, ScopedVariable, build_flow
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes
 from tests.integrations.paddle.given import program_files
 from tests.integrations.paddle.written import straight
 

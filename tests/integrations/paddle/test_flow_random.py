@@ -9,8 +9,8 @@ import pytest
 
 from sublet.analysis.liveness import live_in_out
 from sublet.integrations.paddle.format.program import PaddleOp, PaddleProgram
-from sublet.integrations.paddle.lives.control_flow import build_flow
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.peaks.control_flow import build_flow
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 from tests.integrations.paddle.generated import generated
 from tests.integrations.paddle.test_flow import live_by_paths
 

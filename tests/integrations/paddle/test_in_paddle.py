@@ -26,10 +26,10 @@ from sublet.base.optional_imports import is_installed
 from sublet.integrations.paddle.arena import ARENA, ArenaForm, to_arena_form, with_lasting_arena
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram, new_op
-from sublet.integrations.paddle.lives.control_flow import build_flow
 from sublet.integrations.paddle.operators.dialect import nonempty_names
 from sublet.integrations.paddle.operators.shapes import infer_sizes
-from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.peaks.control_flow import build_flow
+from sublet.integrations.paddle.policies import apply_own_policy
 from sublet.integrations.paddle.running.verify import (
     PYTHON,
     Training,

@@ -11,10 +11,10 @@ from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleBlock, PaddleProgram, new_var
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import BytesFromSizes, PredictedMemory, predict_memory, predict_memory_of
-from sublet.integrations.paddle.policies.ours import apply_own_policy
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import apply_own_policy
 from tests.integrations.paddle.given import program_files
 from tests.integrations.paddle.written import op, runs, straight, tensors
 

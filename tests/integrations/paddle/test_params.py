@@ -10,7 +10,7 @@ import pytest
 from sublet.api.model_files import read_model
 from sublet.base.errors import ModelError
 from sublet.integrations.paddle.format.encoding import decode_program
-from sublet.integrations.paddle.format.params import StoredParam, read_params
+from sublet.integrations.paddle.format.program import StoredParam, read_params
 from tests.integrations.paddle.given import BESIDE
 
 PROGRAM = decode_program((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")

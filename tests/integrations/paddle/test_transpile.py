@@ -15,7 +15,7 @@ from sublet.base.tensor import DType
 from sublet.integrations.paddle.arena import ARENA
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram, new_var
-from sublet.integrations.paddle.lives.control_flow import live_lines
+from sublet.integrations.paddle.peaks.control_flow import live_lines
 from sublet.integrations.paddle.transpile import BASELINES, TranspileReport, TranspileRequest, names_to_keep, transpile
 from tests.integrations.paddle.given import BESIDE, program_files
 from tests.integrations.paddle.written import straight

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from sublet.analysis.options import Options
 from sublet.checker.external import ForeignOutcome, judge_by_replay
 from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
-from sublet.integrations.tflite.plan_offsets import Trial, offsets_of_plan, run_trials
-from sublet.integrations.tflite.plan_reader import plan_from_tflite
+from sublet.integrations.tflite.plan_offsets import Trial, offsets_of_plan, plan_from_tflite, run_trials
 from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.planning.pipeline import plan_memory

@@ -14,8 +14,13 @@ from sublet.base.errors import ModelError, PlanError
 from sublet.checker.external import Evidence, ForeignOutcome, judge_by_replay
 from sublet.integrations.tflite import plan_offsets as tflm
 from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets, offline_plan, with_offline_plan
-from sublet.integrations.tflite.plan_offsets import OffsetSelection, lost_tensors, offsets_of_plan, select_offsets
-from sublet.integrations.tflite.plan_reader import plan_from_tflite
+from sublet.integrations.tflite.plan_offsets import (
+    OffsetSelection,
+    lost_tensors,
+    offsets_of_plan,
+    plan_from_tflite,
+    select_offsets,
+)
 from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.packing import MemoryRegion

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sublet.integrations.torch.kernels.bound_call import OpaquePartError, template_of
-from sublet.runtime.calls import CallSequence
+from sublet.runtime.kernel import CallSequence
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sublet.plan import MemoryPlan, Placement
-from sublet.plan.export.context import identifiers
+from sublet.plan.export.table import identifiers
 from sublet.plan.statistics import multiview_values
 
 CHECKS = """

@@ -22,7 +22,7 @@ from sublet.integrations.onnx.reader.model import from_proto
 from sublet.packing import MemoryRegion
 from sublet.plan import MemoryPlan, Placement, UnplannedValue
 from sublet.plan.export import ExportContext
-from sublet.plan.export.context import MOST_LETTERS, identifiers
+from sublet.plan.export.table import MOST_LETTERS, identifiers
 from sublet.plan.records import Stride
 from sublet.plan.statistics import multiview_values
 from tests.plan.export.compilers import COMPILERS, WARNINGS, Compiler

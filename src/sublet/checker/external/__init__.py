@@ -10,8 +10,14 @@ plan_from_json       the documented JSON format for plans of any tool (docs/fore
 
 from sublet.checker.external.against_model import judge_by_replay
 from sublet.checker.external.by_lifetimes import judge_by_lifetimes, judge_packing
-from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
-from sublet.checker.external.verdict import Evidence, ForeignOutcome, ForeignVerdict, RegionVerdict
+from sublet.checker.external.external_plan import (
+    Evidence,
+    ForeignOutcome,
+    ForeignPlan,
+    ForeignVerdict,
+    PlacedTensor,
+    RegionVerdict,
+)
 
 __all__ = [
     "Evidence",

@@ -14,8 +14,14 @@ from sublet.base.errors import Finding, PlanError
 from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.checker import check_bytes
 from sublet.checker.buffers import JOINED, REASONED_HOWS
-from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
-from sublet.checker.external.verdict import Evidence, ForeignVerdict, RegionVerdict, peak_bytes_in_use
+from sublet.checker.external.external_plan import (
+    Evidence,
+    ForeignPlan,
+    ForeignVerdict,
+    PlacedTensor,
+    RegionVerdict,
+    peak_bytes_in_use,
+)
 from sublet.checker.liveness import Ranges, must_live
 from sublet.checker.moves import copies_at
 from sublet.checker.sharing_reasons import PlacementSets, SharingReasons, sharing_reasons

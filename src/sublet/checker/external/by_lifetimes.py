@@ -10,8 +10,14 @@ from dataclasses import replace
 
 from sublet.base.errors import Finding, PlanError, ProblemError
 from sublet.base.ranges import merge
-from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
-from sublet.checker.external.verdict import Evidence, ForeignVerdict, RegionVerdict, peak_bytes_in_use
+from sublet.checker.external.external_plan import (
+    Evidence,
+    ForeignPlan,
+    ForeignVerdict,
+    PlacedTensor,
+    RegionVerdict,
+    peak_bytes_in_use,
+)
 from sublet.packing.problem import Buffer, Packing, Problem, select_buffers
 from sublet.packing.validate import find_violations
 from sublet.plan import ARENA

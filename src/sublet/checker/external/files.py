@@ -10,8 +10,14 @@ from sublet.base.files import parse_json, read_text
 from sublet.base.formatting import known_names
 from sublet.checker.external.against_model import judge_by_replay
 from sublet.checker.external.by_lifetimes import judge_by_lifetimes, judge_packing
-from sublet.checker.external.external_plan import FORMAT, VERSION, ForeignPlan, has_plan_format, plan_from_json
-from sublet.checker.external.verdict import ForeignVerdict
+from sublet.checker.external.external_plan import (
+    FORMAT,
+    VERSION,
+    ForeignPlan,
+    ForeignVerdict,
+    has_plan_format,
+    plan_from_json,
+)
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.model import Model
 from sublet.packing import Problem

@@ -13,7 +13,7 @@ from sublet.base.files import read_bytes
 from sublet.base.flatbuffer import Table, Wire
 from sublet.base.formatting import printable
 from sublet.base.ranges import Ranges, merge
-from sublet.checker.external.verdict import Evidence, ForeignVerdict, RegionVerdict
+from sublet.checker.external.external_plan import Evidence, ForeignVerdict, RegionVerdict
 from sublet.integrations.executorch.instructions import (
     COPY_INDEX,
     ByteRange,

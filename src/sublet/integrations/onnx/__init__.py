@@ -5,10 +5,10 @@ from sublet.integrations.registry import Integration
 INTEGRATION = Integration(
     "onnx",
     suffixes=(".onnx",),
-    read_model="sublet.integrations.onnx.reading:read_file",
+    read_model="sublet.integrations.onnx.reader.reading:read_file",
     options=("dims", "optimize", "assume", "const"),
     object_attributes=("graph", "opset_import"),
-    read_object="sublet.integrations.onnx.reading:read_object",
+    read_object="sublet.integrations.onnx.reader.reading:read_object",
     optimize_levels=("onnxruntime-basic", "onnxruntime-extended", "onnxruntime"),
     optimizer_package="onnxruntime",
     optimizer_versions="sublet.integrations.onnx.reader.runtime_optimizer:rewriting_environment",

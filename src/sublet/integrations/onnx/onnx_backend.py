@@ -23,7 +23,7 @@ from sublet.base.optional_imports import require
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.integrations.onnx.reader.model_file import all_nodes, domain_of
 from sublet.integrations.onnx.reader.types import STRING, TensorType, read_type
-from sublet.runtime.backends.registry import AUTO
+from sublet.runtime.backends import AUTO
 from sublet.runtime.executable import Executable
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 from sublet.analysis.liveness import live_in_out
 from sublet.base.errors import ModelError, PlanError
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
-from sublet.integrations.paddle.lives.control_flow import PaddleFlow, build_flow, point_title
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.peaks.control_flow import PaddleFlow, build_flow, point_title
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 from sublet.integrations.paddle.running.verify import Training, verify
 from sublet.integrations.paddle.transpile import (
     OWN_POLICY,

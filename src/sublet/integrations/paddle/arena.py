@@ -28,10 +28,10 @@ from sublet.integrations.paddle.format.program import (
     new_op,
     new_var,
 )
-from sublet.integrations.paddle.lives.control_flow import PaddleFlow, build_flow, maybe_uninitialized_names
-from sublet.integrations.paddle.lives.scopes import FORWARD_OWNERS, ScopedVariable, linked_gradient_names
 from sublet.integrations.paddle.operators.dialect import OpFacts, facts_for_dims, nonempty_names
 from sublet.integrations.paddle.operators.shapes import VariableSizes
+from sublet.integrations.paddle.peaks.control_flow import PaddleFlow, build_flow, maybe_uninitialized_names
+from sublet.integrations.paddle.peaks.scopes import FORWARD_OWNERS, ScopedVariable, linked_gradient_names
 from sublet.packing import Buffer, Problem, lower_bound, pack
 
 # Selection of the variables allowed in an arena, with a reason for each variable outside.

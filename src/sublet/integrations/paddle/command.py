@@ -20,9 +20,9 @@ from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answer_console, print_json
 from sublet.cli.options import command_from, parse_dims, parse_extents, parse_max_trips
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleProgram
-from sublet.integrations.paddle.lives.control_flow import live_lines
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
+from sublet.integrations.paddle.peaks.control_flow import live_lines
 from sublet.integrations.paddle.peaks.memory import PredictedMemory
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 from sublet.integrations.paddle.transpile import (
     POLICIES,
     ArenaReport,

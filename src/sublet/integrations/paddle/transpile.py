@@ -18,7 +18,6 @@ from sublet.integrations.paddle.arena import to_arena_form, with_lasting_arena
 from sublet.integrations.paddle.checking import EquivalenceVerdict, judge_equivalence
 from sublet.integrations.paddle.format.program import GRAD, TENSOR, TENSOR_FIELD, PaddleBlock, PaddleProgram, PaddleVar
 from sublet.integrations.paddle.format.wire import WireMessage
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.dialect import facts_of, nonempty_names
 from sublet.integrations.paddle.operators.shapes import VariableSizes, infer_sizes
 from sublet.integrations.paddle.peaks.memory import (
@@ -28,8 +27,9 @@ from sublet.integrations.paddle.peaks.memory import (
     predict_memory,
     predict_memory_of,
 )
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import PASSES
 from sublet.integrations.paddle.policies.levels import share_names_by_level, share_names_by_pool
-from sublet.integrations.paddle.policies.ours import PASSES
 
 # Repair of programs with missing data types.
 #

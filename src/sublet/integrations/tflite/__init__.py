@@ -7,7 +7,7 @@ INTEGRATION = Integration(
     suffixes=(".tflite",),
     read_model="sublet.integrations.tflite.reader:read_file",
     alignment=16,
-    embedded_plan="sublet.integrations.tflite.plan_reader:read_embedded_plan",
+    embedded_plan="sublet.integrations.tflite.plan_offsets:read_embedded_plan",
     dialects={"tflite": "sublet.integrations.tflite.dialect:tflite_op"},
     commands={"export tflm": "sublet.integrations.tflite.export_command:export_tflm"},
 )

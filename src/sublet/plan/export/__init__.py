@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from sublet.plan.export.c import c_sources
-from sublet.plan.export.context import ExportContext
-from sublet.plan.export.table import csv_table, markdown_table
+from sublet.plan.export.table import ExportContext, csv_table, markdown_table
 from sublet.plan.export.viewers import minimalloc, perfetto, snapshot
 from sublet.plan.records import MemoryPlan
 

@@ -11,8 +11,15 @@ from textwrap import dedent
 
 from sublet.base.errors import PlanError
 from sublet.base.tensor import DType
-from sublet.plan.export.context import ExportContext, identifiers
-from sublet.plan.export.table import binding_descriptions, body_versions, iteration_lines, live_points, sharing_reason
+from sublet.plan.export.table import (
+    ExportContext,
+    binding_descriptions,
+    body_versions,
+    identifiers,
+    iteration_lines,
+    live_points,
+    sharing_reason,
+)
 from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_storage_name
 
 TYPES = {

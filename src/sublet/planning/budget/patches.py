@@ -18,7 +18,7 @@ from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.ops.slice_maps import no_slices
 from sublet.passes.ordering.order_search import peak_live_bytes
-from sublet.passes.patching.patch_based import (
+from sublet.passes.patching import (
     AreaMaps,
     Axes,
     Front,

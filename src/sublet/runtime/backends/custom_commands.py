@@ -11,8 +11,7 @@ from sublet.base.errors import RunError, SpecError, SubletError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, is_registered, no_shares, overwrite_any, register
-from sublet.runtime.calls import store
-from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, store
 
 # User-defined dialects: ops by name, under a prefix without a built-in dialect.
 

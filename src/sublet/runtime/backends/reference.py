@@ -19,8 +19,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops import nn
 from sublet.ops.nn.command import PREFIX as NN
 from sublet.ops.nn.command import Command
-from sublet.runtime.calls import no_op, store
-from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell, no_op, store
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

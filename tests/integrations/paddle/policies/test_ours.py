@@ -16,14 +16,14 @@ from sublet.base.tensor import DType
 from sublet.integrations.paddle.checking import judge_equivalence
 from sublet.integrations.paddle.format.encoding import decode_program, encode_program
 from sublet.integrations.paddle.format.program import PaddleAttr, PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.dialect import effects_of
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import predict_memory
-from sublet.integrations.paddle.policies.ours import PASSES, apply_own_policy
-from sublet.integrations.paddle.policies.ours.inplace import rename_in_place, use_shape_proxies
-from sublet.integrations.paddle.policies.ours.policy import add_update_barriers, run_updates_early
-from sublet.integrations.paddle.policies.ours.rename_constraints import rename_constraints
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import PASSES, apply_own_policy
+from sublet.integrations.paddle.policies.inplace import rename_in_place, use_shape_proxies
+from sublet.integrations.paddle.policies.policy import add_update_barriers, run_updates_early
+from sublet.integrations.paddle.policies.rename_constraints import rename_constraints
 from tests.integrations.paddle.written import runs, straight, tensors
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

@@ -11,12 +11,12 @@ from sublet.base.tensor import DType
 from sublet.integrations.paddle.checking import judge_equivalence
 from sublet.integrations.paddle.format.encoding import decode_program
 from sublet.integrations.paddle.format.program import PaddleBlock, PaddleOp, PaddleProgram, new_op, new_var
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.shapes import infer_sizes
 from sublet.integrations.paddle.peaks.memory import predict_memory
-from sublet.integrations.paddle.policies.ours import apply_own_policy
-from sublet.integrations.paddle.policies.ours.inplace import rename_in_place
-from sublet.integrations.paddle.policies.ours.temporaries import move_temporaries_outside
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
+from sublet.integrations.paddle.policies import apply_own_policy
+from sublet.integrations.paddle.policies.inplace import rename_in_place
+from sublet.integrations.paddle.policies.temporaries import move_temporaries_outside
 from tests.integrations.paddle.given import BESIDE
 from tests.integrations.paddle.mutants import with_block
 from tests.integrations.paddle.written import op, runs, tensors

@@ -40,8 +40,7 @@ from sublet.integrations.onnx.kernels.session_node import (
 )
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
-from sublet.runtime.calls import CallSequence
-from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, CallSequence, Kernel, Operand, UnplannedCell
 from sublet.runtime.moves import ByteCopies
 
 # Comparisons and logic of single elements without a session, at less cost: for conditions of loops.

@@ -13,9 +13,8 @@ from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
 from sublet.ir.graph import Node, Value
-from sublet.runtime.calls import store
 from sublet.runtime.dtypes import unpacked_elements
-from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell, store
 
 REPLACEMENTS: dict[str, tuple[int, str, int]] = {
     "onnx.BatchNormalization": (7, "onnx.BatchNormalization", 14),

@@ -23,8 +23,7 @@ from sublet.integrations.onnx.kernels.session import (
     is_inlined,
 )
 from sublet.ir.graph import Node, Value
-from sublet.runtime.calls import store
-from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, store
 from sublet.runtime.moves import ByteCopies
 
 if TYPE_CHECKING:

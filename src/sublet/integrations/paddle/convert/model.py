@@ -21,8 +21,15 @@ from sublet.integrations.paddle.convert.scope import (
     variables_read,
 )
 from sublet.integrations.paddle.format.encoding import decode_program
-from sublet.integrations.paddle.format.params import read_params
-from sublet.integrations.paddle.format.program import ARRAY, EMPTY_NAME, SCOPES, TENSOR, PaddleOp, PaddleProgram
+from sublet.integrations.paddle.format.program import (
+    ARRAY,
+    EMPTY_NAME,
+    SCOPES,
+    TENSOR,
+    PaddleOp,
+    PaddleProgram,
+    read_params,
+)
 from sublet.integrations.paddle.operators.dialect import PREFIX
 from sublet.integrations.paddle.operators.shapes import VariableKey, infer_sizes, join_dims
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While

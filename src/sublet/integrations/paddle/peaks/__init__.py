@@ -1,1 +1,1 @@
-"""Memory prediction: simulated runs, operator by operator, of Paddle's executor and of any plan."""
+"""Liveness over all blocks, and memory prediction by simulated runs of Paddle's executor and of any plan."""

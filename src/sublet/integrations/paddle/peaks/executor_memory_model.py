@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sublet.integrations.paddle.format.program import GRAD, PaddleOp
-from sublet.integrations.paddle.lives.scopes import BlockOwner, PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.operators.dialect import effects_of, nonempty_names
+from sublet.integrations.paddle.peaks.scopes import BlockOwner, PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.peaks.simulated_run import ContentScope, RunRequest, SimulatedRun
 
 

@@ -8,10 +8,10 @@ from itertools import islice, product
 
 from sublet.base.ranges import LiveCurve
 from sublet.integrations.paddle.format.program import PaddleOp, PaddleProgram
-from sublet.integrations.paddle.lives.scopes import PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.operators.dialect import SlotPairs, effects_of, facts_of, nonempty_names
 from sublet.integrations.paddle.operators.shapes import VariableSizes, tensor_bytes
 from sublet.integrations.paddle.peaks.executor_memory_model import GarbageCollection, SimulatedMemory, simulate_run
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.peaks.simulated_run import RunRequest, SimulatedRun, VariableBytes
 
 # Lower bound for the memory of a run: the most bytes live at any moment, independent of names and allocations.

@@ -14,8 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet.base.errors import PlanError
 from sublet.integrations.paddle.format.program import GRAD, PaddleOp, PaddleProgram
-from sublet.integrations.paddle.lives.scopes import BlockOwner, PaddleScopes, ScopedVariable, linked_gradient_names
 from sublet.integrations.paddle.operators.dialect import nonempty_names
+from sublet.integrations.paddle.peaks.scopes import BlockOwner, PaddleScopes, ScopedVariable, linked_gradient_names
 
 # Constant propagation for scalars: loop counters, loop ends, and conditions on scalars.
 

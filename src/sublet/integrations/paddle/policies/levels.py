@@ -23,10 +23,10 @@ from sublet.base.errors import ModelError
 from sublet.base.ranges import merge, overlap
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.program import EMPTY_NAME, GRAD, TENSOR, PaddleOp, PaddleProgram, PaddleVar
-from sublet.integrations.paddle.lives.control_flow import PaddleFlow, PaddlePoint, build_flow
-from sublet.integrations.paddle.lives.scopes import ScopedVariable
 from sublet.integrations.paddle.operators.dialect import facts_from_declaration
 from sublet.integrations.paddle.operators.shapes import VariableSizes
+from sublet.integrations.paddle.peaks.control_flow import PaddleFlow, PaddlePoint, build_flow
+from sublet.integrations.paddle.peaks.scopes import ScopedVariable
 
 # Draft of a program with renamed variables, changed operator by operator.
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -16,7 +16,7 @@ from sublet.api.binding import CompileRequest, ModelWithKernels, model_with_kern
 from sublet.base.errors import CapacityError, KernelError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.caller_outputs import CallerOutputs
-from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram, PassValue
 from sublet.integrations.torch.compile.shared_scratch import (
     SCRATCH_REGISTRY,
     ArenaLease,
@@ -39,6 +39,9 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Backend
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.resumable import ResumableExecutable, SuspensionBackend
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BOUND_PROGRAMS = 64
 """Maximum weight sets bound for one inference graph. A further set rebinds the program unused for longest."""
@@ -65,10 +68,10 @@ class BoundArena:
     scratch: SharedScratch | None
     caller_outputs: CallerOutputs
     resumable: ResumableExecutable
-    argument_places: dict[int, Any]
+    argument_places: dict[int, Tensor]
     weight_addresses: dict[int, int]
     region: StackRegion | None = None
-    owners: tuple[weakref.ref[Any], ...] = ()
+    owners: tuple[weakref.ref[Tensor], ...] = ()
 
     def __post_init__(self) -> None:
         self.scratch_raw = self.scratch.raw if self.scratch is not None else None
@@ -95,16 +98,16 @@ class BoundArena:
         """A context manager with exclusive use of the scratch bytes."""
         return self.scratch.lock if self.scratch is not None else nullcontext()
 
-    def is_bound_to(self, args: Sequence[Any]) -> bool:
+    def is_bound_to(self, args: Sequence[PassValue]) -> bool:
         """True if the program reads each weight of `args` at the current address."""
         return all(args[position].data_ptr() == address for position, address in self.weight_addresses.items())
 
-    def belongs_to(self, args: Sequence[Any]) -> bool:
+    def belongs_to(self, args: Sequence[PassValue]) -> bool:
         """True if the program was bound to exactly the weight tensors in `args`; the tensors may have moved since."""
         same = (ref() is args[position] for ref, position in zip(self.owners, self.weight_addresses, strict=False))
         return len(self.owners) == len(self.weight_addresses) and all(same)
 
-    def remember_owners(self, args: Sequence[Any]) -> None:
+    def remember_owners(self, args: Sequence[PassValue]) -> None:
         """Record the weight tensors bound to the program, as weak references."""
         self.owners = tuple(weakref.ref(args[position]) for position in self.weight_addresses)
 
@@ -119,7 +122,7 @@ class BoundArena:
         return self.scratch is None or not (self.scratch.lock.locked() or self.scratch.reserved)
 
     @property
-    def results(self) -> dict[int, Any]:
+    def results(self) -> dict[int, Tensor]:
         """The results of the latest run by position."""
         return self.caller_outputs.results
 
@@ -186,7 +189,7 @@ class ArenaPool:
     def __init__(
         self,
         captured: CapturedProgram,
-        args: Sequence[Any],
+        args: Sequence[PassValue],
         options: Options,
         shares: bool = True,
         budget: int | None = None,
@@ -224,7 +227,7 @@ class ArenaPool:
         """True if saved tensors lie in an arena apart from the scratch arena."""
         return len(self.plan.arenas) > 1
 
-    def lease(self, args: Sequence[Any] = ()) -> ArenaLease:
+    def lease(self, args: Sequence[PassValue] = ()) -> ArenaLease:
         """Return the lease of an arena without another call, preferably of an arena bound to the weights in `args`.
 
         A graph shared by several modules is bound once for each set of weights. In training each bound program has an
@@ -245,7 +248,7 @@ class ArenaPool:
                 SCRATCH_REGISTRY.record_lease(lease)
         return lease
 
-    def _take_on_stack(self, stack: ArenaStack, args: Sequence[Any]) -> BoundArena:
+    def _take_on_stack(self, stack: ArenaStack, args: Sequence[PassValue]) -> BoundArena:
         """Claim a free arena in conflict with no call in flight, or create an arena above all calls in flight."""
         with stack.guard:
             free = [(each, each.region) for each in self._free if each.region is not None]
@@ -264,7 +267,7 @@ class ArenaPool:
             assert claimed
             return arena
 
-    def _take_or_create(self, args: Sequence[Any]) -> BoundArena:
+    def _take_or_create(self, args: Sequence[PassValue]) -> BoundArena:
         """Remove an arena from the free arenas, or create an arena."""
         free = [each for each in self._free if each.is_free]
         chosen = next((each for each in free if args and each.is_bound_to(args)), None)
@@ -276,7 +279,7 @@ class ArenaPool:
             self._free.remove(chosen)
         return chosen
 
-    def _program_to_rebind(self, free: Sequence[BoundArena], args: Sequence[Any]) -> BoundArena:
+    def _program_to_rebind(self, free: Sequence[BoundArena], args: Sequence[PassValue]) -> BoundArena:
         """Return a program to bind to the weights in `args`.
 
         The order of preference: the program last bound to the same tensors; a program with lost weight tensors; a new
@@ -365,7 +368,7 @@ class ArenaPool:
         assert isinstance(content, TorchContent)
         return content
 
-    def _resumable_and_places(self, run: Executable) -> tuple[ResumableExecutable, dict[int, Any]]:
+    def _resumable_and_places(self, run: Executable) -> tuple[ResumableExecutable, dict[int, Tensor]]:
         """Return an executable resumable after each pass, and tensors for the copied arguments of the forward pass."""
         pieces = ResumableExecutable(run)
         return pieces, {
@@ -374,8 +377,8 @@ class ArenaPool:
         }
 
     def run_pass(
-        self, arena: BoundArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
-    ) -> list[Any]:
+        self, arena: BoundArena, number: int, args: Sequence[PassValue], into: Mapping[int, Tensor] | None = None
+    ) -> list[PassValue]:
         """Run a pass and return the results by position, None for tensors in the arena.
 
         Args:
@@ -391,7 +394,7 @@ class ArenaPool:
         with arena.exclusive_scratch, arena.preserve_other_calls():
             return self._run_in_arena(arena, number, args)
 
-    def _run_in_arena(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:
+    def _run_in_arena(self, arena: BoundArena, number: int, args: Sequence[PassValue]) -> list[PassValue]:
         """Bind weights and copy arguments, run a pass, and return the results."""
         if number == 0:
             self._rebind_weights(arena, args)
@@ -408,11 +411,11 @@ class ArenaPool:
             arena.caller_outputs.arguments.clear()
             arena.results.clear()
 
-    def results_of_pass(self, arena: BoundArena, number: int, args: Sequence[Any]) -> list[Any]:
+    def results_of_pass(self, arena: BoundArena, number: int, args: Sequence[PassValue]) -> list[PassValue]:
         """Return the results of a finished pass, None for tensors in the arena."""
         return self.captured.passes[number].resolve_results(args, arena.results)
 
-    def _rebind_weights(self, arena: BoundArena, args: Sequence[Any]) -> None:
+    def _rebind_weights(self, arena: BoundArena, args: Sequence[PassValue]) -> None:
         """Bind each weight with a new address."""
         given = {at: self.captured.weight_as_traced(at, args[at]) for at in arena.weight_addresses}
         moved = {at: given[at] for at, address in arena.weight_addresses.items() if given[at].data_ptr() != address}
@@ -425,7 +428,7 @@ class ArenaPool:
         if moved:
             arena.resumable, arena.argument_places = self._resumable_and_places(arena.executable)
 
-    def saved_tensor(self, arena: BoundArena, result: CallResult, flight: ArenaLease) -> Any:
+    def saved_tensor(self, arena: BoundArena, result: CallResult, flight: ArenaLease) -> Tensor:
         """Return a PyTorch tensor over a saved result in the arena, with a reference to the lease."""
         assert result.tensor is not None
         return _tensor_in_arena(arena.resumable, result.tensor.value, result.layout, flight)
@@ -439,8 +442,9 @@ class _LeaseArray(np.ndarray):
 
 def _tensor_in_arena(
     pieces: ResumableExecutable, value: Value, layout: StridedLayout | None, flight: ArenaLease | None = None
-) -> Any:
+) -> Tensor:
     """Return a PyTorch tensor over the bytes of a value in the arena, with a reference to the lease if given."""
     array = pieces.array(value).view(_LeaseArray)
     array.lease = flight
-    return strided_tensor(operand_tensor(array), layout)
+    tensor: Tensor = strided_tensor(operand_tensor(array), layout)
+    return tensor

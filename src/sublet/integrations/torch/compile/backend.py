@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from sublet.analysis.options import Options
@@ -20,7 +20,7 @@ from sublet.integrations.torch.compile.arena_pool import ArenaPool
 from sublet.integrations.torch.compile.compile_report import Compiled, add_record, remove_record
 from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, DevicePool
 from sublet.integrations.torch.compile.inductor_kernels import compile_with_inductor
-from sublet.integrations.torch.compile.joint_graph import CapturedProgram, capture_program, symbol_extents
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram, PassValue, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
@@ -29,6 +29,13 @@ from sublet.integrations.torch.reader.exported_program import CPU, device_of, er
 from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.ir.recipe import LESS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+    from torch.fx import GraphModule
+    from torch.nn import Module
+    from torch.nn.parallel import DistributedDataParallel
 
 # A warning for DistributedDataParallel under `torch.compile(backend="sublet")` if Dynamo captures no graph.
 #
@@ -45,7 +52,7 @@ class CapturedGraphCalls:
     count = 0
 
 
-def watch_data_parallel(is_backend: Callable[[Any], bool]) -> None:
+def watch_data_parallel(is_backend: Callable[[object], bool]) -> None:
     """Make DistributedDataParallel warn if a compiled module ran under Sublet's backend without a captured graph.
 
     Args:
@@ -61,10 +68,10 @@ def watch_data_parallel(is_backend: Callable[[Any], bool]) -> None:
         return
     frames = require("torch._dynamo.eval_frame", extra="torch")
     current = torch()._C._dynamo.eval_frame.get_eval_frame_callback
-    seen: WeakSet[Any] = WeakSet()
+    seen: WeakSet[Module] = WeakSet()
 
     @torch()._disable_dynamo  # type: ignore[untyped-decorator]
-    def judge(parallel: Any, callback: Any) -> None:
+    def judge(parallel: DistributedDataParallel, callback: object) -> None:
         """Warn, once a module, about a run without a captured graph."""
         if parallel in seen or not callable(callback) or frames._stance.stance != "default":
             return
@@ -75,7 +82,7 @@ def watch_data_parallel(is_backend: Callable[[Any], bool]) -> None:
 
     @contextmanager
     @torch()._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator]
-    def inside_forward(self: Any) -> Iterator[None]:
+    def inside_forward(self: DistributedDataParallel) -> Iterator[None]:
         before = CapturedGraphCalls.count
         with inside(self):
             yield
@@ -105,7 +112,7 @@ class PlannedRegion:
     pool: CapturedGraphPool
     micro_batches: MicroBatches | None = None
 
-    def run_inference(self, args: Sequence[Any]) -> Sequence[Any]:
+    def run_inference(self, args: Sequence[PassValue]) -> Sequence[PassValue]:
         """Run an inference and return the results."""
         flight = self.pool.lease(args)
         try:
@@ -125,7 +132,9 @@ DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
 """The default planning options of graphs."""
 
 
-def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def backend(
+    module: GraphModule, example: Sequence[object], options: Mapping[str, Any] | None = None
+) -> Callable[..., object]:
     """Return the callable for a graph of Dynamo; the function behind `torch.compile(backend="sublet", options=...)`.
 
     Forward and backward become one plan in one arena, on the device of the tensors. A graph without a possible plan is
@@ -178,7 +187,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     return compile_region(pair, module, example)
 
 
-def _budget_bytes(asked: Any) -> int | None:
+def _budget_bytes(asked: object) -> int | None:
     """Return a budget in bytes, or None. Raises SubletError for a value with no meaning as bytes."""
     if isinstance(asked, str):
         return parse_bytes(asked)
@@ -187,11 +196,11 @@ def _budget_bytes(asked: Any) -> int | None:
     return asked
 
 
-def compile_region(pair: CompiledRegion, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+def compile_region(pair: CompiledRegion, module: GraphModule, example: Sequence[object]) -> Callable[..., object]:
     """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
     common = require("torch._dynamo.backends.common", extra="torch")
     config = require("torch._functorch.config", extra="torch")
-    compiled: Callable[..., Any]
+    compiled: Callable[..., object]
     messages: list[str] = []
     with config.patch(force_non_lazy_backward_lowering=True), silence_tracing(), keep_resampling():
         compiled = common.aot_autograd(
@@ -210,24 +219,24 @@ class CompiledRegion:
 
     def __init__(self, options: Options, budget: int | None, graphs: bool = False, samples: int | str = "auto") -> None:
         self._options, self._budget, self._uses_cuda_graphs, self._samples = options, budget, graphs, samples
-        self._modules: list[Any] = []
+        self._modules: list[GraphModule] = []
         self._static_positions: Collection[int] = ()
         self._is_inference = False
         self._plans: OrderedDict[tuple[int, ...], tuple[PlannedRegion | None, Compiled]] = OrderedDict()
         self._leases: WeakValueDictionary[int, ArenaLease] = WeakValueDictionary()  # by id: a set safe in threads
 
-    def compile_inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_inference(self, graph: GraphModule, example: Sequence[object]) -> Callable[..., object]:
         """Return the callable of a forward graph without a backward graph."""
         self._modules, self._static_positions, self._is_inference = [graph], _static_arguments(), True
         return _boxed_callable(self._run_inference)
 
-    def compile_forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_forward(self, graph: GraphModule, example: Sequence[object]) -> Callable[..., object]:
         """Return the callable of a forward graph with a backward graph still to come."""
         self._modules = [graph]
         self._static_positions = _static_arguments() - (frozenset() if self._budget is None else _mutated_arguments())
         return _boxed_callable(self._run_forward)
 
-    def compile_backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    def compile_backward(self, graph: GraphModule, example: Sequence[object]) -> Callable[..., object]:
         """Return the callable of the backward graph. With both graphs known, the region can be planned."""
         self._modules.append(graph)
         metadata = _aot_metadata()
@@ -245,7 +254,7 @@ class CompiledRegion:
         """ "forward", or "forward and backward"."""
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
-    def _plan_for(self, args: Sequence[Any]) -> PlannedRegion | None:
+    def _plan_for(self, args: Sequence[PassValue]) -> PlannedRegion | None:
         """Return the plan for arguments of the given extents; None if the region is left to PyTorch.
 
         The region keeps the `MAX_PLANS` plans used last.
@@ -263,7 +272,7 @@ class CompiledRegion:
         """Add a record to `report`, kept as long as the plan."""
         add_record(compiled)
 
-    def _make_plan(self, args: Sequence[Any]) -> tuple[PlannedRegion | None, Compiled]:
+    def _make_plan(self, args: Sequence[PassValue]) -> tuple[PlannedRegion | None, Compiled]:
         """Return a new plan for arguments of the given extents, None if the region is left to PyTorch, and the record.
 
         Raises SubletError for a plan above the budget, and for CUDA graphs on another device.
@@ -291,10 +300,11 @@ class CompiledRegion:
         return PlannedRegion(pool, parts), record
 
     def _capture(
-        self, args: Sequence[Any], device: str, runs_on: str
+        self, args: Sequence[PassValue], device: str, runs_on: str
     ) -> tuple[CapturedProgram, MicroBatches | None, str]:
         """Return the captured program, the micro-batches or None, and the reason against micro-batches if tried."""
-        whole, (forward, backward) = "", [*self._modules, None][:2]
+        whole, forward = "", self._modules[0]
+        backward = self._modules[1] if len(self._modules) > 1 else None
         extents = symbol_extents(forward, args)
         at_once = self._samples if isinstance(self._samples, int) else None
         if self._is_inference and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
@@ -309,7 +319,7 @@ class CompiledRegion:
                 whole = str(error)
         return capture_program(forward, backward, self._static_positions, extents, device, runs_on), None, whole
 
-    def _make_pool(self, captured: CapturedProgram, args: Sequence[Any], device: str) -> CapturedGraphPool:
+    def _make_pool(self, captured: CapturedProgram, args: Sequence[PassValue], device: str) -> CapturedGraphPool:
         """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
         if device == CPU:
             apart = self._budget is None  # a split program never needs fewer bytes for one call
@@ -323,12 +333,12 @@ class CompiledRegion:
         nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
         return Compiled(self._pass_names, nodes, reason=reason)
 
-    def _run_inference(self, *args: Any) -> Sequence[Any]:
+    def _run_inference(self, *args: PassValue) -> Sequence[PassValue]:
         """Run the inference in the arena, or by PyTorch if unplanned."""
         planned = self._plan_for(args)
         return self._modules[0](*args) if planned is None else planned.run_inference(args)
 
-    def _run_forward(self, *args: Any) -> Sequence[Any]:
+    def _run_forward(self, *args: PassValue) -> Sequence[PassValue]:
         """Run the forward pass, and return results with saved tensors in the leased arena."""
         planned = self._plan_for(args)
         if planned is None:
@@ -347,7 +357,7 @@ class CompiledRegion:
         self._leases[id(flight)] = flight
         return results
 
-    def _run_backward(self, *args: Any) -> Sequence[Any]:
+    def _run_backward(self, *args: PassValue) -> Sequence[PassValue]:
         """Run the backward pass in the arena leased by the forward pass, then release the arena.
 
         PyTorch runs the backward graph if the graph is retained: a second backward pass must find the saved tensors
@@ -378,7 +388,7 @@ class CompiledRegion:
         flight.release()
         return results
 
-    def _lease_of(self, args: Sequence[Any]) -> ArenaLease | None:
+    def _lease_of(self, args: Sequence[PassValue]) -> ArenaLease | None:
         """Return the lease of the forward call with saved tensors in `args`; None if no lease is left."""
         found = [reference() for reference in self._leases.valuerefs()]
         alive = [lease for lease in found if lease is not None and lease.release.alive]
@@ -387,7 +397,7 @@ class CompiledRegion:
         return next((lease for lease, address in places if address in lease.saved_addresses), None)
 
 
-def _with_versions(weights: Sequence[Any]) -> list[tuple[Any, int]]:
+def _with_versions(weights: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     """Return each weight with its version. Raises RunError for an inference tensor: PyTorch counts no changes of it."""
     if any(weight.is_inference() for weight in weights):
         raise RunError(
@@ -410,19 +420,20 @@ def _static_arguments() -> frozenset[int]:
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
 
 
-def _aot_metadata() -> Any:
+def _aot_metadata() -> ViewAndMutationMeta | None:
     """Return AOTAutograd's metadata of the graph being compiled, or None."""
     context = torch()._guards.TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
+    metadata: ViewAndMutationMeta | None = context.fw_metadata if context is not None else None
+    return metadata
 
 
-def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
+def _boxed_callable(function: Callable[..., Sequence[PassValue]]) -> Callable[..., object]:
     """Return a function with AOTAutograd's boxed convention: the function empties the list of arguments.
 
     The caller's references end before the call, so arguments can be freed early.
     """
 
-    def call(args: list[Any]) -> Any:
+    def call(args: list[PassValue]) -> Sequence[PassValue]:
         CapturedGraphCalls.count += 1
         given = tuple(args)
         args.clear()
@@ -432,18 +443,18 @@ def _boxed_callable(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _count_calls(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _count_calls(compiled: Callable[..., object]) -> Callable[..., object]:
     """Return a callable that counts the calls of a captured graph."""
 
     @wraps(compiled)
-    def call(*args: Any) -> Any:
+    def call(*args: PassValue) -> object:
         CapturedGraphCalls.count += 1
         return compiled(*args)
 
     return call
 
 
-def _is_backend(called: Any) -> bool:
+def _is_backend(called: object) -> bool:
     """True for the function called by `torch.compile` with graphs for Sublet."""
     return called is backend
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.base.arrays import array_of, torch_name
 from sublet.integrations.torch.dialect import StridedLayout, TensorArgument, decode
@@ -19,6 +19,9 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
 from sublet.ops.op import SUSPEND, Op, register
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COPY_OUT = "take.result"
 """The op of a node copying its input to the caller."""
@@ -108,8 +111,8 @@ class CallerOutputs:
 
     computed: ComputedOutputs
     name: str = "take"
-    results: dict[int, Any] = field(default_factory=dict)
-    arguments: dict[int, Any] = field(default_factory=dict)
+    results: dict[int, Tensor] = field(default_factory=dict)
+    arguments: dict[int, Tensor] = field(default_factory=dict)
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """Return the kernel of a copy-out, compute-out or copy-in node; None for any other node."""
@@ -127,7 +130,7 @@ class CallerOutputs:
 class _CopyInKernel:
     """Copies an argument of the backward pass into the arena."""
 
-    arguments: Mapping[int, Any]
+    arguments: Mapping[int, Tensor]
     node: Node
     scratch: int = 0
 
@@ -146,7 +149,7 @@ class _CopyInKernel:
 class _CopyOutKernel:
     """Copies a result from the arena to the caller's place, or to a new tensor."""
 
-    results: dict[int, Any]
+    results: dict[int, Tensor]
     node: Node
     scratch: int = 0
 
@@ -170,7 +173,7 @@ class _CopyOutKernel:
 class _ComputeOutKernel:
     """Computes a result in the caller's place, or in a new tensor."""
 
-    results: dict[int, Any]
+    results: dict[int, Tensor]
     node: Node
     copy_out: Node
     inner: Kernel
@@ -209,15 +212,17 @@ class _ComputeOutKernel:
 
 def _write_to_new_place(
     bind: Callable[[Sequence[Operand], Array | None], Call], scratch: Array | None
-) -> Callable[[Any], None]:
+) -> Callable[[Tensor], None]:
     """Return a function running the call of a kernel with the result in a given tensor.
 
     Binding takes longer than many calls: later runs make only the arguments over the result again, if all are known.
     """
     inference_mode = torch().inference_mode()  # entered again by every run
-    template: list[Any] = []  # after the first run, the template; None if each run has to bind
+    template: list[
+        Callable[[Tensor], Call] | None
+    ] = []  # after the first run, the template; None if each run has to bind
 
-    def write(tensor: Any) -> None:
+    def write(tensor: Tensor) -> None:
         if template and template[0] is not None:
             with inference_mode:
                 template[0](tensor)()
@@ -230,7 +235,7 @@ def _write_to_new_place(
     return write
 
 
-def _whole_tensor_of(place: Any, shape: tuple[int, ...], layout: StridedLayout | None) -> Any:
+def _whole_tensor_of(place: Tensor, shape: tuple[int, ...], layout: StridedLayout | None) -> Tensor | None:
     """Return the tensor of `shape` seen through `layout` as `place`; None if `place` has another layout."""
     whole = place.as_strided(shape, StridedLayout.contiguous(shape).stride, place.storage_offset())
     view = strided_tensor(whole, layout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.analysis.options import Options
 from sublet.base.arrays import torch_name
@@ -18,7 +18,7 @@ from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.base.interrupts import fork_lock
 from sublet.integrations.torch.compile.arena_pool import plan_within
 from sublet.integrations.torch.compile.caller_outputs import COMPUTE_OUT, COPY_OUT, ComputedOutputs
-from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram, PassValue
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease
 from sublet.integrations.torch.dialect import PREFIX, StridedLayout, decode
 from sublet.integrations.torch.kernels.backend import (
@@ -32,15 +32,19 @@ from sublet.integrations.torch.kernels.backend import (
 from sublet.integrations.torch.reader.exported_program import TorchContent
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, torch
 from sublet.ir.graph import Node, Value
+from sublet.ir.model import Constant
 from sublet.ops.nn.command import spec_of
 from sublet.ops.op import SUSPEND
 from sublet.plan import bound_storage_name
-from sublet.runtime.calls import no_op
-from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Kernel, Operand, no_op
 from sublet.runtime.kernel_choice import bind_node, choose_kernels
 from sublet.runtime.memory import ValuePlaces
-from sublet.runtime.program import build_program
+from sublet.runtime.program import BoundProgram, build_program
 from sublet.runtime.resumable import SuspensionBackend, calls_between_suspensions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.cuda import Stream
 
 # The use of `torch.cuda`: recorded and replayed CUDA graphs, and the order of streams sharing an arena.
 #
@@ -85,9 +89,9 @@ class StreamOrder:
     """Orders the calls in an arena. Each call runs on the stream current at the start of the call."""
 
     def __init__(self) -> None:
-        self._last: Any = None
+        self._last: Stream | None = None
 
-    def wait_for_previous(self, device: str, tensors: Iterable[Any]) -> None:
+    def wait_for_previous(self, device: str, tensors: Iterable[Tensor]) -> None:
         """Let the current stream wait for all work of the previous stream in the arena.
 
         `tensors` are recorded on the current stream: PyTorch's allocator must not reuse their memory before the stream
@@ -119,9 +123,9 @@ class DeviceArena:
     """
 
     memory: DeviceMemory
-    results: list[dict[int, Any]]
+    results: list[dict[int, Tensor]]
     pass_calls: list[tuple[Call, ...]] = field(default_factory=list)
-    argument_places: list[dict[int, Any]] = field(default_factory=list)
+    argument_places: list[dict[int, Tensor]] = field(default_factory=list)
     weight_addresses: dict[int, int] = field(default_factory=dict)
     streams: StreamOrder = field(default_factory=StreamOrder)
 
@@ -130,7 +134,7 @@ class DeviceArena:
         """A context manager without effect: the arena shares no bytes."""
         return nullcontext()
 
-    def is_bound_to(self, args: Sequence[Any]) -> bool:
+    def is_bound_to(self, args: Sequence[PassValue]) -> bool:
         """True if the program reads each weight of `args` at the current address."""
         return all(args[position].data_ptr() == address for position, address in self.weight_addresses.items())
 
@@ -164,7 +168,7 @@ class DevicePool:
         self._lock = fork_lock()
         self._free: list[DeviceArena] = []
 
-    def lease(self, args: Sequence[Any] = ()) -> ArenaLease:
+    def lease(self, args: Sequence[PassValue] = ()) -> ArenaLease:
         """Return the lease of an arena without another call, see `ArenaPool.lease`."""
         with self._lock:
             bound = (i for i, each in enumerate(self._free) if args and each.is_bound_to(args))
@@ -184,19 +188,21 @@ class DevicePool:
                 memory.bind_storage(bound_storage_name(value.name), self._constant_tensor(value, content))
         return DeviceArena(memory, [{} for _ in self.captured.passes])
 
-    def _constant_tensor(self, value: Value, content: Any) -> Any:
+    def _constant_tensor(self, value: Value, content: Constant | None) -> Tensor:
         """Return the tensor of a constant of the program: a dense tensor, or a few numbers on the device."""
         spec = spec_of(value)
         with torch().inference_mode(False):
             if isinstance(content, TorchContent):
                 layout = StridedLayout(tuple(content.tensor.shape), tuple(content.tensor.stride()))
-                return content.tensor.detach() if layout.is_dense else content.tensor.detach().contiguous()
+                tensor: Tensor = content.tensor.detach()
+                return tensor if layout.is_dense else tensor.contiguous()
             dtype = getattr(torch(), torch_name(spec.dtype))
-            return torch().tensor(value.literal, dtype=dtype, device=self._device)
+            numbers: Tensor = torch().tensor(value.literal, dtype=dtype, device=self._device)
+            return numbers
 
     def run_pass(
-        self, arena: DeviceArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
-    ) -> list[Any]:
+        self, arena: DeviceArena, number: int, args: Sequence[PassValue], into: Mapping[int, Tensor] | None = None
+    ) -> list[PassValue]:
         """Run a pass and return the results by position, None for tensors in the arena; see `ArenaPool.run_pass`."""
         if number == 0:
             self._rebind_weights(arena, args)
@@ -214,7 +220,7 @@ class DevicePool:
         taken.update({position: place.copy_(taken[position]) for position, place in (into or {}).items()})
         return self.captured.passes[number].resolve_results(args, taken)
 
-    def _results_of_caller(self, taken: dict[int, Any]) -> dict[int, Any]:
+    def _results_of_caller(self, taken: dict[int, Tensor]) -> dict[int, Tensor]:
         """Return the results of a run as the caller's own tensors.
 
         Results of recorded calls are copied: the next run overwrites the tensors of the recording.
@@ -225,7 +231,7 @@ class DevicePool:
         taken.clear()
         return results
 
-    def _rebind_weights(self, arena: DeviceArena, args: Sequence[Any]) -> None:
+    def _rebind_weights(self, arena: DeviceArena, args: Sequence[PassValue]) -> None:
         """Build the program over the current weights: in a new arena, and after a weight has moved."""
         given = {at: self.captured.weight_as_traced(at, args[at]) for at in self.captured.weights}
         addresses = {position: tensor.data_ptr() for position, tensor in given.items()}
@@ -240,7 +246,7 @@ class DevicePool:
         ]
         arena.weight_addresses = addresses
 
-    def _build_calls(self, arena: DeviceArena) -> Any:
+    def _build_calls(self, arena: DeviceArena) -> BoundProgram:
         """Return the calls of the program, recorded in segments if the pool has a recorder."""
         graph, memory, staying = self.captured.model.graph, arena.memory, self._recorder is not None
         takes = _DeviceOutputs(self.captured.computed, self._pass_of, arena.results, self._device, staying)
@@ -258,11 +264,11 @@ class DevicePool:
 
         return build_program(graph, self.plan.schedule, memory, bind, None)
 
-    def saved_tensor(self, arena: DeviceArena, result: CallResult, flight: ArenaLease) -> Any:
+    def saved_tensor(self, arena: DeviceArena, result: CallResult, flight: ArenaLease) -> Tensor:
         """Return a PyTorch tensor over a saved result in the arena, with a reference to the lease."""
         assert result.tensor is not None
         saved = _tensor_in_arena(arena, result.tensor)
-        saved.lease = flight
+        vars(saved)["lease"] = flight
         return saved
 
 
@@ -275,10 +281,11 @@ def _pass_numbers(nodes: Sequence[Node]) -> dict[str, int]:
     return numbers
 
 
-def _tensor_in_arena(arena: DeviceArena, tensor: TracedTensor) -> Any:
+def _tensor_in_arena(arena: DeviceArena, tensor: TracedTensor) -> Tensor:
     """Return a PyTorch tensor over the bytes of `tensor` in the arena."""
     region = arena.memory.places_at().region(tensor.value) if tensor.value.nbytes else None
-    return arena.memory.tensor_with_layout(region, tensor.spec, tensor.layout)
+    over: Tensor = arena.memory.tensor_with_layout(region, tensor.spec, tensor.layout)
+    return over
 
 
 @dataclass(frozen=True)
@@ -290,7 +297,7 @@ class _DeviceOutputs:
 
     computed: ComputedOutputs
     pass_of: Mapping[str, int]
-    results: Sequence[dict[int, Any]]
+    results: Sequence[dict[int, Tensor]]
     device: str
     keeps_tensors: bool
     name: str = "take"
@@ -308,7 +315,7 @@ class _DeviceOutputKernel:
     """Copies a result to a new tensor of the caller, or computes node `computed` directly in the tensor."""
 
     backend: _DeviceOutputs
-    results: dict[int, Any]
+    results: dict[int, Tensor]
     copy_out: Node
     computed: Node | None
     scratch: int = 0
@@ -330,11 +337,11 @@ class _DeviceOutputKernel:
 
         return give
 
-    def _result_and_fill(self, inputs: Sequence[Operand | None]) -> tuple[Any, Call]:
+    def _result_and_fill(self, inputs: Sequence[Operand | None]) -> tuple[Tensor, Call]:
         """Return a new tensor for the caller, and the call to fill the tensor."""
         (use,) = decode(self.copy_out).tensor_arguments()
         if self.computed is None:
-            source: Any = strided_tensor(inputs[0], use.layout)
+            source: Tensor = strided_tensor(inputs[0], use.layout)
             place = torch().empty_like(source)
             return place, lambda: place.copy_(source)
         spec = spec_of(self.computed.defs[0])

@@ -5,11 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublet.integrations.torch.reader.fx_conversion import FxArgument
 from sublet.integrations.torch.reader.traced_tensor import torch
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
 
 MIN_RECOMPUTED_BYTES = 1 << 14
 """Minimum bytes of a rematerialized tensor. Smaller tensors are kept."""
@@ -28,14 +32,19 @@ MAX_POOL = "aten.max_pool2d_with_indices.default"
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
-def storage_node(node: Any) -> Any:
+def arguments_of(node: Node) -> Sequence[FxArgument]:
+    """Return the positional arguments of a node."""
+    return node.args
+
+
+def storage_node(node: Node) -> Node:
     """Return the node computing the storage of a view; the node itself for a node without an operand to view."""
     while _is_view(node) and node.args and isinstance(node.args[0], torch().fx.Node):
         node = node.args[0]
     return node
 
 
-def tensor_bytes(node: Any) -> int:
+def tensor_bytes(node: Node) -> int:
     """Return the bytes of a node's tensor; 0 for a node without a tensor, or with symbolic extents."""
     tensor = node.meta.get("val")
     if not isinstance(tensor, torch().Tensor) or any(not isinstance(extent, int) for extent in tensor.shape):
@@ -43,7 +52,7 @@ def tensor_bytes(node: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _is_view(node: Any) -> bool:
+def _is_view(node: Node) -> bool:
     """True if the only result of the node aliases an operand and the operator writes no operand."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
@@ -52,12 +61,12 @@ def _is_view(node: Any) -> bool:
     return len(alias) == 1 and alias[0] is not None and not alias[0].is_write and not schema.is_mutable
 
 
-def is_cheap(node: Any) -> bool:
+def is_cheap(node: Node) -> bool:
     """True if computing the tensor takes about as long as reading the operator's inputs."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
-        whole, position = node.args
+        whole, position = arguments_of(node)
         if str(whole.target) == BATCH_NORM:
             return is_batch_norm_result(node)
         return str(whole.target) == MAX_POOL or (position == 0 and str(whole.target) in CHEAP_OPERATORS)
@@ -71,38 +80,38 @@ def is_cheap(node: Any) -> bool:
     return t.Tag.pointwise in tags or str(node.target) in CHEAP_OPERATORS
 
 
-def _is_argument_copy(node: Any) -> bool:
+def _is_argument_copy(node: Node) -> bool:
     """True for a copy of an argument.
 
     AOTAutograd copies an argument before the function changes the argument, so a second copy would have the changed
     content.
     """
-    return str(node.target) == "aten.clone.default" and node.args[0].op == "placeholder"
+    return str(node.target) == "aten.clone.default" and arguments_of(node)[0].op == "placeholder"
 
 
-def is_batch_norm_result(node: Any) -> bool:
+def is_batch_norm_result(node: Node) -> bool:
     """True for the result of a training batch norm with scale, bias and saved statistics."""
     if node.op != "call_function" or node.target is not operator.getitem or node.args[1] != 0:
         return False
-    whole = node.args[0]
+    whole = arguments_of(node)[0]
     if str(whole.target) != BATCH_NORM or None in whole.args[1:3] or not whole.args[5]:
         return False
     return result_at(whole, 1) is not None and result_at(whole, 2) is not None
 
 
-def result_at(whole: Any, position: int) -> Any:
+def result_at(whole: Node, position: int) -> Node | None:
     """Return the `getitem` node of a result position, or None if the position is unused."""
     return next((user for user in whole.users if user.target is operator.getitem and user.args[1] == position), None)
 
 
-def has_several_results(node: Any) -> bool:
+def has_several_results(node: Node) -> bool:
     """True if the node returns several tensors."""
     return node.op == "call_function" and isinstance(node.meta.get("val"), list | tuple)
 
 
-def forward_nodes(outputs: Sequence[Any]) -> set[Any]:
+def forward_nodes(outputs: Sequence[FxArgument]) -> set[Node]:
     """Return the nodes computing some results, with all `getitem` nodes of multi-result operators."""
-    needed: set[Any] = set()
+    needed: set[Node] = set()
     todo = [node for node in outputs if isinstance(node, torch().fx.Node)]
     while todo:
         node = todo.pop()
@@ -129,13 +138,13 @@ MIN_GAIN_DIVISOR = 4
 """The peak must fall by at least 1/4 of the rematerialized tensor's bytes: the second computation takes time."""
 
 
-def rematerialize_late_uses(graph: Any, outside: Collection[str]) -> None:
+def rematerialize_late_uses(graph: Graph, outside: Collection[str]) -> None:
     """Rematerialize cheap tensors of a graph for late uses, in place.
 
     `outside` names the placeholders outside the arena; their bytes are not counted. At most `MAX_STEPS` tensors are
     rematerialized.
     """
-    origins: dict[Any, Any] = {}
+    origins: dict[Node, Node] = {}
     lives: _FxLiveRanges | None = _FxLiveRanges(graph, outside)
     for _ in range(MAX_STEPS):
         if lives is None:
@@ -158,7 +167,7 @@ def _try_step(step: _RematStep, outside: Collection[str]) -> _FxLiveRanges | Non
     return None
 
 
-def _is_cheap_without_statistics(tensor: Any) -> bool:
+def _is_cheap_without_statistics(tensor: Node) -> bool:
     """True if a tensor is cheap to compute again without the statistics of a batch norm."""
     return is_cheap(tensor) and not is_batch_norm_result(tensor)
 
@@ -172,9 +181,9 @@ class _FxLiveRanges:
     peak_bytes     the live bytes at the peak position
     """
 
-    def __init__(self, graph: Any, outside: Collection[str]) -> None:
+    def __init__(self, graph: Graph, outside: Collection[str]) -> None:
         self.position = {node: number for number, node in enumerate(graph.nodes)}
-        self.readers: dict[Any, list[Any]] = {}
+        self.readers: dict[Node, list[Node]] = {}
         for node in graph.nodes:
             for home in {storage_node(each) for each in node.all_input_nodes if node.op != "output"}:
                 if storage_node(node) is not home:
@@ -194,11 +203,11 @@ class _FxLiveRanges:
         self.peak_position = int(alive.argmax())
         self.peak_bytes = int(alive[self.peak_position])
 
-    def last_use(self, tensor: Any) -> int:
+    def last_use(self, tensor: Node) -> int:
         """Return the position of the last reader of a tensor; the definition if the tensor has no reader."""
         return max((self.position[node] for node in self.readers.get(tensor, ())), default=self.position[tensor])
 
-    def _can_reuse_operand(self, tensor: Any) -> bool:
+    def _can_reuse_operand(self, tensor: Node) -> bool:
         """True if a pointwise operator can write the result over a dying operand of the same size."""
         if torch().Tag.pointwise not in getattr(tensor.target, "tags", ()) or not self.readers.get(tensor):
             return False
@@ -208,7 +217,7 @@ class _FxLiveRanges:
             for home in homes
         )
 
-    def live_across_peak(self) -> list[Any]:
+    def live_across_peak(self) -> list[Node]:
         """Return the cheap tensors live across the peak without a reader at the peak, the largest first."""
         tensors = [
             tensor
@@ -220,7 +229,7 @@ class _FxLiveRanges:
         ]
         return sorted(tensors, key=tensor_bytes, reverse=True)
 
-    def late_readers(self, tensor: Any) -> list[Any]:
+    def late_readers(self, tensor: Node) -> list[Node]:
         """Return the readers of a tensor after the peak, in graph order."""
         return [node for node in self.readers[tensor] if self.position[node] > self.peak_position]
 
@@ -234,12 +243,12 @@ class _RematStep:
     origins       the original node of every copy, over all steps
     """
 
-    graph: Any
+    graph: Graph
     live_ranges: _FxLiveRanges
-    tensor: Any
-    origins: dict[Any, Any]
-    copies: dict[Any, Any] = field(default_factory=dict)
-    replacements: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    tensor: Node
+    origins: dict[Node, Node]
+    copies: dict[Node, Node] = field(default_factory=dict)
+    replacements: list[tuple[Node, Node, Node]] = field(default_factory=list)
 
     def apply(self) -> None:
         """Compute the tensor again right before the first late reader, and let all late readers read the copy."""
@@ -253,7 +262,7 @@ class _RematStep:
         for reader, old, new in self.replacements:
             reader.replace_input_with(old, new)
 
-    def _copy_of(self, node: Any) -> Any:
+    def _copy_of(self, node: Node) -> Node:
         """Return a copy of a node with copies of all dead operands; an equal node still live is used without a copy."""
         if node not in self.copies:
             there = next(filter(self._is_live_at_late_use, (node, *self._equal_nodes(node))), None)
@@ -263,16 +272,16 @@ class _RematStep:
             self.origins[self.copies[node]] = self._origin(node)
         return self.copies[node]
 
-    def _origin(self, node: Any) -> Any:
+    def _origin(self, node: Node) -> Node:
         """Return the original node of a copy; an original node itself."""
         return self.origins.get(node, node)
 
-    def _equal_nodes(self, node: Any) -> list[Any]:
+    def _equal_nodes(self, node: Node) -> list[Node]:
         """Return the nodes computing the same value: the original node and copies of earlier steps."""
         origin = self._origin(node)
         return [other for other in (origin, *self.origins) if self._origin(other) is origin and other is not node]
 
-    def _is_live_at_late_use(self, node: Any) -> bool:
+    def _is_live_at_late_use(self, node: Node) -> bool:
         """True if the first late reader may read the node: the tensor is live there, or must be live there anyway."""
         home = storage_node(node)
         if (

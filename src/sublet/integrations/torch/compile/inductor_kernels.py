@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 from sublet.base.errors import SubletError
 from sublet.base.formatting import human
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.compile_report import Compiled, add_record
 from sublet.integrations.torch.compile.inductor_memory import (
+    InductorObject,
     PassMemory,
     StepMemory,
     memory_in_code,
@@ -29,15 +30,26 @@ from sublet.integrations.torch.compile.inductor_memory import (
     step_memory,
 )
 from sublet.integrations.torch.compile.joint_budget import RUNGS, ClonePairs, StoredTensors, TargetSearch, mark_saved
-from sublet.integrations.torch.compile.joint_partition import changed_arguments, partition_joint, rematerialize_cheap
+from sublet.integrations.torch.compile.joint_partition import (
+    DividedGraphs,
+    changed_arguments,
+    partition_joint,
+    rematerialize_cheap,
+)
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 FREE_SHARE = 0.01
 """Predicted extra time, as a share of a step, of a recomputation made without a budget."""
 
-Divide = Callable[..., tuple[Any, Any]]
+Divide = Callable[..., DividedGraphs]
 """A partitioner: (joint graph module, example arguments, num_fwd_outputs=..., ...) -> (forward, backward)."""
+
+Strides = list[tuple[int, ...] | None]
+"""The strides of the results of a graph, None for numbers and for open strides."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ class Lowering:
 class _Lowered(BaseException):
     """Ends Inductor's work on a graph once the allocations are known. No `Exception`: Inductor would wrap the class."""
 
-    def __init__(self, memory: PassMemory | None, strides: list[Any]) -> None:
+    def __init__(self, memory: PassMemory | None, strides: Strides) -> None:
         super().__init__()
         self.memory, self.strides = memory, strides
 
@@ -144,14 +156,14 @@ class Division:
 class InductorCompilation:
     """The compilation of one graph of Dynamo by Inductor, with Sublet's division."""
 
-    def __init__(self, module: Any, example: Sequence[Any]) -> None:
+    def __init__(self, module: GraphModule, example: Sequence[object]) -> None:
         self._module, self._example = module, example
         self._fx = require("torch._inductor.compile_fx", extra="torch")
         self._partitioners = require("torch._functorch.partitioners", extra="torch")
         self._search: TargetSearch | None = None
         self.messages: list[str] = []
 
-    def compile(self, budget: int | None) -> Callable[..., Any]:
+    def compile(self, budget: int | None) -> Callable[..., object]:
         """Compile the graph, and add a record to `report`. Raises SubletError without a division within the budget."""
         divisions = self._own_divisions()
         chosen = min(divisions, key=lambda each: each.peak) if _are_known(divisions) else divisions[0]
@@ -176,7 +188,7 @@ class InductorCompilation:
         add_record(record)
         return compiled
 
-    def compile_plainly(self) -> Callable[..., Any]:
+    def compile_plainly(self) -> Callable[..., object]:
         """Return the graph compiled as by `torch.compile(backend="inductor")`."""
         return self._fx.compile_fx(self._copied_module(), self._example)  # type: ignore[no-any-return]
 
@@ -245,7 +257,9 @@ class InductorCompilation:
         if self._search is None:
             problems = []
 
-            def note(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> tuple[Any, Any]:
+            def note(
+                joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
+            ) -> DividedGraphs:
                 if not any(node.meta.get("recompute") for node in joint.graph.nodes):
                     problems.append(stored_tensors(joint, num_fwd_outputs).problem())
                 raise _Lowered(None, [])
@@ -258,12 +272,12 @@ class InductorCompilation:
     def _lower(self, divide: Divide) -> Lowering:
         """Lower the graph divided by `divide`, and read the allocations; no kernel is compiled."""
 
-        def stop(memory: PassMemory | None, graph: Any) -> None:
+        def stop(memory: PassMemory | None, graph: InductorObject) -> None:
             raise _Lowered(memory, _output_strides(graph))
 
         lowering = Lowering()
 
-        def inner(graph: Any, example: Sequence[Any], **options: Any) -> Any:
+        def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
             lowering.nodes += count_operators(graph)
             try:
                 self._fx.compile_fx_inner(graph, example, **options)
@@ -276,7 +290,7 @@ class InductorCompilation:
             self._run(divide, inner, lowering, lazy=False, fx_graph_cache=False)
         return lowering
 
-    def _compile(self, divide: Divide, lazy: bool = False) -> tuple[Callable[..., Any], Lowering]:
+    def _compile(self, divide: Divide, lazy: bool = False) -> tuple[Callable[..., object], Lowering]:
         """Return the graph divided by `divide` and compiled, with the allocations noted in the generated code.
 
         With `lazy`, PyTorch compiles the backward pass at its first run, and knows then if the graph is retained. A
@@ -284,7 +298,7 @@ class InductorCompilation:
         """
         lowering = Lowering()
 
-        def inner(graph: Any, example: Sequence[Any], **options: Any) -> Any:
+        def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
             lowering.nodes += count_operators(graph)
             result = self._fx.compile_fx_inner(graph, example, **options)
             lowering.passes.append(memory_in_code(getattr(result, "source_code", "")))
@@ -293,13 +307,17 @@ class InductorCompilation:
         with read_wrappers(lambda memory, graph: None):
             return self._run(divide, inner, lowering, lazy), lowering
 
-    def _run(self, divide: Divide, inner: Callable[..., Any], lowering: Lowering, lazy: bool, **changes: Any) -> Any:
+    def _run(
+        self, divide: Divide, inner: Callable[..., object], lowering: Lowering, lazy: bool, **changes: object
+    ) -> Callable[..., object]:
         """Run Inductor on a copy of the graph."""
 
-        def divide_and_note(joint: Any, example: Sequence[Any], **options: Any) -> tuple[Any, Any]:
-            forward, backward = divide(joint, example, **options)
-            lowering.results = options["num_fwd_outputs"]
-            lowering.saved = saved_positions(forward, backward, options["num_fwd_outputs"])
+        def divide_and_note(
+            joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
+        ) -> DividedGraphs:
+            forward, backward = divide(joint, example, num_fwd_outputs=num_fwd_outputs, **options)
+            lowering.results = num_fwd_outputs
+            lowering.saved = saved_positions(forward, backward, num_fwd_outputs)
             return forward, backward
 
         aot = require("torch._functorch.config", extra="torch")
@@ -308,16 +326,19 @@ class InductorCompilation:
             # A hit in AOTAutograd's cache would skip the division, and the record would miss.
             stack.enter_context(aot.patch(force_non_lazy_backward_lowering=not lazy, enable_autograd_cache=False))
             stack.enter_context(settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
-            return self._fx.compile_fx(self._copied_module(), self._example, inner_compile=inner)
+            compiled: Callable[..., object] = self._fx.compile_fx(
+                self._copied_module(), self._example, inner_compile=inner
+            )
+            return compiled
 
-    def _copied_module(self) -> Any:
+    def _copied_module(self) -> GraphModule:
         """Return a copy of the graph module, over the same parameters: Inductor changes the graph."""
-        module = torch().fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
+        module: GraphModule = torch().fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         module.meta.update(self._module.meta)
         return module
 
 
-def compile_with_inductor(module: Any, example: Sequence[Any], budget: int | None) -> Callable[..., Any]:
+def compile_with_inductor(module: GraphModule, example: Sequence[object], budget: int | None) -> Callable[..., object]:
     """Return the callable for a graph of Dynamo: Sublet's division, Inductor's kernels.
 
     A graph without a possible division by Sublet is left to Inductor alone, with one warning.
@@ -346,7 +367,7 @@ def compile_with_inductor(module: Any, example: Sequence[Any], budget: int | Non
     return compiled
 
 
-def count_operators(graph: Any) -> int:
+def count_operators(graph: GraphModule) -> int:
     """Return the number of operators of a graph module."""
     return sum(node.op == "call_function" for node in graph.graph.nodes)
 
@@ -356,25 +377,25 @@ def _are_known(divisions: Sequence[Division]) -> bool:
     return all(each.lowering.memory is not None for each in divisions)
 
 
-def as_partitioner(divide: Divide) -> Any:
+def as_partitioner(divide: Divide) -> object:
     """Return a partitioner in the form of Inductor's setting `custom_partitioner_fn`."""
 
     class SubletPartitioner(require("torch._inductor.custom_graph_pass", extra="torch").CustomPartitionerFn):  # type: ignore[misc]
         """A partitioner with the same key in PyTorch's cache for every division: the key has the divided graph too."""
 
-        def __call__(self, joint: Any, example: Sequence[Any], **options: Any) -> tuple[Any, Any]:
+        def __call__(self, joint: GraphModule, example: Sequence[object], **options: object) -> DividedGraphs:
             return divide(joint, example, **options)
 
         def uuid(self) -> str:
             return "sublet"
 
-        def __reduce__(self) -> Any:
+        def __reduce__(self) -> tuple[type[str], tuple[str]]:
             return str, (self.uuid(),)  # PyTorch pickles all settings for the key
 
     return SubletPartitioner()
 
 
-def saved_positions(forward: Any, backward: Any, results: int) -> dict[str, int]:
+def saved_positions(forward: GraphModule, backward: GraphModule, results: int) -> dict[str, int]:
     """Return the position of each saved result of a forward graph, by name of the argument of the backward graph."""
     arguments = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
     outputs = next(node for node in forward.graph.nodes if node.op == "output").args[0]
@@ -382,7 +403,7 @@ def saved_positions(forward: Any, backward: Any, results: int) -> dict[str, int]
     return {name: i for i, name in named if name in arguments}
 
 
-def stored_tensors(joint: Any, outputs: int) -> StoredTensors:
+def stored_tensors(joint: GraphModule, outputs: int) -> StoredTensors:
     """Rematerialize cheap tensors of a joint graph, and return the stored tensors; `joint` is changed."""
     changed = changed_arguments(joint.graph, outputs)
     joint.graph = require("torch._functorch.compile_utils", extra="torch").fx_graph_cse(joint.graph)
@@ -391,8 +412,8 @@ def stored_tensors(joint: Any, outputs: int) -> StoredTensors:
 
 
 def divide_with_clones(
-    pairs: ClonePairs, joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **options: Any
-) -> tuple[Any, Any]:
+    pairs: ClonePairs, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
+) -> DividedGraphs:
     """Return the forward and the backward graph of a joint graph, with the nodes in `pairs` computed again."""
     stored_tensors(joint, num_fwd_outputs).write_clones(pairs)
     mark_saved(joint.graph, num_fwd_outputs)
@@ -400,15 +421,15 @@ def divide_with_clones(
     joint.recompile()
     partitioners = require("torch._functorch.partitioners", extra="torch")
     with require("torch._functorch.config", extra="torch").patch(cse=False):  # CSE would merge clones and originals
-        graphs: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
+        graphs: DividedGraphs = partitioners.min_cut_rematerialization_partition(
             joint, example, num_fwd_outputs=num_fwd_outputs, **options
         )
     return graphs
 
 
-def _output_strides(graph: Any) -> list[Any]:
+def _output_strides(graph: InductorObject) -> Strides:
     """Return the strides of the results of Inductor's graph, None for numbers and for open strides."""
-    found: list[Any] = []
+    found: Strides = []
     for each in graph.graph_outputs or ():
         is_tensor = hasattr(each, "has_tensor_output") and each.has_tensor_output()
         strides = each.get_layout().stride if is_tensor else ()
@@ -417,14 +438,14 @@ def _output_strides(graph: Any) -> list[Any]:
     return found
 
 
-def _report_strides(strides: list[Any]) -> None:
+def _report_strides(strides: Strides) -> None:
     """Pass the strides of the forward pass on to AOTAutograd, which lowers the backward pass for these strides."""
     context = torch()._guards.TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides.extend(strides)
 
 
-def _boxed_stub(args: list[Any]) -> Any:
+def _boxed_stub(args: list[object]) -> NoReturn:
     """Refuse a call: the graph was lowered only, without kernels."""
     raise SubletError("this graph was lowered to read its allocations, and has no kernels")
 

@@ -125,10 +125,14 @@ def _with_shared_blocks(memory: PassMemory, groups: Iterable[Sequence[int]]) -> 
     return PassMemory(events, memory.inputs, memory.outputs, memory.dynamic)
 
 
+InductorObject = Any
+"""A graph, a line of generated code, or a tensor of Inductor, whose classes are private and differ by version."""
+
+
 class _WrapperReader:
     """The allocations of a wrapper, in the order of the generated lines; a name may refer to several blocks."""
 
-    def __init__(self, graph: Any, names: Sequence[str]) -> None:
+    def __init__(self, graph: InductorObject, names: Sequence[str]) -> None:
         self._graph, self._lines = graph, require("torch._inductor.codegen.wrapper", extra="torch")
         self._blocks: dict[str, set[int]] = {}
         self._references: dict[int, int] = {}
@@ -161,19 +165,19 @@ class _WrapperReader:
             if not self._references[block]:
                 self.memory.events.append([block, 0])
 
-    def _bytes_of(self, node: Any) -> int:
+    def _bytes_of(self, node: InductorObject) -> int:
         """Return the bytes of a tensor, for changing extents of the first call."""
         size = self._graph.get_allocation_storage_size(node)
         count = self._graph.sizevars.optimization_hint(size, fallback=0)
         self._dynamic = self._dynamic or (not isinstance(size, int) and not getattr(size, "is_number", False))
         return int(count) * int(node.get_dtype().itemsize)
 
-    def read(self, lines: Iterable[Any]) -> None:
+    def read(self, lines: Iterable[InductorObject]) -> None:
         """Add the events of the lines."""
         for line in lines:
             self._read_line(line)
 
-    def _read_line(self, line: Any) -> None:
+    def _read_line(self, line: InductorObject) -> None:
         """Add the events of a line."""
         kinds, node = self._lines, _node_of(line)
         if isinstance(line, kinds.AllocateLine):
@@ -199,7 +203,7 @@ class _WrapperReader:
         """True if the function returns the tensor."""
         return name in self._results
 
-    def _read_kernel(self, node: Any) -> None:
+    def _read_kernel(self, node: InductorObject) -> None:
         """Add the results of a kernel outside of Inductor, allocated by the kernel.
 
         A tuple of results keeps all blocks of the results live until the tuple is deleted.
@@ -223,12 +227,12 @@ class _WrapperReader:
         return PassMemory(self.memory.events, self.memory.inputs, list(first), self._dynamic)
 
 
-def _node_of(line: Any) -> Any:
+def _node_of(line: InductorObject) -> InductorObject:
     """Return the tensor of a line; None for a line without a tensor."""
     return getattr(line, "node", None)
 
 
-Listener = Callable[[PassMemory | None, Any], None]
+Listener = Callable[[PassMemory | None, InductorObject], None]
 """Receives the memory of a lowered graph, None for lines without known memory, and Inductor's graph."""
 
 _current = threading.local()
@@ -247,7 +251,7 @@ def read_wrappers(listener: Listener) -> Iterator[None]:
         _current.listener = before
 
 
-def _memory_or_none(graph: Any, lines: Iterable[Any]) -> PassMemory | None:
+def _memory_or_none(graph: InductorObject, lines: Iterable[InductorObject]) -> PassMemory | None:
     """Return the memory of a graph, or None for lines that cannot be followed."""
     names = graph.get_output_names()
     reader = _WrapperReader(graph, names)
@@ -258,12 +262,12 @@ def _memory_or_none(graph: Any, lines: Iterable[Any]) -> PassMemory | None:
     return reader.finish(names)
 
 
-def _watch(wrapper: Any) -> None:
+def _watch(wrapper: InductorObject) -> None:
     """Let the wrapper class pass the memory of each graph to the listener of the thread; without one, do nothing."""
     virtualized = require("torch._inductor.virtualized", extra="torch")
     plan_lines = wrapper.run_wrapper_ir_passes
 
-    def run_wrapper_ir_passes(self: Any, is_inference: bool) -> None:
+    def run_wrapper_ir_passes(self: InductorObject, is_inference: bool) -> None:
         plan_lines(self, is_inference)
         listener = getattr(_current, "listener", None)
         if listener is None:

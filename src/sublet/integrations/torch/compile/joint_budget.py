@@ -15,15 +15,24 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.compile.fx_queries import forward_nodes, has_several_results, storage_node, tensor_bytes
+from sublet.integrations.torch.compile.fx_queries import (
+    arguments_of,
+    forward_nodes,
+    has_several_results,
+    storage_node,
+    tensor_bytes,
+)
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.passes.live_bytes import LiveBlocks
 from sublet.passes.recompute.remat_problem import RematProblem
 from sublet.passes.recompute.remat_search import RematSearch, RematSolution
 from sublet.planning.budget.cost_model import BYTES_PER_SECOND, CALL_SECONDS, OPERATIONS_PER_SECOND
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
 
 ClonePairs = tuple[tuple[str, str], ...]
 """Pairs (node, reader): compute the node again right before the reader, for the reader and all later readers."""
@@ -52,7 +61,7 @@ FUSED_OPERATORS = (
 """Operators computed element by element by Inductor, beside operators tagged as pointwise by PyTorch."""
 
 
-def is_fused(node: Any) -> bool:
+def is_fused(node: Node) -> bool:
     """True if Inductor computes the node element by element."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch().Tensor):
         return False
@@ -68,26 +77,26 @@ class StoredTensors:
         changed: names of the placeholders changed by the forward pass; no clone may read them.
     """
 
-    def __init__(self, graph: Any, outputs: int, changed: Iterable[str]) -> None:
+    def __init__(self, graph: Graph, outputs: int, changed: Iterable[str]) -> None:
         self.graph, self._changed = graph, set(changed)
         self._nodes = list(graph.nodes)
         self._results = {storage_node(each) for each in self._nodes[-1].all_input_nodes}
         self._forward = forward_nodes(self._nodes[-1].args[0][:outputs])
         self._late = _dependents(node for node in self._nodes if node.op == "placeholder" and "tangent" in node.name)
-        self._leaves: dict[Any, tuple[Any, ...]] = {}
-        self._fused: set[Any] = set()
+        self._leaves: dict[Node, tuple[Node, ...]] = {}
+        self._fused: set[Node] = set()
         for node in self._nodes:  # in order: the operands of a node are decided before the node
             if is_fused(node) and not self._is_stored(node):
                 self._fused.add(node)
         self.stored = [node for node in self._nodes if node.op == "call_function" and not self.is_transparent(node)]
 
-    def is_transparent(self, node: Any) -> bool:
+    def is_transparent(self, node: Node) -> bool:
         """True for a node without stored bytes of its own: a view, an element of a tuple, or a fused result."""
         if node.op != "call_function":
             return False
         return node.target is operator.getitem or storage_node(node) is not node or node in self._fused
 
-    def _is_stored(self, node: Any) -> bool:
+    def _is_stored(self, node: Node) -> bool:
         """True if an element-wise result is stored: for the caller, the other pass, or a kernel outside of Inductor.
 
         Inductor also stores a result with several readers, if computing the result again reads many tensors.
@@ -101,14 +110,14 @@ class StoredTensors:
             return True
         return node in self._forward and any(each not in self._forward for each in readers)
 
-    def _stored_operands(self, node: Any) -> tuple[Any, ...]:
+    def _stored_operands(self, node: Node) -> tuple[Node, ...]:
         """Return the stored results read by a node, through transparent nodes; an element of a tuple as `getitem`."""
         if node not in self._leaves:
-            found: dict[Any, None] = {}
+            found: dict[Node, None] = {}
             for each in node.all_input_nodes:
                 if each.op != "call_function":
                     continue
-                if each.target is operator.getitem and not self.is_transparent(each.args[0]):
+                if each.target is operator.getitem and not self.is_transparent(arguments_of(each)[0]):
                     found[each] = None
                 elif self.is_transparent(each):
                     found.update(dict.fromkeys(self._stored_operands(each)))
@@ -119,7 +128,8 @@ class StoredTensors:
 
     def problem(self) -> RematProblem:
         """Return the rematerialization problem over the stored tensors, in the order of the graph."""
-        blocks, block_of = LiveBlocks(), dict[Any, int]()
+        blocks = LiveBlocks()
+        block_of: dict[Node, int] = {}
         for i, node in enumerate(self.stored):
             read = [block_of[each] for each in self._stored_operands(node) if each in block_of]
             blocks.read.append(read)
@@ -148,7 +158,7 @@ class StoredTensors:
             seconds, (-1,) * len(blocks.nbytes), 0,
         )  # fmt: skip
 
-    def _can_repeat(self, node: Any) -> bool:
+    def _can_repeat(self, node: Node) -> bool:
         """True if a second computation of a node gives the same values."""
         is_operator = getattr(node.target, "_schema", None) is not None
         if node in self._late or not is_operator or _writes_operand(node) or not tensor_bytes_of_all(node):
@@ -163,7 +173,7 @@ class StoredTensors:
         Returns the number of nodes computed again.
         """
         by_name = {node.name: node for node in self._nodes}
-        wanted: dict[Any, list[Any]] = defaultdict(list)
+        wanted: dict[Node, list[Node]] = defaultdict(list)
         for name, reader in pairs:
             wanted[by_name[reader]].append(by_name[name])
         writer = _CloneWriter(self.graph, self.is_transparent)
@@ -177,12 +187,12 @@ class StoredTensors:
 class _CloneWriter:
     """Writer of clones into a graph: follows for each node the clone that later readers read."""
 
-    def __init__(self, graph: Any, is_transparent: Callable[[Any], bool]) -> None:
+    def __init__(self, graph: Graph, is_transparent: Callable[[Node], bool]) -> None:
         self._graph, self._is_transparent = graph, is_transparent
-        self._now: dict[Any, Any] = {}
-        self._copies: dict[tuple[Any, ...], Any] = {}
+        self._now: dict[Node, Node] = {}
+        self._copies: dict[tuple[Node, ...], Node] = {}
 
-    def rewrite(self, node: Any, clones: Sequence[Any]) -> None:
+    def rewrite(self, node: Node, clones: Sequence[Node]) -> None:
         """Insert the clones before a node, and let the node read the latest clones."""
         with self._graph.inserting_before(node):
             for each in clones:
@@ -193,7 +203,7 @@ class _CloneWriter:
                     if new is not old:
                         node.replace_input_with(old, new)
 
-    def _current(self, node: Any) -> Any:
+    def _current(self, node: Node) -> Node:
         """Return the latest clone of a node; for a transparent node, a copy over the latest clones of the operands."""
         if node in self._now:
             return self._now[node]
@@ -208,7 +218,7 @@ class _CloneWriter:
         return self._copies[key]
 
 
-def mark_saved(graph: Any, outputs: int) -> None:
+def mark_saved(graph: Graph, outputs: int) -> None:
     """Mark each tensor of the forward pass read by the backward pass as saved, and every other such node as computed
     again.
 
@@ -262,24 +272,26 @@ class TargetSearch:
         return self.plain.peak * (RUNGS - rung) // RUNGS
 
 
-def _draws_numbers(node: Any) -> bool:
+def _draws_numbers(node: Node) -> bool:
     """True if a node draws random numbers. An attention draws numbers only with a probability of dropout."""
     if torch().Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    names = [each.name for each in node.target._schema.arguments]
+    arguments = operator.attrgetter("_schema.arguments")(node.target)
+    names = [each.name for each in arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    defaults = {each.name: each.default_value for each in node.target._schema.arguments}
+    defaults = {each.name: each.default_value for each in arguments}
     return given.get("dropout_p", defaults.get("dropout_p")) != 0.0
 
 
-def _writes_operand(node: Any) -> bool:
+def _writes_operand(node: Node) -> bool:
     """True if the operator writes into an operand, as the copy into a changed argument does."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
-def _dependents(nodes: Iterable[Any]) -> set[Any]:
+def _dependents(nodes: Iterable[Node]) -> set[Node]:
     """Return some nodes and all nodes computed from them."""
-    found, todo = set[Any](), list(nodes)
+    found: set[Node] = set()
+    todo = list(nodes)
     while todo:
         node = todo.pop()
         if node not in found:
@@ -288,18 +300,19 @@ def _dependents(nodes: Iterable[Any]) -> set[Any]:
     return found
 
 
-def _readers_through_views(node: Any) -> list[Any]:
+def _readers_through_views(node: Node) -> list[Node]:
     """Return the nodes reading a tensor or a view of the tensor, without the results of the graph."""
-    readers: list[Any] = []
+    readers: list[Node] = []
     for user in node.users:
         if user.op == "call_function":
             readers += _readers_through_views(user) if storage_node(user) is not user else [user]
     return readers
 
 
-def _operands_through(node: Any, is_transparent: Callable[[Any], bool]) -> list[Any]:
+def _operands_through(node: Node, is_transparent: Callable[[Node], bool]) -> list[Node]:
     """Return the operands of a node, with the operands of all transparent operands."""
-    found, todo = dict[Any, None](), list(node.all_input_nodes)
+    found: dict[Node, None] = {}
+    todo = list(node.all_input_nodes)
     while todo:
         each = todo.pop()
         if each not in found:
@@ -311,19 +324,19 @@ def _operands_through(node: Any, is_transparent: Callable[[Any], bool]) -> list[
 REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "argmax", "any", "all", "prod")
 
 
-def _is_reduction(node: Any) -> bool:
+def _is_reduction(node: Node) -> bool:
     """True for a reduction computed by a kernel of Inductor."""
     return str(node.target).split(".")[1:2] != [] and str(node.target).split(".")[1] in REDUCTIONS
 
 
-def tensor_bytes_of_all(node: Any) -> int:
+def tensor_bytes_of_all(node: Node) -> int:
     """Return the bytes of all tensors of a node."""
     if not has_several_results(node):
         return tensor_bytes(node)
     return sum(tensor_bytes(user) for user in node.users if user.target is operator.getitem)
 
 
-def _seconds_of(node: Any) -> float:
+def _seconds_of(node: Node) -> float:
     """Return the estimated seconds of a stored node. An element-wise result costs a share of its own bytes."""
     nbytes = tensor_bytes_of_all(node)
     if is_fused(node):
@@ -332,7 +345,7 @@ def _seconds_of(node: Any) -> float:
     return max(_operations_of(node) / OPERATIONS_PER_SECOND, (nbytes + read) / BYTES_PER_SECOND) + CALL_SECONDS
 
 
-def _operations_of(node: Any) -> float:
+def _operations_of(node: Node) -> float:
     """Return the multiplications and additions of a node by PyTorch's formulas; one an element without a formula."""
     formulas = require("torch.utils.flop_counter", extra="torch").flop_registry
     formula = formulas.get(getattr(node.target, "overloadpacket", None))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.caller_outputs import COPY_IN, COPY_OUT, ComputedOutputs, fuse_computed_outputs
@@ -19,12 +19,23 @@ from sublet.integrations.torch.dialect import OperatorCall, StridedLayout, Tenso
 from sublet.integrations.torch.kernels.backend import strided_tensor
 from sublet.integrations.torch.reader.conversion import ConversionLevel, TorchConversion
 from sublet.integrations.torch.reader.exported_program import CPU, torch_contents
-from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
+from sublet.integrations.torch.reader.fx_conversion import ConvertedValue, convert_graph, graph_results, placeholders
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, is_dense, torch
 from sublet.ir.dataflow import reads_inside
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
 from sublet.ops.op import SUSPEND
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
+    from torch.fx import Node as FxNode
+
+PassValue = Any
+"""An argument or result of a pass by position: a tensor, a number, None, or an object that the pass only hands on.
+
+The position fixes the kind, and no type says which.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class CallResult:
 
     tensor: TracedTensor | None = None
     argument: int | None = None
-    number: Any = None
+    number: PassValue = None
     leaves_arena: bool = False
     shared_with: int | None = None
     argument_tensor: TracedTensor | None = None
@@ -60,7 +71,7 @@ class CallResult:
         """The layout of the tensor in the value; None for the whole value, and without a tensor."""
         return None if self.tensor is None else self.tensor.layout_or_none
 
-    def resolve(self, position: int, args: Sequence[Any], computed: Mapping[int, Any]) -> Any:
+    def resolve(self, position: int, args: Sequence[PassValue], computed: Mapping[int, Tensor]) -> PassValue:
         """Return the result at a position: a view of a shared result, a result in the caller's memory, or an argument.
 
         `computed` are the results in the caller's memory, by position.
@@ -72,7 +83,7 @@ class CallResult:
             return computed[position]
         return self.resolve_from(args)
 
-    def resolve_from(self, args: Sequence[Any]) -> Any:
+    def resolve_from(self, args: Sequence[PassValue]) -> PassValue:
         """Return the argument, the elements of the argument, or the number."""
         if self.argument is None:
             return self.number
@@ -81,7 +92,7 @@ class CallResult:
         return view_as_traced(args[self.argument], self.argument_tensor, self.tensor)
 
 
-def view_as_traced(given: Any, whole: TracedTensor, part: TracedTensor) -> Any:
+def view_as_traced(given: Tensor, whole: TracedTensor, part: TracedTensor) -> Tensor:
     """Return the view `part` of a tensor traced as `whole`; `part` and `whole` are tensors of the same value.
 
     A tensor with another layout than traced is copied first.
@@ -125,7 +136,7 @@ class CapturedPass:
         """The results outside the arena, each with the position."""
         return [(position, result) for position, result in enumerate(self.results) if position not in self.saved]
 
-    def resolve_results(self, args: Sequence[Any], computed: Mapping[int, Any]) -> list[Any]:
+    def resolve_results(self, args: Sequence[PassValue], computed: Mapping[int, Tensor]) -> list[PassValue]:
         """Return the results by position, None for tensors in the arena; see `CallResult.resolve`."""
         results = [None] * len(self.results)
         for position, result in self._results_outside:
@@ -149,7 +160,7 @@ class CapturedProgram:
     computed: ComputedOutputs
     layouts: Mapping[int, StridedLayout] = field(default_factory=dict)
 
-    def weight_as_traced(self, position: int, tensor: Any) -> Any:
+    def weight_as_traced(self, position: int, tensor: Tensor) -> Tensor:
         """Return a weight with the traced layout: `tensor` itself, or a copy if `tensor` has another layout.
 
         Dynamo's guards check strides, but not in every version and on every device. Without the copy, a weight replaced
@@ -160,11 +171,11 @@ class CapturedProgram:
             return tensor
         if StridedLayout(tuple(tensor.shape), tuple(tensor.stride())).canonical.stride == layout.canonical.stride:
             return tensor
-        copy = torch().empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
+        copy: Tensor = torch().empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
         return copy.copy_(tensor.detach())
 
 
-def symbol_extents(forward: Any, args: Sequence[Any]) -> Extents:
+def symbol_extents(forward: GraphModule, args: Sequence[PassValue]) -> Extents:
     """Return the extents of a call by the symbols taken as arguments of the graph."""
     known = {}
     for node, given in zip(placeholders(forward), args, strict=True):
@@ -175,8 +186,8 @@ def symbol_extents(forward: Any, args: Sequence[Any]) -> Extents:
 
 
 def capture_program(
-    forward: Any,
-    backward: Any | None,
+    forward: GraphModule,
+    backward: GraphModule | None,
     static: Collection[int],
     extents: Extents,
     device: str = CPU,
@@ -199,7 +210,7 @@ def capture_program(
     conversion = TorchConversion(where=name, extents=extents, device="" if runs_on == CPU else runs_on)
     level = conversion.root_level()
     first, weights, layouts = CapturedPass(), {}, dict[int, StridedLayout]()
-    stands: list[Any] = []
+    stands: list[ConvertedValue] = []
     for position, node in enumerate(placeholders(forward)):
         fake = node.meta["val"]
         if not hasattr(fake, "stride"):
@@ -236,7 +247,7 @@ def capture_program(
     return CapturedProgram(Model(graph, weights=torch_contents(own)), tuple(pieces), weights, computed, layouts)
 
 
-def _saved_positions(names: Sequence[Any], backward: Any | None) -> set[int]:
+def _saved_positions(names: Sequence[str | None], backward: GraphModule | None) -> set[int]:
     """Return the positions of the results returned by the forward pass only for the backward pass: the last ones."""
     wanted = [node.name for node in placeholders(backward)] if backward is not None else []
     count = sum(name in names for name in wanted)
@@ -244,14 +255,17 @@ def _saved_positions(names: Sequence[Any], backward: Any | None) -> set[int]:
 
 
 def _convert_backward(
-    level: ConversionLevel, module: Any, known: Mapping[Any, tuple[Any, CallResult]], device: str
+    level: ConversionLevel,
+    module: GraphModule,
+    known: Mapping[str | None, tuple[ConvertedValue, CallResult]],
+    device: str,
 ) -> CapturedPass:
     """Convert the backward graph after the suspension point, and return the backward pass.
 
     `known` holds the results of the forward graph by node name.
     """
     piece, stands = CapturedPass(), []
-    held: dict[int, Any] = {}
+    held: dict[int, ConvertedValue] = {}
     begin = len(level.emitter.nodes)
     for position, node in enumerate(placeholders(module)):
         if node.name in known:
@@ -276,7 +290,7 @@ def _copies_arguments_late(level: ConversionLevel) -> bool:
     return not level.conversion.device
 
 
-def _add_backward_argument(level: ConversionLevel, piece: CapturedPass, node: Any, position: int) -> TracedTensor:
+def _add_backward_argument(level: ConversionLevel, piece: CapturedPass, node: FxNode, position: int) -> TracedTensor:
     """Return the tensor of an argument of the backward pass, with a copy-in node if the program copies the argument."""
     tensor = piece.arguments[position] = level.conversion.new_tensor(node.name, node.meta["val"])
     if not _copies_arguments_late(level):
@@ -291,8 +305,8 @@ def _add_backward_argument(level: ConversionLevel, piece: CapturedPass, node: An
 def _add_results(
     level: ConversionLevel,
     piece: CapturedPass,
-    results: Any,
-    held: Mapping[int, Any],
+    results: Sequence[ConvertedValue],
+    held: Mapping[int, ConvertedValue],
     saved: set[int],
     begin: int = 0,
     sharing: bool = False,
@@ -332,7 +346,11 @@ def _add_results(
 
 
 def _argument_views(
-    level: ConversionLevel, results: Sequence[Any], held: Mapping[int, Any], saved: set[int], sharing: bool
+    level: ConversionLevel,
+    results: Sequence[ConvertedValue],
+    held: Mapping[int, ConvertedValue],
+    saved: set[int],
+    sharing: bool,
 ) -> dict[int, CallResult]:
     """Return the results viewing arguments, by position; such results need no place.
 
@@ -353,7 +371,10 @@ def _argument_views(
 
 
 def _shared_results(
-    level: ConversionLevel, results: Sequence[Any], arguments: Mapping[Any, int], saved: set[int]
+    level: ConversionLevel,
+    results: Sequence[ConvertedValue],
+    arguments: Mapping[TracedTensor | OpaqueArgument, int],
+    saved: set[int],
 ) -> dict[int, tuple[TracedTensor, int | None]]:
     """Return the caller's results sharing one value, by position, each with the first position of the same value.
 
@@ -383,13 +404,13 @@ def _insert_after_definition(level: ConversionLevel, value: Value, node: Node, b
     nodes.insert(max(definition + 1, begin), node)
 
 
-def _non_tensor_argument(fake: Any, extents: Extents, name: str) -> Any:
+def _non_tensor_argument(fake: object, extents: Extents, name: str) -> ConvertedValue:
     """Return a number with known extents substituted, or an `OpaqueArgument` for any other non-tensor argument."""
     numbers = (bool, int, float, torch().SymInt, torch().SymFloat, torch().SymBool)
     return fixed_number(fake, extents, name) if isinstance(fake, numbers) else OpaqueArgument(name)
 
 
-def _require_device(device: str, fake: Any, name: str) -> None:
+def _require_device(device: str, fake: Tensor, name: str) -> None:
     """Raise ModelError if a traced tensor lies on a device of another type."""
     if fake.device.type != device.partition(":")[0]:
         raise ModelError(f"{name}: a tensor on {fake.device}, in a graph on {device}")

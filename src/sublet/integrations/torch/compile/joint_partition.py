@@ -16,12 +16,13 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.fx_queries import (
     BATCH_NORM,
     MIN_RECOMPUTED_BYTES,
+    arguments_of,
     forward_nodes,
     has_several_results,
     is_batch_norm_result,
@@ -34,6 +35,12 @@ from sublet.integrations.torch.compile.fx_queries import (
 from sublet.integrations.torch.reader.exported_program import error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch
 
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule, Node
+
+DividedGraphs = tuple["GraphModule", "GraphModule"]
+"""The forward and the backward graph of a joint graph."""
+
 MAX_CHAIN = 8
 """Maximum operators in a chain of recomputation, views not counted."""
 
@@ -41,13 +48,13 @@ ALIAS_OPERATORS = ("aten.detach.default", "aten.alias.default")
 
 
 def partition_joint(
-    joint: Any,
-    example: Sequence[Any],
+    joint: GraphModule,
+    example: Sequence[object],
     *,
     num_fwd_outputs: int,
     warn: Callable[[str], None] = warnings.warn,
-    **options: Any,
-) -> tuple[Any, Any]:
+    **options: object,
+) -> DividedGraphs:
     """Return the forward and the backward graph of a joint graph, as required by AOTAutograd's `partition_fn`.
 
     If Sublet's partition raises, PyTorch partitions the graph as given: by minimum cut, or by the default partition if
@@ -75,8 +82,13 @@ def partition_joint(
 
 
 def _partition_by(
-    divide: Callable[..., Any], joint: Any, graph: Any, example: Sequence[Any], outputs: int, options: Mapping[str, Any]
-) -> tuple[Any, Any]:
+    divide: Callable[..., DividedGraphs],
+    joint: GraphModule,
+    graph: Graph,
+    example: Sequence[object],
+    outputs: int,
+    options: Mapping[str, object],
+) -> DividedGraphs:
     """Return the forward and the backward graph of a joint graph, by `divide`, a partitioner of PyTorch."""
     module = torch().fx.GraphModule(joint, graph)
     forward, backward = divide(module, example, num_fwd_outputs=outputs, **options)
@@ -84,8 +96,12 @@ def _partition_by(
 
 
 def _partition_with_remat(
-    joint: Any, example: Sequence[Any], num_fwd_outputs: int, warn: Callable[[str], None], options: Mapping[str, Any]
-) -> tuple[Any, Any]:
+    joint: GraphModule,
+    example: Sequence[object],
+    num_fwd_outputs: int,
+    warn: Callable[[str], None],
+    options: Mapping[str, object],
+) -> DividedGraphs:
     """Return the forward and the backward graph of a joint graph with cheap tensors rematerialized; `joint` is changed.
 
     If the user has marked nodes by `torch.utils.checkpoint`, Sublet rematerializes no tensor.
@@ -107,9 +123,9 @@ def _partition_with_remat(
         changed = _mutated_arguments(joint.graph, num_fwd_outputs)
         _mark_non_repeatable(joint.graph, changed, whole=not ours)
 
-    def min_cut(**patched: Any) -> tuple[Any, Any]:
+    def min_cut(**patched: object) -> DividedGraphs:
         with config.patch(cse=False, **patched):  # CSE would merge the copies with the originals
-            graphs: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
+            graphs: DividedGraphs = partitioners.min_cut_rematerialization_partition(
                 joint, example, num_fwd_outputs=num_fwd_outputs, **options
             )
         return graphs
@@ -128,7 +144,7 @@ def _partition_with_remat(
     return graphs
 
 
-def _mark_non_repeatable(graph: Any, changed: set[str], whole: bool) -> None:
+def _mark_non_repeatable(graph: Graph, changed: set[str], whole: bool) -> None:
     """Mark the results of non-repeatable operators as saved: of random operators, and of operators reading a mutated
     argument.
 
@@ -144,7 +160,7 @@ def _mark_non_repeatable(graph: Any, changed: set[str], whole: bool) -> None:
                     kept.meta["recompute"] = policy.MUST_SAVE
 
 
-def _mutated_arguments(graph: Any, outputs: int) -> set[str]:
+def _mutated_arguments(graph: Graph, outputs: int) -> set[str]:
     """Return the names of the placeholders possibly mutated by the forward pass. AOTAutograd does not report mutations.
 
     A placeholder counts as mutated if the placeholder has no gradient, and the forward pass computes a result of equal
@@ -160,15 +176,15 @@ def _mutated_arguments(graph: Any, outputs: int) -> set[str]:
     }
 
 
-def changed_arguments(graph: Any, outputs: int) -> set[str]:
+def changed_arguments(graph: Graph, outputs: int) -> set[str]:
     """Return the names of the placeholders changed by the forward pass: by a copy in the graph, or after the pass."""
     copied = {str(node.args[0].name) for node in graph.nodes if str(node.target) == "aten.copy_.default"}
     return copied | _mutated_arguments(graph, outputs)
 
 
-def _transitive_users(node: Any) -> set[Any]:
+def _transitive_users(node: Node) -> set[Node]:
     """Return the transitive users of a node."""
-    computed: set[Any] = set()
+    computed: set[Node] = set()
     todo = [node]
     while todo:
         fresh = [user for user in todo.pop().users if user not in computed]
@@ -177,20 +193,20 @@ def _transitive_users(node: Any) -> set[Any]:
     return computed
 
 
-def _has_same_shape_and_type(one: Any, other: Any) -> bool:
+def _has_same_shape_and_type(one: Node, other: Node) -> bool:
     """True if two nodes are tensors of the same shape and type."""
-    tensors = [node.meta.get("val") for node in (one, other)]
-    if not all(isinstance(each, torch().Tensor) for each in tensors):
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, torch().Tensor) or not isinstance(second, torch().Tensor):
         return False
-    return bool(tensors[0].shape == tensors[1].shape and tensors[0].dtype == tensors[1].dtype)
+    return bool(first.shape == second.shape and first.dtype == second.dtype)
 
 
-def _draws_random_numbers(node: Any) -> bool:
+def _draws_random_numbers(node: Node) -> bool:
     """True if an operator draws random numbers."""
     return torch().Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _unsafe_recomputation(forward: Any, backward: Any, changed: set[str]) -> str:
+def _unsafe_recomputation(forward: GraphModule, backward: GraphModule, changed: set[str]) -> str:
     """Return the name of a non-repeatable node computed in both graphs; "" if no such node exists."""
     computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     for node in backward.graph.nodes:
@@ -201,7 +217,7 @@ def _unsafe_recomputation(forward: Any, backward: Any, changed: set[str]) -> str
     return ""
 
 
-def rematerialize_cheap(joint: Any, outputs: int) -> None:
+def rematerialize_cheap(joint: GraphModule, outputs: int) -> None:
     """Rematerialize cheap tensors in a joint graph, each right before the first reader.
 
     The first `outputs` results of the graph are the results of the forward pass.
@@ -220,7 +236,7 @@ def rematerialize_cheap(joint: Any, outputs: int) -> None:
     joint.recompile()
 
 
-def _remove_aliases(graph: Any) -> None:
+def _remove_aliases(graph: Graph) -> None:
     """Replace aliases of tensors by the tensors: the partitioner would save both."""
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) in ALIAS_OPERATORS:
@@ -237,24 +253,24 @@ class _RecomputeChain:
     length  operators on the longest path, views not counted
     """
 
-    nodes: list[Any] = field(default_factory=list)
-    leaves: list[Any] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    leaves: list[Node] = field(default_factory=list)
     length: int = 0
 
 
 class _JointGraph:
     """A joint graph of forward and backward, with the choice of tensors to save and to compute again."""
 
-    def __init__(self, graph: Any, outputs: int) -> None:
+    def __init__(self, graph: Graph, outputs: int) -> None:
         self._graph = graph
         self._nodes = list(graph.nodes)
         self.original_nodes = set(self._nodes)
         self._forward = forward_nodes(self._nodes[-1].args[0][:outputs])
-        self._saved: set[Any] = set()
-        self._chains: dict[Any, _RecomputeChain] = {}
-        self._copies: dict[Any, Any] = {}
+        self._saved: set[Node] = set()
+        self._chains: dict[Node, _RecomputeChain] = {}
+        self._copies: dict[Node, Node] = {}
 
-    def _backward_readers(self, node: Any) -> list[Any]:
+    def _backward_readers(self, node: Node) -> list[Node]:
         """Return the backward readers of a forward node."""
         return [user for user in node.users if user not in self._forward and user.op == "call_function"]
 
@@ -280,7 +296,7 @@ class _JointGraph:
             if node.op == "call_function":
                 node.meta["recompute"] = save
 
-    def _decide(self, tensor: Any, given: set[Any]) -> None:
+    def _decide(self, tensor: Node, given: set[Node]) -> None:
         """Choose between saving a tensor and computing the tensor again.
 
         A tensor is computed again if the tensor is large enough and cheap, the chain has at most `MAX_CHAIN` operators,
@@ -297,11 +313,12 @@ class _JointGraph:
                 return
         self._saved.add(tensor)
 
-    def _chain_of(self, tensor: Any) -> _RecomputeChain:
+    def _chain_of(self, tensor: Node) -> _RecomputeChain:
         """Return the recomputation of a cheap tensor from saved tensors and expensive tensors."""
-        chain, lengths = _RecomputeChain(), dict[Any, int]()
+        chain = _RecomputeChain()
+        lengths: dict[Node, int] = {}
 
-        def visit(node: Any) -> int:
+        def visit(node: Node) -> int:
             node = storage_node(node)
             if node.op != "call_function":
                 return 0
@@ -325,7 +342,7 @@ class _JointGraph:
         chain.leaves = list(dict.fromkeys(chain.leaves))
         return chain
 
-    def _copy_in_backward(self, node: Any) -> Any:
+    def _copy_in_backward(self, node: Node) -> Node:
         """Return a copy of a node in the backward pass, with all views and cheap operands; a saved node itself."""
         home = storage_node(node)
         if home.op != "call_function" or home in self._saved or not is_cheap(home):
@@ -340,7 +357,7 @@ class _JointGraph:
             copied = self._graph.node_copy(node, lambda each: {**places, **tuples}.get(each, each))
         return self._copies.setdefault(node, copied)
 
-    def _copy_of_view(self, node: Any, home: Any) -> Any:
+    def _copy_of_view(self, node: Node, home: Node) -> Node:
         """Return a copy of a view of a saved tensor.
 
         If the backward pass read a view of the forward pass, the partitioner might save the view as well.
@@ -348,13 +365,13 @@ class _JointGraph:
         if node is home:
             return node
         if node not in self._copies:
-            base = self._copy_of_view(node.args[0], home)
+            base = self._copy_of_view(arguments_of(node)[0], home)
             with self._graph.inserting_after(_last_in_graph([node, base], self._graph)):
                 copied = self._graph.node_copy(node, lambda each: base if each is node.args[0] else each)
             self._copies[node] = copied
         return self._copies[node]
 
-    def _copy_of_tuple(self, node: Any) -> Any:
+    def _copy_of_tuple(self, node: Node) -> Node:
         """Return a copy of an operator with several results."""
         if node not in self._copies:
             places = {each: self._copy_in_backward(each) for each in node.all_input_nodes}
@@ -362,11 +379,11 @@ class _JointGraph:
                 self._copies[node] = self._graph.node_copy(node, lambda each: places.get(each, each))
         return self._copies[node]
 
-    def _normalize_with_saved_statistics(self, node: Any) -> Any:
+    def _normalize_with_saved_statistics(self, node: Node) -> Node:
         """Return the result of a batch norm computed again from the saved statistics of the batch."""
-        (whole, _), aten = node.args, torch().ops.aten
+        (whole, _), aten = arguments_of(node), torch().ops.aten
         x, scale, bias = whole.args[:3]
-        mean, rstd = result_at(whole, 1), result_at(whole, 2)
+        mean, rstd = filter(None, (result_at(whole, 1), result_at(whole, 2)))
         x = self._copy_in_backward(x)
         with self._graph.inserting_after(_last_in_graph([node, x, rstd, mean], self._graph)):
             variance = self._graph.call_function(aten.pow.Tensor_Scalar, (rstd, -2.0))
@@ -383,18 +400,19 @@ class _JointGraph:
         return normalized
 
 
-def _tensor_operands(node: Any) -> Iterator[Any]:
+def _tensor_operands(node: Node) -> Iterator[Node]:
     """Yield the tensor operands of a cheap node; for a batch norm the input and the saved statistics."""
     for each in node.all_input_nodes:
         if not has_several_results(each):
             yield each
         elif str(each.target) == BATCH_NORM:
-            yield from (each.args[0], result_at(each, 1), result_at(each, 2))
+            yield from filter(None, (arguments_of(each)[0], result_at(each, 1), result_at(each, 2)))
         else:
             yield from each.all_input_nodes
 
 
-def _last_in_graph(nodes: Sequence[Any], graph: Any) -> Any:
+def _last_in_graph(nodes: Sequence[Node], graph: Graph) -> Node:
     """Return the last of some nodes in graph order."""
     wanted = set(nodes)
-    return next(node for node in reversed(graph.nodes) if node in wanted)
+    last: Node = next(node for node in reversed(graph.nodes) if node in wanted)
+    return last

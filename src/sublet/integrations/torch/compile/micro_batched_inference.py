@@ -11,14 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.fx_queries import tensor_bytes
+from sublet.integrations.torch.compile.joint_graph import PassValue
 from sublet.integrations.torch.reader.batch_axis import BatchAxis, OptionalBatchAxis
 from sublet.integrations.torch.reader.fx_conversion import graph_results, placeholders
 from sublet.integrations.torch.reader.smaller_batch import SmallerBatch, with_extents, with_smaller_batch
 from sublet.integrations.torch.reader.traced_tensor import Extents, is_dense, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule, Node
 
 LARGE_TENSOR_BYTES = 1 << 21
 """Bytes of a tensor. Inferences with larger tensors run in micro-batches."""
@@ -36,12 +41,12 @@ class MicroBatches:
 
     count: int
     smaller: SmallerBatch
-    like_results: tuple[Any, ...]
+    like_results: tuple[Tensor | None, ...]
     argument_results: Mapping[int, int]
 
     def run_all(
-        self, run: Callable[[Sequence[Any], Mapping[int, Any]], Sequence[Any]], args: Sequence[Any]
-    ) -> list[Any]:
+        self, run: Callable[[Sequence[PassValue], Mapping[int, Tensor]], Sequence[PassValue]], args: Sequence[PassValue]
+    ) -> list[PassValue]:
         """Return the results for all samples, computed by one call of `run` for each micro-batch.
 
         `run` receives the arguments of a micro-batch, and places for results by position.
@@ -52,19 +57,21 @@ class MicroBatches:
             for i, rows in enumerate(rows_of)
             if rows is not None and i not in self.argument_results
         }
-        results: Sequence[Any] = ()
+        results: Sequence[PassValue] = ()
         for number in range(self.count):
             part = [self._slice_of_part(each, rows, number) for each, rows in zip(args, given, strict=True)]
             results = run(part, {i: self._slice_of_part(place, rows_of[i], number) for i, place in places.items()})
         wholes = {**places, **{i: args[position] for i, position in self.argument_results.items()}}
         return [wholes.get(i, each) for i, each in enumerate(results)]
 
-    def _new_result(self, position: int) -> Any:
+    def _new_result(self, position: int) -> Tensor:
         """Return a new tensor for a result of all samples."""
         fake = self.like_results[position]
-        return torch().empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+        assert fake is not None
+        whole: Tensor = torch().empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+        return whole
 
-    def _slice_of_part(self, tensor: Any, rows: OptionalBatchAxis, number: int) -> Any:
+    def _slice_of_part(self, tensor: Tensor, rows: OptionalBatchAxis, number: int) -> Tensor:
         """Return the rows of micro-batch `number`; the whole tensor if equal for all samples (`rows` is None)."""
         if rows is None:
             return tensor
@@ -73,7 +80,7 @@ class MicroBatches:
 
 
 def split_in_micro_batches(
-    module: Any, static: Collection[int], at_once: int | None, extents: Extents
+    module: GraphModule, static: Collection[int], at_once: int | None, extents: Extents
 ) -> MicroBatches | None:
     """Return the split of an inference graph into micro-batches; None to compute all samples at once.
 
@@ -111,7 +118,7 @@ def split_in_micro_batches(
     return None
 
 
-def _part_samples(module: Any, given: Collection[Any], samples: int) -> int:
+def _part_samples(module: GraphModule, given: Collection[Node], samples: int) -> int:
     """Return the largest divisor of `samples` with all inner tensors small enough; 1 if no divisor fits.
 
     A tensor is small with at most `LARGE_TENSOR_BYTES` bytes.
@@ -124,17 +131,17 @@ def _part_samples(module: Any, given: Collection[Any], samples: int) -> int:
     return next(fitting, 1)
 
 
-def _traced_results(module: Any, fewer: SmallerBatch) -> tuple[Any, ...]:
+def _traced_results(module: GraphModule, fewer: SmallerBatch) -> tuple[Tensor | None, ...]:
     """Return the traced results. Raises ModelError for a batched result with gaps between elements."""
     fakes = []
     for node, rows in zip(graph_results(module), fewer.result_axes, strict=True):
-        fake: Any = node.meta["val"] if isinstance(node, torch().fx.Node) else None
+        fake: Tensor | None = node.meta["val"] if isinstance(node, torch().fx.Node) else None
         if rows is not None and not is_dense(fake):
             raise ModelError(f"{node.name}: a result with gaps")
         fakes.append(fake)
     return tuple(fakes)
 
 
-def _argument_results(module: Any, given: Sequence[Any]) -> dict[int, int]:
+def _argument_results(module: GraphModule, given: Sequence[Node]) -> dict[int, int]:
     """Return the argument position of each result equal to an argument, by result position."""
     return {i: given.index(node) for i, node in enumerate(graph_results(module)) if node in given}

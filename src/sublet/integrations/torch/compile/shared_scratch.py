@@ -20,17 +20,20 @@ from functools import partial
 from itertools import count
 from math import lcm
 from threading import Lock
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sublet.base.disjoint_sets import DisjointSets
 from sublet.base.interrupts import fork_lock
 from sublet.base.ranges import union_length
-from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram
+from sublet.integrations.torch.compile.joint_graph import CallResult, CapturedProgram, PassValue
 from sublet.ops.op import SUSPEND
 from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan, Placement
 from sublet.runtime.memory import Raw, aligned_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_SAVED_BYTES = 1 << 20
 """Bytes to save in total before programs are split: splitting costs a new plan for each program."""
@@ -59,7 +62,7 @@ class CapturedGraphPool(Protocol):
     plan: MemoryPlan
     allocations: tuple[tuple[str, int], ...]
 
-    def lease(self, args: Sequence[Any] = ()) -> ArenaLease:
+    def lease(self, args: Sequence[PassValue] = ()) -> ArenaLease:
         """Return the lease of an arena without another call, preferably of an arena bound to the weights in `args`."""
 
 
@@ -69,10 +72,10 @@ class _PoolOf(Protocol[Arena]):
     plan: MemoryPlan
 
     def run_pass(
-        self, arena: Arena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
-    ) -> list[Any]: ...
+        self, arena: Arena, number: int, args: Sequence[PassValue], into: Mapping[int, Tensor] | None = None
+    ) -> list[PassValue]: ...
 
-    def saved_tensor(self, arena: Arena, result: CallResult, flight: ArenaLease) -> Any: ...
+    def saved_tensor(self, arena: Arena, result: CallResult, flight: ArenaLease) -> Tensor: ...
 
     def release(self, arena: Arena) -> None: ...
 
@@ -90,7 +93,7 @@ class ArenaLease:
     saved_addresses   the addresses of the saved tensors
     """
 
-    read_again: Sequence[tuple[Any, int]] = ()
+    read_again: Sequence[tuple[Tensor, int]] = ()
     saved_addresses: Collection[int] = ()
 
     def __init__(self, pool: _PoolOf[Arena], arena: Arena) -> None:
@@ -101,7 +104,7 @@ class ArenaLease:
         self.release = weakref.finalize(self, pool.release, arena)
         self.release.atexit = False
 
-    def take_saved(self, captured: CapturedProgram) -> dict[int, Any]:
+    def take_saved(self, captured: CapturedProgram) -> dict[int, Tensor]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
         saved = captured.passes[0].saved.items()
         tensors = {position: self._saved_tensor(result, self) for position, result in saved}

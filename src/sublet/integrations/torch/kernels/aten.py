@@ -40,8 +40,7 @@ from sublet.integrations.torch.operator_call import find_named, find_operator
 from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_name, require_supported_version
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
-from sublet.runtime.calls import sequence_calls
-from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell
+from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, sequence_calls
 
 TORCH_FUNCTIONS = {
     "abs", "add", "addcdiv", "addcmul", "addmm", "amax", "baddbmm", "bmm", "cat", "clamp", "cos", "div", "eq",

@@ -30,8 +30,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.runtime.calls import sequence_calls
-from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand, sequence_calls
 
 __all__ = [
     "KERNELS",

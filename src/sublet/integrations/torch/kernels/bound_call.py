@@ -10,8 +10,7 @@ from typing import Any
 from sublet.base.errors import RunError
 from sublet.integrations.torch.kernels.kernel import Tensor, tensor_over, torch
 from sublet.ir.graph import Node
-from sublet.runtime.calls import CallSequence
-from sublet.runtime.kernel import Array, Call
+from sublet.runtime.kernel import Array, Call, CallSequence
 
 # Bound calls with the result in a new place at every run: only the arguments over the result are made again.
 

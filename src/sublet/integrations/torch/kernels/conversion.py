@@ -11,7 +11,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.conversion import to_nchw_axes, to_nhwc_axes
 from sublet.ops.nn.rules import number_as, result
-from sublet.runtime.calls import no_op
+from sublet.runtime.kernel import no_op
 
 
 def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:

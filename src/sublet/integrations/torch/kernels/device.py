@@ -30,8 +30,7 @@ from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_nam
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX as COMMANDS
 from sublet.plan import MemoryPlan, Region
-from sublet.runtime.calls import CallSequence, sequence_calls
-from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, CallSequence, Kernel, Operand, sequence_calls
 from sublet.runtime.memory import ExecutableMemory
 
 # Memory of a plan on a device: the arena is a PyTorch tensor, and values are tensors over the bytes of the arena.

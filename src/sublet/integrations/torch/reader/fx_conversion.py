@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
@@ -18,6 +18,19 @@ from sublet.integrations.torch.reader.operators import add_operator
 from sublet.integrations.torch.reader.resampling import as_default_overload
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
 from sublet.ir.graph import CaseOf, Graph, Value, While
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+FxArgument = Any
+"""An argument of an FX node: a node, a number, a text, None, or tuples and lists of arguments.
+
+PyTorch's own type is a union without common attributes. The operator fixes the kind of each argument, and no type says
+which.
+"""
+
+ConvertedValue = Any
+"""A converted argument or result: a traced tensor, a number, None, another object, or tuples and lists of these."""
 
 # Conversion of `cond`, `while_loop`, `scan` and `map` to branches and loops.
 
@@ -309,7 +322,7 @@ EFFECTS = "with_effects"
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
-def convert_graph(level: ConversionLevel, module: Any, given: Sequence[Any]) -> Any:
+def convert_graph(level: ConversionLevel, module: GraphModule, given: Sequence[ConvertedValue]) -> ConvertedValue:
     """Convert the graph of a module, and return the results.
 
     `given` are the arguments in the order of the placeholders.
@@ -336,18 +349,18 @@ def convert_graph(level: ConversionLevel, module: Any, given: Sequence[Any]) -> 
     raise ModelError(f"{level.conversion.where}: a graph without an output")
 
 
-def placeholders(module: Any) -> list[Any]:
+def placeholders(module: GraphModule) -> list[Node]:
     """Return the argument nodes of a traced module, in order."""
     return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def graph_results(module: Any) -> Sequence[Any]:
+def graph_results(module: GraphModule) -> Sequence[FxArgument]:
     """Return the results of a traced module: nodes, and plain values."""
-    results: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    results: Sequence[FxArgument] = next(node for node in module.graph.nodes if node.op == "output").args[0]
     return results
 
 
-def source_line(node: Any) -> str:
+def source_line(node: Node) -> str:
     """Return "file:line" of the user's program for a node; the node's name without a stack trace."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.reader.exported_program import silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.step_setting import tensor_setting
 
-Tensors = Sequence[Any]
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+    from torch.fx import GraphModule
+    from torch.optim import Optimizer
+
+Tensors = Sequence["Tensor"]
+
 Group = Mapping[str, Any]
+"""The options of a parameter group: numbers, flags, and tensors of one number. The name fixes the kind."""
 
 IMPLEMENTATIONS = ("foreach", "fused", "params")
 """Group keys selecting an implementation, without effect on the formula."""
@@ -39,14 +46,14 @@ class OptimizerRule:
 
     numbers: tuple[str, ...]
     flags: tuple[str, ...]
-    refused: Mapping[str, Any]
+    refused: Mapping[str, object]
     switches: Callable[[Group], Hashable]
     keys: Callable[[Group], tuple[str, ...]]
     step_numbers: Callable[[Group, float], tuple[float, ...]]
-    write: Callable[[Group, Any, Any, Tensors, Tensors, bool], Tensors]
+    write: Callable[[Group, Tensor, Tensor, Tensors, Tensors, bool], Tensors]
     counted: bool
 
-    def require_known(self, optimizer: Any) -> None:
+    def require_known(self, optimizer: Optimizer) -> None:
         """Raise ModelError for an option impossible to plan."""
         name = type(optimizer).__name__
         known = {*self.numbers, *self.flags, *self.refused, *IMPLEMENTATIONS}
@@ -65,14 +72,14 @@ class OptimizerRule:
         """Return the options of a group selecting the computation."""
         return (*(bool(group.get(key, False)) for key in self.flags), self.switches(group))
 
-    def steps_made(self, optimizer: Any, group: Group, parameter: Any) -> float | None:
+    def steps_made(self, optimizer: Optimizer, group: Group, parameter: Tensor) -> float | None:
         """Return the number of steps counted by a parameter's state, as a float; None without state."""
         state = optimizer.state.get(parameter, {})
         if any(state.get(key) is None for key in self.keys(group)):
             return None
         return float(state["step"]) if self.counted else 0.0
 
-    def state_layouts(self, optimizer: Any, group: Group, parameter: Any, stored_gradient: bool) -> Hashable:
+    def state_layouts(self, optimizer: Optimizer, group: Group, parameter: Tensor, stored_gradient: bool) -> Hashable:
         """Return the layouts of a parameter's gradient and state; missing tensors count with the layout of the
         parameter.
 
@@ -87,7 +94,7 @@ class OptimizerRule:
             raise ModelError("fused=True, and a gradient or a state lies otherwise than its parameter in memory")
         return layouts
 
-    def ensure_state(self, optimizer: Any, group: Group, parameter: Any) -> dict[str, Any]:
+    def ensure_state(self, optimizer: Optimizer, group: Group, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state tensors of a parameter by name; missing tensors are created with zeros."""
         t, own = torch(), optimizer.state[parameter]
         if self.counted and "step" not in own:
@@ -97,7 +104,7 @@ class OptimizerRule:
                 own[key] = t.zeros_like(parameter, memory_format=t.preserve_format)
         return {key: own[key] for key in self.keys(group)}
 
-    def trace_update(self, group: Group, like: Tensors, numbers: Tensors, first: bool) -> Any:
+    def trace_update(self, group: Group, like: Tensors, numbers: Tensors, first: bool) -> GraphModule:
         """Return the graph of a parameter's update.
 
         Args:
@@ -108,17 +115,18 @@ class OptimizerRule:
         """
         t = torch()
 
-        def update(p: Any, g: Any, *rest: Any) -> list[Any]:
+        def update(p: Tensor, g: Tensor, *rest: Tensor) -> list[Tensor]:
             state, given = rest[: len(like) - 2], rest[len(like) - 2 :]
             wide = t.float32 if p.dtype in (t.float16, t.bfloat16) else p.dtype
             updated = self.write(group, p.to(wide), g.to(wide), [each.to(wide) for each in state], given, first)
             return [new.to(old.dtype) for old, new in zip((p, *state), updated, strict=True)]
 
         with silence_tracing(), t.no_grad():
-            return t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers)
+            graph: GraphModule = t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers)
+        return graph
 
 
-def _require_number(value: Any, where: str) -> None:
+def _require_number(value: object, where: str) -> None:
     """Raise ModelError for an option neither a number nor a tensor of one number without a gradient."""
     t = torch()
     if isinstance(value, t.Tensor) and (value.numel() != 1 or value.requires_grad):
@@ -127,10 +135,11 @@ def _require_number(value: Any, where: str) -> None:
         raise ModelError(f"{where}: {type(value).__name__} is no number")
 
 
-def _step_dtype() -> Any:
+def _step_dtype() -> dtype:
     """Return the dtype of the step counter in torch.optim."""
     t = torch()
-    return t.float64 if t.get_default_dtype() == t.float64 else t.float32
+    counter: dtype = t.float64 if t.get_default_dtype() == t.float64 else t.float32
+    return counter
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ class Cohort:
     first: bool
     double: bool
 
-    def step_number_tensors(self, optimizer: Any, rule: OptimizerRule) -> Iterator[Any]:
+    def step_number_tensors(self, optimizer: Optimizer, rule: OptimizerRule) -> Iterator[Tensor]:
         """Yield the numbers of the cohort's next step, as tensors of one number."""
         t = torch()
         dtype = t.float64 if self.double else t.float32
@@ -156,11 +165,11 @@ class Cohort:
             yield t.tensor(number, dtype=dtype, device="cpu")
 
 
-def cohorts_of(optimizer: Any, rule: OptimizerRule) -> tuple[list[Cohort], dict[Any, int]]:
+def cohorts_of(optimizer: Optimizer, rule: OptimizerRule) -> tuple[list[Cohort], dict[Tensor, int]]:
     """Return the cohorts of all parameters requiring gradients, and the cohort position of each parameter."""
     t = torch()
     positions: dict[Cohort, int] = {}
-    members: dict[Any, int] = {}
+    members: dict[Tensor, int] = {}
     for number, group in enumerate(optimizer.param_groups):
         otherwise = bool(group.get("dampening"))
         for parameter in group["params"]:
@@ -172,7 +181,7 @@ def cohorts_of(optimizer: Any, rule: OptimizerRule) -> tuple[list[Cohort], dict[
     return list(positions), members
 
 
-def rule_of(optimizer: Any) -> OptimizerRule:
+def rule_of(optimizer: Optimizer) -> OptimizerRule:
     """Return the update rule of an optimizer. Raises ModelError for an unsupported class or option."""
     name = type(optimizer).__name__
     rule = RULES.get(name)
@@ -185,7 +194,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     return rule
 
 
-def _sgd_update(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+def _sgd_update(group: Group, p: Tensor, g: Tensor, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
     """Return the new parameter and the new momentum buffer of SGD."""
     rate, momentum, undamped, decay = numbers
     g = -g if group["maximize"] else g
@@ -198,7 +207,7 @@ def _sgd_update(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, 
     return p - way * rate, buffer
 
 
-def _adam_update(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+def _adam_update(group: Group, p: Tensor, g: Tensor, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
     """Return the new parameter and the new state of Adam or AdamW."""
     t = torch()
     kept, decay, size, root, weight, second, other, epsilon = numbers

@@ -7,10 +7,10 @@ current.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
@@ -30,6 +30,7 @@ from sublet.integrations.torch.train.step_setting import (
 from sublet.integrations.torch.train.step_tracing import (
     Loss,
     LossResults,
+    Pytree,
     StepArguments,
     module_with_loss,
     trace_context,
@@ -39,21 +40,27 @@ from sublet.plan import MemoryPlan
 from sublet.runtime.executable import Executable
 from sublet.training.step import finish_step
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.amp import GradScaler
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
 BACKENDS = ("torch", "numpy", "reference")
 MAX_PLANNED_STEPS = 16
 """Maximum plans kept by a step, each with an arena. The plan unused for longest is dropped first."""
 
 
 def train_step(
-    module: Any,
+    module: Module,
     loss: Loss,
-    optimizer: Any,
+    optimizer: Optimizer,
     options: Options | None = None,
     *,
     clip_norm: float | tuple[float, float] | None = None,
     clip_value: float | None = None,
     accumulate: int = 1,
-    scaler: Any = None,
+    scaler: GradScaler | None = None,
     budget: int | str | None = None,
 ) -> TrainStep:
     """Return a callable training step: forward, loss, backward and update as one program in one planned arena.
@@ -129,7 +136,7 @@ class _BoundStep:
                 self.executable.bind(name, self._weight_content(name, tensor))
                 self.addresses[name] = tensor.data_ptr()
 
-    def _weight_content(self, name: str, tensor: Any) -> Array:
+    def _weight_content(self, name: str, tensor: Tensor) -> Array:
         """Return the tensor as content of the weight `name`."""
         (value,) = (each for each in self.executable.graph.weights if each.name == name)
         return TorchContent(tensor, value.spec.shape).array()  # type: ignore[union-attr]
@@ -143,24 +150,24 @@ class TrainStep:
 
     def __init__(
         self,
-        module: Any,
+        module: Module,
         loss: Loss,
-        optimizer: Any,
+        optimizer: Optimizer,
         options: Options,
         gradients: GradientProcessing,
         accumulate: int,
-        scaler: Any,
+        scaler: GradScaler | None,
         budget: int | str | None,
     ) -> None:
         self._network_with_loss, self._loss = module_with_loss(module, loss), loss
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
         self._options, self._gradients, self._budget = options, gradients, budget
         self._accumulate, self._scaler, self._calls = accumulate, scaler, 0
-        self._spare_gradients: dict[Any, Any] = {}
-        self._steps: OrderedDict[Any, _BoundStep] = OrderedDict()
+        self._spare_gradients: dict[Tensor, Tensor] = {}
+        self._steps: OrderedDict[Hashable, _BoundStep] = OrderedDict()
         self.plan: MemoryPlan | None = None
 
-    def __call__(self, inputs: Any, *targets: Any, **keywords: Any) -> Any:
+    def __call__(self, inputs: Pytree, *targets: Pytree, **keywords: Pytree) -> Pytree:
         """Train one step, and return the result of the loss, detached.
 
         Args:
@@ -203,15 +210,17 @@ class TrainStep:
             return ""
         return "last" if self._is_last else "more" if self._calls % self._accumulate else "first"
 
-    def _scales(self) -> list[Any]:
+    def _scales(self) -> list[Tensor]:
         """Return the loss scale and, at the optimizer's update, the inverse scale; an empty list without a scaler."""
-        if not self._gradients.scaled:
+        if self._scaler is None or not self._gradients.scaled:
             return []
         self._scaler.scale(torch().zeros((), device="cpu"))  # creates the scale if missing
         scale = float(self._scaler.get_scale())
         return [torch().tensor(each, device="cpu") for each in ((scale, 1.0 / scale) if self._is_last else (scale,))]
 
-    def _bound_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _BoundStep:
+    def _bound_step(
+        self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Tensor, int]
+    ) -> _BoundStep:
         """Return the program for the current setting, bound to the current tensors; plan a new setting first."""
         groups = self._optimizer.param_groups
         layouts = tuple(
@@ -248,7 +257,7 @@ class TrainStep:
             raise
         return bound
 
-    def _plan_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _BoundStep:
+    def _plan_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Tensor, int]) -> _BoundStep:
         """Trace, plan and bind a step. Lasting changes: new optimizer state, and new gradients for accumulation.
 
         Raises ModelError if the trace changed state visible to a module's Python code, as a counter in `forward`.
@@ -283,7 +292,7 @@ class TrainStep:
             raise
         return _BoundStep(run, step, results, {})
 
-    def _restore_state(self, parameter: Any, state: dict[str, Any] | None) -> None:
+    def _restore_state(self, parameter: Tensor, state: dict[str, Tensor] | None) -> None:
         """Restore the optimizer state of a parameter; None removes the state."""
         if state is None:
             self._optimizer.state.pop(parameter, None)
@@ -330,19 +339,20 @@ class TrainStep:
                 for parameter in bound.step.updated:
                     optimizer.state[parameter]["step"] += 1
             if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-                optimizer._opt_called = True
+                vars(optimizer)["_opt_called"] = True
         if self._gradients.scaled:
             self._update_scaler(infinite)
 
     def _update_scaler(self, infinite: bool) -> None:
         """Let the scaler grow or shrink the scale, as after `scaler.step`."""
         t = torch()
+        assert self._scaler is not None
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
         state["found_inf_per_device"] = {t.device("cpu"): t.tensor(float(infinite), device="cpu")}
         self._scaler.update()
 
 
-def require_disjoint(step: StepModel, given: Sequence[Any]) -> None:
+def require_disjoint(step: StepModel, given: Sequence[Tensor]) -> None:
     """Raise ModelError if two weights of a step, or a weight and an argument, share bytes."""
     spans = []
     for name, tensor in (
@@ -359,9 +369,9 @@ def require_disjoint(step: StepModel, given: Sequence[Any]) -> None:
             raise ModelError(f"{one} and {other} share bytes: the eager loop writes them in turn, which is not planned")
 
 
-def _copy_in_eager_layout(like: Any, found: Any) -> Any:
+def _copy_in_eager_layout(like: Tensor, found: Array) -> Tensor:
     """Return a new tensor with the elements of a result, in the layout of the eager loop."""
     t = torch()
-    copied = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    copied: Tensor = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
     tensor = found if isinstance(found, t.Tensor) else torch_over(found)
     return copied.copy_(tensor.reshape(like.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.joint_partition import rematerialize_cheap
@@ -13,10 +13,17 @@ from sublet.integrations.torch.reader.exported_program import device_of, require
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, is_dense, torch
 from sublet.integrations.torch.train.optimizers import Cohort, OptimizerRule
+from sublet.integrations.torch.train.step_tracing import GraphSignature
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 
-TensorLookup = Callable[[], Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+TensorLookup = Callable[[], "Tensor"]
 """Returns the current tensor of a weight; the tensor may change from step to step."""
 
 
@@ -33,7 +40,7 @@ class GradientProcessing:
     clip_value: float | None = None
     scaled: bool = False
 
-    def apply(self, gradients: Sequence[Any], inverse: Any) -> tuple[list[Any], Any]:
+    def apply(self, gradients: Sequence[Tensor], inverse: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """Return the processed gradients, and a truth tensor: True if a gradient is not finite; None without a scale.
 
         The formulas are `GradScaler.unscale_`, `clip_grad_value_` and `clip_grad_norm_` of PyTorch 2.13.
@@ -68,8 +75,8 @@ class StepModel:
 
     model: Model
     lookups: Mapping[str, TensorLookup]
-    results: Sequence[Any]
-    updated: Sequence[Any]
+    results: Sequence[Tensor]
+    updated: Sequence[Tensor]
 
 
 class StepWriter:
@@ -80,7 +87,7 @@ class StepWriter:
     """
 
     def __init__(
-        self, judged: Any, optimizer: Any, rule: OptimizerRule, gradients: GradientProcessing, accumulates: str
+        self, judged: Module, optimizer: Optimizer, rule: OptimizerRule, gradients: GradientProcessing, accumulates: str
     ) -> None:
         self.network_with_loss, self.optimizer, self.rule = judged, optimizer, rule
         self.gradients, self.accumulation = gradients, accumulates
@@ -88,7 +95,9 @@ class StepWriter:
         self.level: ConversionLevel = self.conversion.root_level()
         self.lookups: dict[str, TensorLookup] = {}
 
-    def write(self, traced: tuple[Any, Any], cohorts: Sequence[Cohort], members: Mapping[Any, int]) -> StepModel:
+    def write(
+        self, traced: tuple[GraphModule, GraphSignature], cohorts: Sequence[Cohort], members: Mapping[Tensor, int]
+    ) -> StepModel:
         """Return the model of a traced step.
 
         Args:
@@ -131,7 +140,7 @@ class StepWriter:
             (homes[buffer].value, level.with_layout_of(by_name[name], homes[buffer]).value)
             for name, buffer in signature.buffers_to_mutate.items()
         ]
-        gradients: dict[Any, list[TracedTensor]] = {}
+        gradients: dict[Tensor, list[TracedTensor]] = {}
         for out, name in signature.backward_signature.gradients_to_parameters.items():
             gradients.setdefault(named[name], []).append(by_name[out])
         homes_of = {named[name]: home for name, home in homes.items()}
@@ -153,7 +162,7 @@ class StepWriter:
         like = [traced_results[names.index(name)].meta["val"] for name in returned]
         return StepModel(model, self.lookups, like, list(gradients))
 
-    def add_weight(self, name: str, tensor: Any, find: TensorLookup) -> TracedTensor:
+    def add_weight(self, name: str, tensor: Tensor, find: TensorLookup) -> TracedTensor:
         """Add a weight over a PyTorch tensor. Raises ModelError for a tensor without dense layout."""
         if not is_dense(tensor):
             raise ModelError(f"{name} does not lie in a row, so it cannot be used where it is: make it contiguous")
@@ -161,18 +170,23 @@ class StepWriter:
         self.lookups[weight.value.name] = find
         return weight
 
-    def _accumulate_gradient(self, parameter: Any, several: Sequence[TracedTensor]) -> tuple[Value, Value]:
+    def _accumulate_gradient(self, parameter: Tensor, several: Sequence[TracedTensor]) -> tuple[Value, Value]:
         """Return the value of a parameter's `grad`, and the value with the new content."""
         home = self._stored_gradient(parameter)
         given = [*several, *([home] if self.accumulation == "more" else [])]
         (total,) = self._gradient_sums([(parameter, given)])
         return home.value, self.level.with_layout_of(total, home).value
 
-    def _stored_gradient(self, parameter: Any) -> TracedTensor:
+    def _stored_gradient(self, parameter: Tensor) -> TracedTensor:
         """Add the `grad` of a parameter as a weight."""
-        return self.add_weight("gradient", parameter.grad, lambda: parameter.grad)
 
-    def _gradient_sums(self, several: Sequence[tuple[Any, Sequence[TracedTensor]]]) -> list[TracedTensor]:
+        def find() -> Tensor:
+            assert parameter.grad is not None
+            return parameter.grad
+
+        return self.add_weight("gradient", find(), find)
+
+    def _gradient_sums(self, several: Sequence[tuple[Tensor, Sequence[TracedTensor]]]) -> list[TracedTensor]:
         """Return the sum of each parameter's gradients."""
         t = torch()
         sums = []
@@ -187,10 +201,10 @@ class StepWriter:
 
     def _optimizer_updates(
         self,
-        gradients: Mapping[Any, list[TracedTensor]],
-        homes: Mapping[Any, TracedTensor],
+        gradients: Mapping[Tensor, list[TracedTensor]],
+        homes: Mapping[Tensor, TracedTensor],
         cohorts: Sequence[Cohort],
-        members: Mapping[Any, int],
+        members: Mapping[Tensor, int],
     ) -> tuple[list[TracedTensor], list[tuple[Value, Value]], Value | None]:
         """Return the numbers used as inputs, the updates, and a truth value: True if a gradient is not finite."""
         t, level = torch(), self.level
@@ -212,12 +226,12 @@ class StepWriter:
             values = list(cohort.step_number_tensors(self.optimizer, self.rule))
             own.append([self.conversion.new_tensor(f"number.{i}.{j}", each) for j, each in enumerate(values)])
             numbers += own[-1]
-        infinite: Any = None
+        infinite: TracedTensor | None = None
         if self.gradients != GradientProcessing():
             like = [t.empty_like(parameter, device="meta") for parameter, _ in several]
             scale = [t.empty((), device="meta")] * len(inverse)
 
-            def prepare(*given: Any) -> list[Any]:
+            def prepare(*given: Tensor) -> list[Tensor]:
                 changed, bad = self.gradients.apply(given[: len(like)], given[-1])
                 return [*changed, *([] if bad is None else [bad])]
 
@@ -233,12 +247,12 @@ class StepWriter:
 
     def _update_parameter(
         self,
-        parameter: Any,
+        parameter: Tensor,
         home: TracedTensor,
         gradient: TracedTensor,
         cohort: Cohort,
         numbers: Sequence[TracedTensor],
-        infinite: Any,
+        infinite: TracedTensor | None,
     ) -> list[tuple[Value, Value]]:
         """Return the updates of a parameter and its state; the old contents if `infinite` is True at run time."""
         t = torch()
@@ -264,19 +278,20 @@ class StepWriter:
         return [(old.value, self.level.with_layout_of(new, old).value) for old, new in zip(homes, news, strict=True)]
 
 
-def _trace_function(function: Callable[..., list[Any]], *like: Any) -> Any:
+def _trace_function(function: Callable[..., list[Tensor]], *like: Tensor) -> GraphModule:
     """Return the traced graph of a function of tensors."""
     t = torch()
     with silence_tracing(), t.no_grad():
-        return t.fx.experimental.proxy_tensor.make_fx(function)(*like)
+        traced: GraphModule = t.fx.experimental.proxy_tensor.make_fx(function)(*like)
+    return traced
 
 
-def _parameter_lookup(judged: Any, name: str) -> TensorLookup:
+def _parameter_lookup(judged: Module, name: str) -> TensorLookup:
     """Return a lookup of a parameter or buffer by name; the module may hold another tensor at each step."""
     path, _, last = name.rpartition(".")
     return lambda: getattr(judged.get_submodule(path), last).detach()
 
 
-def _state_lookup(optimizer: Any, parameter: Any, key: str) -> TensorLookup:
+def _state_lookup(optimizer: Optimizer, parameter: Tensor, key: str) -> TensorLookup:
     """Return a lookup of one tensor of a parameter's optimizer state."""
     return lambda: optimizer.state[parameter][key]

@@ -7,12 +7,19 @@ A step is planned from one trace. Any change of the eager loop's computation mus
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.traced_tensor import torch
+
+if TYPE_CHECKING:
+    from types import CellType
+
+    from torch import Tensor, dtype
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 MODULE_HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
@@ -48,7 +55,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Setting = Hashable
 
 
-def require_plain(module: Any, optimizer: Any) -> None:
+def require_plain(module: Module, optimizer: Optimizer) -> None:
     """Raise ModelError for hooks called by an eager step only, and for modes with another computation than a plain
     step.
 
@@ -71,7 +78,7 @@ def require_plain(module: Any, optimizer: Any) -> None:
         )
 
 
-def _require_no_hooks(owner: Any, registries: Sequence[str], where: str) -> None:
+def _require_no_hooks(owner: object, registries: Sequence[str], where: str) -> None:
     """Raise ModelError if a hook registry of `owner` is not empty."""
     for registry in registries:
         if getattr(owner, registry, None):
@@ -99,7 +106,9 @@ def _require_no_modes() -> None:
             raise ModelError(f"a step in {what}: call the step outside of it")
 
 
-def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
+def setting_of(
+    module: Module, loss: Callable[..., object], groups: Sequence[Mapping[str, Sequence[Tensor]]]
+) -> Setting:
     """Return all facts a trace of the step depends on, besides arguments and the optimizer's numbers.
 
     Args:
@@ -124,7 +133,7 @@ def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
     return (surroundings, tuple(tensors), modules, () if isinstance(loss, t.nn.Module) else function_setting(loss))
 
 
-def tensor_setting(tensor: Any) -> tuple[Any, ...]:
+def tensor_setting(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], dtype, str]:
     """Return shape, strides, dtype and device of a tensor.
 
     Raises ModelError for a tensor without plain bytes in memory.
@@ -137,7 +146,7 @@ def tensor_setting(tensor: Any) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)
 
 
-def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
+def attributes_of(module: Module) -> tuple[tuple[str, Setting], ...]:
     """Return the attributes readable by a module's Python code.
 
     Plain values are returned as values, containers as length and plain values, functions and tensors as identities, and
@@ -146,7 +155,7 @@ def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
     return tuple((name, _value_setting(each)) for name, each in vars(module).items() if name not in REGISTRIES)
 
 
-def _value_setting(value: Any) -> Setting:
+def _value_setting(value: object) -> Setting:
     """Return a hashable description of an attribute value, see `attributes_of`."""
     if isinstance(value, PLAIN):
         return type(value), value
@@ -160,7 +169,7 @@ def _value_setting(value: Any) -> Setting:
     return ("callable", id(value)) if callable(value) else ("type", type(value))
 
 
-def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:
+def changed_attributes(module: Module, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:
     """Yield the attributes with another description than in `before`, as "path.name"."""
     for path, each in module.named_modules():
         old, now = dict(before.get(path, ())), dict(attributes_of(each))
@@ -169,7 +178,7 @@ def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting],
                 yield f"{path}.{name}" if path else name
 
 
-def function_setting(function: Callable[..., Any]) -> Setting:
+def function_setting(function: Callable[..., object]) -> Setting:
     """Return the plain values in a function's closure and defaults, and the plain globals read by the function."""
     if isinstance(function, functools.partial):
         return (
@@ -188,7 +197,7 @@ def function_setting(function: Callable[..., Any]) -> Setting:
     return id(function), cells, _value_setting(function.__defaults__ or ()), names
 
 
-def _cell_setting(cell: Any) -> Setting:
+def _cell_setting(cell: CellType) -> Setting:
     """Return a description of a closure cell's content; None for an empty cell."""
     try:
         return _value_setting(cell.cell_contents)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from sublet.base.errors import ModelError, SubletError
@@ -16,7 +16,19 @@ from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.step_setting import PLAIN
 
-Loss = Callable[..., Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
+    from torch.nn import Module
+    from torch.utils._pytree import TreeSpec
+
+Pytree = Any
+"""Tensors and plain values in tuples, lists and dicts, as the user's functions take and return them."""
+
+GraphSignature = Any
+"""AOTAutograd's signature of a graph: names of nodes and tensors by role. The class is private to PyTorch."""
+
+Loss = Callable[..., Pytree]
 
 
 class StepArguments:
@@ -27,7 +39,7 @@ class StepArguments:
     Raises ModelError for an argument neither tensor nor plain value, and for a tensor requiring a gradient.
     """
 
-    def __init__(self, inputs: Any, targets: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    def __init__(self, inputs: Pytree, targets: Sequence[Pytree], keywords: Mapping[str, Pytree]) -> None:
         t, pytree = torch(), require("torch.utils._pytree", extra="torch")
         args = inputs if isinstance(inputs, tuple) else (inputs,)
         self._leaves, self._spec = pytree.tree_flatten((args, tuple(targets), dict(keywords)))
@@ -43,21 +55,21 @@ class StepArguments:
                 )
 
     @property
-    def setting(self) -> Any:
+    def setting(self) -> Hashable:
         """The structure of the arguments and the plain values, for the plan's key."""
         t = torch()
         plain = tuple(None if isinstance(each, t.Tensor) else (type(each), each) for each in self._leaves)
         return self._spec, plain
 
-    def with_tensors(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[Pytree, Pytree, Pytree]:
         """Return the module's arguments, the loss's arguments and the module's keywords, with new tensors."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(each, torch().Tensor) else each for each in self._leaves]
-        rebuilt: tuple[Any, Any, Any] = self._unflatten(leaves, self._spec)
+        rebuilt: tuple[Pytree, Pytree, Pytree] = self._unflatten(leaves, self._spec)
         return rebuilt
 
 
-def module_with_loss(module: Any, loss: Loss) -> Any:
+def module_with_loss(module: Module, loss: Loss) -> Module:
     """Return the module and the loss as one module of tensors, to be traced within `trace_context`.
 
     The results are the loss, then all further tensors returned by the loss, detached. In a scaled step the last
@@ -82,7 +94,7 @@ def module_with_loss(module: Any, loss: Loss) -> Any:
         def training(self, mode: bool) -> None:
             pass
 
-        def forward(self, *tensors: Any) -> Any:
+        def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             arguments, results, scaled, autocast = self.__dict__["traced"]
             args, targets, keywords = arguments.with_tensors(tensors)
             with autocast():
@@ -94,14 +106,14 @@ def module_with_loss(module: Any, loss: Loss) -> Any:
     return Judged()
 
 
-def _call_with_views(network: Any, *args: Any, **keywords: Any) -> Any:
+def _call_with_views(network: Module, *args: Pytree, **keywords: Pytree) -> Pytree:
     """Call a module with a view in place of each parameter, so each parameter has a gradient node of its own."""
     views = {name: each.view_as(each) for name, each in network.named_parameters()}
     return torch().func.functional_call(network, views, args, keywords)
 
 
 @contextmanager
-def trace_context(judged: Any, arguments: StepArguments, results: LossResults, scaled: bool) -> Iterator[None]:
+def trace_context(judged: Module, arguments: StepArguments, results: LossResults, scaled: bool) -> Iterator[None]:
     """Provide arguments and results to a combined module while the module is traced.
 
     The module itself enters the caller's autocast for the forward pass and the loss. The body of this context runs
@@ -125,10 +137,10 @@ class LossResults:
     """The traced result of the loss: the structure, and the identity of tensors returned several times."""
 
     def __init__(self) -> None:
-        self._spec: Any = None
-        self._leaves: list[Any] = []
+        self._spec: TreeSpec | None = None
+        self._leaves: list[tuple[int | None, object]] = []
 
-    def flatten_result(self, result: Any) -> tuple[Any, ...]:
+    def flatten_result(self, result: Pytree) -> tuple[Tensor, ...]:
         """Return the different tensors of a result, the loss first, all further tensors detached.
 
         Raises ModelError if the first leaf is not a tensor without axes and with a gradient.
@@ -140,7 +152,7 @@ class LossResults:
                 "the loss returns no number with a gradient first: expected a tensor without axes, computed from "
                 f"parameters that require gradients, got {_tensor_text(leaves[0]) if leaves else 'nothing'}"
             )
-        different: list[Any] = []
+        different: list[Tensor] = []
         self._leaves = []
         for each in leaves:
             if not isinstance(each, t.Tensor):
@@ -151,20 +163,20 @@ class LossResults:
             self._leaves.append((next(i for i, other in enumerate(different) if other is each), None))
         return (different[0], *(each.detach() for each in different[1:]))
 
-    def restore_structure(self, tensors: Sequence[Any]) -> Any:
+    def restore_structure(self, tensors: Sequence[Tensor]) -> Pytree:
         """Return the structure of the loss's result, with `tensors` as the tensors."""
         pytree = require("torch.utils._pytree", extra="torch")
         return pytree.tree_unflatten([each if i is None else tensors[i] for i, each in self._leaves], self._spec)
 
 
-def _tensor_text(value: Any) -> str:
+def _tensor_text(value: object) -> str:
     """Return a short text about a value for an error message."""
     if not isinstance(value, torch().Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
 
 
-def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, GraphSignature]:
     """Return forward and backward as one graph, and the graph's signature.
 
     Raises ModelError for a step without a trace.
@@ -191,20 +203,22 @@ def trace_step(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     return graph, signature
 
 
-def _export_joint(judged: Any, tensors: Sequence[Any]) -> Any:
+def _export_joint(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, GraphSignature]:
     """Return forward and backward as traced by AOTAutograd."""
     export = require("torch._functorch.aot_autograd", extra="torch").aot_export_module
+    traced: tuple[GraphModule, GraphSignature]
     with _without_gradients(_unused_parameters(judged, tensors)):
         try:
-            return export(judged, tensors, trace_joint=True, output_loss_index=0)
+            traced = export(judged, tensors, trace_joint=True, output_loss_index=0)
         except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
             if "gradients_to_parameters" not in str(error):
                 raise
             judged.__dict__["apart"] = True
-            return export(judged, tensors, trace_joint=True, output_loss_index=0)
+            traced = export(judged, tensors, trace_joint=True, output_loss_index=0)
+    return traced
 
 
-def _unused_parameters(judged: Any, tensors: Sequence[Any]) -> list[Any]:
+def _unused_parameters(judged: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the parameters without influence on the loss.
 
     torch.optim leaves parameters without a gradient unchanged, so the step must not update these parameters.
@@ -220,7 +234,7 @@ def _unused_parameters(judged: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 @contextmanager
-def _without_gradients(parameters: Sequence[Any]) -> Iterator[None]:
+def _without_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Switch off the gradients of some parameters, as a context manager."""
     for each in parameters:
         each.requires_grad_(False)
@@ -239,10 +253,10 @@ class CheckpointCalls:
     draws_anew  True if a checkpoint does not preserve the state of the random generator
     """
 
-    modules: list[Any] = field(default_factory=list)
+    modules: list[Module] = field(default_factory=list)
     draws_anew: bool = False
 
-    def require_one_run(self, judged: Any, graph: Any, signature: Any) -> None:
+    def require_one_run(self, judged: Module, graph: GraphModule, signature: GraphSignature) -> None:
         """Raise ModelError if a second run of a checkpointed function, as in the eager loop, would change the result.
 
         A second run changes the result through statistics updated by a module, and through random numbers drawn again.
@@ -281,13 +295,13 @@ def checkpoints_run_once() -> Iterator[CheckpointCalls]:
     checkpoint = require("torch.utils.checkpoint", extra="torch")
     notes = CheckpointCalls()
 
-    def generator(function: Any, preserve: bool, *_: Any, **__: Any) -> Iterator[None]:
+    def generator(function: Callable[..., Pytree], preserve: bool, *_: object, **__: object) -> Iterator[None]:
         with notes.record_calls(preserve):
             yield
 
     class Reentrant:
         @staticmethod
-        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        def apply(function: Callable[..., Pytree], preserve: bool, *args: Pytree) -> Pytree:
             with notes.record_calls(preserve):
                 if any(isinstance(each, torch().Tensor) and each.requires_grad for each in args):
                     return function(*args)

@@ -1,4 +1,8 @@
-"""The output of `sublet plan --ranks` and `sublet plan --train`: a table of ranks, or the estimate of a step."""
+"""The commands for PyTorch: `sublet plan --ranks` and `--train`, and `sublet check` on a memory snapshot.
+
+The first prints a table of ranks, the second the estimate of a step, the third the allocator's memory against a planned
+arena.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, PlanError, SubletError
-from sublet.base.formatting import human, parse_bytes
-from sublet.cli.console import answer_console, print_json
+from sublet.base.formatting import human, parse_bytes, percent, printable
+from sublet.cli.check import MAX_LISTED
+from sublet.cli.console import answer_console, packing_progress, print_json
+from sublet.cli.plan_output import print_memory_map, write_pictures
 from sublet.integrations.torch.estimate import Estimate, estimate, frontier
 from sublet.integrations.torch.ranks import RankPlans, load_build_function, rank_plans
 from sublet.integrations.torch.reader.exported_program import error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.snapshot import Snapshot, read_snapshot
 from sublet.ir.recipe import LESS
+from sublet.packing import PackingReport, pack
 from sublet.viz.summary import plain_table
+from sublet.viz.view_model import picture_of_packing
 
 
 def show_ranks(
@@ -137,3 +147,67 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
         "eager": eager, "sublet": need(found.sublet), "budgeted": need(found.budgeted), "memory": found.memory,
         "fits": found.fits, "reason": found.reason,
     }  # fmt: skip
+
+
+def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+    """Replay the allocations of each device, pack the same lifetimes, and print the report.
+
+    Exits with status 1 if allocations with overlapping lifetimes overlap in memory. Raises PlanError for a picture of
+    several devices.
+    """
+    devices = read_snapshot(path)
+    if len(devices) > 1 and (html is not None or png is not None):
+        raise PlanError(f"{path} has {len(devices)} devices; a picture shows one. Drop --html and --png to report all")
+    reports = []
+    for device in devices:
+        with packing_progress() as progress:
+            reports.append(pack(device.problem, "auto", timeout, progress))
+    reported = list(zip(devices, reports, strict=True))
+    if in_json:
+        print_json(
+            {
+                "devices": [_device_json(*one) for one in reported],
+                "right": not any(device.findings for device in devices),
+            }
+        )
+    for device, report in reported:
+        picture = picture_of_packing(device.problem, report.packing, report.bound.bytes, report.bound.kind)
+        write_pictures(picture, html, png)
+        if not in_json:
+            _print_device(device, report)
+            print_memory_map(picture)
+    if any(device.findings for device in devices):
+        raise typer.Exit(1)
+
+
+def _print_device(device: Snapshot, report: PackingReport) -> None:
+    """Print the figures of one device: the allocator's bytes, and the best packing of the same lifetimes."""
+    console, needed = answer_console(), report.packing.arena_bytes
+    for finding in device.findings[:MAX_LISTED]:
+        console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
+    console.print(f"device {device.device}: {len(device.problem.buffers):,} allocations, replayed in their order")
+    reserved = device.reserved_bytes
+    for name, nbytes in (("reserved at its peak", reserved), ("allocated at its peak", device.allocated_bytes)):
+        console.print(f"  {name:<22}{nbytes:>18,} bytes ({human(nbytes)})")
+    gap = percent(report.gap)
+    packing_words = f"by {report.packing.strategy}, lower bound {report.bound.bytes:,} bytes, gap {gap}"
+    console.print(f"  {'a plan needs':<22}{needed:>18,} bytes ({human(needed)}), {packing_words}")
+    if report.stopped:
+        console.print(f"  the search was stopped by {report.stopped}: the best so far", style="yellow")
+    if reserved > needed:
+        saving = f"{human(reserved - needed)} less than was reserved"
+        console.print(Text(f"  {saving}, if the lifetimes are known before the run", "green"))
+
+
+def _device_json(device: Snapshot, report: PackingReport) -> dict[str, object]:
+    return {
+        "device": device.device,
+        "allocations": len(device.problem.buffers),
+        "reserved_bytes": device.reserved_bytes,
+        "allocated_bytes": device.allocated_bytes,
+        "plan_bytes": report.packing.arena_bytes,
+        "lower_bound_bytes": report.bound.bytes,
+        "strategy": report.packing.strategy,
+        "stopped": report.stopped,
+        "violations": [str(finding) for finding in device.findings],
+    }

@@ -26,10 +26,10 @@ from sublet.integrations.paddle.format.program import (
     PaddleVar,
     new_op,
 )
-from sublet.integrations.paddle.lives.control_flow import maybe_uninitialized_names
-from sublet.integrations.paddle.lives.scopes import COPIES_INPUTS_SINCE, BlockOwner, PaddleScopes, ScopedVariable
+from sublet.integrations.paddle.peaks.control_flow import maybe_uninitialized_names
+from sublet.integrations.paddle.peaks.scopes import COPIES_INPUTS_SINCE, BlockOwner, PaddleScopes, ScopedVariable
 from sublet.integrations.paddle.peaks.simulated_run import Number, propagate_scalars
-from sublet.integrations.paddle.policies.ours.rename_constraints import (
+from sublet.integrations.paddle.policies.rename_constraints import (
     NameUse,
     is_written_first,
     name_uses,

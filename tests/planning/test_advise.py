@@ -19,7 +19,7 @@ from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.model import Model
 from sublet.packing import MemoryRegion
 from sublet.plan.verdict import Advised
-from sublet.planning.advice.candidates import AdviceCandidate, evaluate_candidates, list_candidates
+from sublet.planning.advice import AdviceCandidate, evaluate_candidates, list_candidates
 from tests.runtime.networks import inception
 from tests.support.command_line import Cli
 

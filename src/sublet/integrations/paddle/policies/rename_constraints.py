@@ -20,9 +20,9 @@ from sublet.integrations.paddle.format.program import (
     PaddleProgram,
     PaddleVar,
 )
-from sublet.integrations.paddle.lives.control_flow import maybe_uninitialized_names
-from sublet.integrations.paddle.lives.scopes import PaddleScopes
 from sublet.integrations.paddle.operators.dialect import effects_of, facts_of
+from sublet.integrations.paddle.peaks.control_flow import maybe_uninitialized_names
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes
 
 # Uses of names by the operators of a block and its gradient block, and renames in blocks.
 

@@ -21,8 +21,8 @@ from functools import cached_property
 
 from sublet.analysis.liveness import live_in_out
 from sublet.integrations.paddle.format.program import GRAD, PaddleOp, PaddleProgram
-from sublet.integrations.paddle.lives.scopes import BlockOwner, PaddleScopes, ScopedVariable, linked_gradient_names
 from sublet.integrations.paddle.operators.dialect import effects_of, nonempty_names
+from sublet.integrations.paddle.peaks.scopes import BlockOwner, PaddleScopes, ScopedVariable, linked_gradient_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sublet.integrations.paddle.format.program import GRAD, TENSOR, PaddleBlock, PaddleOp, PaddleProgram, PaddleVar
-from sublet.integrations.paddle.lives.scopes import PaddleScopes, linked_gradient_names
 from sublet.integrations.paddle.operators.dialect import facts_of, facts_of_shapes
-from sublet.integrations.paddle.policies.ours.rename_constraints import (
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes, linked_gradient_names
+from sublet.integrations.paddle.policies.rename_constraints import (
     NameUse,
     is_written_first,
     name_uses,

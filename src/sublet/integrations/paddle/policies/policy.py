@@ -17,10 +17,10 @@ from sublet.integrations.paddle.format.program import (
     PaddleVar,
     new_op,
 )
-from sublet.integrations.paddle.lives.scopes import PaddleScopes
 from sublet.integrations.paddle.operators.dialect import effects_of, nonempty_names
-from sublet.integrations.paddle.policies.ours.inplace import rename_in_place, use_shape_proxies
-from sublet.integrations.paddle.policies.ours.temporaries import (
+from sublet.integrations.paddle.peaks.scopes import PaddleScopes
+from sublet.integrations.paddle.policies.inplace import rename_in_place, use_shape_proxies
+from sublet.integrations.paddle.policies.temporaries import (
     assign_loop_invariants,
     inherited_attributes,
     move_temporaries_outside,

@@ -1,1 +1,0 @@
-"""Name resolution and liveness: a single control flow graph over all blocks of a program."""
