@@ -3,7 +3,8 @@
     python -m benchmarks.install python3.11 python3.12 python3.13    # after `.ci/release` or `make wheel`
 
 Each Python gets an empty environment, and a PATH with this environment only. pip downloads all packages anew, without
-its cache. Seconds of the processor; in parentheses: seconds of waiting. Exits with 1 if a step fails or takes more than its limit.
+its cache. Seconds of the processor; in parentheses: seconds of waiting. Exits with 1 if a step fails or takes more than
+its limit.
 """
 
 from __future__ import annotations
