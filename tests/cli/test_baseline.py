@@ -61,6 +61,36 @@ def test_a_grown_plan_exits_1_and_names_the_values(cli: Cli, net: Path, tmp_path
     assert [value["value"] for value in found["values"]] == ["a", "b"]
 
 
+def test_grown_state_outside_the_arena_fails(cli: Cli, tmp_path: Path) -> None:
+    """Both states are outside the arena, which does not grow."""
+    net, plan = tmp_path / "net.sublet", tmp_path / "plan.json"
+
+    def save_net(width: int) -> None:
+        types = f"f32[{width}]"
+        net.write_text(
+            f"""graph @net(%x: f32[256], %h: {types}) {{
+  %y: f32[256] = nn.relu(%x)
+  %hn: {types} = nn.relu(%h)
+  return %y, %hn
+}}
+""",
+            encoding="utf-8",
+        )
+
+    save_net(16)
+    words = ("plan", net, "--state", "h=hn", "--io", "bound")
+    assert cli(*words, "--out", plan)[0] == 0
+    assert "state 64 -> 64 bytes" in cli(*words, "--baseline", plan)[1]
+    save_net(32)
+    status, out, _ = cli(*words, "--baseline", plan)
+    assert status == 1
+    assert re.search("Grown over the baseline: .*state 64 -> 128 bytes", out)
+    assert "h: 128 bytes of state, 64 in the baseline" in out
+    assert "no value grew" not in out
+    found = json.loads(cli(*words, "--baseline", plan, "--json")[1])["growth"]
+    assert (found["is_grown"], found["state_bytes"], found["state"][0]["value"]) == (True, 128, "h")
+
+
 def test_growth_by_packing_alone_names_no_value(net: Path, tmp_path: Path) -> None:
     plan = load(tmp_path / "plan.json")
     found = growth(replace(plan, arena_bytes=plan.arena_bytes + 64), plan)

@@ -118,6 +118,14 @@ def test_wrong_tiers_are_one_error(tiers: dict[str, tuple[int, ...]], message: s
         compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, tiers=tiers)
 
 
+def test_one_end_may_be_a_number() -> None:
+    one, several = (
+        compile_ranges(two_dimensions(), {"n": (1, 4), "s": "2..64"}, tiers={"s": ends}).tiers for ends in (8, (8,))
+    )
+    assert one == several
+    assert [ends["s"] for ends, _ in one] == [8, 64]
+
+
 def test_a_wrong_shape_writes_nothing_in_any_tier(tiered: TieredExecutable) -> None:
     tiered(feeds_at(1, 4))
     before = tiered.memory.raw("arena").copy()

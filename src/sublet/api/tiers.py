@@ -19,8 +19,8 @@ from sublet.planning.ranges import plan_over_ranges
 MOST_TIERS = 64
 """Maximum number of tiers. Each tier is planned and proven at the start: beyond, the start takes minutes."""
 
-Tiers = Mapping[str, Sequence[int]]
-"""The upper ends of the tiers, by name of the dimension."""
+Tiers = Mapping[str, int | Sequence[int]]
+"""The upper end of the tiers, or several ends, by name of the dimension."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def parse_tiers(tiers: Tiers, ranges: Sequence[Range]) -> list[tuple[Range, ...]
         known = known_names(by_name) if by_name else "none"
         raise RunError(f"tiers of {printable(unknown[0])}: no dimension with a range; the ranges are {known}")
     ends: dict[str, list[int]] = {}
-    for name, given in tiers.items():
-        whole = by_name[name]
+    for name, one_or_more in tiers.items():
+        whole, given = by_name[name], (one_or_more,) if isinstance(one_or_more, int) else one_or_more
         ends[name] = [whole.extent_of(whole.number_of(each, f"tiers of {name}")) for each in given]
         if ends[name] != sorted(set(ends[name])):
             raise RunError(f"tiers of {name}: {', '.join(map(str, given))} are not ascending")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from sublet.analysis.options import Options
 from sublet.api.binding import CompileRequest, model_to_run
@@ -14,9 +15,18 @@ from sublet.api.plans import export_forms, export_plan
 from sublet.api.sources import model_of_plan
 from sublet.base.errors import PlanError
 from sublet.base.files import make_folder, write
+from sublet.base.formatting import human, parse_bytes
 from sublet.checker import require_valid
 from sublet.cli import options as shared
-from sublet.cli.console import answer_console, packing_progress, refuse_overwriting
+from sublet.cli.console import (
+    DOES_NOT_FIT,
+    FITS,
+    UNKNOWN,
+    answer_console,
+    packing_progress,
+    print_json,
+    refuse_overwriting,
+)
 from sublet.cli.options import choose_alignment, command_from, parse_constants, parse_dims, parse_max_trips, parse_state
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Graph
@@ -24,6 +34,7 @@ from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.export import ExportContext
 from sublet.plan.file import load
+from sublet.plan.verdict import max_total_bytes
 from sublet.planning.pipeline import plan_memory
 
 FILE_FORM = "export "
@@ -58,6 +69,7 @@ class ExportOptions:
     state: shared.State = None
     max_trips: shared.MaxTrips = None
     align: Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes.")] = None
+    budget: shared.Budget = None
     section: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,11 +79,32 @@ class ExportOptions:
     name: Annotated[
         str, typer.Option(help="Prefix of files and identifiers, instead of the graph's name.", metavar="NAME")
     ] = ""
+    in_json: shared.Json = False
+
+
+@dataclass(frozen=True)
+class WrittenPlan:
+    """The files of an exported plan, and the bytes of the arena that the reader of the files needs.
+
+    needed   None if unknown
+    lines    remarks for people
+    content  the remarks for JSON
+    """
+
+    files: tuple[Path, ...]
+    needed: int | None
+    lines: tuple[str, ...] = ()
+    content: dict[str, Any] = field(default_factory=dict)
 
 
 @command_from(ExportOptions)
 def export(options: ExportOptions) -> None:
-    """Write a proven plan for a device or for a review. Without --plan, the model is planned first."""
+    """Write a proven plan for a device or for a review. Without --plan, the model is planned first.
+
+    Exit status: 0 written, and within the budget if given; 1 over the budget; 2 bad input; 3 unknown whether the budget
+    is enough.
+    """
+    budget = None if options.budget is None else parse_bytes(options.budget)
     if options.plan is not None:
         graph, memory_plan = _load_checked_plan(options, options.plan)
     else:
@@ -83,8 +116,14 @@ def export(options: ExportOptions) -> None:
             raise PlanError(
                 f"{'--section' if options.section else '--name'} is not for {options.to}: --out names its one file"
             )
-        write_file(options.model, memory_plan, options.out, options.plan)
-        return
+        written = write_file(options.model, memory_plan, options.out, options.plan)
+    else:
+        written = _write_files(options, graph, memory_plan)
+    _answer(written, memory_plan, budget, in_json=options.in_json)
+
+
+def _write_files(options: ExportOptions, graph: Graph, memory_plan: MemoryPlan) -> WrittenPlan:
+    """Write the files of a form into the folder of `--out`."""
     sections = dict(_parse_section(text, memory_plan) for text in options.section or ())
     files = export_plan(memory_plan, options.to, ExportContext(sections, options.model, graph, options.name))
     make_folder(options.out)
@@ -92,7 +131,36 @@ def export(options: ExportOptions) -> None:
     refuse_overwriting(sources, *(options.out / file for file in files))
     for file, content in files.items():
         write(options.out / file, content)
-        answer_console().print(f"wrote {options.out / file}", soft_wrap=True)
+    return WrittenPlan(tuple(options.out / file for file in files), max_total_bytes(memory_plan))
+
+
+def _answer(written: WrittenPlan, memory_plan: MemoryPlan, budget: int | None, *, in_json: bool) -> None:
+    """Print the files and the verdict on the budget; exit with the status of the verdict."""
+    needed = written.needed
+    fits = None
+    if budget is not None:
+        least = memory_plan.arena_bytes if needed is None else needed
+        fits = False if least > budget else None if needed is None else True
+    if in_json:
+        verdict = {} if budget is None else {"budget_bytes": budget, "fits": fits}
+        sizes = {"arena_bytes": memory_plan.arena_bytes, "needed_bytes": needed}
+        print_json({"files": list(map(str, written.files)), **sizes, **verdict, **written.content})
+    else:
+        lines = [*(f"wrote {path}" for path in written.files), *written.lines]
+        if budget is not None:
+            lines.insert(0, _describe_verdict(fits, memory_plan, needed, budget))
+        for line in lines:  # as Text: brackets of names and extras are no markup
+            answer_console().print(Text(line), soft_wrap=True)
+    if budget is not None:
+        raise typer.Exit({True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[fits])
+
+
+def _describe_verdict(fits: bool | None, memory_plan: MemoryPlan, needed: int | None, budget: int) -> str:
+    """Return the verdict on a budget as a sentence."""
+    head = {True: "Fits", False: "Does not fit", None: "Unknown whether the arena fits"}[fits]
+    tensors = f"the planned tensors take {memory_plan.arena_bytes:,} B, and other bytes of the arena are unknown"
+    need = tensors if needed is None else f"the arena needs {needed:,} B"
+    return f"{head} the budget of {human(budget)}: {need}"
 
 
 def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, MemoryPlan]:

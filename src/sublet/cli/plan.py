@@ -191,7 +191,7 @@ class PlanOptions:
     png: shared.Png = None
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="PLAN", help="Exit 1 if arena or peak grew over this plan; list why."),
+        typer.Option("--baseline", metavar="PLAN", help="Exit 1 if arena, peak or state grew; list why."),
     ] = None
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="With github: also print the result as a workflow annotation.")

@@ -152,6 +152,13 @@ def update_statistics(plan: MemoryPlan) -> UpdateStatistics:
     return UpdateStatistics(len(plan.updated), sum(sizes[name] for name in plan.updated), copied, exchanged)
 
 
+def state_outside(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of the updated values outside of all arenas, by name: states, and trained weights."""
+    arenas = {arena.name for arena in plan.arenas}
+    kept = {place.value: place.region for place in plan.placements if place.value in plan.updated}
+    return {value: region.nbytes for value, region in kept.items() if region.storage not in arenas}
+
+
 # The part of a network covered by a plan: all proofs about the plan hold for the covered part only.
 #
 # Every output with an arena, a bound or a gap calls this module first, and names the values left out.
@@ -258,7 +265,7 @@ def _peak_without(curve: LiveCurve, block: PlannedBuffer, part: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GrownValue:
-    """A value live at the peak with more bytes than at the peak of the baseline; 0 bytes there for a new value."""
+    """A value with more bytes than in the baseline, at the peak or as state; 0 bytes there for a new value."""
 
     value: str
     nbytes: int
@@ -267,9 +274,10 @@ class GrownValue:
 
 @dataclass(frozen=True)
 class Growth:
-    """The comparison of a plan with a baseline: arena and peak in bytes, and the values behind a larger peak.
+    """The comparison of a plan with a baseline: arena, peak and state in bytes, and the values behind the growth.
 
-    values   the largest growth first; empty if the peak did not grow
+    values   the values behind a larger peak, the largest growth first; empty if the peak did not grow
+    state    the values behind more state, which lies outside the arena; empty if the state did not grow
     options  the options of planning that differ: the name, and the values now and before
     """
 
@@ -279,27 +287,40 @@ class Growth:
     peak_bytes_before: int
     values: tuple[GrownValue, ...]
     options: tuple[tuple[str, str, str], ...] = ()
+    state_bytes: int = 0
+    state_bytes_before: int = 0
+    state: tuple[GrownValue, ...] = ()
 
     @property
     def is_grown(self) -> bool:
-        """True if the arena or the peak needs more bytes than in the baseline."""
+        """True if the arena, the peak or the state needs more bytes than in the baseline."""
+        return self._arena_is_grown or self.state_bytes > self.state_bytes_before
+
+    @property
+    def _arena_is_grown(self) -> bool:
         return self.arena_bytes > self.arena_bytes_before or self.peak_bytes > self.peak_bytes_before
 
     @property
     def description(self) -> str:
-        """The comparison in a line, and a line for each value behind a larger peak."""
-        pairs = (
+        """The comparison in a line, and a line for each value behind a larger peak or state."""
+        pairs = [
             ("arena", self.arena_bytes_before, self.arena_bytes),
             ("peak", self.peak_bytes_before, self.peak_bytes),
-        )
+        ]
+        if self.state_bytes or self.state_bytes_before:
+            pairs.append(("state", self.state_bytes_before, self.state_bytes))
         head = ", ".join(f"{what} {before:,} -> {now:,} bytes" for what, before, now in pairs)
         lines = [
             f"  {printable(each.value)}: {each.nbytes:,} bytes at the peak, {each.bytes_before:,} in the baseline"
             for each in self.values
         ]
-        if self.is_grown and not lines:
+        if self._arena_is_grown and not lines:
             cause = "sharing or alignment" if self.peak_bytes > self.peak_bytes_before else "only the packing"
             lines = [f"  no value grew at the peak: {cause} needs more bytes"]
+        lines += [
+            f"  {printable(each.value)}: {each.nbytes:,} bytes of state, {each.bytes_before:,} in the baseline"
+            for each in self.state
+        ]
         lines += [
             f"  planned with other options: {name} {now}, in the baseline {before}"
             for name, now, before in self.options
@@ -310,16 +331,30 @@ class Growth:
 
 def growth(plan: MemoryPlan, baseline: MemoryPlan) -> Growth:
     """Return the growth of a plan over a baseline. Values correspond by name."""
-    now, before = (_bytes_at_peak(each) for each in (plan, baseline))
-    grown = [GrownValue(value, nbytes, before.get(value, 0)) for value, nbytes in now.items()]
-    grown = [each for each in grown if each.nbytes > each.bytes_before]
-    if plan.peak.nbytes <= baseline.peak.nbytes:
-        grown = []
-    grown.sort(key=lambda each: (each.bytes_before - each.nbytes, each.value))
     options = tuple(
         (name, str(of(plan)), str(of(baseline))) for name, of in _OPTIONS.items() if of(plan) != of(baseline)
     )
-    return Growth(plan.arena_bytes, baseline.arena_bytes, plan.peak.nbytes, baseline.peak.nbytes, tuple(grown), options)
+    at_peak = _grown_values(_bytes_at_peak(plan), _bytes_at_peak(baseline))
+    state, state_before = state_outside(plan), state_outside(baseline)
+    state_bytes, state_bytes_before = sum(state.values()), sum(state_before.values())
+    return Growth(
+        plan.arena_bytes,
+        baseline.arena_bytes,
+        plan.peak.nbytes,
+        baseline.peak.nbytes,
+        at_peak if plan.peak.nbytes > baseline.peak.nbytes else (),
+        options,
+        state_bytes,
+        state_bytes_before,
+        _grown_values(state, state_before) if state_bytes > state_bytes_before else (),
+    )
+
+
+def _grown_values(now: Mapping[str, int], before: Mapping[str, int]) -> tuple[GrownValue, ...]:
+    """Return the values with more bytes than before, the largest growth first."""
+    grown = [GrownValue(value, nbytes, before.get(value, 0)) for value, nbytes in now.items()]
+    grown = [each for each in grown if each.nbytes > each.bytes_before]
+    return tuple(sorted(grown, key=lambda each: (each.bytes_before - each.nbytes, each.value)))
 
 
 def io_of(plan: MemoryPlan) -> Literal["arena", "bound"]:

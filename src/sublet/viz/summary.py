@@ -22,6 +22,7 @@ from sublet.plan.statistics import (
     multiview_values,
     peak_contributors,
     planned_values,
+    state_outside,
     update_statistics,
 )
 from sublet.plan.verdict import EVERY, BudgetOutcome, LiveBuffer, Verdict, buffers_at_peak
@@ -167,17 +168,10 @@ def _describe_fit(verdict: Verdict, plan: MemoryPlan) -> Text:
     outside = f", with {_count_uncounted(plan)} outside at {whose} largest" if plan.not_counted else ""
     conditions = _describe_conditions(verdict, plan)
     head = f"Fits the budget of {human(verdict.budget)}{conditions}"
-    updated_bytes = _updated_bytes_outside(plan)
+    updated_bytes = sum(state_outside(plan).values())
     updated_words = f" {human(updated_bytes)} updated and kept by each run lie outside the arena, and do not count."
     words = f"{head}: {spare} to spare{outside}.{updated_words if updated_bytes else ''}"
     return Text(words, "yellow" if conditions or outside or updated_bytes else "green")
-
-
-def _updated_bytes_outside(plan: MemoryPlan) -> int:
-    """Return the bytes outside of all arenas that must be memory: states, and trained weights."""
-    arenas = {arena.name for arena in plan.arenas}
-    kept = {place.value: place.region for place in plan.placements if place.value in plan.updated}
-    return sum(region.nbytes for region in kept.values() if region.storage not in arenas)
 
 
 def _describe_conditions(verdict: Verdict, plan: MemoryPlan) -> str:

@@ -137,7 +137,7 @@ def test_open_dimensions_are_all_told_with_what_to_add() -> None:
     with pytest.raises(ModelError) as caught:
         from_proto(model, {"N": 4})
     assert "input x axis 0: --dim batch=1" in str(caught.value)
-    assert "input x axis 2: --dim x:2=1" in str(caught.value)
+    assert "input x axis 2: --dim x:2=N" in str(caught.value)
     assert "2 dimension(s)" in str(caught.value)
 
 

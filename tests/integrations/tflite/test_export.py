@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,19 @@ def test_export_as_a_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         assert status == 0
         assert "tensors and scratch 128 B instead of 192 B" in words
         assert cli("check", out)[0] == 0
+        smallest = int(re.search(r"smallest arena +([\d,]+) B", words)[1].replace(",", ""))
+        for budget, expected, verdict in (
+            (smallest, 0, "Fits the"),
+            (smallest - 1, 1, "Does not fit the"),
+        ):
+            status, words, _ = cli("export", model, "--to", "tflm", "--out", out, "--budget", budget)
+            assert (status, words.startswith(verdict)) == (expected, True)
+        found = json.loads(cli("export", model, "--to", "tflm", "--out", out, "--budget", 64, "--json")[1])
+        assert (found["fits"], found["needed_bytes"], found["files"]) == (False, smallest, [str(out)])
+        assert found["written"]["head_bytes"] < found["own_plan"]["head_bytes"]
     monkeypatch.setattr(tflm, "MODULE", "no_such_module")
+    for budget, expected in ((1 << 20, 3), (64, 1)):  # the records of TFLM are unknown, the tensors are known
+        assert cli("export", model, "--plan", plan, "--to", "tflm", "--out", out, "--budget", budget)[0] == expected
     status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
     assert status == 0
     assert "not proven" in words

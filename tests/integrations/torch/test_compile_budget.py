@@ -206,7 +206,7 @@ def test_random_networks_within_random_budgets_equal_eager_training(seed: int) -
 
 def test_an_impossible_budget_says_so() -> None:
     module, x = perceptron(), torch.randn(256, 64)
-    with pytest.raises(SubletError, match=r"the budget is 1,024 bytes of an arena\. 1,024 bytes are impossible: any"):
+    with pytest.raises(SubletError, match=r"forward and backward: an arena of 1,024 bytes is impossible: any"):
         torch.compile(module, backend="sublet", options={"budget": "1KiB"})(x)
 
 

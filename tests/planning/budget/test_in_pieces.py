@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,9 @@ def test_the_claim_is_of_what_was_split() -> None:
     assert 4096 < answer.split_floor.nbytes < answer.floor.nbytes
     assert "with nodes split in the tried ways" in answer.words
     assert answer.floor.description in answer.words
+    equal = replace(answer, split_floor=answer.floor).words
+    assert equal.count(answer.floor.description) == 1, "equal bounds are stated once"
+    assert equal.endswith("; also with nodes split in the tried ways")
 
 
 def test_of_all_ways_to_cut_the_cheapest_is_taken(plain: sublet.Executable) -> None:

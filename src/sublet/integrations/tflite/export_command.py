@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-
-from rich.text import Text
+from typing import Any
 
 from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import read_bytes, write
-from sublet.cli.console import answer_console, refuse_overwriting
+from sublet.cli.console import refuse_overwriting
+from sublet.cli.export import WrittenPlan
 from sublet.integrations.tflite import plan_offsets as tflm
 from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
 from sublet.integrations.tflite.plan_offsets import RUNS_PER_TRIAL, OffsetSelection, offsets_of_plan, select_offsets
@@ -22,8 +22,11 @@ from sublet.plan import MemoryPlan
 TFLM = "tflm"
 
 
-def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None) -> None:
-    """Write the file and print the memory used by TFLM. Raises PlanError for a plan or model not usable by TFLM."""
+def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None) -> WrittenPlan:
+    """Write the file; return the memory needed by TFLM, unknown without a measurement.
+
+    Raises PlanError for a plan or model not usable by TFLM.
+    """
     if model.suffix.lower() != ".tflite":
         raise PlanError(f"--to {TFLM} writes a plan into a .tflite file; {model} is of another format")
     if plan.recipe.split or plan.recipe.again:
@@ -34,13 +37,21 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     offsets = offsets_of_plan(program, plan)
     choice = select_offsets(raw, program, offsets) if tflm.is_available() else None
     if choice is not None:
-        content, lines = choice.raw, list(_measured_lines(choice))
-    else:
-        content = with_offline_plan(raw, program.where, encode_offsets(offsets))
-        lines = list(_unmeasured_lines(plan, offsets))
-    write(out, content)
-    for line in (f"wrote {out}", *lines):  # as Text: brackets of names and extras are no markup
-        answer_console().print(Text(line), soft_wrap=True)
+        write(out, choice.raw)
+        needed = choice.with_plan.smallest
+        return WrittenPlan((out,), needed, tuple(_measured_lines(choice)), _measured_content(choice))
+    write(out, with_offline_plan(raw, program.where, encode_offsets(offsets)))
+    return WrittenPlan((out,), None, tuple(_unmeasured_lines(plan, offsets)))
+
+
+def _measured_content(choice: OffsetSelection) -> dict[str, Any]:
+    """Return the measured bytes for JSON."""
+    trials = {"own_plan": choice.without_plan, "written": choice.with_plan}
+    measured = {
+        name: {"head_bytes": trial.head, "arena_used_bytes": trial.total, "smallest_arena_bytes": trial.smallest}
+        for name, trial in trials.items()
+    }
+    return {"offsets": choice.how, "measured_with": f"{tflm.PACKAGE} {tflm.version()}", **measured}
 
 
 def _measured_lines(choice: OffsetSelection) -> Iterator[str]:

@@ -116,7 +116,7 @@ class Estimate:
             said.append(
                 f"with budget yes, {human(self.budgeted.peak_bytes)} at {self.budgeted.extra_time:+.1%} predicted time"
             )
-        return f"{human(self.memory)}: {'; '.join(said)}" + (f". {self.reason}" if self.reason else "")
+        return f"{human(self.memory)}: {'; '.join(said)}" + (f"; {self.reason}" if self.reason else "")
 
     def __str__(self) -> str:
         resident = {**self.eager.resident, "gradients": self.gradients, "results": self.eager.results}

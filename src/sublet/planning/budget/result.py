@@ -108,7 +108,7 @@ class BudgetResult:
         """The result, for people."""
         least = f"{self.program.nbytes:,} bytes"
         if self.outcome is SearchOutcome.IMPOSSIBLE:
-            return f"{self.budget:,} bytes are impossible: {self.bound_in_words}"
+            return f"an arena of {self.budget:,} bytes is impossible: {self.bound_in_words}"
         if self.outcome is SearchOutcome.NOT_FOUND:
             found = (
                 f"the smallest found needs {least}, with {self.extra_time:.1%} more time predicted ({self.cost_source})"
@@ -126,6 +126,8 @@ class BudgetResult:
         """The lower bounds, and the nodes they hold for, for people."""
         if self.split_floor is None:
             return self.floor.description
+        if self.split_floor == self.floor:
+            return f"{self.floor.description}; also with nodes split in the tried ways"
         return f"{self.floor.description}; with nodes split in the tried ways, {self.split_floor.description}"
 
 

@@ -185,8 +185,10 @@ def bind_inputs(
         names = ", ".join(known) or "none; all are fixed"
         raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}")
     if missing:
-        lines = "".join(f"\n  {what}: --dim {name}=1" for name, what in missing.items())
-        raise ModelError(f"{where}: {len(missing)} dimension(s) are open; declare an extent for each:{lines}")
+        examples = {name: "1" if place.endswith(" axis 0") else "N" for name, place in missing.items()}
+        lines = "".join(f"\n  {place}: --dim {name}={examples[name]}" for name, place in missing.items())
+        ranges = " (N: an extent, or for `sublet plan` a range such as 1..512)" if "N" in examples.values() else ""
+        raise ModelError(f"{where}: {len(missing)} dimension(s) are open; declare an extent for each{ranges}:{lines}")
     return types
 
 

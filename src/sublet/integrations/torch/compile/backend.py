@@ -282,9 +282,7 @@ class CompiledRegion:
             captured, parts, whole = self._capture(args, device, device)
             pool = self._make_pool(captured, args, device)
         except CapacityError as error:
-            raise SubletError(
-                f"{self._pass_names}: the budget is {self._budget:,} bytes of an arena. {error}"
-            ) from None
+            raise SubletError(f"{self._pass_names}: {error}") from None
         except SubletError as error:
             return None, self._leave_to_torch(str(error))
         except Exception as error:  # an error in Sublet must not stop the program
