@@ -24,7 +24,7 @@ import onnxruntime
 
 from sublet.api import compiling
 from sublet.integrations.onnx.kernels.backend import OnnxRuntime
-from sublet.runtime.backends import registry
+from sublet.runtime import backends
 
 RUNS = 3
 
@@ -66,7 +66,7 @@ def main() -> None:
     side, path, feeds_path, threads, *bindings = sys.argv[1:]
     feeds = dict(np.load(feeds_path))
     dims = {name: int(extent) for name, _, extent in (binding.rpartition("=") for binding in bindings)}
-    registry.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, int(threads))
+    backends.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, int(threads))
     onnxruntime.InferenceSession(identity().SerializeToString(), providers=["CPUExecutionProvider"])
     compiling.compile(identity())(x=np.zeros(1, np.float32))
     before = settle()

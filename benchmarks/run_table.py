@@ -35,7 +35,7 @@ from benchmarks.run_models import CHAIN, Feeds, RunModel, chain, feeds_for, run_
 from sublet.api import compiling
 from sublet.base.tensor import NUMPY
 from sublet.integrations.onnx.kernels.backend import OnnxRuntime
-from sublet.runtime.backends import registry
+from sublet.runtime import backends
 from sublet.runtime.executable import Executable
 
 ROUND_SECONDS = 0.15
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="processor time of one thread: steady on a busy machine")
     chosen = parser.parse_args()
     how = How(chosen.rounds, 1, thread_time) if chosen.cpu else How(chosen.rounds, chosen.threads, perf_counter)
-    registry.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, how.threads)
+    backends.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, how.threads)
     console = Console(width=170)
     console.print(f"{machine()}; {how.threads} threads, {how.clock.__name__}")
     table = Table(title="Sublet and ONNX Runtime (times in ms, memory in MiB)")

@@ -45,7 +45,7 @@ from sublet.api.ranges import compile_ranges
 from sublet.base.boxes import Range
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.kernels.backend import OnnxRuntime
-from sublet.runtime.backends import registry
+from sublet.runtime import backends
 from sublet.runtime.ranged import RangedExecutable
 
 TRIES = 3
@@ -111,7 +111,7 @@ def served(name: str, path: Path) -> RangedExecutable:
 
 def one_thread() -> None:
     """Let Sublet's kernels run in one thread."""
-    registry.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(
+    backends.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(
         model.opsets, 1, open_extents=bool(model.ranges)
     )
 

@@ -371,3 +371,17 @@ def test_every_rule_of_the_checker_is_named_by_a_test() -> None:
     tested = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     assert len(rules) > 40
     assert [rule for rule in sorted(rules) if rule not in tested] == []
+
+
+def test_benchmarks_import_names_that_exist() -> None:
+    """No test runs the benchmarks, so a renamed module would go unnoticed."""
+    files = (ROOT / "benchmarks").rglob("*.py")
+    statements = [each for path in files for each in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = {name for each in statements for name in imported(each) if name.startswith("sublet.")}
+    assert len(names) > 100
+    missing = []
+    for module, name in (full.removeprefix("sublet.").rsplit(".", 1) for full in names if full.count(".") > 1):
+        text = modules()[module].read_text(encoding="utf-8") if module in modules() else ""
+        if f"{module}.{name}" not in modules() and not re.search(rf"^(?=\S).*\b{name}\b", text, re.MULTILINE):
+            missing.append(f"sublet.{module}.{name}")
+    assert not missing

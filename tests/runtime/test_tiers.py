@@ -10,7 +10,7 @@ from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
 from sublet.base.errors import RunError
 from sublet.integrations.onnx.kernels.backend import OnnxRuntime
-from sublet.runtime.backends import registry
+from sublet.runtime import backends
 from sublet.runtime.tiers import TieredExecutable
 from tests.runtime.test_ranged import (
     DECODER_DIMS,
@@ -58,7 +58,7 @@ def test_tiers_share_arena_weights_and_sessions(monkeypatch: pytest.MonkeyPatch)
     opened: list[OnnxRuntime] = []
 
     def recorded(names: object, model: object) -> list[object]:
-        found = registry.backends_of(names, model)  # type: ignore[arg-type]
+        found = backends.backends_of(names, model)  # type: ignore[arg-type]
         opened.extend(each for each in found if isinstance(each, OnnxRuntime))
         return list(found)
 
