@@ -317,6 +317,62 @@ def test_other_caches_are_copied_and_the_reason_is_told(model: onnx.ModelProto, 
         assert np.array_equal(session(x=x)["y"], y)
 
 
+MISFITS = [  # an input q, the readers, the extents of q at a call, and the reason
+    (
+        ["batch", "new", "total"],
+        [("MatMul", ["q", "p"], ["y"], {})],
+        (2, 3, 9),
+        "new + past and total, which may differ",
+    ),
+    (
+        ["batch", "new", "depth"],
+        [("Transpose", ["p"], ["t"], {"perm": [0, 2, 1]}), ("MatMul", ["q", "t"], ["y"], {})],
+        (2, 3, 7),
+        "4 and depth, which may differ",
+    ),
+    ([4], [("MatMul", ["p", "q"], ["y"], {})], None, "MatMul, needs the rows without gaps"),
+]
+
+
+@pytest.mark.parametrize(("shape", "readers", "extents", "reason"), MISFITS)
+def test_operands_that_may_not_fit_are_left_to_onnx_runtime(
+    shape: Any, readers: Any, extents: Any, reason: str
+) -> None:
+    model = one_cache(lambda node: [node(op, reads, makes, **attrs) for op, reads, makes, attrs in readers])
+    model.graph.input.append(onnx.helper.make_tensor_value_info("q", 1, shape))
+    dims = {**DIMS, **{name: (1, 80) for name in shape if isinstance(name, str) and name not in DIMS}}
+    executable = compile_ranges(model, dims, state={"c": "p"}, options=BOUND, optimize="none")
+    assert reason in executable.why_not_in_place["c"]
+    session, x = executable.session(), np.ones((2, 3, 4), np.float32)
+    if extents is None:
+        assert np.array_equal(session(x=x, q=np.ones(4, np.float32))["y"], np.full((2, 3), 4))
+        return
+    with pytest.raises(KernelError, match="dimension mismatch"):
+        session(x=x, q=np.ones(extents, np.float32))
+
+
+def test_new_rows_of_another_batch_are_left_to_onnx_runtime() -> None:
+    model = one_cache(lambda node: [node("Transpose", ["p"], ["t"], perm=[0, 2, 1]), node("MatMul", ["q", "t"], ["y"])])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "other"
+    model.graph.input.append(onnx.helper.make_tensor_value_info("q", 1, ["batch", "new", 4]))
+    executable = compile_ranges(model, {**DIMS, "other": (1, 3)}, state={"c": "p"}, options=BOUND, optimize="none")
+    assert "other and batch, which may differ" in executable.why_not_in_place["c"]
+    one, three = np.ones((1, 3, 4), np.float32), np.ones((3, 3, 4), np.float32)
+    with pytest.raises(KernelError, match="mismatched dimensions"):
+        executable.session()(x=one, q=three, c=three)
+
+
+def test_repeated_elements_of_a_matrix_are_left_to_onnx_runtime() -> None:
+    b = Builder("repeated")
+    x, q = b.input("x", ("batch", 2, 1, "new")), b.input("q", ("batch", 2, "new", 5))
+    present = b.op("Concat", b.input("c", ("batch", 2, 1, "past")), x, axis=3)
+    model = b.model(y=b.op("MatMul", q, b.op("Expand", present, b.ints(1, 1, 5, 1))), p=present)
+    executable = compile_ranges(model, DIMS, state={"c": "p"}, options=BOUND, optimize="none")
+    assert "needs the rows without gaps" in executable.why_not_in_place["c"]
+    feeds = {"x": np.ones((1, 2, 1, 3), np.float32), "q": np.ones((1, 2, 3, 5), np.float32)}
+    assert np.array_equal(executable.session()(**feeds)["y"], np.full((1, 2, 3, 3), 5))
+
+
 def test_caches_in_the_arena_are_copied_and_the_reason_is_told(model: onnx.ModelProto) -> None:
     executable = compile_ranges(model, DIMS, state="auto")
     assert not executable.in_place

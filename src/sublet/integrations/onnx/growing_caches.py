@@ -162,8 +162,10 @@ class _Cache:
     def _append(self, node: Node) -> None:
         """Append the node that appends the new rows."""
         rows = node.inputs[1]
-        if rows in self.views:
+        if rows is None or rows in self.views:
             raise _needs_copy(node)
+        for value in (self.past, rows):
+            _require_equal(node, _without(self.axis, value), _without(self.axis, self.present))
         inputs, outputs = (self.in_place[self.past], rows, self.length), (self.in_place[self.present],)
         self.nodes.append(replace(node, op=APPEND_ROWS, inputs=inputs, outputs=outputs, attrs={"axis": self.axis}))
         self._is_appended = True
@@ -172,15 +174,14 @@ class _Cache:
         """Return a product with a view of the cache as a product with the buffer."""
         position = node.inputs.index(view)
         other = node.inputs[1 - position]
-        axes, rank = self.views[view], len(self.views[view])
+        axes, shapes = self.views[view], [_shape_of(view), _shape_of(other)]
         is_swapped = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
         matrices, order = _matrices_of(axes, self.views[self.present], self.axis)
-        batches = [
-            value.spec.shape[:-2] if value and isinstance(value.spec, TensorSpec) else None for value in (view, other)
-        ]
-        is_strange = bool(node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0) or rank < 2)
-        if order is None or is_strange or batches[0] != batches[1]:
+        is_strange = bool(node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0) or len(axes) < 2)
+        if order is None or is_strange or len(shapes[1]) != len(axes) or shapes[0][:-2] != shapes[1][:-2]:
             raise _needs_copy(node)
+        added_up = [-1 if (at == 0) != is_swapped[at] else -2 for at in (position, 1 - position)]
+        _require_equal(node, *((shape[axis],) for shape, axis in zip(shapes, added_up, strict=True)))
         if not self._is_appended:
             raise Refusal(f"node {node.name}, {node.op}, reads %{self.past.name} before the new rows are there")
         alpha: Any = node.attrs.get("alpha", 1.0)
@@ -200,6 +201,26 @@ class _Cache:
 def _needs_copy(node: Node) -> Refusal:
     """Return the refusal of a reader without a kernel that takes strides."""
     return Refusal(f"node {node.name}, {node.op.removeprefix(PREFIX)}, needs the rows without gaps")
+
+
+def _require_equal(node: Node, one: Sequence[Any], other: Sequence[Any]) -> None:
+    """Raise Refusal for extents that differ at some point: a kernel over addresses would read beyond an operand."""
+    for extent, wanted in zip(one, other, strict=True):
+        if extent != wanted:
+            raise Refusal(
+                f"node {node.name}, {node.op.removeprefix(PREFIX)}, has extents {extent} and {wanted}, which may differ"
+            )
+
+
+def _without(axis: int, value: Value) -> Sequence[Any]:
+    """Return the extents of a value without one axis."""
+    shape = _shape_of(value)
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _shape_of(value: Value | None) -> Sequence[Any]:
+    """Return the extents of a value; none for an unknown shape."""
+    return value.spec.shape if value is not None and isinstance(value.spec, TensorSpec) else ()
 
 
 def _axes_of(value: Value) -> Axes:
@@ -252,7 +273,7 @@ def _matrices_of(view: Axes, cache: Axes, rows: int) -> tuple[int, tuple[int, in
     batch = [factor for axis in view[:-2] for factor in axis]
     repeats = batch.pop()[1] if batch and batch[-1][0] == REPEAT else 1
     wanted = [axis for axis, factors in enumerate(cache) if factors and axis not in order]
-    is_matrix = all(len(axis) == 1 for axis in view[-2:]) and rows in order and len(cache) - 1 in order
+    is_matrix = all(len(axis) == 1 for axis in view[-2:]) and {rows, len(cache) - 1} <= {*order} and REPEAT not in order
     if not is_matrix or [axis for axis, _ in batch] != wanted or not isinstance(repeats, int):
         return 1, None
     return repeats, (order[0], order[1])
