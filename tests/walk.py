@@ -26,7 +26,6 @@ import onnx
 import onnx.parser
 from onnx import TensorProto, helper
 
-from benchmarks.models.transformers import gpt_with_past
 from sublet.base.optional_imports import is_installed
 from sublet.base.tensor import DType
 from sublet.integrations.paddle.format.encoding import encode_program
@@ -135,8 +134,6 @@ def _furnish(folder: Path) -> None:
         (folder / name).write_bytes(program.read_bytes())
     for name, text in TEXTS.items():
         (folder / name).write_bytes(onnx.parser.parse_model(text).SerializeToString())
-    plain = gpt_with_past(layers=2, width=32, heads=4, vocabulary=100)
-    (folder / "plain.onnx").write_bytes(plain.SerializeToString())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode_program(_paddle()))
@@ -194,6 +191,28 @@ llama (int64[batch,new] input_ids, int64[batch,total] attention_mask, float[batc
 """
 """A network that appends to caches of a fixed number of rows."""
 
+PLAIN = """<ir_version: 9, opset_import: ["" : 17]>
+plain (int64[batch,new] input_ids, float[batch,2,past,8] past_key, float[batch,2,past,8] past_value)
+  => (logits, present_key, present_value)
+{
+  sizes = Constant <value_ints: ints = [100, 16]> ()
+  table = ConstantOfShape <value: tensor = float[1] {0.5}> (sizes)
+  x = Gather (table, input_ids)
+  heads = Constant <value_ints: ints = [0, 0, 2, 8]> ()
+  split = Reshape (x, heads)
+  rows = Transpose <perm = [0, 2, 1, 3]> (split)
+  present_key = Concat <axis = 2> (past_key, rows)
+  present_value = Concat <axis = 2> (past_value, rows)
+  columns = Transpose <perm = [0, 1, 3, 2]> (present_key)
+  scores = MatMul (rows, columns)
+  weights = Softmax <axis = -1> (scores)
+  mixed = MatMul (weights, present_value)
+  joined = Transpose <perm = [0, 2, 1, 3]> (mixed)
+  whole = Constant <value_ints: ints = [0, 0, 16]> ()
+  logits = Reshape (joined, whole)
+}"""
+"""A network with an attention over caches that grow by the new rows."""
+
 VAD = """<ir_version: 9, opset_import: ["" : 17]>
 vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
 {
@@ -205,7 +224,14 @@ vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
 }"""
 """A network with a branch for each of two sampling rates."""
 
-TEXTS = {"cell.onnx": CELL, "vad.onnx": VAD, "encoder.onnx": ENCODER, "decoder.onnx": DECODER, "llama.onnx": LLAMA}
+TEXTS = {
+    "cell.onnx": CELL,
+    "vad.onnx": VAD,
+    "encoder.onnx": ENCODER,
+    "decoder.onnx": DECODER,
+    "llama.onnx": LLAMA,
+    "plain.onnx": PLAIN,
+}
 """The models in the text form of ONNX, by file."""
 
 
