@@ -19,9 +19,7 @@ from sublet.base.formatting import human, parse_bytes
 from sublet.checker import require_valid
 from sublet.cli import options as shared
 from sublet.cli.console import (
-    DOES_NOT_FIT,
-    FITS,
-    UNKNOWN,
+    EXIT_STATUS,
     answer_console,
     packing_progress,
     print_json,
@@ -34,7 +32,7 @@ from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.export import ExportContext
 from sublet.plan.file import load
-from sublet.plan.verdict import max_total_bytes
+from sublet.plan.verdict import BudgetOutcome, max_total_bytes, outcome_within
 from sublet.planning.pipeline import plan_memory
 
 FILE_FORM = "export "
@@ -137,27 +135,25 @@ def _write_files(options: ExportOptions, graph: Graph, memory_plan: MemoryPlan) 
 def _answer(written: WrittenPlan, memory_plan: MemoryPlan, budget: int | None, *, in_json: bool) -> None:
     """Print the files and the verdict on the budget; exit with the status of the verdict."""
     needed = written.needed
-    fits = None
-    if budget is not None:
-        least = memory_plan.arena_bytes if needed is None else needed
-        fits = False if least > budget else None if needed is None else True
+    least = memory_plan.arena_bytes if needed is None else needed
+    outcome = None if budget is None else outcome_within(budget, least, needed)
     if in_json:
-        verdict = {} if budget is None else {"budget_bytes": budget, "fits": fits}
+        verdict = {} if outcome is None else {"budget_bytes": budget, "fits": outcome.fits}
         sizes = {"arena_bytes": memory_plan.arena_bytes, "needed_bytes": needed}
         print_json({"files": list(map(str, written.files)), **sizes, **verdict, **written.content})
     else:
         lines = [*(f"wrote {path}" for path in written.files), *written.lines]
-        if budget is not None:
-            lines.insert(0, _describe_verdict(fits, memory_plan, needed, budget))
+        if outcome is not None and budget is not None:
+            lines.insert(0, _describe_verdict(outcome, memory_plan, needed, budget))
         for line in lines:  # as Text: brackets of names and extras are no markup
             answer_console().print(Text(line), soft_wrap=True)
-    if budget is not None:
-        raise typer.Exit({True: FITS, False: DOES_NOT_FIT, None: UNKNOWN}[fits])
+    if outcome is not None:
+        raise typer.Exit(EXIT_STATUS[outcome])
 
 
-def _describe_verdict(fits: bool | None, memory_plan: MemoryPlan, needed: int | None, budget: int) -> str:
+def _describe_verdict(outcome: BudgetOutcome, memory_plan: MemoryPlan, needed: int | None, budget: int) -> str:
     """Return the verdict on a budget as a sentence."""
-    head = {True: "Fits", False: "Does not fit", None: "Unknown whether the arena fits"}[fits]
+    head = {True: "Fits", False: "Does not fit", None: "Unknown whether the arena fits"}[outcome.fits]
     tensors = f"the planned tensors take {memory_plan.arena_bytes:,} B, and other bytes of the arena are unknown"
     need = tensors if needed is None else f"the arena needs {needed:,} B"
     return f"{head} the budget of {human(budget)}: {need}"

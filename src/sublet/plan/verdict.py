@@ -50,6 +50,18 @@ class BudgetOutcome(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
     UNKNOWN = "unknown"
 
+    @property
+    def fits(self) -> bool | None:
+        """True or False if the verdict is known; None otherwise."""
+        return None if self is BudgetOutcome.UNKNOWN else self is BudgetOutcome.FITS
+
+
+def outcome_within(budget: int, least: int, most: int | None) -> BudgetOutcome:
+    """Return the kind of verdict on a need between `least` and `most` bytes, None for no known upper end."""
+    if most is not None and most <= budget:
+        return BudgetOutcome.FITS
+    return BudgetOutcome.UNKNOWN if least <= budget else BudgetOutcome.DOES_NOT_FIT
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -75,7 +87,7 @@ class Verdict:
     @property
     def fits(self) -> bool | None:
         """True or False if the plan decides; None if values outside of the plan decide."""
-        return None if self.outcome is BudgetOutcome.UNKNOWN else self.outcome is BudgetOutcome.FITS
+        return self.outcome.fits
 
     @property
     def is_settled(self) -> bool:
@@ -106,12 +118,9 @@ def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
     """
     largest = _extents_by_value(plan, max_dim)
     least, most = plan.lower_bound_bytes, max_total_bytes(plan, largest)
-    extents, assumed = tuple(largest.items()), plan.assumed_types
-    if most is not None and most <= budget:
-        return Verdict(budget, BudgetOutcome.FITS, least, most, largest=extents, assumed=assumed)
-    if plan.arena_bytes <= budget:
-        return Verdict(budget, BudgetOutcome.UNKNOWN, least, most, largest=extents, assumed=assumed)
-    return Verdict(budget, BudgetOutcome.DOES_NOT_FIT, least, most, _proof(plan, budget), extents, assumed)
+    outcome = outcome_within(budget, plan.arena_bytes, most)
+    proof = _proof(plan, budget) if outcome is BudgetOutcome.DOES_NOT_FIT else ()
+    return Verdict(budget, outcome, least, most, proof, tuple(largest.items()), plan.assumed_types)
 
 
 def max_total_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:
