@@ -8,6 +8,7 @@ from typing import Literal
 
 from sublet.analysis.program_facts import ProgramFacts
 from sublet.base.errors import ProblemError
+from sublet.base.tensor import CACHE_LINE_BYTES
 from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import GIVEN, LEAST, LESS
 from sublet.packing import MemoryRegion as MemoryRegion
@@ -61,7 +62,7 @@ class Options:
     """
 
     strategy: str = "auto"
-    alignment: int = 64
+    alignment: int = CACHE_LINE_BYTES
     io: StorageChoice = "arena"
     weights: StorageChoice = "bound"
     streams: int = 1

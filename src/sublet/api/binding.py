@@ -16,7 +16,7 @@ from sublet.api.sources import OVER_RANGES, first_backend_name, read_source, res
 from sublet.api.state_names import AUTO_STATE, StatePairs
 from sublet.base.errors import PlanError, RunError
 from sublet.base.formatting import known_names, printable
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
@@ -34,9 +34,6 @@ from sublet.runtime.moves import byte_copies
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.weights import ExecutableWeights
 from sublet.runtime.workspace import bytes_in_use, growth_since
-
-CACHE_LINE_BYTES = 64
-"""Bytes of a cache line. Convolutions are up to 15 % slower over weights not aligned to a cache line."""
 
 
 def with_plan(

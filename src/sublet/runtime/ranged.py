@@ -21,7 +21,7 @@ from sublet.base.errors import RunError
 from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
@@ -289,7 +289,7 @@ class RangedExecutable:
     def take_spare(self, like: Raw) -> Raw:
         """Return spare memory of as many bytes as `like`, for the next state of a session. The caller is exclusive."""
         found = self._spares.get(like.nbytes)
-        return found.pop() if found else aligned_bytes(like.nbytes, 64)
+        return found.pop() if found else aligned_bytes(like.nbytes, CACHE_LINE_BYTES)
 
     def return_spares(self, spares: Iterable[Raw]) -> None:
         """Keep spare memory for the next call of a session. The caller is exclusive."""

@@ -12,7 +12,7 @@ from sublet.base.errors import KernelError, RunError
 from sublet.base.extents import upper_bound
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import defer_interrupts
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.caller_memory import content_for, inputs_by_name
 from sublet.runtime.kernel import Array
@@ -43,7 +43,7 @@ class RangedSession:
         self._specs = {name: spec for name, spec in results.items() if isinstance(spec, TensorSpec)}
         specs = self._specs.items()
         most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
-        self._raw = {name: aligned_bytes(nbytes, 64) for name, nbytes in most.items()}
+        self._raw = {name: aligned_bytes(nbytes, CACHE_LINE_BYTES) for name, nbytes in most.items()}
         results_once = {result for result, times in Counter(state.values()).items() if times == 1}
         self._exchanged = (executable.outputs_outside & results_once) - set(executable.in_place.values())
         self._current: dict[str, Array] = {}

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sublet.base.errors import RunError
 from sublet.base.interrupts import record_first_interrupt
 from sublet.base.safetensors import write_tensors
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import CACHE_LINE_BYTES, TensorSpec
 from sublet.plan import bound_storage_name
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
@@ -35,9 +35,6 @@ Step = Executable | Callable[..., Any]
 
 SLOTS = 2
 """Number of input buffers: one is filled while the other is computed from."""
-
-INPUT_ALIGNMENT = 64
-"""Alignment of the memory of an input in bytes: a cache line."""
 
 
 @dataclass
@@ -199,7 +196,7 @@ def prefetch(net: Executable, fill: Callable[[dict[str, Array], int], Any], batc
         if not isinstance(value.spec, TensorSpec) or bound_storage_name(value.name) not in storages:
             raise RunError(f"the input {name!r} has no bound memory: plan with io='bound'")
         for slot in slots:
-            slot[name] = array_over(aligned_bytes(value.nbytes, INPUT_ALIGNMENT), value.spec)
+            slot[name] = array_over(aligned_bytes(value.nbytes, CACHE_LINE_BYTES), value.spec)
     return _fill_batches(net, slots, fill, batches)
 
 
