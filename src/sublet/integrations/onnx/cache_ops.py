@@ -29,13 +29,12 @@ APPEND_ROWS, MATMUL = "cache.append_rows", "cache.matmul"
 
 def _append(node: Node) -> Append | None:
     """Return the rows before and after the node; None where the length is known only in the run."""
-    rows, length = (value.spec if value else None for value in node.inputs[1:2]), node.inputs[2]
-    (spec,) = rows
+    rows, length = node.inputs[1:]
     axis: Any = node.attrs["axis"]
-    if length is None or length.literal is None or not isinstance(spec, TensorSpec):
+    if rows is None or not isinstance(rows.spec, TensorSpec) or length is None or length.literal is None:
         return None
     before: Any = length.literal[0]
-    return Append(axis, before, before + spec.shape[axis])
+    return Append(axis, before, before + rows.spec.shape[axis])
 
 
 OPS: Mapping[str, Op] = {

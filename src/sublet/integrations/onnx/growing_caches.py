@@ -5,8 +5,8 @@
     %scores = onnx.MatMul(%query, %t)
 
 Requires a model over ranges. Ensures the same results. `%past` and `%present` become one buffer, an update in place of
-`%past`: an append writes the new rows, and the products read the rows with strides. What else read the shape of a cache
-reads an input with a literal, which the executable fills in.
+`%past`: an append writes the new rows, and the products read the rows with strides. The shape of a cache becomes an
+input with a literal, and the executable fills in the literal.
 
 If any reader needs the rows without gaps, the cache stays a Concat.
 """
@@ -50,7 +50,7 @@ class Refusal(SubletError):
 def with_caches_in_place(model: Model, state: Mapping[str, str]) -> tuple[Model, dict[str, str]]:
     """Return the model with each cache of `state` that can grow in place, and the reasons for the others, by input.
 
-    `state` maps inputs to outputs. The recipe names the pairs in place, and the outputs of these are none of the graph.
+    `state` maps inputs to outputs. The recipe names the pairs in place; the graph keeps no output for such a pair.
     """
     reasons: dict[str, str] = {}
     for name, result in state.items():
@@ -87,7 +87,7 @@ def _with_cache_in_place(model: Model, name: str, result: str) -> Model:
 
 
 def _without_unread(model: Model) -> Model:
-    """Return the model without nodes that only computed shapes of views, and without inputs for these."""
+    """Return the model without dead nodes, and without shapes of views that no node reads."""
     graph = without_dead_code(model.graph)
     readers = count_readers(graph)
     named = {n: v for n, v in zip(model.inputs, graph.inputs, strict=True) if v.literal is None or readers[v]}
@@ -235,7 +235,7 @@ def _view_of(node: Node, axes: Axes) -> Axes | None:
     if not isinstance(spec, TensorSpec):
         return None
     if node.op in SAME_ORDER:
-        return _regrouped([factor for axis in axes for factor in axis], spec.shape)
+        return _regroup_factors([factor for axis in axes for factor in axis], spec.shape)
     if node.op == f"{PREFIX}Transpose":
         perm: Any = node.attrs.get("perm") or tuple(reversed(range(len(axes))))
         return tuple(axes[axis] for axis in perm)
@@ -247,7 +247,7 @@ def _view_of(node: Node, axes: Axes) -> Axes | None:
     return None
 
 
-def _regrouped(factors: Sequence[Factor], shape: Sequence[Any]) -> Axes | None:
+def _regroup_factors(factors: Sequence[Factor], shape: Sequence[Any]) -> Axes | None:
     """Return consecutive factors as axes of `shape`; None if an axis is no product of whole factors."""
     axes: list[tuple[Factor, ...]] = []
     left = list(factors)
@@ -264,9 +264,9 @@ def _regrouped(factors: Sequence[Factor], shape: Sequence[Any]) -> Axes | None:
 
 
 def _matrices_of(view: Axes, cache: Axes, rows: int) -> tuple[int, tuple[int, int] | None]:
-    """Return how often each matrix repeats, and the axes of the cache that are its rows and columns.
+    """Return the repeats of each matrix, and the axes of the cache for rows and columns of the matrix.
 
-    None if the matrices are no slices of the cache in order, or lie in memory that a product would have to copy.
+    The axes are None if the matrices are no slices of the cache in order, or a product would have to copy them.
     """
     last = [factor for axis in view[-2:] for factor in axis]
     order = tuple(axis for axis, _ in last)

@@ -211,7 +211,7 @@ def _slice(node: NodeShapes, contents: Contents) -> list[Extents | None]:
         if step < 1 or extent is None:
             dims[axis] = None
             continue
-        begin, stop = (_clamped(place, extent) for place in (start, end))
+        begin, stop = (_clamp_place(place, extent) for place in (start, end))
         room = stop - begin
         if isinstance(start, int) and start < 0 and stop == extent:
             room = least(extent, -start)  # the last elements: a sum of both ends would have loose bounds
@@ -219,7 +219,7 @@ def _slice(node: NodeShapes, contents: Contents) -> list[Extents | None]:
     return [tuple(dims)]
 
 
-def _clamped(place: Any, extent: Any) -> Any:
+def _clamp_place(place: Any, extent: Any) -> Any:
     """Return a start or end of a slice within 0 and the extent."""
     return clamp(place + extent if place < 0 else place, extent)
 
@@ -279,14 +279,14 @@ def _resize(node: NodeShapes, contents: Contents) -> list[Extents | None]:
         return [None]
     if 3 not in contents:
         scales = contents[2 if node.version >= 11 else 1]
-        return [None if axes and axes != tuple(range(len(data))) else _scaled(data, scales)]
+        return [None if axes and axes != tuple(range(len(data))) else _scale_shape(data, scales)]
     dims: list[Any] = list(data)
     for axis, size in zip(axes or range(len(data)), contents[3], strict=True):
         dims[axis] = size
     return [tuple(dims)]
 
 
-def _scaled(shape: Extents, scales: Iterable[float]) -> Extents | None:
+def _scale_shape(shape: Extents, scales: Iterable[float]) -> Extents | None:
     """Return the shape times whole scales or halvings; None for a scale that rounds in floating point."""
     dims: list[Any] = []
     for extent, scale in zip(shape, scales, strict=True):
