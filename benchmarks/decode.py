@@ -21,7 +21,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -44,6 +44,9 @@ MIB = 1 << 20
 
 Step = Callable[[np.ndarray, int], np.ndarray]
 """(new tokens, length with the new tokens) -> logits."""
+
+Results = dict[str, dict[str, Any]]
+"""By side: the result of its process."""
 
 
 def state_of(layers: int) -> dict[str, str]:
@@ -117,47 +120,61 @@ def decode(side: str, path: Path, layers: int, prompt: int, tokens: int, session
     return {"tokens": all_tokens, "seconds": float(np.median(seconds[sessions:])), "grown": grown}
 
 
-def measure(side: str, words: list[str]) -> dict[str, Any]:
-    """The result of one side, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.decode", "--side", side, *words]
-    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    return found
+def size_options(sides: Sequence[str]) -> argparse.ArgumentParser:
+    """The options of a decoding: the sizes, and the side that a process of its own measures."""
+    parser = argparse.ArgumentParser()
+    for name, default in (("prompt", 512), ("tokens", 256), ("layers", 12), ("width", 768), ("sessions", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--side", default="", choices=("", *sides))
+    parser.add_argument("--model", type=Path)
+    return parser
+
+
+def measure_sides(module: str, model: onnx.ModelProto, args: argparse.Namespace, sides: Sequence[str]) -> Results:
+    """The result of `module` for each side, in a process of its own, with the sizes of `args`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "decoder.onnx"
+        onnx.save(model, path, save_as_external_data=True, location="weights.bin")
+        sizes = [f"--{name}={getattr(args, name)}" for name in ("prompt", "tokens", "layers", "width", "sessions")]
+        command = [sys.executable, "-m", module, *sizes, f"--model={path}"]
+        done = {side: subprocess.run([*command, "--side", side], capture_output=True, check=True) for side in sides}
+        return {side: json.loads(each.stdout) for side, each in done.items()}
+
+
+def cache_bytes(args: argparse.Namespace) -> int:
+    """The bytes of the caches of all sessions after the last token."""
+    return int(2 * args.layers * (args.prompt + args.tokens) * args.width * 4 * args.sessions)
+
+
+def describe_run(args: argparse.Namespace) -> str:
+    """The machine, the versions and the sizes."""
+    return (
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread; "
+        f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}; "
+        f"{args.layers} layers of {args.width}, prompt {args.prompt}, {args.tokens} tokens, {args.sessions} sessions, "
+        f"caches {cache_bytes(args) / MIB:.1f} MiB"
+    )
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser()
-    for name, default in (("prompt", 512), ("tokens", 256), ("layers", 12), ("width", 768), ("sessions", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--side", default="")
-    parser.add_argument("--model", type=Path)
-    args = parser.parse_args()
+    args = size_options(SIDES).parse_args()
     if args.side:
         print(json.dumps(decode(args.side, args.model, args.layers, args.prompt, args.tokens, args.sessions)))
         return
     rows, heads = args.prompt + args.tokens, args.width // 64
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "decoder.onnx"
-        model = decoder_with_caches(args.layers, args.width, heads, heads, VOCABULARY, rows)
-        onnx.save(model, path, save_as_external_data=True, location="weights.bin")
-        sizes = [f"--{name}={getattr(args, name)}" for name in ("prompt", "tokens", "layers", "width", "sessions")]
-        found = {side: measure(side, [*sizes, f"--model={path}"]) for side in SIDES}
-    cache = 2 * args.layers * rows * args.width * 4 * args.sessions
+    model = decoder_with_caches(args.layers, args.width, heads, heads, VOCABULARY, rows)
+    found = measure_sides("benchmarks.decode", model, args, SIDES)
     table = Table("side", "ms a token", "of grown", "growth", "of the caches", "tokens equal")
     for side, each in found.items():
         ratio = each["seconds"] / found["grown"]["seconds"]
         table.add_row(
             side, f"{each['seconds'] * 1e3:.2f}", f"{ratio:.3f}", f"{each['grown'] / MIB:.1f} MiB",
-            f"{each['grown'] / cache:.2f}", str(each["tokens"] == found["shared"]["tokens"]),
+            f"{each['grown'] / cache_bytes(args):.2f}", str(each["tokens"] == found["shared"]["tokens"]),
         )  # fmt: skip
     console = Console(width=120)
     console.print(table)
-    console.print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread; "
-        f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}; "
-        f"{args.layers} layers of {args.width}, prompt {args.prompt}, {args.tokens} tokens, {args.sessions} sessions, "
-        f"caches {cache / MIB:.1f} MiB"
-    )
+    console.print(describe_run(args))
 
 
 if __name__ == "__main__":

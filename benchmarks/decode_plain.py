@@ -10,13 +10,8 @@ model to the last token, in a process of its own for each side. The logits of bo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import thread_time
@@ -25,11 +20,11 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded
 
 import numpy as np
-import onnx
 import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.decode import MIB, cache_bytes, describe_run, measure_sides, size_options
 from benchmarks.models.transformers import gpt_with_past
 from benchmarks.run_memory import settle
 from benchmarks.serve import one_thread, session_of
@@ -44,7 +39,6 @@ VOCABULARY = 1000
 SIDES = ("empty", "after", "sublet", "onnxruntime")
 """Times from empty caches and after the prompt, and the memory of both."""
 
-MIB = 1 << 20
 Step = Callable[[np.ndarray], np.ndarray]
 """(new tokens) -> logits."""
 
@@ -139,21 +133,9 @@ def grow(side: str, path: Path, prompt: int, tokens: int, sessions: int) -> dict
     return {"grown": settle() - before}
 
 
-def measure(side: str, words: list[str]) -> dict[str, float]:
-    """The result of a measurement in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.decode_plain", "--side", side, *words]
-    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    return found
-
-
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser()
-    for name, default in (("prompt", 512), ("tokens", 256), ("layers", 12), ("width", 768), ("sessions", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--side", default="", choices=("", *SIDES))
-    parser.add_argument("--model", type=Path)
-    args = parser.parse_args()
+    args = size_options(SIDES).parse_args()
     if args.side in ("empty", "after"):
         print(json.dumps(times(args.model, args.prompt if args.side == "after" else 0, args.tokens)))
         return
@@ -161,14 +143,8 @@ def main() -> None:
         print(json.dumps(grow(args.side, args.model, args.prompt, args.tokens, args.sessions)))
         return
     rows = args.prompt + args.tokens
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "decoder.onnx"
-        model = gpt_with_past(args.layers, args.width, args.width // 64, VOCABULARY, rows + PIECE)
-        onnx.save(model, path, save_as_external_data=True, location="weights.bin")
-        words = [f"--{name}={getattr(args, name)}" for name in ("prompt", "tokens", "sessions")]
-        found = {
-            side: measure(side, [*words, f"--model={path}"]) for side in ("empty", "after", "sublet", "onnxruntime")
-        }
+    model = gpt_with_past(args.layers, args.width, args.width // 64, VOCABULARY, rows + PIECE)
+    found = measure_sides("benchmarks.decode_plain", model, args, SIDES)
     console, table = Console(width=120), Table("caches at the start", "ms a token", "ONNX Runtime", "ratio", "error")
     for side, start in (("empty", "empty"), ("after", f"{args.prompt} rows")):
         each = found[side]
@@ -176,18 +152,12 @@ def main() -> None:
             start, f"{each['ours']:.2f}", f"{each['theirs']:.2f}", f"{each['ratio']:.3f}", f"{each['error']:.0e}"
         )
     console.print(table)
-    cache = 2 * args.layers * rows * args.width * 4 * args.sessions
     memory = Table("side", "growth", "beyond the caches")
     for side in ("sublet", "onnxruntime"):
         grown = found[side]["grown"]
-        memory.add_row(side, f"{grown / MIB:.1f} MiB", f"{(grown - cache) / MIB:.1f} MiB")
+        memory.add_row(side, f"{grown / MIB:.1f} MiB", f"{(grown - cache_bytes(args)) / MIB:.1f} MiB")
     console.print(memory)
-    console.print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread; "
-        f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}; "
-        f"{args.layers} layers of {args.width}, prompt {args.prompt}, {args.tokens} tokens, {args.sessions} sessions, "
-        f"caches {cache / MIB:.1f} MiB"
-    )
+    console.print(describe_run(args))
 
 
 if __name__ == "__main__":
