@@ -40,8 +40,7 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.planning.assemble_plan import assemble_plan, placement_in_one_arena
-from sublet.planning.checker_fallback import is_without_fallback
-from sublet.planning.pipeline import plan_memory
+from sublet.planning.pipeline import is_without_fallback, plan_memory
 from tests.checker.external.mutated import of_lifetimes, of_programs
 from tests.integrations.onnx import shape_cases, unknown_models
 from tests.integrations.onnx.folding import compare

@@ -17,8 +17,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, PlanPoint, Storage
 from sublet.plan.schedule import Schedule, ScheduleStep
-from sublet.planning.checker_fallback import reprove_bound
-from sublet.planning.pipeline import plan_memory
+from sublet.planning.pipeline import plan_memory, reprove_bound
 from tests.support.plan_file_mutants import JUMPING, judge_files
 from tests.support.programs import program
 

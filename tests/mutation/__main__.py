@@ -25,7 +25,7 @@ TESTS = (
     "tests/planning/test_regions.py",
     "tests/planning/test_bounds.py",
     "tests/analysis/test_streams.py",
-    "tests/planning/test_checker_fallback.py",
+    "tests/planning/test_pipeline_fallback.py",
     "tests/analysis/test_updates.py",
     "tests/planning/test_determinism.py",
     "tests/checker",

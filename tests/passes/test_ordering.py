@@ -15,7 +15,7 @@ from sublet.ops.verify import verify
 from sublet.packing import MemoryRegion
 from sublet.passes.ordering.order_search import atom_model_in_order, peak_live_bytes, search_order
 from sublet.passes.reordering import with_lower_peak
-from sublet.planning.order_advice import bound_all_orders
+from sublet.planning.advice import bound_all_orders
 from sublet.planning.pipeline import candidate_schedules
 from tests.fuzz_orders import compare
 from tests.passes.networks import training_step

@@ -16,11 +16,11 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
 from sublet.passes.ordering import few_nodes
+from sublet.planning import advice as told
 from sublet.planning import joint_cpsat as module
-from sublet.planning import order_advice as told
 from sublet.planning import pipeline
+from sublet.planning.advice import bound_all_orders
 from sublet.planning.joint_cpsat import solve_jointly
-from sublet.planning.order_advice import bound_all_orders
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 from sublet.runtime.differential import compare
 from tests.passes.test_few_nodes import NESTED

@@ -21,8 +21,7 @@ from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
 from sublet.planning import place_buffers
-from sublet.planning.checker_fallback import carries_to_copy, is_without_fallback
-from sublet.planning.pipeline import plan_memory
+from sublet.planning.pipeline import carries_to_copy, is_without_fallback, plan_memory
 from sublet.runtime.differential import compare
 from tests.support import dialect
 from tests.support.interpreter import results_match

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 
 import sublet
 from sublet.analysis.options import Options, StorageChoice
-from sublet.api.ranges import compile_ranges
-from sublet.api.tiers import Tiers
+from sublet.api.ranges import Tiers, compile_ranges
 from sublet.base.boxes import Range
 from sublet.base.errors import PlanError, RunError
 from sublet.runtime.ranged import MOST_POINTS, RangedExecutable

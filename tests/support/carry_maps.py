@@ -19,8 +19,7 @@ from sublet.analysis.options import Options
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.plan import MemoryPlan
-from sublet.planning.checker_fallback import is_without_fallback
-from sublet.planning.pipeline import plan_memory
+from sublet.planning.pipeline import is_without_fallback, plan_memory
 from tests.support import dialect
 from tests.support.interpreter import results_match
 from tests.support.schedules import random_schedule

@@ -26,7 +26,7 @@ from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.passes.pass_pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.planning.checker_fallback import is_without_fallback
+from sublet.planning.pipeline import is_without_fallback
 from sublet.runtime.backends.reference import ReferenceBackend
 from sublet.runtime.differential import compare
 from sublet.runtime.executable import Executable

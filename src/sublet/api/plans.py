@@ -23,8 +23,7 @@ from sublet.plan.export import FORMS, ExportContext, Exporter
 from sublet.plan.file import load, save
 from sublet.plan.statistics import growth
 from sublet.plan.verdict import Extents, verdict
-from sublet.planning.checker_fallback import reprove_bound
-from sublet.planning.pipeline import plan_memory
+from sublet.planning.pipeline import plan_memory, reprove_bound
 from sublet.viz.summary import render_summary, render_verdict
 
 

@@ -27,7 +27,7 @@ from sublet.checker.external.files import (
 from sublet.cli import options as shared
 from sublet.cli.console import BAD_INPUT, DOES_NOT_FIT, FITS, UNKNOWN, answer_console, print_json, refuse_overwriting
 from sublet.cli.options import command_from, parse_constants, parse_dims, parse_max_trips
-from sublet.cli.plan_output import print_check_result, print_memory_map, write_pictures
+from sublet.cli.show import print_check_result, print_memory_map, write_pictures
 from sublet.integrations.registry import command
 from sublet.packing import Buffer, Lifetimes, Packing, Problem
 from sublet.plan import fragmentation

@@ -16,7 +16,7 @@ from sublet.checker.external.files import packing_problem
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, packing_progress, print_json, refuse_overwriting
 from sublet.cli.options import command_from
-from sublet.cli.plan_output import print_memory_map, write_pictures
+from sublet.cli.show import print_memory_map, write_pictures
 from sublet.packing import Lifetimes, Packing, PackingReport, Problem, RegionPacking, place_in_regions, write_csv
 from sublet.packing import pack as pack_problem
 from sublet.viz.summary import NameCell, plain_table

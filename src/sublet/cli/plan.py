@@ -46,7 +46,7 @@ from sublet.cli.options import (
     parse_state,
     parse_tier_ends,
 )
-from sublet.cli.plan_output import print_plan, write_pictures
+from sublet.cli.show import print_plan, write_pictures
 from sublet.integrations.registry import command
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
@@ -54,8 +54,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.plan.statistics import Growth, growth
 from sublet.plan.verdict import Advice, Advised, Verdict
-from sublet.planning.advice import MAX_SECONDS
-from sublet.planning.order_advice import OrderAdvice, advise_order
+from sublet.planning.advice import MAX_SECONDS, OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import points_of, write_html
 from sublet.viz.report import plan_json

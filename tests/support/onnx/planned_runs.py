@@ -19,7 +19,7 @@ from sublet.analysis.options import Options
 from sublet.base.tensor import TensorSpec
 from sublet.packing import STRATEGIES, MemoryRegion
 from sublet.plan import bound_storage_name
-from sublet.planning.checker_fallback import is_without_fallback
+from sublet.planning.pipeline import is_without_fallback
 from tests.support.onnx.models import Program
 from tests.support.onnx.several_outputs import onnx_program
 
