@@ -281,6 +281,12 @@ def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) 
     assert (status, out.splitlines()[0]) == (0, f"{told}, with 1 value outside at its largest.")
     assert cli("plan", path, "--budget", "1K", "--max-dim", "1000")[0] == 3
     assert cli("plan", path, "--budget", "1", "--max-dim", "1000")[0] == 1
+    closed = tmp_path / "closed.sublet"
+    closed.write_text(path.read_text().replace("[1,?]", "[1,4]"))  # 32 bytes outside, at most
+    for budget, expected in ((15, 1), (30, 3), (48, 0)):
+        assert cli("plan", closed, "--budget", budget)[0] == expected
+        status, out, _ = cli("export", closed, "--to", "csv", "--out", tmp_path / "csv", "--budget", budget)
+        assert (status, "16 B, and values outside at most 32 B" in out) == (expected, True)
     for words, told in (
         (("--budget", "1K", "--max-dim", "y=4"), "no value outside the plan has the name 'y'; known: 'n'"),
         (("--budget", "1K", "--max-dim", "-4"), "write N or VALUE=N"),

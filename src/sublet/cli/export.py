@@ -82,15 +82,17 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class WrittenPlan:
-    """The files of an exported plan, and the bytes of the arena that the reader of the files needs.
+    """The files of an exported plan, and the bytes that the reader of the files needs.
 
-    needed   None if unknown
+    least    bytes needed in any case
+    most     bytes that are always enough; None if unknown
     lines    remarks for people
     content  the remarks for JSON
     """
 
     files: tuple[Path, ...]
-    needed: int | None
+    least: int
+    most: int | None
     lines: tuple[str, ...] = ()
     content: dict[str, Any] = field(default_factory=dict)
 
@@ -129,33 +131,35 @@ def _write_files(options: ExportOptions, graph: Graph, memory_plan: MemoryPlan) 
     refuse_overwriting(sources, *(options.out / file for file in files))
     for file, content in files.items():
         write(options.out / file, content)
-    return WrittenPlan(tuple(options.out / file for file in files), max_total_bytes(memory_plan))
+    paths = tuple(options.out / file for file in files)
+    return WrittenPlan(paths, memory_plan.arena_bytes, max_total_bytes(memory_plan))
 
 
 def _answer(written: WrittenPlan, memory_plan: MemoryPlan, budget: int | None, *, in_json: bool) -> None:
     """Print the files and the verdict on the budget; exit with the status of the verdict."""
-    needed = written.needed
-    least = memory_plan.arena_bytes if needed is None else needed
-    outcome = None if budget is None else outcome_within(budget, least, needed)
+    outcome = None if budget is None else outcome_within(budget, written.least, written.most)
     if in_json:
         verdict = {} if outcome is None else {"budget_bytes": budget, "fits": outcome.fits}
-        sizes = {"arena_bytes": memory_plan.arena_bytes, "needed_bytes": needed}
+        sizes = {"arena_bytes": memory_plan.arena_bytes, "needed_bytes": written.most}
         print_json({"files": list(map(str, written.files)), **sizes, **verdict, **written.content})
     else:
         lines = [*(f"wrote {path}" for path in written.files), *written.lines]
         if outcome is not None and budget is not None:
-            lines.insert(0, _describe_verdict(outcome, memory_plan, needed, budget))
+            lines.insert(0, _describe_verdict(outcome, written, budget))
         for line in lines:  # as Text: brackets of names and extras are no markup
             answer_console().print(Text(line), soft_wrap=True)
     if outcome is not None:
         raise typer.Exit(EXIT_STATUS[outcome])
 
 
-def _describe_verdict(outcome: BudgetOutcome, memory_plan: MemoryPlan, needed: int | None, budget: int) -> str:
+def _describe_verdict(outcome: BudgetOutcome, written: WrittenPlan, budget: int) -> str:
     """Return the verdict on a budget as a sentence."""
     head = {True: "Fits", False: "Does not fit", None: "Unknown whether the arena fits"}[outcome.fits]
-    tensors = f"the planned tensors take {memory_plan.arena_bytes:,} B, and other bytes of the arena are unknown"
-    need = tensors if needed is None else f"the arena needs {needed:,} B"
+    need = f"the arena needs {written.least:,} B"
+    if written.most is None:
+        need = f"the planned tensors take {written.least:,} B, and other bytes of the arena are unknown"
+    elif written.most > written.least:
+        need = f"the arena needs {written.least:,} B, and values outside at most {written.most - written.least:,} B"
     return f"{head} the budget of {human(budget)}: {need}"
 
 

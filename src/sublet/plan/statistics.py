@@ -100,8 +100,8 @@ def require_counted(plan: MemoryPlan, form: str) -> None:
     if plan.not_counted:
         names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
         raise PlanError(
-            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no size in the plan, and "
-            f"{form} cannot mark them (`sublet plan` gives the reasons)"
+            f"{plan.graph}: values without a size in the plan: {names}{', ...' if len(plan.not_counted) > 3 else ''}; "
+            f"{form} cannot mark these values (`sublet plan` gives the reasons)"
         )
 
 

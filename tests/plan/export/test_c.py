@@ -247,7 +247,7 @@ def test_a_name_ends_no_row_of_a_table() -> None:
 def test_what_is_not_counted_is_not_exported() -> None:
     made = sublet.plan_memory(sublet.parse("graph @net(%x: f32[16]) { %y: f32[16] = nn.tanh(%x)\n return %y }"))
     partly = replace(made, outside=(UnplannedValue("z", "f32[?]", "its shape is not known"),))
-    with pytest.raises(PlanError, match=r"'z'.*have no size"):
+    with pytest.raises(PlanError, match="without a size in the plan: 'z'"):
         export_plan(partly, "c")
 
 

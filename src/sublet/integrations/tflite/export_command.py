@@ -39,9 +39,9 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     if choice is not None:
         write(out, choice.raw)
         needed = choice.with_plan.smallest
-        return WrittenPlan((out,), needed, tuple(_measured_lines(choice)), _measured_content(choice))
+        return WrittenPlan((out,), needed, needed, tuple(_measured_lines(choice)), _measured_content(choice))
     write(out, with_offline_plan(raw, program.where, encode_offsets(offsets)))
-    return WrittenPlan((out,), None, tuple(_unmeasured_lines(plan, offsets)))
+    return WrittenPlan((out,), plan.arena_bytes, None, tuple(_unmeasured_lines(plan, offsets)))
 
 
 def _measured_content(choice: OffsetSelection) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from sublet.plan.export.table import (
     sharing_reason,
 )
 from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_storage_name
+from sublet.plan.statistics import require_counted
 
 TYPES = {
     DType.BOOL: "uint8_t", DType.I8: "int8_t", DType.I16: "int16_t", DType.I32: "int32_t", DType.I64: "int64_t",
@@ -37,12 +38,7 @@ def c_sources(plan: MemoryPlan, context: ExportContext) -> dict[str, str]:
 
     Raises PlanError for linker sections of unknown arenas, and for a plan with values not counted.
     """
-    if plan.not_counted:
-        names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
-        raise PlanError(
-            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no size in the plan: an array "
-            "of the planned size would be too small (`sublet plan` gives the reasons)"
-        )
+    require_counted(plan, "an array in C")
     unknown = set(context.sections) - {storage.name for storage in plan.arenas}
     if unknown:
         arenas = ", ".join(storage.name for storage in plan.arenas)
