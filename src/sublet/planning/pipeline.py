@@ -227,7 +227,10 @@ def plan_in_order(request: PlanRequest) -> MemoryPlan:
     aliases = AliasPlanner(graph, request.schedule, request.options, request.facts)
     while True:
         try:
-            return _with_rows(request, aliases, copied, _attempt(request, aliases, copied))
+            plan = _with_rows(request, aliases, copied, _unchecked_plan(request, aliases, copied))
+            proven = with_proven_bound(plan, require_valid(graph, request.schedule, plan))
+            LOG.info("check: valid; lower bound %s (%s)", human(proven.lower_bound_bytes), proven.bound)
+            return proven
         except PlanViolation as violation:
             more = carries_to_copy(graph, violation.findings, copied, by_name=attempts < MAX_NAMED_ATTEMPTS)
             if more == copied:
@@ -240,11 +243,11 @@ def plan_in_order(request: PlanRequest) -> MemoryPlan:
             request = replace(request, options=replace(request.options, timeout=left))
 
 
-def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value]) -> MemoryPlan:
-    """Return the checked plan, without renaming any value in `copied`.
+def _unchecked_plan(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value]) -> MemoryPlan:
+    """Return a plan to be checked, without renaming any value in `copied`.
 
     The stages, in order: control flow, live ranges, coalescing and renamed loop carries (`AliasPlanner.best`);
-    interference, segments and packing (`place_buffers`); the plan; the checker.
+    interference, segments and packing (`place_buffers`); the plan.
     """
     assignment = aliases.best(copied)
     buffers, ranges = len(assignment.arena_buffers), len(assignment.ranges.slot_ranges)
@@ -257,20 +260,18 @@ def _attempt(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Valu
         moves = find_residual_copies(request.graph, placed, aliases)
     plan = assemble_plan(request.graph, request.schedule, placed, aliases, placement, moves)
     LOG.info("plan by %s: arena %s, moves left: %d", plan.strategy, human(plan.arena_bytes), len(moves))
-    proven = with_proven_bound(plan, require_valid(request.graph, request.schedule, plan))
-    LOG.info("check: valid; lower bound %s (%s)", human(proven.lower_bound_bytes), proven.bound)
-    return proven
+    return plan
 
 
 def _with_rows(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value], plan: MemoryPlan) -> MemoryPlan:
-    """Return a plan with values that share bytes row by row, if its arena is no larger than the arena of `plan`.
+    """Return an unchecked plan with values that share bytes row by row, if its arena is at most that of `plan`.
 
     The first try keeps no copy that the arena has room for, the second only those that do not raise the live bytes.
     """
     for live_bytes in (plan.arena_bytes, 0):
         in_rows = aliases.with_rows(live_bytes)
         if in_rows is not None:
-            other = _attempt(request, in_rows, copied)
+            other = _unchecked_plan(request, in_rows, copied)
             if other.arena_bytes <= plan.arena_bytes:
                 return other if any(place.region.rows > 1 for place in other.placements) else plan
     return plan
