@@ -78,11 +78,6 @@ class Lowering:
     results: int | None = None
     nodes: int = 0
 
-    def note_inference(self, graph: GraphModule) -> None:
-        """Note the operators of a graph that was not divided."""
-        if self.results is None:
-            self.nodes = count_operators(graph)
-
     @property
     def pass_names(self) -> str:
         """ "forward", or "forward and backward"."""
@@ -221,7 +216,7 @@ class InductorCompilation:
                 inductor_saved=self._inductor_saved,
                 division=origin,
                 again=again,
-            )  # fmt: skip
+            )
         )
         return compiled
 
@@ -332,7 +327,7 @@ class InductorCompilation:
         lowering = Lowering()
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.note_inference(graph)
+            lowering.nodes = lowering.nodes or count_operators(graph)
             try:
                 self._fx.compile_fx_inner(graph, example, **options)
             except _Lowered as end:
@@ -353,7 +348,7 @@ class InductorCompilation:
         lowering, partitioner = Lowering(), as_partitioner(divide)
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.note_inference(graph)
+            lowering.nodes = lowering.nodes or count_operators(graph)
             # PyTorch may run this function later, and outside of `_run`
             with read_wrappers(lambda memory, graph: None), self._settings.patch(custom_partitioner_fn=partitioner):
                 result = self._fx.compile_fx_inner(graph, example, **options)
