@@ -228,10 +228,14 @@ class InductorCompilation:
         self, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
     ) -> DividedGraphs:
         """Return Sublet's division, and note the saved bytes of both divisions and the problem of further division."""
-        is_marked = any(node.meta.get("recompute") for node in joint.graph.nodes)
+        has_choice = not any(
+            node.meta.get("recompute") or isinstance(node.meta.get("val"), torch().SymInt) for node in joint.graph.nodes
+        )
         copies = [torch().fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in range(2)]
         ours = partition_joint(joint, example, num_fwd_outputs=num_fwd_outputs, warn=self.messages.append, **options)
-        if not is_marked:  # the user's marks leave no choice
+        if (
+            has_choice
+        ):  # the user's marks leave no choice, and to read the bytes of changing extents would fix the extents
             theirs = self._theirs(copies[0], example, num_fwd_outputs=num_fwd_outputs, **options)
             self._saved, self._inductor_saved = (saved_bytes(each, num_fwd_outputs) for each, _ in (ours, theirs))
             if self._budget is not None:
