@@ -51,8 +51,6 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from sublet.passes.recompute.remat_problem import RematProblem
-
 SURE_SHARE = 0.95
 """Sublet's division is taken without a look at the peaks if it saves at most this share of Inductor's saved bytes."""
 
@@ -190,7 +188,7 @@ class InductorCompilation:
         self._settings = require("torch._inductor.config", extra="torch")
         partitioners = require("torch._functorch.partitioners", extra="torch")
         self._theirs: Divide = partitioners.min_cut_rematerialization_partition
-        self._problem: RematProblem | None = None
+        self._search: TargetSearch | None = None
         self._saved: int | None = None
         self._inductor_saved: int | None = None
         self.messages: list[str] = []
@@ -227,7 +225,7 @@ class InductorCompilation:
     def _divide(
         self, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
     ) -> DividedGraphs:
-        """Return Sublet's division, and note the saved bytes of both divisions and the problem of further division."""
+        """Return Sublet's division, and note the saved bytes of both divisions and the search for further divisions."""
         has_choice = not any(
             node.meta.get("recompute") or isinstance(node.meta.get("val"), torch().SymInt) for node in joint.graph.nodes
         )
@@ -239,7 +237,7 @@ class InductorCompilation:
             theirs = self._theirs(copies[0], example, num_fwd_outputs=num_fwd_outputs, **options)
             self._saved, self._inductor_saved = (saved_bytes(each, num_fwd_outputs) for each, _ in (ours, theirs))
             if self._budget is not None:
-                self._problem = stored_tensors(copies[1], num_fwd_outputs).problem()
+                self._search = TargetSearch(stored_tensors(copies[1], num_fwd_outputs).problem())
         return ours
 
     def _divide_surely(self, joint: GraphModule, example: Sequence[object], **options: Any) -> DividedGraphs:
@@ -299,9 +297,9 @@ class InductorCompilation:
         largest ratio of peak and target so far. All targets from the first prediction on are tried in the end, so a
         budget above a budget that fits fits too.
         """
-        if self._problem is None:  # an inference, or the user has marked what to recompute
+        search = self._search
+        if search is None:  # an inference, or the user has marked what to recompute
             return
-        search = TargetSearch(self._problem)
         ratio = plain_peak / search.plain.peak
         seen = set[ClonePairs]()
         rungs = [i for i in range(1, RUNGS) if ratio * search.target(i) <= budget] or [RUNGS - 1]
