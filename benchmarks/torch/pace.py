@@ -1,8 +1,9 @@
 """Time of one training step, or of one inference, of several sides in turn, so that a busy machine slows all alike.
 
-    python -m benchmarks.torch.pace NETWORK eager,sublet step|inference
+    python -m benchmarks.torch.pace NETWORK eager,sublet step|inference [ROUNDS]
 
-Prints JSON: for each side the least seconds of several calls, of the processor and by the clock.
+Prints JSON: for each side the least seconds of several calls, of the processor and by the clock, and the median over
+the rounds of the processor's seconds as a share of the first side's in the same round.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from statistics import median
 
 from benchmarks.torch.peak import WARM, called
 
 ROUNDS = 7
 
 
-def paced(name: str, sides: Sequence[str], kind: str) -> dict[str, dict[str, float]]:
-    """The least times by side."""
+def paced(name: str, sides: Sequence[str], kind: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+    """The least times by side, and the shares."""
     found = {side: {"cpu": float("inf"), "wall": float("inf")} for side in sides}
+    shares: dict[str, list[float]] = {side: [] for side in sides}
     calls = {side: called(name, side, kind) for side in sides}
-    for turn in range(WARM + ROUNDS):
+    first = 0.0
+    for turn in range(WARM + rounds):
         for side, (call, _, between) in calls.items():
             between()
             wall, cpu = time.perf_counter(), time.process_time()
@@ -30,13 +34,15 @@ def paced(name: str, sides: Sequence[str], kind: str) -> dict[str, dict[str, flo
             took = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
             if turn >= WARM:
                 found[side] = {clock: min(least, took[clock]) for clock, least in found[side].items()}
-    return found
+                first = took["cpu"] if side == sides[0] else first
+                shares[side].append(took["cpu"] / first)
+    return {side: {**found[side], "share": median(shares[side])} for side in sides}
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    name, sides, kind = sys.argv[1:4]
-    print(json.dumps(paced(name, sides.split(","), kind)))
+    name, sides, kind, *rounds = sys.argv[1:]
+    print(json.dumps(paced(name, sides.split(","), kind, *map(int, rounds))))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """`options={"kernels": "inductor"}`: Sublet divides a joint graph, Inductor generates the kernels.
 
-Sublet lowers a graph several times without compiling kernels, once for each way to divide the graph into forward and
-backward, and reads the peak of live bytes from the allocations of each wrapper. The division with the smallest peak is
-compiled; with a budget, the first division within the budget, in the order of increasing recomputation.
+Without a budget, Sublet compares the bytes saved by two divisions into forward and backward, by Sublet and by Inductor,
+and compiles Sublet's if it saves clearly less. Otherwise Sublet lowers the graph by each division without compiling
+kernels, reads the peak of live bytes from the allocations of the wrapper, and compiles the division with the smaller
+peak. With a budget, Sublet lowers divisions with more and more recomputation until a peak is within the budget.
 
 Settings of PyTorch change for the calls of this module alone, and in the current thread alone.
 """
@@ -15,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sublet.base.errors import SubletError
 from sublet.base.formatting import human
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.compile_report import Compiled, add_record
+from sublet.integrations.torch.compile.fx_queries import MIN_RECOMPUTED_BYTES
 from sublet.integrations.torch.compile.inductor_memory import (
     InductorObject,
     PassMemory,
@@ -29,7 +31,14 @@ from sublet.integrations.torch.compile.inductor_memory import (
     read_wrappers,
     step_memory,
 )
-from sublet.integrations.torch.compile.joint_budget import RUNGS, ClonePairs, StoredTensors, TargetSearch, mark_saved
+from sublet.integrations.torch.compile.joint_budget import (
+    RUNGS,
+    ClonePairs,
+    StoredTensors,
+    TargetSearch,
+    mark_saved,
+    saved_bytes,
+)
 from sublet.integrations.torch.compile.joint_partition import (
     DividedGraphs,
     changed_arguments,
@@ -42,46 +51,14 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-FREE_SHARE = 0.01
-"""Predicted extra time, as a share of a step, of a recomputation made without a budget."""
+SURE_SHARE = 0.95
+"""Sublet's division is taken without a look at the peaks if it saves at most this share of Inductor's saved bytes."""
 
 Divide = Callable[..., DividedGraphs]
 """A partitioner: (joint graph module, example arguments, num_fwd_outputs=..., ...) -> (forward, backward)."""
 
 Strides = list[tuple[int, ...] | None]
 """The strides of the results of a graph, None for numbers and for open strides."""
-
-
-@dataclass(frozen=True)
-class CompiledByInductor(Compiled):
-    """The record of a graph with kernels of Inductor.
-
-    peak_bytes      peak of live bytes of both passes, read from Inductor's allocations; without arguments, results of
-                    the caller and gradients; None if unknown
-    saved_bytes     bytes saved by the forward pass
-    inductor_bytes  the peak of Inductor's own division; None if not measured
-    division        the origin of the chosen division, see `Division`
-    again           stored tensors computed again by the search
-    why_unknown     the reason for an unknown peak
-    """
-
-    peak_bytes: int | None = None
-    saved_bytes: int = 0
-    inductor_bytes: int | None = None
-    division: str = ""
-    again: int = 0
-    why_unknown: str = ""
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"{self.name}: left to Inductor alone: {self.reason}"
-        words = f"{self.name}: {self.nodes} operators by Inductor's kernels"
-        if self.peak_bytes is None:
-            return f"{words}, peak unknown: {self.why_unknown}"
-        words += f", peak {human(self.peak_bytes)}"
-        if self.inductor_bytes is not None:
-            words += f" instead of {human(self.inductor_bytes)}, {human(self.saved_bytes)} saved for the backward"
-        return words + (f"; {self.again} tensors are computed again" if self.again else "")
 
 
 @dataclass
@@ -107,11 +84,14 @@ class Lowering:
     @property
     def why_unknown(self) -> str:
         """The reason for an unknown memory; "" for a known memory."""
-        if len(self.passes) != (1 if self.results is None else 2):
-            return f"Inductor generated {len(self.passes)} functions"
         if any(each is None for each in self.passes):
             return "Inductor's allocations could not be read"
-        return "extents change from call to call" if any(each.dynamic for each in self.passes if each) else ""
+        if any(each.dynamic for each in self.passes if each):
+            return "extents change from call to call"
+        if self.results is not None and len(self.passes) == 1:
+            return "PyTorch compiles the backward pass at its first run"
+        expected = 1 if self.results is None else 2
+        return "" if len(self.passes) == expected else f"Inductor generated {len(self.passes)} functions"
 
     @property
     def memory(self) -> StepMemory | None:
@@ -123,20 +103,66 @@ class Lowering:
         return step_memory(known[0], backward, self.saved, self.results or 0)
 
 
-class _Lowered(BaseException):
-    """Ends Inductor's work on a graph once the allocations are known. No `Exception`: Inductor would wrap the class."""
+@dataclass(frozen=True)
+class CompiledByInductor(Compiled):
+    """The record of a graph with kernels of Inductor.
 
-    def __init__(self, memory: PassMemory | None, strides: Strides) -> None:
+    lowering        the compiled passes; the backward pass joins at its first run, or before with a budget
+    inductor_saved  bytes saved for the backward pass by Inductor's own division; None for an inference
+    division        the origin of the chosen division, see `Division`
+    again           stored tensors computed again by the search
+    """
+
+    lowering: Lowering = field(default_factory=Lowering)
+    inductor_saved: int | None = None
+    division: str = ""
+    again: int = 0
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak of live bytes of both passes, without arguments, results of the caller and gradients.
+
+        The peak is read from Inductor's allocations; None if unknown.
+        """
+        memory = self.lowering.memory
+        return memory.peak if memory else None
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes saved by the forward pass; 0 if unknown."""
+        memory = self.lowering.memory
+        return memory.saved if memory else 0
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.name}: left to Inductor alone: {self.reason}"
+        words = f"{self.name}: {self.nodes} operators by Inductor's kernels"
+        if self.peak_bytes is None:
+            return f"{words}, peak unknown: {self.lowering.why_unknown}"
+        words += f", peak {human(self.peak_bytes)}"
+        if self.inductor_saved is not None:
+            words += f", {human(self.saved_bytes)} saved for the backward instead of {human(self.inductor_saved)}"
+        return words + (f"; {self.again} tensors are computed again" if self.again else "")
+
+
+class _Lowered(BaseException):
+    """Ends Inductor's work on a graph. No `Exception`: Inductor would wrap the class.
+
+    memory   the allocations, None for unknown allocations
+    strides  the strides of the results
+    """
+
+    def __init__(self, memory: PassMemory | None = None, strides: Strides | None = None) -> None:
         super().__init__()
-        self.memory, self.strides = memory, strides
+        self.memory, self.strides = memory, strides or []
 
 
 @dataclass(frozen=True)
 class Division:
     """A way to divide the joint graph, with the lowering of the graph.
 
-    origin  "sublet": cheap tensors are computed again; "inductor": the minimum cut of PyTorch; "free": also stored
-            tensors that cost nearly no time are computed again; "budget": as many as the budget asks for
+    origin  "sublet": cheap tensors are computed again; "inductor": the minimum cut of PyTorch; "budget": stored
+            tensors are computed again too, as many as the budget asks for
     again   stored tensors computed again by the search
     """
 
@@ -156,118 +182,143 @@ class Division:
 class InductorCompilation:
     """The compilation of one graph of Dynamo by Inductor, with Sublet's division."""
 
-    def __init__(self, module: GraphModule, example: Sequence[object]) -> None:
-        self._module, self._example = module, example
+    def __init__(self, module: GraphModule, example: Sequence[object], budget: int | None = None) -> None:
+        self._module, self._example, self._budget = module, example, budget
         self._fx = require("torch._inductor.compile_fx", extra="torch")
-        self._partitioners = require("torch._functorch.partitioners", extra="torch")
+        self._settings = require("torch._inductor.config", extra="torch")
+        partitioners = require("torch._functorch.partitioners", extra="torch")
+        self._theirs: Divide = partitioners.min_cut_rematerialization_partition
         self._search: TargetSearch | None = None
+        self._saved: int | None = None
+        self._inductor_saved: int | None = None
         self.messages: list[str] = []
 
-    def compile(self, budget: int | None) -> Callable[..., object]:
+    def compile(self) -> Callable[..., object]:
         """Compile the graph, and add a record to `report`. Raises SubletError without a division within the budget."""
-        divisions = self._own_divisions()
-        chosen = min(divisions, key=lambda each: each.peak) if _are_known(divisions) else divisions[0]
-        if budget is not None:
-            chosen = self._division_within(budget, divisions, chosen)
-        compiled, final = self._compile(chosen.divide, lazy=budget is None)
-        lowering, memory = chosen.lowering, chosen.lowering.memory
-        peaks = [each.peak for each in divisions if each.origin == "inductor"]
-        record = CompiledByInductor(
-            lowering.pass_names,
-            lowering.nodes,
-            peak_bytes=memory.peak if memory else None,
-            saved_bytes=memory.saved if memory else 0,
-            inductor_bytes=peaks[0] if peaks else None,
-            division=chosen.origin,
-            again=chosen.again,
-            why_unknown=lowering.why_unknown,
-        )
+        budget, compiled, origin, again = self._budget, None, "sublet", 0
+        if budget is None:
+            with suppress(_Lowered):
+                compiled, final = self._compile(self._divide_surely, lazy=True)
+        if compiled is None:
+            chosen = self._smallest_division() if budget is None else self._division_within(budget)
+            origin, again = chosen.origin, chosen.again
+            compiled, final = self._compile(chosen.divide, lazy=budget is None)
         if budget is not None and (final.memory is None or final.memory.peak > budget):
             found = f"{final.memory.peak:,} bytes after compilation" if final.memory else final.why_unknown
-            raise SubletError(f"{lowering.pass_names}: the budget is {budget:,} bytes. Inductor needs {found}")
-        add_record(record)
+            raise SubletError(f"{final.pass_names}: the budget is {budget:,} bytes. Inductor needs {found}")
+        add_record(
+            CompiledByInductor(
+                final.pass_names,
+                final.nodes,
+                lowering=final,
+                inductor_saved=self._inductor_saved,
+                division=origin,
+                again=again,
+            )
+        )
         return compiled
 
     def compile_plainly(self) -> Callable[..., object]:
         """Return the graph compiled as by `torch.compile(backend="inductor")`."""
         return self._fx.compile_fx(self._copied_module(), self._example)  # type: ignore[no-any-return]
 
+    def _divide(
+        self, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
+    ) -> DividedGraphs:
+        """Return Sublet's division, and note the saved bytes of both divisions and the search for further divisions."""
+        has_choice = not any(
+            node.meta.get("recompute") or isinstance(node.meta.get("val"), torch().SymInt) for node in joint.graph.nodes
+        )
+        copies = [torch().fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in range(2)]
+        ours = partition_joint(joint, example, num_fwd_outputs=num_fwd_outputs, warn=self.messages.append, **options)
+        if (
+            has_choice
+        ):  # the user's marks leave no choice, and to read the bytes of changing extents would fix the extents
+            theirs = self._theirs(copies[0], example, num_fwd_outputs=num_fwd_outputs, **options)
+            self._saved, self._inductor_saved = (saved_bytes(each, num_fwd_outputs) for each, _ in (ours, theirs))
+            if self._budget is not None:
+                self._search = TargetSearch(stored_tensors(copies[1], num_fwd_outputs).problem())
+        return ours
+
+    def _divide_surely(self, joint: GraphModule, example: Sequence[object], **options: Any) -> DividedGraphs:
+        """Return Sublet's division. Ends Inductor's work if the peak of Inductor's own division may be smaller."""
+        graphs = self._divide(joint, example, **options)
+        if not self._is_sure:
+            raise _Lowered
+        return graphs
+
+    @property
+    def _is_sure(self) -> bool:
+        """True if Sublet's division saves clearly less than Inductor's, or next to nothing."""
+        if self._saved is None or self._inductor_saved is None:
+            return True
+        return self._saved <= max(SURE_SHARE * self._inductor_saved, MIN_RECOMPUTED_BYTES)
+
     def _own_divisions(self) -> list[Division]:
-        """Return Sublet's division and Inductor's own division; Sublet's alone for an inference or unknown memory."""
-        ours: Divide = partial(partition_joint, warn=self.messages.append)
-        first = Division("sublet", ours, self._lower(ours))
-        if first.lowering.results is None or first.lowering.memory is None:
+        """Return the divisions without further recomputation: Sublet's, and Inductor's if its peak may be smaller."""
+        first = Division("sublet", self._divide, self._lower(self._divide))
+        if self._is_sure or first.lowering.memory is None:
             return [first]
-        theirs = self._partitioners.min_cut_rematerialization_partition
-        second = Division("inductor", theirs, self._lower(theirs))
-        search = self._target_search()
-        pairs = () if search is None else search.smallest_for(FREE_SHARE)
-        divisions = [first, second, *([self._with_clones(pairs, "free")] if pairs else [])]
-        return [each for each in divisions if each.lowering.memory is not None]
+        second = Division("inductor", self._theirs, self._lower(self._theirs))
+        return [first] if second.lowering.memory is None else [first, second]
 
-    def _with_clones(self, pairs: ClonePairs, origin: str) -> Division:
-        """Return the division with some nodes computed again."""
-        divide = partial(divide_with_clones, pairs)
-        return Division(origin, divide, self._lower(divide), len(pairs))
+    def _smallest_division(self) -> Division:
+        """Return the division with the smallest peak, without further recomputation."""
+        divisions = self._own_divisions()
+        return divisions[0] if len(divisions) == 1 else min(divisions, key=lambda each: each.peak)
 
-    def _division_within(self, budget: int, divisions: Sequence[Division], smallest: Division) -> Division:
+    def _division_within(self, budget: int) -> Division:
         """Return the first division within the budget. Raises SubletError if none is found."""
-        names = smallest.lowering.pass_names
-        if not _are_known(divisions):
+        divisions = self._own_divisions()
+        lowering = divisions[0].lowering
+        if lowering.memory is None:
             raise SubletError(
-                f"{names}: the budget is {budget:,} bytes, and the peak of Inductor's kernels is unknown: "
-                f"{smallest.lowering.why_unknown}. Drop the budget, or drop options={{'kernels': 'inductor'}}"
+                f"{lowering.pass_names}: the budget is {budget:,} bytes, and the peak of Inductor's kernels is "
+                f"unknown: {lowering.why_unknown}. Drop the budget, or drop options={{'kernels': 'inductor'}}"
             )
+        smallest = min(divisions, key=lambda each: each.peak)
         if smallest.peak <= budget:
             return smallest
         least = smallest.peak
-        if smallest.lowering.results is not None:
-            for each in self._recomputing_divisions(budget, divisions[0].peak):
-                if each.lowering.memory is not None:
-                    if each.peak <= budget:
-                        return each
-                    least = min(least, each.peak)
+        for each in self._recomputing_divisions(budget, divisions[0].peak):
+            if each.peak <= budget:
+                return each
+            least = min(least, each.peak)
         raise SubletError(
-            f"{names}: the budget is {budget:,} bytes. The smallest peak found of Inductor's kernels is {least:,} "
-            f"bytes, and {smallest.peak:,} bytes without further recomputation. Raise the budget to {least:,} bytes"
+            f"{lowering.pass_names}: the budget is {budget:,} bytes. The smallest peak found of Inductor's kernels is "
+            f"{least:,} bytes, and {smallest.peak:,} bytes without further recomputation. "
+            f"Raise the budget to {least:,} bytes"
         )
 
     def _recomputing_divisions(self, budget: int, plain_peak: int) -> Iterator[Division]:
-        """Yield divisions with more and more recomputation, as lowered by Inductor.
+        """Yield divisions with recomputation, as lowered by Inductor, those predicted to fit first.
 
-        The first target is the budget, scaled by the ratio of estimate and peak of the plain graph. Targets are
-        multiples of the plain estimate by 1/20.
+        Targets are multiples of the plain estimate by 1/20. The prediction of a peak is the target, scaled by the
+        largest ratio of peak and target so far. All targets from the first prediction on are tried in the end, so a
+        budget above a budget that fits fits too.
         """
-        search = self._target_search()
-        if search is None:
+        search = self._search
+        if search is None:  # an inference, or the user has marked what to recompute
             return
+        ratio = plain_peak / search.plain.peak
         seen = set[ClonePairs]()
-        first = next((i for i in range(1, RUNGS) if (RUNGS - i) * plain_peak <= RUNGS * budget), RUNGS)
-        for i in range(first, RUNGS):
-            found = search.solve(search.target(i))
+        rungs = [i for i in range(1, RUNGS) if ratio * search.target(i) <= budget] or [RUNGS - 1]
+        while rungs:
+            rung = next((i for i in rungs if ratio * search.target(i) <= budget), rungs[-1])
+            found = search.solve(search.target(rung))
             if found is None:
-                return
-            _, pairs = found
-            if pairs not in seen:
-                seen.add(pairs)
-                yield self._with_clones(pairs, "budget")
-
-    def _target_search(self) -> TargetSearch | None:
-        """Return the search over the joint graph; None if the user has marked what to recompute."""
-        if self._search is None:
-            problems = []
-
-            def note(
-                joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
-            ) -> DividedGraphs:
-                if not any(node.meta.get("recompute") for node in joint.graph.nodes):
-                    problems.append(stored_tensors(joint, num_fwd_outputs).problem())
-                raise _Lowered(None, [])
-
-            with suppress(_Lowered):
-                self._compile(note)
-            self._search = TargetSearch(problems[0]) if problems else None
-        return self._search
+                rungs = [i for i in rungs if i < rung]
+                continue
+            rungs.remove(rung)
+            pairs = found[1]
+            if pairs in seen:
+                continue
+            seen.add(pairs)
+            divide = partial(divide_with_clones, pairs)
+            division = Division("budget", divide, self._lower(divide), len(pairs))
+            if division.lowering.memory is not None:
+                yield division
+                ratio = max(ratio, division.peak / search.target(rung))
 
     def _lower(self, divide: Divide) -> Lowering:
         """Lower the graph divided by `divide`, and read the allocations; no kernel is compiled."""
@@ -278,7 +329,7 @@ class InductorCompilation:
         lowering = Lowering()
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.nodes += count_operators(graph)
+            lowering.nodes = lowering.nodes or count_operators(graph)
             try:
                 self._fx.compile_fx_inner(graph, example, **options)
             except _Lowered as end:
@@ -296,16 +347,17 @@ class InductorCompilation:
         With `lazy`, PyTorch compiles the backward pass at its first run, and knows then if the graph is retained. A
         retained graph must not overwrite saved tensors, and needs more bytes.
         """
-        lowering = Lowering()
+        lowering, partitioner = Lowering(), as_partitioner(divide)
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.nodes += count_operators(graph)
-            result = self._fx.compile_fx_inner(graph, example, **options)
+            lowering.nodes = lowering.nodes or count_operators(graph)
+            # PyTorch may run this function later, and outside of `_run`
+            with read_wrappers(lambda memory, graph: None), self._settings.patch(custom_partitioner_fn=partitioner):
+                result = self._fx.compile_fx_inner(graph, example, **options)
             lowering.passes.append(memory_in_code(getattr(result, "source_code", "")))
             return result
 
-        with read_wrappers(lambda memory, graph: None):
-            return self._run(divide, inner, lowering, lazy), lowering
+        return self._run(divide, inner, lowering, lazy), lowering
 
     def _run(
         self, divide: Divide, inner: Callable[..., object], lowering: Lowering, lazy: bool, **changes: object
@@ -316,16 +368,15 @@ class InductorCompilation:
             joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
         ) -> DividedGraphs:
             forward, backward = divide(joint, example, num_fwd_outputs=num_fwd_outputs, **options)
-            lowering.results = num_fwd_outputs
+            lowering.results, lowering.nodes = num_fwd_outputs, count_operators(forward) + count_operators(backward)
             lowering.saved = saved_positions(forward, backward, num_fwd_outputs)
             return forward, backward
 
         aot = require("torch._functorch.config", extra="torch")
-        settings = require("torch._inductor.config", extra="torch")
         with ExitStack() as stack:
             # A hit in AOTAutograd's cache would skip the division, and the record would miss.
             stack.enter_context(aot.patch(force_non_lazy_backward_lowering=not lazy, enable_autograd_cache=False))
-            stack.enter_context(settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
+            stack.enter_context(self._settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
             compiled: Callable[..., object] = self._fx.compile_fx(
                 self._copied_module(), self._example, inner_compile=inner
             )
@@ -351,10 +402,10 @@ def compile_with_inductor(module: GraphModule, example: Sequence[object], budget
     Raises:
         SubletError: without a division within the budget.
     """
-    compilation = InductorCompilation(module, example)
+    compilation = InductorCompilation(module, example, budget)
     try:
         with silence_tracing():
-            compiled = compilation.compile(budget)
+            compiled = compilation.compile()
     except SubletError:
         raise
     except Exception as error:  # an error in Sublet must not stop the program
@@ -370,11 +421,6 @@ def compile_with_inductor(module: GraphModule, example: Sequence[object], budget
 def count_operators(graph: GraphModule) -> int:
     """Return the number of operators of a graph module."""
     return sum(node.op == "call_function" for node in graph.graph.nodes)
-
-
-def _are_known(divisions: Sequence[Division]) -> bool:
-    """True if the memory of all divisions is known."""
-    return all(each.lowering.memory is not None for each in divisions)
 
 
 def as_partitioner(divide: Divide) -> object:

@@ -32,7 +32,7 @@ from sublet.passes.recompute.remat_search import RematSearch, RematSolution
 from sublet.planning.budget.cost_model import BYTES_PER_SECOND, CALL_SECONDS, OPERATIONS_PER_SECOND
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, Node
+    from torch.fx import Graph, GraphModule, Node
 
 ClonePairs = tuple[tuple[str, str], ...]
 """Pairs (node, reader): compute the node again right before the reader, for the reader and all later readers."""
@@ -239,6 +239,14 @@ def mark_saved(graph: Graph, outputs: int) -> None:
                 home.meta["recompute"] = policy.MUST_SAVE
 
 
+def saved_bytes(forward: GraphModule, results: int) -> int:
+    """Return the bytes of the tensors saved by a forward graph, without arguments and results of the caller."""
+    outputs = next(node for node in forward.graph.nodes if node.op == "output").args[0]
+    homes = [storage_node(each) for each in outputs if hasattr(each, "meta")]
+    outside = {storage_node(each) for each in outputs[:results] if hasattr(each, "meta")}
+    return sum(tensor_bytes(each) for each in set(homes) - outside if each.op != "placeholder")
+
+
 class TargetSearch:
     """A search for clones within targets of live bytes, over the problem of one joint graph."""
 
@@ -253,19 +261,6 @@ class TargetSearch:
         """
         found = RematSearch(self.problem, EFFORT).solve(target)
         return None if found is None else (found, self.problem.named_pairs(found.clones))
-
-    def smallest_for(self, share: float) -> ClonePairs:
-        """Return the pairs of the smallest target found that adds at most a share of the time of the plain graph."""
-        low, high = 0, RUNGS
-        pairs: ClonePairs = ()
-        while high - low > 1:  # rung `low` is cheap enough, rung `high` is not
-            rung = (low + high) // 2
-            found = self.solve(self.target(rung))
-            if found is not None and found[0].seconds <= (1 + share) * self.plain.seconds:
-                low, pairs = rung, found[1]
-            else:
-                high = rung
-        return pairs
 
     def target(self, rung: int) -> int:
         """Return the target of a rung: the plain estimate without `rung` parts of 1/20."""
