@@ -20,7 +20,7 @@ from sublet.base.errors import RunError
 from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
-from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
@@ -38,7 +38,16 @@ from sublet.runtime.ranged_inputs import (
     shape_of,
     windows_of,
 )
-from sublet.runtime.ranged_places import ArrayPlace, Block, Places, PointCopies, block_of, copies_over_box, new_block
+from sublet.runtime.ranged_places import (
+    ArrayPlace,
+    Block,
+    Places,
+    PointCopies,
+    block_of,
+    copies_over_box,
+    new_block,
+    state_block,
+)
 from sublet.runtime.ranged_program import RangedProgram
 from sublet.runtime.ranged_session import RangedSession
 
@@ -286,7 +295,7 @@ class RangedExecutable:
     def take_spare(self, like: Block) -> Block:
         """Return spare memory of as many bytes as `like`, for the next state of a session. The caller is exclusive."""
         found = self._spares.get(like.raw.nbytes)
-        return found.pop() if found else new_block(like.raw.nbytes, CACHE_LINE_BYTES)
+        return found.pop() if found else state_block(like.raw.nbytes)
 
     def return_spares(self, spares: Iterable[Block]) -> None:
         """Keep spare memory for the next call of a session. The caller is exclusive."""

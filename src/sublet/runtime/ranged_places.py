@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from ctypes import memmove
 from dataclasses import dataclass
 from math import prod
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.base.tensor import CACHE_LINE_BYTES
 from sublet.ir.graph import Graph, Node
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.kernel import Array, PlaceNumbers
@@ -20,6 +22,9 @@ from sublet.runtime.ranged_inputs import Window
 
 if TYPE_CHECKING:
     from sublet.runtime.ranged_program import RangedProgram
+
+MANY_PAGES = 16
+"""Pages of a state from which on a page lost by the alignment is little: at most one in 16."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ def block_of(raw: Raw) -> Block:
 def new_block(nbytes: int, alignment: int) -> Block:
     """Return new bytes, see `aligned_bytes`."""
     return block_of(aligned_bytes(nbytes, alignment))
+
+
+def state_block(nbytes: int) -> Block:
+    """Return new bytes for a state. A large state begins with a page: a list of rows in whole pages touches no more."""
+    return new_block(nbytes, PAGESIZE if nbytes >= MANY_PAGES * PAGESIZE else CACHE_LINE_BYTES)
 
 
 @dataclass(frozen=True)

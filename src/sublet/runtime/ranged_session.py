@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from sublet.base.errors import KernelError, RunError
 from sublet.base.extents import upper_bound
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import defer_interrupts
-from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.caller_memory import content_for, inputs_by_name
 from sublet.runtime.kernel import Array
 from sublet.runtime.ranged_inputs import shape_of
-from sublet.runtime.ranged_places import new_block
+from sublet.runtime.ranged_places import state_block
 
 if TYPE_CHECKING:
     from sublet.runtime.ranged import RangedExecutable
@@ -44,7 +45,7 @@ class RangedSession:
         self._specs = {name: spec for name, spec in results.items() if isinstance(spec, TensorSpec)}
         specs = self._specs.items()
         most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
-        self._memory = {name: new_block(nbytes, CACHE_LINE_BYTES) for name, nbytes in most.items()}
+        self._memory = {name: state_block(nbytes) for name, nbytes in most.items()}
         self._shapes: dict[str, tuple[int, ...]] = {}  # of the content of each state
         results_once = {result for result, times in Counter(state.values()).items() if times == 1}
         exchanged = (executable.outputs_outside & results_once) - set(executable.in_place.values())
@@ -91,7 +92,7 @@ class RangedSession:
                 # An output may be the state of another input.
                 contents = {n: executable.apart_from_inputs(result, outputs) for n, result in self._copied.items()}
                 shapes = {name: outputs.shape_of(sources[name]) for name in (*exchanged, *updated)}
-                with defer_interrupts():
+                with defer_interrupts() if contents or exchanged else nullcontext():  # else one update of a mapping
                     for name, result in exchanged.items():
                         self._memory[name], spares[result] = spares[result], self._memory[name]
                     self._shapes.update(shapes)
