@@ -227,6 +227,20 @@ def test_a_failed_call_leaves_the_state(decoder: RangedExecutable, model: onnx.M
     assert np.array_equal(session.state("past_0_value"), given)
 
 
+def test_one_program_moves_from_token_to_token(decoder: RangedExecutable, model: onnx.ModelProto) -> None:
+    session, by_hand = decoder.session(), ByHand(model, decoder.state_pairs, 1)
+    calls: list[list[Any]] = []
+    elements: list[Any] = []
+    for feeds in steps(decoder, 5, 1, (6, 1, 1, 9, 1, 1)):  # products of few rows are compiled, of more rows NumPy's
+        assert np.allclose(session(**feeds)["logits"], by_hand(**feeds)["logits"], atol=1e-5)
+        (program,) = decoder._points.values()
+        calls.append([context.call for context in program.calls])
+        now = [*program.shapes, *program.addresses]
+        assert all(one is other or one != other for one, other in zip(elements, now, strict=False))
+        elements = now
+    assert all(one is other for later in calls[1:] for one, other in zip(calls[0], later, strict=True))
+
+
 def test_states_are_set_and_reset(decoder: RangedExecutable, model: onnx.ModelProto) -> None:
     session, other = decoder.session(), decoder.session()
     first, second = steps(decoder, 0, 2, (6, 2))
