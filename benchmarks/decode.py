@@ -40,6 +40,9 @@ from sublet.api.ranges import compile_ranges
 
 SIDES = ("sublet", "grown", "shared")
 VOCABULARY = 32_000
+ANONYMOUS = "RssAnon"
+"""The resident bytes of no file: rows of weights that a token reads first stay out of the growth."""
+
 MIB = 1 << 20
 
 Step = Callable[[np.ndarray, int], np.ndarray]
@@ -105,7 +108,7 @@ def decode(side: str, path: Path, layers: int, prompt: int, tokens: int, session
         steps = sublet_steps(path, layers, rows, prompt, sessions)
     else:
         steps = runtime_steps(path, layers, rows, sessions, side == "shared")
-    before, drawn, seconds, all_tokens = settle(), np.random.default_rng(0), [], list[int]()
+    before, drawn, seconds, all_tokens = settle(ANONYMOUS), np.random.default_rng(0), [], list[int]()
     ids = drawn.integers(0, VOCABULARY, (1, prompt))
     following = [ids] * sessions
     for length in range(prompt, rows):
@@ -116,7 +119,7 @@ def decode(side: str, path: Path, layers: int, prompt: int, tokens: int, session
             following[i] = np.argmax(logits[:, -1:], axis=-1)
             if i == 0:
                 all_tokens.append(int(following[0][0, 0]))
-    grown = settle() - before
+    grown = settle(ANONYMOUS) - before
     return {"tokens": all_tokens, "seconds": float(np.median(seconds[sessions:])), "grown": grown}
 
 

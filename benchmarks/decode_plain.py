@@ -2,8 +2,8 @@
 
 Sublet appends to the caches of a session in place, and takes the prompt in pieces. ONNX Runtime binds the present of a
 step as the past of the next step, and takes the prompt whole. Times are CPU seconds of a token in one thread, from the
-same process by turns: medians, and the median of the ratios. Memory is the growth of resident bytes from the opened
-model to the last token, in a process of its own for each side. The logits of both sides must be close.
+same process by turns: medians, and the median of the ratios. Memory is the growth of anonymous resident bytes from the
+opened model to the last token, in a process of its own for each side. The logits of both sides must be close.
 
     python -m benchmarks.decode_plain [--prompt 512] [--tokens 256] [--layers 12] [--width 768] [--sessions 1]
 """
@@ -24,7 +24,7 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode import MIB, cache_bytes, describe_run, measure_sides, size_options
+from benchmarks.decode import ANONYMOUS, MIB, cache_bytes, describe_run, measure_sides, size_options
 from benchmarks.models.transformers import gpt_with_past
 from benchmarks.run_memory import settle
 from benchmarks.serve import one_thread, session_of
@@ -112,25 +112,25 @@ def times(path: Path, prompt: int, tokens: int) -> dict[str, float]:
 
 
 def grow(side: str, path: Path, prompt: int, tokens: int, sessions: int) -> dict[str, float]:
-    """The growth of resident bytes of this process, from the opened model to the last token of every session."""
+    """The growth of anonymous resident bytes, from the opened model to the last token of every session."""
     ids = tokens_of(prompt + tokens)
     steps: list[Step]
     if side == "sublet":
         executable = executable_of(path, prompt + tokens)
         sublet_step(executable)(ids[:, :1])  # the weights are read, the arena is touched later
-        before = settle()
+        before = settle(ANONYMOUS)
         steps = [sublet_step(executable) for _ in range(sessions)]
     else:
         session = session_of(path)
         runtime_step(session)(ids[:, :1])
-        before = settle()
+        before = settle(ANONYMOUS)
         steps = [runtime_step(session) for _ in range(sessions)]
     for step in steps:
         step(ids[:, :prompt])
     for length in range(prompt, prompt + tokens):
         for step in steps:
             step(ids[:, length : length + 1])
-    return {"grown": settle() - before}
+    return {"grown": settle(ANONYMOUS) - before}
 
 
 def main() -> None:

@@ -36,11 +36,11 @@ def status(field: str) -> int:
     return int(found[1]) << 10
 
 
-def settle() -> int:
-    """Give free heap back; the resident bytes."""
+def settle(field: str = "VmRSS") -> int:
+    """Give free heap back; the resident bytes, or those of another field."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return status("VmRSS")
+    return status(field)
 
 
 def load_sublet(path: str, dims: dict[str, int], threads: int) -> tuple[Callable[[dict], object], int]:

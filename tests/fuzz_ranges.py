@@ -72,8 +72,8 @@ def differing_calls(seed: int) -> tuple[list[int], int, int]:
     options = Options(io="bound")
     executable = compile_ranges(model, DECODER_DIMS, state=state, optimize=level, tiers=tiers, options=options)  # type: ignore[arg-type]
     session, by_hand, numbers = executable.session(), ByHand(model, state, batch), np.random.default_rng(seed)
-    for raw in session._raw.values():
-        raw[:] = 0xFF
+    for block in session._memory.values():
+        block.raw[:] = 0xFF
     different = []
     for call, new in enumerate(rng.sample(LENGTHS, len(LENGTHS))):
         x = numbers.standard_normal((batch, new, WIDTH), dtype=np.float32)

@@ -70,7 +70,7 @@ def test_sessions_append_without_moving_a_byte(decoder: RangedExecutable, path: 
     assert set(decoder.in_place) == set(STATE)
     assert not any(storage.name.startswith("%present") for storage in decoder.plan.storages)
     sessions = {batch: (decoder.session(), Grown(path, batch)) for batch in (1, 2)}
-    memory = {name: raw.ctypes.data for name, raw in sessions[1][0]._raw.items()}
+    memory = {name: block.address for name, block in sessions[1][0]._memory.items()}
     length = 0
     for seed, new in enumerate((9, 1, 1, 1, 16, 1, 3, 1)):
         length += new
@@ -81,7 +81,7 @@ def test_sessions_append_without_moving_a_byte(decoder: RangedExecutable, path: 
             assert session(**feeds)["logits"].tobytes() == grown(**feeds).tobytes()
             for name, cache in grown.caches.items():
                 assert np.array_equal(session.state(name)[:, :, :length], cache)
-    assert memory == {name: raw.ctypes.data for name, raw in sessions[1][0]._raw.items()}
+    assert memory == {name: block.address for name, block in sessions[1][0]._memory.items()}
     assert not any(decoder._spares.values())
 
 

@@ -118,19 +118,19 @@ def compare(executable: RangedExecutable, model: onnx.ModelProto, seed: int = 0)
     pairs = [(executable.session(), ByHand(model, state, batch), batch) for batch in (1, 3, 2)]
     feeds = [list(steps(executable, seed + batch, batch, tuple(rng.permutation(LENGTHS)))) for *_, batch in pairs]
     for (session, *_), first in zip(pairs, feeds, strict=True):
-        for raw in session._raw.values():
-            raw[:] = 0xFF  # NaN beyond the rows
+        for block in session._memory.values():
+            block.raw[:] = 0xFF  # NaN beyond the rows
         assert len(first) == len(LENGTHS)
     for number in range(len(LENGTHS)):
         for (session, by_hand, _), each in zip(pairs, feeds, strict=True):
             executable.memory.raw("arena")[:] = 0xA5
-            before = {name: raw.copy() for name, raw in session._raw.items()}
+            before = {name: block.raw.copy() for name, block in session._memory.items()}
             wanted, found = by_hand(**each[number]), session(**each[number])
             for name, array in wanted.items():
                 assert np.allclose(found[name], array, rtol=1e-5, atol=1e-5)
             for name, cache in by_hand.caches.items():
                 assert np.allclose(session.state(name), cache, rtol=1e-5, atol=1e-5)
-                changed = np.count_nonzero(before[name].view(np.uint32) != session._raw[name].view(np.uint32))
+                changed = np.count_nonzero(before[name].view(np.uint32) != session._memory[name].raw.view(np.uint32))
                 new = next(iter(each[number].values())).shape[1]
                 assert 0 < changed <= cache.size // cache.shape[executable.windows[name].axis] * new
 
@@ -183,28 +183,35 @@ def test_a_call_beyond_the_capacity_is_one_error_and_writes_nothing(decoder: Ran
     session = decoder.session()
     for feeds in steps(decoder, 0, 2, (16, 16, 16, 1)):
         session(**feeds)
-    before = {name: raw.copy() for name, raw in session._raw.items()}
+    before = {name: block.raw.copy() for name, block in session._memory.items()}
     (feeds,) = steps(decoder, 1, 2, (1,))
     with pytest.raises(RunError, match="past ranges from 0 to 48"):
         session(**feeds)
-    assert all(np.array_equal(raw, before[name]) for name, raw in session._raw.items())
+    assert all(np.array_equal(block.raw, before[name]) for name, block in session._memory.items())
 
 
 def test_a_failed_call_leaves_the_state(decoder: RangedExecutable, model: onnx.ModelProto) -> None:
     session, by_hand = decoder.session(), ByHand(model, decoder.state_pairs, 1)
     first, second = steps(decoder, 0, 1, (5, 3))
     session(**first), by_hand(**first)
-    failing, calls = decoder._bound_at(decoder._numbers_of({**second, **session._current})), 0
+    failing, calls = decoder._program_at(decoder._numbers_of(second, session._shapes)), 0
 
-    def fail() -> None:
-        raise KernelError("stopped")
+    class Failing:
+        """A call that fails, in place of a call of the program."""
+
+        def __init__(self, kept: Any) -> None:
+            self.move = kept.move
+
+        def __call__(self) -> None:
+            raise KernelError("stopped")
 
     while calls < len(failing.calls):  # after every call of the program
-        kept = failing.calls[calls]
-        failing.calls[calls] = fail
+        context = failing.calls[calls]
+        kept = context.call
+        context.call = Failing(kept)
         with pytest.raises(KernelError, match="stopped"):
             session(**second)
-        failing.calls[calls] = kept
+        context.call = kept
         assert np.allclose(session.state("past_1_value"), by_hand.caches["past_1_value"], atol=1e-5)
         calls += 1
     assert np.allclose(session(**second)["logits"], by_hand(**second)["logits"], atol=1e-5)
@@ -218,6 +225,20 @@ def test_a_failed_call_leaves_the_state(decoder: RangedExecutable, model: onnx.M
     with pytest.raises(RunError, match="'past_0_key' is uncertain"):
         session.state("past_0_key")
     assert np.array_equal(session.state("past_0_value"), given)
+
+
+def test_one_program_moves_from_token_to_token(decoder: RangedExecutable, model: onnx.ModelProto) -> None:
+    session, by_hand = decoder.session(), ByHand(model, decoder.state_pairs, 1)
+    calls: list[list[Any]] = []
+    elements: list[Any] = []
+    for feeds in steps(decoder, 5, 1, (6, 1, 1, 9, 1, 1)):  # products of few rows are compiled, of more rows NumPy's
+        assert np.allclose(session(**feeds)["logits"], by_hand(**feeds)["logits"], atol=1e-5)
+        (program,) = decoder._points.values()
+        calls.append([context.call for context in program.calls])
+        now = [*program.shapes, *program.addresses]
+        assert all(one is other or one != other for one, other in zip(elements, now, strict=False))
+        elements = now
+    assert all(one is other for later in calls[1:] for one, other in zip(calls[0], later, strict=True))
 
 
 def test_states_are_set_and_reset(decoder: RangedExecutable, model: onnx.ModelProto) -> None:

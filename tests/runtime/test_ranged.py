@@ -210,12 +210,12 @@ def compile_decoder(io: StorageChoice) -> RangedExecutable:
 def test_sessions_with_bound_outputs_share_spare_memory() -> None:
     executable = compile_decoder("bound")
     sessions = [executable.session() for _ in range(5)]
-    memory = {id(raw) for session in sessions for raw in session._raw.values()}
+    memory = {id(block) for session in sessions for block in session._memory.values()}
     for _ in range(3):
         for session in sessions:
             session(x=np.ones((2, 2, 4), np.float32))
-    now = {id(raw) for session in sessions for raw in session._raw.values()}
-    spares = {id(raw) for raws in executable._spares.values() for raw in raws}
+    now = {id(block) for session in sessions for block in session._memory.values()}
+    spares = {id(block) for blocks in executable._spares.values() for block in blocks}
     assert len(memory) == len(now) == 10
     assert len(spares) == 2
     assert now | spares >= memory

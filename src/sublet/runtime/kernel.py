@@ -161,7 +161,10 @@ class PointCall(Protocol):
         """Run the call."""
 
     def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
-        """Bind the operands in memory of the caller again; the lists have all shapes and addresses."""
+        """Bind the operands again of which shape or address changed; the lists have all shapes and addresses.
+
+        An element of a list stays the same object as long as the shape or address stays the same.
+        """
 
 
 BindAtPoint = Callable[[list[tuple[int, ...]], list[int]], PointCall]
@@ -176,14 +179,12 @@ class Ranged(Protocol):
         self,
         places: Mapping[str, PlaceNumbers],
         copied: Mapping[int, Sequence[PlaceNumbers]],
-        moving: Collection[int],
     ) -> BindAtPoint:
         """Return the function that binds the call to other shapes and addresses.
 
         places  the operands of kernels, by the name of the value
         copied  the operands of nodes that copy bytes, by the number of the node within the call: source and target of
                 each copy, as arrays of bytes
-        moving  the numbers of the addresses in memory of the caller, which may change from run to run
         """
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -21,15 +20,14 @@ from sublet.base.errors import RunError
 from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
-from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, PointCall, Ranged
-from sublet.runtime.memory import Raw, aligned_bytes
+from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
 from sublet.runtime.moves import ByteCopies, Copy
 from sublet.runtime.ranged_inputs import (
     ShapeMatcher,
@@ -37,16 +35,24 @@ from sublet.runtime.ranged_inputs import (
     literal_at,
     require_state,
     require_whole_bytes,
+    shape_of,
     windows_of,
 )
-from sublet.runtime.ranged_places import ArrayPlace, Places, PointCopies, address_of, copies_over_box
+from sublet.runtime.ranged_places import (
+    ArrayPlace,
+    Block,
+    Places,
+    PointCopies,
+    block_of,
+    copies_over_box,
+    new_block,
+    state_block,
+)
+from sublet.runtime.ranged_program import RangedProgram
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32
 """Points with a bound program, the latest ones."""
-
-FEW_POINTS = 4
-"""Points with a bound program where caches grow in place: each new row makes another point, which rarely recurs."""
 
 BINDING_BYTES = 240
 """Bytes of ONNX Runtime's record of a bound operand, measured."""
@@ -54,8 +60,11 @@ BINDING_BYTES = 240
 CALLER_KINDS = ("input", "output")
 """Kinds of the storages of bound inputs and outputs."""
 
-NOWHERE: Mapping[str, Raw] = {}
+NOWHERE: Mapping[str, Block] = {}
 """No memory for outputs."""
+
+NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
+"""No input with a content in place."""
 
 NO_UPDATES: Mapping[str, str] = {}
 """No output in the memory of an input."""
@@ -64,33 +73,37 @@ Point = Mapping[str, int]
 """The numbers of the dimensions, by name."""
 
 
-@dataclass(frozen=True)
-class _BoundPoint:
-    """The program at one point.
+class RunOutputs(Mapping[str, Array]):
+    """The outputs of a run by name, as arrays made at each request: in the arena, or in memory of the caller."""
 
-    shapes, addresses  all shapes and addresses at the point; addresses in memory of the caller are those of the binding
-    calls              all calls
-    moving             the calls with operands in memory of the caller
-    inputs, outputs    the arrays in the arena
-    filled             the contents of inputs that follow from the point
-    """
+    def __init__(self, places: Mapping[str, ArrayPlace], program: RangedProgram, memory: Mapping[str, Block]) -> None:
+        self._places, self._program, self._memory = places, program, memory
 
-    shapes: list[tuple[int, ...]]
-    addresses: list[int]
-    calls: Sequence[Call]
-    moving: Sequence[PointCall]
-    inputs: Mapping[str, Array]
-    outputs: dict[str, Array]
-    filled: Mapping[str, Array]
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an output."""
+        return self._program.shapes[self._places[name].shape]
+
+    def __getitem__(self, name: str) -> Array:
+        place = self._places[name]
+        if place.storage:
+            return place.array_in(self._memory[place.storage], self.shape_of(name))
+        return place.array_at(self._program)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class RangedExecutable:
     """Runs a planned graph at every point of its ranges, in one arena.
 
     A call takes inputs of any shape within the ranges. The first call at a shape binds the program to the shape; the
-    latest `MOST_POINTS` shapes stay bound, or `FEW_POINTS` with caches that grow in place. A lock is held during a run.
-    With inputs and outputs in the arena, a call copies both; with bound inputs and outputs, kernels read the arrays of
-    the caller, and write new arrays.
+    latest `MOST_POINTS` shapes stay bound. With caches that grow in place each new row makes another shape, which
+    rarely recurs: a single program then moves from shape to shape. A lock is held during a run. With inputs and outputs
+    in the arena, a call copies both; with bound inputs and outputs, kernels read the arrays of the caller, and write
+    new arrays.
 
     plan    the plan of the upper bounds of all sizes: the arena serves every point
     ranges  the ranges of the dimensions, by name
@@ -120,8 +133,8 @@ class RangedExecutable:
         self.why_not_in_place: Mapping[str, str] = {}
         self._state = dict(state)
         self._process = os.getpid()
-        self._spares: dict[int, list[Raw]] = {}  # by number of bytes
-        self._points: OrderedDict[tuple[int, ...], _BoundPoint] = OrderedDict()
+        self._spares: dict[int, list[Block]] = {}  # by number of bytes
+        self._points: OrderedDict[tuple[int, ...], RangedProgram] = OrderedDict()
         self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
         graph = ranged.graph
         inputs = dict(zip(base.inputs, graph.inputs, strict=True))
@@ -144,10 +157,10 @@ class RangedExecutable:
         self._calls = [_require_ranged(call) for call in base.bound_program().calls]
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         self._binders = [self._binder_of(call) for call in self._calls]
-        self._is_moving = [self._has_operand_outside(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
         of_results = {in_place[name]: window for name, window in self.windows.items()}
         self._output_places = {n: self._array_place(value, of_results.get(n)) for n, value in self._outputs.items()}
+        self._table = self._places.tabulate()
         self._updated_storages = {self._input_places[name].storage for name in in_place} - {""}
         of_inputs = {"", *(place.storage for name, place in self._input_places.items() if name not in in_place)}
         self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
@@ -205,69 +218,62 @@ class RangedExecutable:
         return self.form(array if name in self.outputs_outside else array.copy())
 
     def run_in_arena(
-        self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE
-    ) -> AbstractContextManager[dict[str, Array]]:
+        self,
+        given: Mapping[str, Any],
+        into: Mapping[str, Block] = NOWHERE,
+        kept: Mapping[str, tuple[int, ...]] = NO_SHAPES,
+    ) -> AbstractContextManager[RunOutputs]:
         """Run once, and keep the outputs in the arena for the block. Raises the errors of a call.
 
         Outputs outside the arena are in new memory, or in the memory that `into` has for the name of the output. An
-        input that the run updates in place is copied first, unless `into` has memory for its name: the memory then
-        takes the content, and the update.
+        input that the run updates in place is copied first, to memory that `into` may have for its name. Inputs of
+        `kept`, with their shapes, are not given: their content is in the memory of `into` already.
         """
-        return self.run_at(self._numbers_of(given), given, into)
+        return self.run_at(self._numbers_of(given, kept), given, into)
 
     @contextmanager
     def run_at(
-        self, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Raw]
-    ) -> Iterator[dict[str, Array]]:
+        self, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Block]
+    ) -> Iterator[RunOutputs]:
         """Run once as `run_in_arena`, given the numbers of the dimensions at the shapes of the inputs."""
         locks = self.memory.locks
         with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
-            bound = self._bound_at(numbers)
-            contents = {name: self._content_of(name, given[name], bound) for name in self._inputs}
-            contents.update(bound.filled)
-            memory = self._memory_outside(contents, bound, into)
-            outputs = self._bind_outside(memory, bound) if memory else bound.outputs
-            for name, array in bound.inputs.items():
-                array[...] = contents[name]
-            for call in bound.calls:
-                call()
-            yield outputs
+            program = self._program_at(numbers)
+            contents = {name: self._content_of(name, content, program) for name, content in given.items()}
+            if self._filled:
+                point = self._point_of(numbers)
+                contents.update({name: literal_at(value, point) for name, value in self._filled.items()})
+            memory = self._memory_outside(contents, program, into)
+            program.bind({name: block.address for name, block in memory.items()})
+            for name, place in self._input_places.items():
+                if not place.storage:
+                    place.array_at(program)[...] = contents[name]
+            program.run()
+            yield RunOutputs(self._output_places, program, memory)
 
     def _memory_outside(
-        self, contents: Mapping[str, Any], bound: _BoundPoint, into: Mapping[str, Raw]
-    ) -> dict[str, Raw]:
+        self, contents: Mapping[str, Any], program: RangedProgram, into: Mapping[str, Block]
+    ) -> dict[str, Block]:
         """Return the memory of each storage of the caller; the memory must live until the end of the run.
 
         An input keeps the memory of the caller, unless it is updated in place, not contiguous or not aligned. An output
         that is an input has no memory of its own.
         """
-        memory: dict[str, Raw] = {}
+        memory: dict[str, Block] = {}
+        alignment = self.plan.alignment
         for name, place in self._input_places.items():
             if place.storage in self._updated_storages:
-                memory[place.storage] = place.memory_with(
-                    np.asarray(contents[name]), into.get(name), self.plan.alignment
+                is_kept = name not in contents
+                memory[place.storage] = (
+                    into[name] if is_kept else place.block_with(contents[name], into.get(name), alignment)
                 )
             elif place.storage:
-                memory[place.storage] = aligned_or_copy(np.asarray(contents[name]), self.plan.alignment)
+                memory[place.storage] = block_of(aligned_or_copy(np.asarray(contents[name]), alignment))
         for name, place in self._output_places.items():
             if place.storage and place.storage not in memory:
-                nbytes = place.dtype.itemsize * prod(bound.shapes[place.shape])
-                memory[place.storage] = into[name] if name in into else aligned_bytes(nbytes, self.plan.alignment)
+                nbytes = place.dtype.itemsize * prod(program.shapes[place.shape])
+                memory[place.storage] = into[name] if name in into else new_block(nbytes, alignment)
         return memory
-
-    def _bind_outside(self, memory: Mapping[str, Raw], bound: _BoundPoint) -> dict[str, Array]:
-        """Bind the calls to the memory of the caller. Return all outputs."""
-        begins = {name: address_of(raw) - self._places.begins[name] for name, raw in memory.items()}
-        addresses = bound.addresses.copy()
-        for number, storage in self._places.moving.items():
-            addresses[number] += begins[storage]
-        for call in bound.moving:
-            call.move(bound.shapes, addresses)
-        outside = {name: place for name, place in self._output_places.items() if place.storage}
-        arrays = {
-            name: place.array_in(memory[place.storage], bound.shapes[place.shape]) for name, place in outside.items()
-        }
-        return {**bound.outputs, **arrays}
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -277,24 +283,24 @@ class RangedExecutable:
         with self.memory.locks.own:
             yield
 
-    def apart_from_inputs(self, name: str, outputs: Mapping[str, Array]) -> Array:
+    def apart_from_inputs(self, name: str, outputs: RunOutputs) -> Array:
         """Return an output of `run_in_arena`, copied if the output is an input in memory of the caller."""
         shared = self._output_places[name].storage and name not in self.outputs_outside
         return outputs[name].copy() if shared else outputs[name]
 
-    def content_in(self, name: str, raw: Raw, shape: Sequence[int]) -> Array:
-        """Return the content of an input in place, of a shape, as an array over its memory."""
-        return self._input_places[name].array_in(raw, tuple(shape))
+    def content_in(self, name: str, block: Block, shape: tuple[int, ...]) -> Array:
+        """Return the content of an input, of a shape, as an array over other memory."""
+        return self._input_places[name].array_in(block, shape)
 
-    def take_spare(self, like: Raw) -> Raw:
+    def take_spare(self, like: Block) -> Block:
         """Return spare memory of as many bytes as `like`, for the next state of a session. The caller is exclusive."""
-        found = self._spares.get(like.nbytes)
-        return found.pop() if found else aligned_bytes(like.nbytes, CACHE_LINE_BYTES)
+        found = self._spares.get(like.raw.nbytes)
+        return found.pop() if found else state_block(like.raw.nbytes)
 
-    def return_spares(self, spares: Iterable[Raw]) -> None:
+    def return_spares(self, spares: Iterable[Block]) -> None:
         """Keep spare memory for the next call of a session. The caller is exclusive."""
         for each in spares:
-            self._spares.setdefault(each.nbytes, []).append(each)
+            self._spares.setdefault(each.raw.nbytes, []).append(each)
 
     def session(self) -> RangedSession:
         """Return a session: calls with a state of their own, over the same plan, weights, kernels and arena.
@@ -305,13 +311,13 @@ class RangedExecutable:
             raise RunError("the executable has no state: pass state={INPUT: OUTPUT} to `compile_ranges`")
         return RangedSession(self, self._state)
 
-    def shape_of_start(self, name: str, given: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the shape of an input at the start of a session: extents of `given` inputs, else the least extents.
+    def shape_of_start(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the shape of an input at the start of a session: extents of `shapes` by input, else the least extents.
 
-        Raises RunError for given inputs that do not fit.
+        Raises RunError for shapes that do not fit.
         """
         numbers = {each.name: each.low // each.step for each in self.ranges.values()}
-        numbers.update(self._shapes.match(given))
+        numbers.update(self._shapes.match(shapes))
         spec = self._inputs[name].spec
         assert isinstance(spec, TensorSpec)
         return tuple(extent_at(extent, numbers) for extent in spec.shape)
@@ -324,7 +330,7 @@ class RangedExecutable:
     def prepare(self, **extents: int) -> None:
         """Bind the program to a shape, as the first call at the shape does otherwise; extents by name of dimension."""
         with self.exclusive():
-            self._bound_at(self._numbers_at(extents))
+            self._program_at(self._numbers_at(extents)).bind(self._table.begins)
 
     def forget_points(self) -> None:
         """Drop the programs bound to the latest shapes."""
@@ -349,23 +355,23 @@ class RangedExecutable:
             )
         return tuple(each.number_of(extents[name]) for name, each in self.ranges.items())
 
-    def _numbers_of(self, given: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the numbers of the dimensions at the shapes of the inputs.
+    def _numbers_of(self, given: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the numbers of the dimensions at the shapes of the inputs, those of `kept` known.
 
         Raises RunError for inputs that do not fit.
         """
-        shapes = [getattr(content, "shape", None) for content in given.values()]
-        key = (*given, *shapes) if all(isinstance(shape, tuple) for shape in shapes) else ()
+        shapes = {name: shape_of(content, name) for name, content in given.items()}
+        shapes.update(kept)
+        key = (*shapes, *shapes.values())
         numbers = self._numbers_of_shapes.get(key)
         if numbers is None:
-            found = self._shapes.match(given)
-            missing = sorted(self._inputs.keys() - given.keys())
+            found = self._shapes.match(shapes)
+            missing = sorted(self._inputs.keys() - shapes.keys())
             if missing:
                 hint = "; a call of `session()` may leave out the state" if self._state.keys() & missing else ""
                 raise RunError(f"the inputs are {known_names(self._inputs)}; missing: {known_names(missing)}{hint}")
             numbers = tuple(found.get(name, each.low // each.step) for name, each in self.ranges.items())
-            if key:
-                self._numbers_of_shapes[key] = numbers
+            self._numbers_of_shapes[key] = numbers
             if len(self._numbers_of_shapes) > MOST_POINTS:
                 self._numbers_of_shapes.popitem(last=False)
         return numbers
@@ -374,46 +380,34 @@ class RangedExecutable:
         """Return the numbers of the dimensions by name."""
         return dict(zip(self.ranges, numbers, strict=True))
 
-    def _content_of(self, name: str, given: Any, bound: _BoundPoint) -> Any:
+    def _content_of(self, name: str, given: Any, program: RangedProgram) -> Any:
         """Return the content for an input at its shape. Raises RunError for another type."""
         place = self._input_places[name]
         if type(given) is np.ndarray and given.dtype == place.dtype:
             return given
         spec = self._inputs[name].spec
         assert isinstance(spec, TensorSpec)
-        return content_for(Value(name, TensorSpec(spec.dtype, bound.shapes[place.shape])), given, name)
+        return content_for(Value(name, TensorSpec(spec.dtype, program.shapes[place.shape])), given, name)
 
-    def _bound_at(self, numbers: tuple[int, ...]) -> _BoundPoint:
-        """Return the program at a point, bound on first use."""
-        bound = self._points.get(numbers)
-        if bound is None:
-            bound = self._points[numbers] = self._bind(self._point_of(numbers))
-            if len(self._points) > (FEW_POINTS if self.windows else MOST_POINTS):
-                self._points.popitem(last=False)
-        else:
-            self._points.move_to_end(numbers)
-        return bound
-
-    def _bind(self, point: Mapping[str, int]) -> _BoundPoint:
-        """Bind the program to a point: evaluate the shapes and addresses, and bind the calls."""
-        shapes, addresses = self._places.at(point)
-        bound = [bind(shapes, addresses) for bind in self._binders]
-        calls = [ErrorContext(call.nodes, each) for call, each in zip(self._calls, bound, strict=True)]
-        inputs, outputs = (
-            {name: place.array_at(shapes, addresses) for name, place in places.items() if not place.storage}
-            for places in (self._input_places, self._output_places)
-        )
-        filled = {name: literal_at(value, point) for name, value in self._filled.items()}
-        moving = [call for call, is_moving in zip(bound, self._is_moving, strict=True) if is_moving]
-        return _BoundPoint(shapes, addresses, calls, moving, inputs, outputs, filled)
+    def _program_at(self, numbers: tuple[int, ...]) -> RangedProgram:
+        """Return the program at a point; the least recent program moves to a new point."""
+        program = self._points.pop(numbers, None)
+        if program is None:
+            if len(self._points) < (1 if self.windows else MOST_POINTS):
+                program = RangedProgram(self._table, self._calls, self._binders)
+            else:
+                _, program = self._points.popitem(last=False)
+            program.move_to(self._point_of(numbers))
+        self._points[numbers] = program
+        return program
 
     def _array_place(self, value: Value, window: Window | None) -> ArrayPlace:
         """Return the place of the array of an input or output."""
         assert isinstance(value.spec, TensorSpec)
         storage = self._regions[value.name].storage
-        raw, numbers = self.memory.raw(storage), self._numbers_of_place(value)
+        block, numbers = block_of(self.memory.raw(storage)), self._numbers_of_place(value)
         own = storage if storage in self._places.outside else ""
-        return ArrayPlace(NUMPY[value.spec.dtype], raw, address_of(raw), *numbers, own, window)
+        return ArrayPlace(NUMPY[value.spec.dtype], block, *numbers, own, window)
 
     def _binder_of(self, call: ErrorContext) -> BindAtPoint:
         """Return the function that binds a call of the base program to a point."""
@@ -424,12 +418,7 @@ class RangedExecutable:
         operands = [value for node in call.nodes for value in (*node.uses, *node.defs) if value.name in self._values]
         places = {value.name: self._numbers_of_place(self._values[value.name]) for value in operands}
         copied = {i: self._copied_places(node) for i, node in enumerate(call.nodes) if node.name in self._copies}
-        return call.call.over_ranges(places, copied, self._places.moving)
-
-    def _has_operand_outside(self, call: ErrorContext) -> bool:
-        """True if an operand of a call lies in memory of the caller."""
-        values = {value.name for node in call.nodes for value in (*node.uses, *node.defs)}
-        return any(self._regions[name].storage in self._places.outside for name in values & self._regions.keys())
+        return call.call.over_ranges(places, copied)
 
     def _numbers_of_place(self, value: Value) -> PlaceNumbers:
         """Return the numbers of shape and address of a value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,19 +80,28 @@ class ShapeMatcher:
     inputs: Mapping[str, Value]
     ranges: Mapping[str, Range]
 
-    def match(self, given: Mapping[str, Any]) -> dict[str, int]:
+    @cached_property
+    def _kinds(self) -> dict[str, int]:
+        """The number of the shape of each input among the different shapes."""
+        numbers: dict[Any, int] = {}
+        specs = {name: value.spec for name, value in self.inputs.items()}
+        shapes = {name: spec.shape for name, spec in specs.items() if isinstance(spec, TensorSpec)}
+        return {name: numbers.setdefault(shape, len(numbers)) for name, shape in shapes.items()}
+
+    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
         found: dict[str, tuple[int, str]] = {}
-        unknown = sorted(given.keys() - self.inputs.keys())
+        unknown = sorted(shapes.keys() - self.inputs.keys())
         if unknown:
             raise RunError(f"the inputs are {known_names(self.inputs)}; unknown: {known_names(unknown)}")
         matched: set[tuple[Any, ...]] = set()
-        for name, content in given.items():
-            spec, shape = self.inputs[name].spec, _shape_of(content, name)
-            assert isinstance(spec, TensorSpec)
-            if (spec.shape, tuple(shape)) in matched:  # as the caches of all layers
+        for name, shape in shapes.items():
+            kind = self._kinds[name], shape
+            if kind in matched:  # as the caches of all layers
                 continue
-            matched.add((spec.shape, tuple(shape)))
+            matched.add(kind)
+            spec = self.inputs[name].spec
+            assert isinstance(spec, TensorSpec)
             if len(shape) != len(spec.shape):
                 raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
             for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
@@ -115,10 +125,10 @@ class ShapeMatcher:
             raise RunError(f"{where}: is {number}, but {first}, is {own.extent_of(known)}; both are {one.name}")
 
 
-def _shape_of(content: Any, name: str) -> tuple[int, ...]:
+def shape_of(content: Any, name: str) -> tuple[int, ...]:
     """Return the shape of an input. Raises RunError for a ragged list."""
     try:
-        return np.shape(content)
+        return tuple(np.shape(content))
     except ValueError as error:
         raise RunError(f"{name}: is no array: {error}") from None
 

@@ -6,17 +6,48 @@ from collections.abc import Collection, Mapping, Sequence
 from ctypes import memmove
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from mmap import PAGESIZE
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sublet.base.extents import Extent, Undecided, extent_at
+from sublet.base.tensor import CACHE_LINE_BYTES
 from sublet.ir.graph import Graph, Node
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.kernel import Array, PlaceNumbers
 from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes
 from sublet.runtime.moves import Copy, byte_copies
 from sublet.runtime.ranged_inputs import Window
+
+if TYPE_CHECKING:
+    from sublet.runtime.ranged_program import RangedProgram
+
+MANY_PAGES = 16
+"""Pages of a state from which on a page lost by the alignment is little: at most one in 16."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes with the address of the first: asking an array for its address takes a microsecond."""
+
+    raw: Raw
+    address: int
+
+
+def block_of(raw: Raw) -> Block:
+    """Return bytes with their address."""
+    return Block(raw, int(raw.ctypes.data))
+
+
+def new_block(nbytes: int, alignment: int) -> Block:
+    """Return new bytes, see `aligned_bytes`."""
+    return block_of(aligned_bytes(nbytes, alignment))
+
+
+def state_block(nbytes: int) -> Block:
+    """Return new bytes for a state. A large state begins with a page: a list of rows in whole pages touches no more."""
+    return new_block(nbytes, PAGESIZE if nbytes >= MANY_PAGES * PAGESIZE else CACHE_LINE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -28,30 +59,29 @@ class ArrayPlace:
     """
 
     dtype: np.dtype[Any]
-    raw: Raw
-    begin: int
+    block: Block
     shape: int
     address: int
     storage: str
     window: Window | None = None
 
-    def array_at(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> Array:
-        """Return the array at a point, in the arena."""
-        return np.ndarray(shapes[self.shape], self.dtype, self.raw, addresses[self.address] - self.begin)
+    def array_at(self, program: RangedProgram) -> Array:
+        """Return the array of a program, in the arena."""
+        offset = program.addresses[self.address] - self.block.address
+        return np.ndarray(program.shapes[self.shape], self.dtype, self.block.raw, offset)
 
-    def array_in(self, raw: Raw, shape: tuple[int, ...]) -> Array:
+    def array_in(self, block: Block, shape: tuple[int, ...]) -> Array:
         """Return the array of a shape at the begin of other memory."""
         if self.window is None:
-            return np.ndarray(shape, self.dtype, raw)
-        return self.window.rows_of(np.ndarray(self.window.whole(shape), self.dtype, raw), shape)
+            return np.ndarray(shape, self.dtype, block.raw)
+        return self.window.rows_of(np.ndarray(self.window.whole(shape), self.dtype, block.raw), shape)
 
-    def memory_with(self, content: Array, memory: Raw | None, alignment: int) -> Raw:
-        """Return `memory`, or new memory, with a content; nothing is copied if the content lies there."""
+    def block_with(self, content: Array, block: Block | None, alignment: int) -> Block:
+        """Return `block`, or new memory, with a copy of a content."""
         whole = content.shape if self.window is None else self.window.whole(content.shape)
-        raw = aligned_bytes(prod(whole) * content.itemsize, alignment) if memory is None else memory
-        if content.nbytes and address_of(content) != address_of(raw):
-            self.array_in(raw, content.shape)[...] = content
-        return raw
+        found = block or new_block(prod(whole) * content.itemsize, alignment)
+        self.array_in(found, content.shape)[...] = content
+        return found
 
 
 class PointCopies:
@@ -76,39 +106,20 @@ class Places:
     """All shapes and addresses of a program, each once: expressions, evaluated together at a point.
 
     outside  the storages of bound inputs and outputs
-    moving   the numbers of the addresses in these storages
-    begins   the addresses of all storages, those outside at the latest binding of all operands
     """
 
     def __init__(self, memory: ExecutableMemory, outside: Collection[str]) -> None:
         self._memory = memory
         self.outside = outside
-        self.moving: dict[int, str] = {}
-        self.begins: dict[str, int] = {}
         self._shapes: dict[tuple[Extent | int, ...], int] = {}
         self._addresses: dict[tuple[str, Extent | int], int] = {}
-        self._table: _PlaceTable | None = None
 
     def number(self, shape: tuple[Extent | int, ...], storage: str, offset: Extent | int) -> PlaceNumbers:
         """Return the numbers of a shape and of an offset in a storage."""
-        self._table = None
         address = self._addresses.setdefault((storage, offset), len(self._addresses))
-        if storage in self.outside:
-            self.moving[address] = storage
         return self._shapes.setdefault(shape, len(self._shapes)), address
 
-    def at(self, point: Mapping[str, int]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Return all shapes and addresses at a point."""
-        table = self._table = self._table or self._tabulate()
-        numbers = [extent.at(point) for extent in table.extents]
-        shapes, addresses = table.shapes.copy(), table.addresses.copy()
-        for i, axes in table.varying_shapes:
-            shapes[i] = tuple([axis if number is None else numbers[number] for axis, number in axes])
-        for i, number in table.varying_addresses:
-            addresses[i] += numbers[number]
-        return shapes, addresses
-
-    def _tabulate(self) -> _PlaceTable:
+    def tabulate(self) -> PlaceTable:
         """Return the table of all places numbered so far."""
         extents: dict[Extent, int] = {}
 
@@ -117,31 +128,37 @@ class Places:
                 return 0, extents.setdefault(extent, len(extents))
             return extent, None
 
-        begins = self.begins = {storage: address_of(self._memory.raw(storage)) for storage, _ in self._addresses}
+        begins = {storage: block_of(self._memory.raw(storage)).address for storage, _ in self._addresses}
         shapes = [[entry(axis) for axis in shape] for shape in self._shapes]
-        offsets = [entry(offset) for _, offset in self._addresses]
-        return _PlaceTable(
+        offsets = [(storage, *entry(offset)) for storage, offset in self._addresses]
+        return PlaceTable(
             shapes=[tuple(axis for axis, _ in shape) for shape in shapes],
-            addresses=[
-                begins[storage] + offset for (storage, _), (offset, _) in zip(self._addresses, offsets, strict=True)
-            ],
+            addresses=[offset + (0 if name in self.outside else begins[name]) for name, offset, _ in offsets],
             extents=list(extents),
             varying_shapes=[
                 (i, axes) for i, axes in enumerate(shapes) if any(number is not None for _, number in axes)
             ],
-            varying_addresses=[(i, number) for i, (_, number) in enumerate(offsets) if number is not None],
+            varying_addresses=[(i, number) for i, (_, _, number) in enumerate(offsets) if number is not None],
+            moving_addresses=[
+                (i, storage)
+                for i, (storage, _, number) in enumerate(offsets)
+                if number is not None or storage in self.outside
+            ],
+            begins={storage: begin for storage, begin in begins.items() if storage in self.outside},
         )
 
 
 @dataclass(frozen=True)
-class _PlaceTable:
+class PlaceTable:
     """The shapes and addresses of a program, constant ones apart from those that depend on the point.
 
     extents            the distinct expressions
     shapes             all shapes, with 0 for each expression
-    addresses          all addresses, without the expressions of offsets
+    addresses          all addresses, without the expressions of offsets and without the begins of storages outside
     varying_shapes     the number of a shape with expressions; for each axis the constant, or the number of its extent
     varying_addresses  the number of an address, and the number of the extent of the offset
+    moving_addresses   the number of an address that depends on the point or lies outside, and the storage
+    begins             the addresses of the storages outside, before the first run
     """
 
     extents: list[Extent]
@@ -149,11 +166,8 @@ class _PlaceTable:
     addresses: list[int]
     varying_shapes: list[tuple[int, list[tuple[int, int | None]]]]
     varying_addresses: list[tuple[int, int]]
-
-
-def address_of(raw: Array) -> int:
-    """Return the address of the first byte of an array."""
-    return int(raw.ctypes.data)
+    moving_addresses: list[tuple[int, str]]
+    begins: dict[str, int]
 
 
 def copies_over_box(node: Node) -> list[Copy] | None:

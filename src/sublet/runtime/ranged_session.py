@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from sublet.base.errors import KernelError, RunError
 from sublet.base.extents import upper_bound
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import defer_interrupts
-from sublet.base.tensor import CACHE_LINE_BYTES, NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.caller_memory import content_for, inputs_by_name
 from sublet.runtime.kernel import Array
-from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.ranged_inputs import shape_of
+from sublet.runtime.ranged_places import state_block
 
 if TYPE_CHECKING:
     from sublet.runtime.ranged import RangedExecutable
@@ -43,10 +45,13 @@ class RangedSession:
         self._specs = {name: spec for name, spec in results.items() if isinstance(spec, TensorSpec)}
         specs = self._specs.items()
         most = {name: max(upper_bound(s.nbytes), upper_bound(executable.inputs[name].nbytes)) for name, s in specs}
-        self._raw = {name: aligned_bytes(nbytes, CACHE_LINE_BYTES) for name, nbytes in most.items()}
+        self._memory = {name: state_block(nbytes) for name, nbytes in most.items()}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the content of each state
         results_once = {result for result, times in Counter(state.values()).items() if times == 1}
-        self._exchanged = (executable.outputs_outside & results_once) - set(executable.in_place.values())
-        self._current: dict[str, Array] = {}
+        exchanged = (executable.outputs_outside & results_once) - set(executable.in_place.values())
+        self._exchanged = {name: result for name, result in state.items() if result in exchanged}
+        self._copied = {n: each for n, each in state.items() if n not in {*self._exchanged, *executable.in_place}}
+        self._returned = [name for name in executable.outputs if name not in state.values()]
         self._uncertain: set[str] = set()
 
     def __repr__(self) -> str:
@@ -55,7 +60,7 @@ class RangedSession:
     @property
     def nbytes(self) -> int:
         """The bytes held by the session for its state, at the largest extents."""
-        return sum(raw.nbytes for raw in self._raw.values())
+        return sum(block.raw.nbytes for block in self._memory.values())
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once from the state of the session; the session keeps the new state.
@@ -65,35 +70,37 @@ class RangedSession:
         given = inputs_by_name(inputs, named)
         with self._executable.exclusive():
             self._require_certain(self._uncertain - given.keys())
-            missing = [name for name in self._sources if name not in given and name not in self._current]
-            known = {**self._current, **given}
-            known.update({name: self._zeros(name, known) for name in missing})
-            return self._run(known, given.keys())
+            in_place = self._executable.in_place
+            kept = {name: shape for name, shape in self._shapes.items() if name in in_place and name not in given}
+            known = {name: self._content(name) for name in self._shapes if name not in in_place} | given
+            missing = [name for name in self._sources if name not in kept and name not in known]
+            if missing:
+                shapes = {**kept, **{name: shape_of(content, name) for name, content in known.items()}}
+                known.update({name: self._zeros(name, shapes) for name in missing})
+            return self._run(known, kept, given.keys())
 
-    def _run(self, known: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
+    def _run(self, known: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]], given: Set[str]) -> dict[str, Any]:
         """Run once with all inputs, and keep the new state. The caller holds the lock of the executable.
 
         `given` are the inputs from the caller. A failed run leaves the rows of a window as they were, unless given.
         """
-        executable, sources = self._executable, self._sources
-        exchanged = {name: result for name, result in sources.items() if result in self._exchanged}
-        spares = {result: executable.take_spare(self._raw[name]) for name, result in exchanged.items()}
-        updated, finished = {name: self._raw[name] for name in executable.in_place}, False
+        executable, sources, exchanged = self._executable, self._sources, self._exchanged
+        spares = {result: executable.take_spare(self._memory[name]) for name, result in exchanged.items()}
+        updated, finished = {name: self._memory[name] for name in executable.in_place}, False
         try:
-            with executable.run_in_arena(known, {**spares, **updated}) as outputs:
-                copied = {name: result for name, result in sources.items() if name not in {*exchanged, *updated}}
+            with executable.run_in_arena(known, {**spares, **updated}, kept) as outputs:
                 # An output may be the state of another input.
-                contents = {name: executable.apart_from_inputs(result, outputs) for name, result in copied.items()}
-                with defer_interrupts():
+                contents = {n: executable.apart_from_inputs(result, outputs) for n, result in self._copied.items()}
+                shapes = {name: outputs.shape_of(sources[name]) for name in (*exchanged, *updated)}
+                with defer_interrupts() if contents or exchanged else nullcontext():  # else one update of a mapping
                     for name, result in exchanged.items():
-                        self._raw[name], spares[result] = spares[result], self._raw[name]
-                    self._current.update({name: outputs[sources[name]] for name in (*exchanged, *updated)})
+                        self._memory[name], spares[result] = spares[result], self._memory[name]
+                    self._shapes.update(shapes)
                     for name, content in contents.items():
                         self._store(name, content)
                     self._uncertain.clear()
                     finished = True
-                kept = outputs.keys() - set(sources.values())
-                return {name: executable.result(name, array) for name, array in outputs.items() if name in kept}
+                return {name: executable.result(name, outputs[name]) for name in self._returned}
         except BaseException as error:
             if not finished and (
                 not isinstance(error, RunError) or isinstance(error, KernelError)
@@ -109,17 +116,18 @@ class RangedSession:
         Raises RunError before the first call, for another name, and for an uncertain state.
         """
         with self._executable.exclusive():
-            if name not in self._current:
+            if name not in self._shapes:
                 raise RunError(f"{printable(name)} has no content yet; the state is {known_names(self._sources)}")
             self._require_certain(self._uncertain & {name})
-            return self._current[name].copy()
+            return self._content(name).copy()
 
     def set_state(self, name: str, content: Any) -> None:
         """Set the state of an input for the next call; the content is copied. Raises RunError for a wrong content."""
         if name not in self._sources:
             raise RunError(f"{printable(name)} is no state; the state is {known_names(self._sources)}")
-        self._executable.shape_of_start(name, {name: content})
-        spec = TensorSpec(self._specs[name].dtype, np.shape(content))
+        shape = shape_of(content, name)
+        self._executable.shape_of_start(name, {name: shape})
+        spec = TensorSpec(self._specs[name].dtype, shape)
         with self._executable.exclusive():
             self._store(name, content_for(Value(name, spec), content, name))
             self._uncertain.discard(name)
@@ -127,7 +135,7 @@ class RangedSession:
     def reset(self) -> None:
         """Forget the state: the next call starts as the first one did."""
         with self._executable.exclusive():
-            self._current.clear()
+            self._shapes.clear()
             self._uncertain.clear()
 
     def _require_certain(self, lost: Set[str]) -> None:
@@ -138,11 +146,15 @@ class RangedSession:
                 "Call `reset`, or `set_state` for each"
             )
 
-    def _zeros(self, name: str, given: Mapping[str, Any]) -> Array:
-        """Return the content of a state at the start."""
-        return np.zeros(self._executable.shape_of_start(name, given), NUMPY[self._specs[name].dtype])
+    def _zeros(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Array:
+        """Return the content of a state at the start, beside other inputs of known shapes."""
+        return np.zeros(self._executable.shape_of_start(name, shapes), NUMPY[self._specs[name].dtype])
+
+    def _content(self, name: str) -> Array:
+        """Return the content of a state, in its memory."""
+        return self._executable.content_in(name, self._memory[name], self._shapes[name])
 
     def _store(self, name: str, content: Array) -> None:
         """Copy a content to the memory of the state."""
-        self._current[name] = self._executable.content_in(name, self._raw[name], content.shape)
-        self._current[name][...] = content
+        self._shapes[name] = content.shape
+        self._content(name)[...] = content

@@ -10,9 +10,8 @@ from typing import Any
 from sublet.base.boxes import Range
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array
-from sublet.runtime.memory import Raw
-from sublet.runtime.ranged import NO_UPDATES, NOWHERE, RangedExecutable
+from sublet.runtime.ranged import NO_SHAPES, NO_UPDATES, NOWHERE, RangedExecutable, RunOutputs
+from sublet.runtime.ranged_places import Block
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,20 @@ class TieredExecutable(RangedExecutable):
         return super().binding_bytes + sum(each.executable.binding_bytes for each in self._smaller)
 
     def run_in_arena(
-        self, given: Mapping[str, Any], into: Mapping[str, Raw] = NOWHERE
-    ) -> AbstractContextManager[dict[str, Array]]:
+        self,
+        given: Mapping[str, Any],
+        into: Mapping[str, Block] = NOWHERE,
+        kept: Mapping[str, tuple[int, ...]] = NO_SHAPES,
+    ) -> AbstractContextManager[RunOutputs]:
         """Run once in the smallest tier that holds the inputs, see `RangedExecutable.run_in_arena`."""
-        numbers = self._numbers_of(given)
+        numbers = self._numbers_of(given, kept)
         tier = self._tier_of(numbers)
         return self.run_at(numbers, given, into) if tier is None else self._run_in(tier, numbers, given, into)
 
     @contextmanager
     def _run_in(
-        self, tier: _Tier, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Raw]
-    ) -> Iterator[dict[str, Array]]:
+        self, tier: _Tier, numbers: tuple[int, ...], given: Mapping[str, Any], into: Mapping[str, Block]
+    ) -> Iterator[RunOutputs]:
         """Run once in a smaller tier."""
         there = tuple([numbers[i] for i in tier.varying])
         with self.exclusive(), tier.executable.run_at(there, given, into) as outputs:

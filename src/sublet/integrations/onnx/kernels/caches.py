@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_char
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.cache_ops import APPEND_ROWS, MATMUL
 from sublet.integrations.onnx.kernels import _sessions
 from sublet.ir.graph import Node
-from sublet.runtime.kernel import Array, BindAtPoint, Call, Kernel, Operand, PlaceNumbers, PointCall
+from sublet.runtime.kernel import Array, BindAtPoint, Call, Kernel, Operand, PlaceNumbers
 
 FIRST = mmap.PAGESIZE
 """The first address that an array may have."""
@@ -96,7 +96,6 @@ class _CacheCall:
         self,
         places: Mapping[str, PlaceNumbers],
         copied: Mapping[int, Sequence[PlaceNumbers]],
-        moving: Collection[int],
     ) -> BindAtPoint:
         """See `kernel.Ranged`."""
         return _binder(self.node, [places[value.name] for value in (*self.node.uses, *self.node.defs)])
@@ -111,14 +110,8 @@ def _binder(node: Node, numbers: Sequence[PlaceNumbers]) -> BindAtPoint:
     by_numpy = partial(_NumPyProduct, node, dtype, numbers)
     if attrs["cache"] != 1 or attrs["transposed"] or dtype != np.float32:
         return by_numpy
-    repeats, rows = attrs["repeats"], numbers[0][0]
-    of_few_rows = _sessions.Product(numbers, attrs["order"], repeats, attrs["alpha"])
-
-    def bind(shapes: list[tuple[int, ...]], addresses: list[int]) -> PointCall:
-        is_small = shapes[rows][-2] * repeats <= FEW_ROWS
-        return _sessions.BoundProduct(of_few_rows, shapes, addresses) if is_small else by_numpy(shapes, addresses)
-
-    return bind
+    of_few_rows = _sessions.Product(numbers, attrs["order"], attrs["repeats"], attrs["alpha"], FEW_ROWS)
+    return lambda shapes, addresses: _sessions.BoundProduct(of_few_rows, by_numpy(shapes, addresses), shapes, addresses)
 
 
 class _NumPyProduct:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ class Binding(Protocol):
         """Bind an operand to another address."""
 
     def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
-        """Bind the moving operands of the table again."""
+        """Bind the operands again of which the lists have another shape or address."""
 
     def __call__(self) -> None:
         """Run all nodes. Raises RuntimeError, or an error of ONNX Runtime, for a failed kernel."""
@@ -54,11 +54,8 @@ Bind = Callable[[list[tuple[int, ...]], list[int]], Binding]
 class OpenSession(Protocol):
     """A session opened in either way."""
 
-    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
-        """Return the function that binds all operands.
-
-        The first `inputs` operands are inputs; `moving` lists the numbers of the operands that change their address.
-        """
+    def binder(self, operands: Sequence[Numbered], inputs: int) -> Bind:
+        """Return the function that binds all operands, of which the first `inputs` are inputs."""
 
 
 def open_session(build: BuildModel, constants: Sequence[Constant], threads: int, optimized: str = "") -> OpenSession:
@@ -126,7 +123,7 @@ def _runs_last_first(library: _sessions.Library, shared_pool: bool) -> bool:
     memory[-1] = 1
     operands = [(read, 1, 0, i) for i, (read, _) in enumerate(names)]
     operands += [("one", 1, 0, CHAIN + 1), *((written, 1, 0, i + 1) for i, (_, written) in enumerate(names))]
-    table = _sessions.Table(session, operands, CHAIN + 1, [])
+    table = _sessions.Table(session, operands, CHAIN + 1)
     _sessions.Binding(table, [(1,)], [memory[i:].ctypes.data for i in range(CHAIN + 2)])()
     return bool(memory[CHAIN] == CHAIN)
 
@@ -137,9 +134,9 @@ class _CSession:
     def __init__(self, session: _sessions.Session, constants: Sequence[Array]) -> None:
         self._session, self._constants = session, constants
 
-    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
+    def binder(self, operands: Sequence[Numbered], inputs: int) -> Bind:
         """See `OpenSession`."""
-        return partial(self._bind, _sessions.Table(self._session, operands, inputs, moving))
+        return partial(self._bind, _sessions.Table(self._session, operands, inputs))
 
     def _bind(self, table: _sessions.Table, shapes: list[tuple[int, ...]], addresses: list[int]) -> Binding:
         return _sessions.Binding(table, shapes, addresses)
@@ -181,9 +178,9 @@ class _PythonSession:
     def __init__(self, model: bytes, constants: Sequence[Constant], threads: int, optimized: str) -> None:
         self.session = python_session(model, constants, threads, optimized)
 
-    def binder(self, operands: Sequence[Numbered], inputs: int, moving: Sequence[int] = ()) -> Bind:
+    def binder(self, operands: Sequence[Numbered], inputs: int) -> Bind:
         """See `OpenSession`."""
-        return partial(_PythonBinding, self.session, operands, inputs, moving)
+        return partial(_PythonBinding, self.session, operands, inputs)
 
 
 class _PythonBinding:
@@ -194,28 +191,26 @@ class _PythonBinding:
         session: Any,
         operands: Sequence[Numbered],
         inputs: int,
-        moving: Sequence[int],
         shapes: list[tuple[int, ...]],
         addresses: list[int],
     ) -> None:
-        self._session, self._operands, self._inputs, self._moving = session, operands, inputs, moving
+        self._session, self._operands, self._inputs = session, operands, inputs
         self._binding = session.io_binding()
-        self._bind_all(range(len(operands)), shapes, addresses)
-
-    def _bind_all(self, numbers: Iterable[int], shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
-        for number in numbers:
-            _, _, shape, address = self._operands[number]
-            self.bind(number, shapes[shape], addresses[address])
+        self._bound: list[Any] = [None] * len(operands)
+        self.move(shapes, addresses)
 
     def bind(self, number: int, shape: tuple[int, ...], address: int) -> None:
         """See `Binding`."""
         name, kind, _, _ = self._operands[number]
         bind = self._binding.bind_input if number < self._inputs else self._binding.bind_output
         bind(name, "cpu", 0, kind, shape, address)
+        self._bound[number] = shape, address
 
     def move(self, shapes: list[tuple[int, ...]], addresses: list[int]) -> None:
         """See `Binding`."""
-        self._bind_all(self._moving, shapes, addresses)
+        for number, (_, _, shape, address) in enumerate(self._operands):
+            if self._bound[number] != (shapes[shape], addresses[address]):
+                self.bind(number, shapes[shape], addresses[address])
 
     def __call__(self) -> None:
         """See `Binding`."""

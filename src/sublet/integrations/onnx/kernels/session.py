@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -194,7 +194,6 @@ class _BoundRun:
         self,
         places: Mapping[str, PlaceNumbers],
         copied: Mapping[int, Sequence[PlaceNumbers]],
-        moving: Collection[int],
     ) -> BindAtPoint:
         """See `kernel.Ranged`."""
         of_copies: dict[str, PlaceNumbers] = {}
@@ -204,8 +203,7 @@ class _BoundRun:
             (name, element_type(spec.dtype), *(of_copies[name] if name in of_copies else places[self._owners[name]]))
             for (name, spec), _ in self._places
         ]
-        changing = [i for i, (_, _, _, address) in enumerate(numbered) if address in moving]
-        return self._session.binder(numbered, self._inputs, changing)
+        return self._session.binder(numbered, self._inputs)
 
     def follow_iterations(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """Return a call that first binds the moving operands, see `kernel.Relocatable`."""

@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-namespace nb = nanobind;
+#include "operands.hpp"
+
 using namespace nb::literals;
 
 // GCC compiles loops for several processors, and glibc chooses when the module is loaded.
@@ -25,7 +26,6 @@ using namespace nb::literals;
 
 namespace {
 
-using Shape = std::vector<int64_t>;
 using Places = std::vector<std::pair<size_t, size_t>>;  // the numbers of shape and address of each operand
 
 constexpr int lanes = 16;  // partial sums of a product: the same on every processor, so the result is
@@ -79,19 +79,24 @@ int64_t product_of(const Shape& shape, size_t begin, size_t end) {
     return product;
 }
 
-// Operands at a point: shapes, and addresses that may move.
+// Operands at a point: shapes and addresses, both of which may change.
 class Bound {
   public:
-    Bound(const Places& places, nb::list shapes, nb::list addresses) : places_(places) {
-        for (const auto& [shape, address] : places) {
-            if (shape >= shapes.size() || address >= addresses.size()) throw std::out_of_range("no such operand");
-            shapes_.push_back(nb::cast<Shape>(shapes[shape]));
+    explicit Bound(const Places& places)
+        : places_(places), shapes_(places.size()), addresses_(places.size()), origins_(places.size()) {}
+
+    // Return true if any shape or address changed.
+    bool move(nb::list shapes, nb::list addresses) {
+        bool moved = false;
+        for (size_t i = 0; i < places_.size(); i++) {
+            const auto [shape, address] = places_[i];
+            if (!origins_[i].differs(shapes, addresses, shape, address)) continue;
+            shapes_[i] = Origin::shape_at(shapes, shape);
+            addresses_[i] = Origin::address_at(addresses, address);
+            origins_[i].set(shapes, addresses, shape, address);
+            moved = true;
         }
-        move(shapes, addresses);
-    }
-    void move(nb::list, nb::list addresses) {
-        addresses_.clear();
-        for (const auto& [shape, address] : places_) addresses_.push_back(nb::cast<size_t>(addresses[address]));
+        return moved;
     }
 
   protected:
@@ -101,6 +106,9 @@ class Bound {
     const Places& places_;
     std::vector<Shape> shapes_;
     std::vector<size_t> addresses_;
+
+  private:
+    std::vector<Origin> origins_;
 };
 
 // Operands: buffer, rows, length, result. The rows follow after the first `length` rows along `axis`.
@@ -111,8 +119,9 @@ struct Append {
 
 class BoundAppend : public Bound {
   public:
-    BoundAppend(const Append& op, nb::list shapes, nb::list addresses)
-        : Bound(op.places, shapes, addresses), op_(op) {}
+    BoundAppend(const Append& op, nb::list shapes, nb::list addresses) : Bound(op.places), op_(op) {
+        move(shapes, addresses);
+    }
 
     void run() const {
         const Shape& shape = shapes_[3];
@@ -134,21 +143,49 @@ class BoundAppend : public Bound {
 };
 
 // Operands: rows, cache, result, in f32. `order` are the axes of the cache that are the rows and columns of a matrix; one
-// of them is the last axis. Each matrix meets `repeats` consecutive matrices of rows.
+// of them is the last axis. Each matrix meets `repeats` consecutive matrices of rows. Products of more than `most_rows`
+// rows, those of all repeats together, are left to Python.
 struct Product {
     Places places;
     std::pair<size_t, size_t> order;
     int64_t repeats;
     float alpha;
+    int64_t most_rows;
 };
 
 class BoundProduct : public Bound {
   public:
-    BoundProduct(const Product& op, nb::list shapes, nb::list addresses)
-        : Bound(op.places, shapes, addresses), op_(op) {
+    // `larger` is the call in Python for products of more rows.
+    BoundProduct(const Product& op, nb::object larger, nb::list shapes, nb::list addresses)
+        : Bound(op.places), op_(op), larger_(std::move(larger)) {
+        move(shapes, addresses);
+    }
+
+    void move(nb::list shapes, nb::list addresses) {
+        if (!Bound::move(shapes, addresses)) return;
+        const Shape& left = shapes_[0];
+        rows_ = left[left.size() - 2] * op_.repeats;
+        if (rows_ > op_.most_rows)
+            larger_.attr("move")(shapes, addresses);
+        else
+            find_matrices();
+    }
+
+    void call() const {
+        if (rows_ > op_.most_rows) {
+            larger_();
+            return;
+        }
+        nb::gil_scoped_release unlocked;
+        run();
+    }
+
+  private:
+    void find_matrices() {
         const Shape& cache = shapes_[1];
-        is_by_rows_ = op.order.first + 1 == cache.size();
-        const size_t outer = is_by_rows_ ? op.order.second : op.order.first;
+        if (cache == cache_) return;
+        is_by_rows_ = op_.order.first + 1 == cache.size();
+        const size_t outer = is_by_rows_ ? op_.order.second : op_.order.first;
         pitch_ = product_of(cache, outer + 1, cache.size());
         offsets_ = {0};
         for (size_t axis = 0; axis + 1 < cache.size(); axis++) {
@@ -159,6 +196,7 @@ class BoundProduct : public Bound {
                 for (int64_t i = 0; i < cache[axis]; i++) more.push_back(offset + i * step);
             offsets_ = std::move(more);
         }
+        cache_ = cache;
     }
 
     void run() const {
@@ -174,10 +212,12 @@ class BoundProduct : public Bound {
         }
     }
 
-  private:
     const Product& op_;
-    bool is_by_rows_;
-    int64_t pitch_;
+    nb::object larger_;
+    int64_t rows_ = 0;
+    Shape cache_;  // the shape that the following belong to
+    bool is_by_rows_ = false;
+    int64_t pitch_ = 0;
     std::vector<int64_t> offsets_;  // of the matrices in the cache
 };
 
@@ -189,15 +229,18 @@ void add_caches(nb::module_& module) {
             new (op) Append{std::move(places), axis, item_bytes};
         }, "places"_a, "axis"_a, "item_bytes"_a);
     nb::class_<Product>(module, "Product")
-        .def("__init__", [](Product* op, Places places, std::pair<size_t, size_t> order, int64_t repeats, float alpha) {
-            new (op) Product{std::move(places), order, repeats, alpha};
-        }, "places"_a, "order"_a, "repeats"_a, "alpha"_a);
+        .def("__init__", [](Product* op, Places places, std::pair<size_t, size_t> order, int64_t repeats, float alpha,
+                            int64_t most_rows) {
+            new (op) Product{std::move(places), order, repeats, alpha, most_rows};
+        }, "places"_a, "order"_a, "repeats"_a, "alpha"_a, "most_rows"_a);
     nb::class_<BoundAppend>(module, "BoundAppend")
         .def(nb::init<const Append&, nb::list, nb::list>(), "op"_a, "shapes"_a, "addresses"_a, nb::keep_alive<1, 2>())
-        .def("move", &BoundAppend::move, "shapes"_a, "addresses"_a)
+        .def("move", [](BoundAppend& self, nb::list shapes, nb::list addresses) { self.move(shapes, addresses); },
+             "shapes"_a, "addresses"_a)
         .def("__call__", &BoundAppend::run, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<BoundProduct>(module, "BoundProduct")
-        .def(nb::init<const Product&, nb::list, nb::list>(), "op"_a, "shapes"_a, "addresses"_a, nb::keep_alive<1, 2>())
+        .def(nb::init<const Product&, nb::object, nb::list, nb::list>(), "op"_a, "larger"_a, "shapes"_a, "addresses"_a,
+             nb::keep_alive<1, 2>())
         .def("move", &BoundProduct::move, "shapes"_a, "addresses"_a)
-        .def("__call__", &BoundProduct::run, nb::call_guard<nb::gil_scoped_release>());
+        .def("__call__", &BoundProduct::call);
 }

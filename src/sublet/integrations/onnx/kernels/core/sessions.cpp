@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace nb = nanobind;
+#include "operands.hpp"
+
 using namespace nb::literals;
 
 namespace {
@@ -156,11 +157,11 @@ class Session {
 };
 
 // The operands of a session, inputs first: name, element type, and the numbers of shape and address in the lists given
-// to `bind`. The operands listed in `moving` change their address from run to run.
+// to `Binding`.
 class Table {
   public:
-    Table(const Session& session, std::vector<Numbered> operands, size_t inputs, std::vector<size_t> moving)
-        : session_(session), operands_(std::move(operands)), inputs_(inputs), moving_(std::move(moving)) {
+    Table(const Session& session, std::vector<Numbered> operands, size_t inputs)
+        : session_(session), operands_(std::move(operands)), inputs_(inputs) {
         if (inputs > operands_.size()) throw std::invalid_argument("more inputs than operands");
         for (const auto& operand : operands_) names_.push_back(std::get<0>(operand).c_str());
     }
@@ -170,13 +171,11 @@ class Table {
     size_t inputs() const { return inputs_; }
     const std::vector<const char*>& names() const { return names_; }
     const Numbered& operand(size_t number) const { return operands_.at(number); }
-    const std::vector<size_t>& moving() const { return moving_; }
 
   private:
     const Session& session_;
     std::vector<Numbered> operands_;
     size_t inputs_;
-    std::vector<size_t> moving_;
     std::vector<const char*> names_;
 };
 
@@ -185,8 +184,9 @@ class Binding {
   public:
     Binding(const Table& table, nb::list shapes, nb::list addresses) : table_(table) {
         values_.resize(table.names().size());
+        origins_.resize(values_.size());
         try {
-            for (size_t i = 0; i < values_.size(); i++) bind_from(i, shapes, addresses);
+            move(shapes, addresses);
         } catch (...) {
             release();
             throw;
@@ -199,10 +199,17 @@ class Binding {
         const Library& library = table_.session().library();
         void* value = library.tensor(std::get<1>(table_.operand(number)), shape, address);
         library.release(ReleaseValue, std::exchange(values_[number], value));
+        origins_[number] = Origin();
     }
 
+    // Bind the operands of which shape or address changed.
     void move(nb::list shapes, nb::list addresses) {
-        for (size_t number : table_.moving()) bind_from(number, shapes, addresses);
+        for (size_t i = 0; i < values_.size(); i++) {
+            const auto& [name, type, shape, address] = table_.operand(i);
+            if (!origins_[i].differs(shapes, addresses, shape, address)) continue;
+            bind(i, Origin::shape_at(shapes, shape), Origin::address_at(addresses, address));
+            origins_[i].set(shapes, addresses, shape, address);
+        }
     }
 
     void run() {
@@ -217,18 +224,13 @@ class Binding {
     }
 
   private:
-    void bind_from(size_t number, nb::list shapes, nb::list addresses) {
-        const auto& [name, type, shape, address] = table_.operand(number);
-        if (shape >= shapes.size() || address >= addresses.size()) throw std::out_of_range("no such operand");
-        bind(number, nb::cast<std::vector<int64_t>>(shapes[shape]), nb::cast<size_t>(addresses[address]));
-    }
-
     void release() {
         for (void* value : values_) table_.session().library().release(ReleaseValue, value);
     }
 
     const Table& table_;
     std::vector<void*> values_;
+    std::vector<Origin> origins_;
 };
 
 }  // namespace
@@ -243,8 +245,8 @@ NB_MODULE(_sessions, module) {
              "library"_a, "model"_a, "constants"_a, "threads"_a, "shared_pool"_a, "optimized_path"_a,
              nb::keep_alive<1, 2>());
     nb::class_<Table>(module, "Table")
-        .def(nb::init<const Session&, std::vector<Numbered>, size_t, std::vector<size_t>>(), "session"_a, "operands"_a,
-             "inputs"_a, "moving"_a, nb::keep_alive<1, 2>());
+        .def(nb::init<const Session&, std::vector<Numbered>, size_t>(), "session"_a, "operands"_a, "inputs"_a,
+             nb::keep_alive<1, 2>());
     nb::class_<Binding>(module, "Binding")
         .def(nb::init<const Table&, nb::list, nb::list>(), "table"_a, "shapes"_a, "addresses"_a,
              nb::keep_alive<1, 2>())
