@@ -184,29 +184,22 @@ def _with_tensors(optimizer: Any, fake: Callable[[Any], Any]) -> Any:
 
 
 def measure_eager(call: StepCall) -> EagerMemory:
-    """Return the memory of the second of two eager steps: the first makes the optimizer's state."""
+    """Return the memory of an eager step, with the optimizer's state already made."""
     t, pytree = torch(), require("torch.utils._pytree", extra="torch")
     tracker = _storage_tracker(call.module)
     parameters = [each for each in call.module.parameters() if each.requires_grad]
     kinds: dict[str, Sequence[Any]] = {
         PARAMETERS: list(call.module.parameters()),
         BUFFERS: list(call.module.buffers()),
-        STATE: [],
         ARGUMENTS: [x for x in pytree.tree_leaves((call.arguments, call.targets)) if isinstance(x, t.Tensor)],
     }
     for kind, tensors in kinds.items():
         tracker.mark(tensors, kind)
-    steps = 1 if call.loss is None or call.optimizer is None else 2
-    for _ in range(steps):
-        for each in parameters:
-            each.grad = None
-        tracker.begin()
-        with _hide_fakeness(), tracker, call.mode:
-            optimizer_bytes = _run_step(call, tracker)
-        if call.optimizer is not None:
-            states = call.optimizer.state.values()
-            kinds[STATE] = [x for state in states for x in pytree.tree_leaves(state) if isinstance(x, t.Tensor)]
-            tracker.mark(kinds[STATE], STATE)
+    for each in parameters:
+        each.grad = None
+    tracker.begin()
+    with _hide_fakeness(), tracker, call.mode:
+        optimizer_bytes = _run_step(call, tracker)
     gradients = [each.grad for each in parameters if each.grad is not None]
     tracker.mark(gradients, GRADIENTS)
     return EagerMemory(
@@ -244,10 +237,13 @@ def _hide_fakeness() -> Iterator[None]:
 
 
 def _run_step(call: StepCall, tracker: Any) -> int:
-    """Run a step, and return the most bytes that the optimizer's update allocates at once."""
-    pytree = require("torch.utils._pytree", extra="torch")
+    """Run a step, and return the most bytes that the optimizer's update allocates at once.
+
+    The first update makes the optimizer's state, the second is that of the step.
+    """
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
     if call.loss is None:
-        with torch().no_grad():
+        with t.no_grad():
             tracker.note_results(call.forward())
         return 0
     result = call.forward()
@@ -258,6 +254,10 @@ def _run_step(call: StepCall, tracker: Any) -> int:
     if call.optimizer is None:
         return 0
     tracker.enter(OPTIMIZER)
+    with tracker.uncounted():
+        call.optimizer.step()
+    states = pytree.tree_leaves(list(call.optimizer.state.values()))
+    tracker.mark_ever([each for each in states if isinstance(each, t.Tensor)], STATE)
     before, tracker.phase_peak = tracker.live_bytes, tracker.live_bytes
     call.optimizer.step()
     return int(tracker.phase_peak - before)
@@ -334,6 +334,21 @@ class _StorageTracker:
         """Set the kind of the storages of some tensors; unknown storages are alive from now on."""
         for each in tensors:
             self._block_of(each.untyped_storage(), kind).kind = kind
+
+    def mark_ever(self, tensors: Sequence[Any], kind: str) -> None:
+        """Set the kind of the storages of some tensors, and count the storages as alive since the step began."""
+        self.mark(tensors, kind)
+        begin, _ = self._phases[0]
+        for block in {self._block_of(each.untyped_storage()) for each in tensors}:
+            self.peak_bytes += block.nbytes if block.born > self.peak_time else 0
+            block.born = begin
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Run operators, as a context manager, without a change of the peak."""
+        peak = self.peak_bytes, self.peak_time, self._workspace
+        yield
+        self.peak_bytes, self.peak_time, self._workspace = peak
 
     def note_results(self, results: Any) -> None:
         """Count the bytes of the results of a call, without arguments among them."""
