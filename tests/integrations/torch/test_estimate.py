@@ -49,7 +49,7 @@ def attention() -> Any:
 
 
 class Scan(nn.Module):
-    """A recurrence over rows of a tensor, whose gradients autograd sums; larger for fake tensors, as in transformers."""
+    """A recurrence over rows of a tensor, whose gradients autograd sums. Fake tensors need more bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from typing import Any
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.kernel_workspaces import with_kept_workspace, workspace_bytes
-from sublet.integrations.torch.reader.exported_program import CPU, error_summary, silence_tracing
+from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 PARAMETERS, BUFFERS, STATE, ARGUMENTS = "parameters", "buffers", "optimizer state", "arguments"

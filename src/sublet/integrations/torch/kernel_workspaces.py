@@ -42,6 +42,8 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     oneDNN computes a convolution on blocked copies of images and weights. The gradient of a batch norm needs a second
     tensor of the size of the image.
     """
+    if name.startswith("aten.mkldnn_rnn_layer") and args[0].dtype is torch().float32:
+        return _lstm_copies(args, name == "aten.mkldnn_rnn_layer_backward.default")
     if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
         return _bytes_of(args[1])
     if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
@@ -60,6 +62,14 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
         made = sum(_bytes_of(each) for each in results if each is not None)
         return max(0, copied + max(peaks) - made)
     return 0
+
+
+def _lstm_copies(args: Sequence[Any], is_backward: bool) -> int:
+    """Return the bytes of the reordered weights and the gates, which a layer of an LSTM needs while it runs."""
+    (steps, batch, inner), (gates, outer) = args[0].shape, args[2].shape
+    copies = (inner + outer + steps * batch) * _row_length(gates)
+    copies += gates * (_row_length(inner) + _row_length(outer)) if is_backward else 0
+    return int(copies * args[0].element_size())
 
 
 def _padded_channels(count: int) -> int:
