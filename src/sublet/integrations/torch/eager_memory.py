@@ -440,6 +440,8 @@ class _StorageTracker:
         """True for a sum by autograd itself of two gradients of a value, as large as the first."""
         if name != "aten.add.Tensor" or self._phases[-1][1] != BACKWARD or not _is_called_by_autograd():
             return False
+        if args[0]._is_view():  # the base holds the storage too
+            return False
         return bool(args[0].untyped_storage().nbytes() == result.untyped_storage().nbytes())
 
     def _settle_sum(self) -> None:
