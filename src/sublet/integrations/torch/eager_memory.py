@@ -219,7 +219,7 @@ def _hide_fakeness() -> Iterator[None]:
 
     Some models compute fake tensors in another way, because they take fake tensors for a sign of compilation.
     """
-    package = require("torch._subclasses", extra="torch")
+    package: Any = require("torch._subclasses", extra="torch")
     true_class, folder = package.FakeTensor, str(Path(str(torch().__file__)).parent)
 
     class Answer(type):
