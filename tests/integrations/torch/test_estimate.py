@@ -48,10 +48,42 @@ def attention() -> Any:
     return nn.Sequential(Attention(), Attention(), nn.Flatten(), nn.Linear(64 * 32, 10))
 
 
+class Scan(nn.Module):
+    """A recurrence over rows of a tensor, whose gradients autograd sums. Fake tensors need more bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result = nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        decay = x.sigmoid() * self.result.weight.sum()
+        if isinstance(x, torch._subclasses.FakeTensor):
+            decay = torch.cat([decay, decay], 1).exp()
+        state = torch.zeros_like(x[:, 0])
+        for row in range(x.shape[1]):
+            state = decay[:, row] * state + x[:, row]
+        return self.result(state)
+
+
+class Recurrent(nn.Module):
+    """Two layers of an LSTM, whose kernels of oneDNN keep a workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.result = nn.LSTM(32, 64, 2, batch_first=True), nn.Linear(16 * 64, 1000)
+
+    def forward(self, x: Any) -> Any:
+        return self.result(self.layers(x)[0].flatten(1))
+
+
 NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "perceptron": (perceptron, (128,)),
     "convolutions": (convolutions, (3, 16, 16)),
     "attention": (attention, (64, 32)),
+}
+RECURRENCES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "scan": (Scan, (16, 64)),
+    "lstm": (Recurrent, (16, 32)),
 }
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-3),
@@ -67,13 +99,13 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def made(name: str, device: str, batch: int = 32) -> tuple[Any, Any, Any]:
     """Return a network, its input and its labels on a device."""
-    network, extents = NETWORKS[name]
+    network, extents = {**NETWORKS, **RECURRENCES}[name]
     torch.manual_seed(0)
     with torch.device(device):
         return network(), torch.zeros(batch, *extents), torch.zeros(batch, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *RECURRENCES])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_eager_peak_is_that_of_the_allocator(name: str, kind: str) -> None:
     on_meta, x, labels = made(name, "meta")

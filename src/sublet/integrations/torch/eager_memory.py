@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.reader.exported_program import CPU, error_summary, silence_tracing
+from sublet.integrations.torch.kernel_workspaces import with_kept_workspace, workspace_bytes
+from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 PARAMETERS, BUFFERS, STATE, ARGUMENTS = "parameters", "buffers", "optimizer state", "arguments"
@@ -31,8 +31,8 @@ WORKSPACE = "workspace of a kernel"
 CUDA_BLOCK_BYTES = 512
 """PyTorch's allocator of CUDA memory rounds the bytes of a tensor up to a multiple of this number."""
 
-BLOCKED_CHANNELS = 8
-"""oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
+DISPATCH_WRAPPERS = ("_fn", "inner")
+"""Functions of PyTorch between an operator and a dispatch mode."""
 
 
 @dataclass(eq=False)
@@ -184,29 +184,22 @@ def _with_tensors(optimizer: Any, fake: Callable[[Any], Any]) -> Any:
 
 
 def measure_eager(call: StepCall) -> EagerMemory:
-    """Return the memory of the second of two eager steps: the first makes the optimizer's state."""
+    """Return the memory of an eager step, with the optimizer's state already made."""
     t, pytree = torch(), require("torch.utils._pytree", extra="torch")
     tracker = _storage_tracker(call.module)
     parameters = [each for each in call.module.parameters() if each.requires_grad]
     kinds: dict[str, Sequence[Any]] = {
         PARAMETERS: list(call.module.parameters()),
         BUFFERS: list(call.module.buffers()),
-        STATE: [],
         ARGUMENTS: [x for x in pytree.tree_leaves((call.arguments, call.targets)) if isinstance(x, t.Tensor)],
     }
     for kind, tensors in kinds.items():
         tracker.mark(tensors, kind)
-    steps = 1 if call.loss is None or call.optimizer is None else 2
-    for _ in range(steps):
-        for each in parameters:
-            each.grad = None
-        tracker.begin()
-        with tracker, call.mode:
-            optimizer_bytes = _run_step(call, tracker)
-        if call.optimizer is not None:
-            states = call.optimizer.state.values()
-            kinds[STATE] = [x for state in states for x in pytree.tree_leaves(state) if isinstance(x, t.Tensor)]
-            tracker.mark(kinds[STATE], STATE)
+    for each in parameters:
+        each.grad = None
+    tracker.begin()
+    with _hide_fakeness(), tracker, call.mode:
+        optimizer_bytes = _run_step(call, tracker)
     gradients = [each.grad for each in parameters if each.grad is not None]
     tracker.mark(gradients, GRADIENTS)
     return EagerMemory(
@@ -220,11 +213,37 @@ def measure_eager(call: StepCall) -> EagerMemory:
     )
 
 
+@contextmanager
+def _hide_fakeness() -> Iterator[None]:
+    """Answer no, as a context manager, if code outside of PyTorch asks whether a tensor is fake.
+
+    Some models compute fake tensors in another way, because they take fake tensors for a sign of compilation.
+    """
+    package: Any = require("torch._subclasses", extra="torch")
+    true_class, folder = package.FakeTensor, str(Path(str(torch().__file__)).parent)
+
+    class Answer(type):
+        def __instancecheck__(cls, each: Any) -> bool:
+            return sys._getframe(1).f_code.co_filename.startswith(folder) and isinstance(each, true_class)
+
+        def __subclasscheck__(cls, each: type) -> bool:
+            return issubclass(each, true_class)
+
+    package.FakeTensor = Answer("FakeTensor", (), {})
+    try:
+        yield
+    finally:
+        package.FakeTensor = true_class
+
+
 def _run_step(call: StepCall, tracker: Any) -> int:
-    """Run a step, and return the most bytes that the optimizer's update allocates at once."""
-    pytree = require("torch.utils._pytree", extra="torch")
+    """Run a step, and return the most bytes that the optimizer's update allocates at once.
+
+    The first update makes the optimizer's state, the second is that of the step.
+    """
+    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
     if call.loss is None:
-        with torch().no_grad():
+        with t.no_grad():
             tracker.note_results(call.forward())
         return 0
     result = call.forward()
@@ -235,6 +254,10 @@ def _run_step(call: StepCall, tracker: Any) -> int:
     if call.optimizer is None:
         return 0
     tracker.enter(OPTIMIZER)
+    with tracker.uncounted():
+        call.optimizer.step()
+    states = pytree.tree_leaves(list(call.optimizer.state.values()))
+    tracker.mark_ever([each for each in states if isinstance(each, t.Tensor)], STATE)
     before, tracker.phase_peak = tracker.live_bytes, tracker.live_bytes
     call.optimizer.step()
     return int(tracker.phase_peak - before)
@@ -277,6 +300,7 @@ class _StorageTracker:
         self._dead, self._places = [], {}
         self.peak_time, self.peak_bytes, self.phase_peak = self._time, self.live_bytes, self.live_bytes
         self._workspace: _Block | None = None
+        self._sum: tuple[weakref.ref[Any], int] | None = None
         self.result_bytes = 0
         self._phases = [(self._time, FORWARD)]
 
@@ -310,6 +334,21 @@ class _StorageTracker:
         """Set the kind of the storages of some tensors; unknown storages are alive from now on."""
         for each in tensors:
             self._block_of(each.untyped_storage(), kind).kind = kind
+
+    def mark_ever(self, tensors: Sequence[Any], kind: str) -> None:
+        """Set the kind of the storages of some tensors, and count the storages as alive since the step began."""
+        self.mark(tensors, kind)
+        begin, _ = self._phases[0]
+        for block in {self._block_of(each.untyped_storage()) for each in tensors}:
+            self.peak_bytes += block.nbytes if block.born > self.peak_time else 0
+            block.born = begin
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Run operators, as a context manager, without a change of the peak."""
+        peak = self.peak_bytes, self.peak_time, self._workspace
+        yield
+        self.peak_bytes, self.peak_time, self._workspace = peak
 
     def note_results(self, results: Any) -> None:
         """Count the bytes of the results of a call, without arguments among them."""
@@ -372,21 +411,56 @@ class _StorageTracker:
         t, pytree = torch(), require("torch.utils._pytree", extra="torch")
         if operator is t.ops.aten._local_scalar_dense.default:  # no content: a question is answered by no
             return False if args[0].dtype is t.bool else 1
-        results = operator(*args, **(kwargs or {}))
-        self._time += 1
+        if operator is t.ops.prim.device.default:  # no tensor is made
+            return operator(*args)
+        self._settle_sum()
         name = str(operator)
+        results = with_kept_workspace(name, args, operator(*args, **(kwargs or {})))
+        self._time += 1
         for each in pytree.tree_leaves(results):
             if isinstance(each, t.Tensor):
                 self._block_of(each.untyped_storage(), operator=name)
-        workspace = _workspace_bytes(name, args, results)
-        total = self.live_bytes + workspace
+        if self._is_sum_of_gradients(name, args, results):
+            self._sum = weakref.ref(args[0].untyped_storage()), self.live_bytes
+        else:
+            workspace = workspace_bytes(name, args, results)
+            self._reach(self.live_bytes + workspace, workspace, name)
+        return results
+
+    def _reach(self, total: int, workspace: int = 0, operator: str = "") -> None:
+        """Note the bytes alive at the latest operator, with the workspace of its kernel."""
         self.phase_peak = max(self.phase_peak, total)
         if total > self.peak_bytes:
             self.peak_bytes, self.peak_time = total, self._time
             place = self._place()
-            block = _Block(workspace, self._time, WORKSPACE, name, place.module, place.line)
+            block = _Block(workspace, self._time, WORKSPACE, operator, place.module, place.line)
             self._workspace = block if workspace else None
-        return results
+
+    def _is_sum_of_gradients(self, name: str, args: Any, result: Any) -> bool:
+        """True for a sum by autograd itself of two gradients of a value, as large as the first."""
+        if name != "aten.add.Tensor" or self._phases[-1][1] != BACKWARD or not _is_called_by_autograd():
+            return False
+        if args[0]._is_view():  # the base holds the storage too
+            return False
+        return bool(args[0].untyped_storage().nbytes() == result.untyped_storage().nbytes())
+
+    def _settle_sum(self) -> None:
+        """Count the latest sum of gradients, if it lies beside the first gradient.
+
+        Autograd sums in place of the first gradient if no other reference is left, but never under a dispatch mode:
+        here this gradient dies before the next operator.
+        """
+        if self._sum is not None and self._sum[0]() is not None:
+            self._reach(self._sum[1])
+        self._sum = None
+
+
+def _is_called_by_autograd() -> bool:
+    """True if no Python code runs between autograd's engine and the operator."""
+    frame: Any = sys._getframe(3)  # beyond this function and methods of the tracker
+    while frame.f_code.co_name in DISPATCH_WRAPPERS:
+        frame = frame.f_back
+    return bool(frame.f_code.co_name == "_engine_run_backward")
 
 
 def _user_line() -> str:
@@ -399,50 +473,3 @@ def _user_line() -> str:
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
-    """Return the bytes that a CPU kernel allocates beyond its results, found by measurement; 0 for other kernels.
-
-    oneDNN computes a convolution on blocked copies of images and weights. The gradient of a batch norm needs a second
-    tensor of the size of the image.
-    """
-    if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
-        return _bytes_of(args[1])
-    if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
-        image, weight, result = _blocked_bytes(args[0]), _bytes_of(args[1]), _bytes_of(results)
-        return max(image + weight, result)
-    if name == "aten.convolution_backward.default" and args[-2] > 1 and not args[1].is_contiguous():
-        weight = args[2]
-        padded = [_padded_channels(each) for each in (weight.shape[0] // args[-2], weight.shape[1])]
-        return args[-2] * prod((*padded, *weight.shape[2:])) * weight.element_size() if weight.device.type == CPU else 0
-    if name == "aten.convolution_backward.default" and _is_blocked(args[1], args[2]):
-        gradient, image, weight = _bytes_of(args[0]), _blocked_bytes(args[1]), _bytes_of(args[2])
-        copied = 0 if args[0].is_contiguous() else gradient
-        result = _bytes_of(args[1]) if args[-1][0] else 0
-        moved = max(args[4]) > 1 and result
-        peaks = (result + image + gradient + weight, result + 2 * weight, 3 * result if moved else 0)
-        made = sum(_bytes_of(each) for each in results if each is not None)
-        return max(0, copied + max(peaks) - made)
-    return 0
-
-
-def _padded_channels(count: int) -> int:
-    """Return the channels of a group, as padded in the blocked gradient of a grouped convolution's weight."""
-    return 16 if count <= 16 else count + -count % 64
-
-
-def _is_blocked(image: Any, weight: Any) -> bool:
-    """True if oneDNN computes a convolution on blocked copies: f32 on the CPU, channels first, groups of channels."""
-    plain = image.device.type == CPU and image.dtype is torch().float32 and image.is_contiguous()
-    return bool(plain and weight.shape[1] * max(1, prod(weight.shape[2:])) > 1)
-
-
-def _bytes_of(tensor: Any) -> int:
-    """Return the bytes of the elements of a tensor."""
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _blocked_bytes(image: Any) -> int:
-    """Return the bytes of the blocked copy of an image."""
-    return _bytes_of(image) if image.shape[1] >= BLOCKED_CHANNELS else 0

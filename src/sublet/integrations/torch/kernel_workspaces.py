@@ -1,0 +1,93 @@
+"""Bytes that oneDNN's kernels on the CPU allocate beyond their results, by rules found by measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from sublet.integrations.torch.reader.exported_program import CPU
+from sublet.integrations.torch.reader.traced_tensor import torch
+
+BLOCKED_CHANNELS = 8
+"""oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
+
+
+PAGE_BYTES = 4096
+"""oneDNN begins each part of an LSTM's workspace at a multiple of this number."""
+
+
+def with_kept_workspace(name: str, args: Sequence[Any], results: Any) -> Any:
+    """Return the results of an operator; the workspace of an LSTM's layer, empty on fake tensors, has its real size."""
+    if name != "aten.mkldnn_rnn_layer.default" or not args[-1] or args[0].dtype is not torch().float32:
+        return results
+    steps, batch, inner = args[0].shape
+    gates, outer = args[1].shape[0], args[10]
+    wide = _row_length(max(inner, outer))
+    parts = [steps * _row_length(gates), steps * _row_length(outer)]
+    parts += [2 * (steps + 1) * each for each in (wide, wide, wide, outer, outer)]
+    nbytes = [batch * each * args[0].element_size() for each in parts]
+    return (*results[:3], results[3].new_empty(sum(each + -each % PAGE_BYTES for each in nbytes)))
+
+
+def _row_length(count: int) -> int:
+    """Return the elements of a row of `count` elements in the workspace of an LSTM's layer."""
+    padded = count + -count % 16
+    return padded if padded % 256 else padded + 16
+
+
+def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
+    """Return the bytes that a CPU kernel allocates beyond its results, found by measurement; 0 for other kernels.
+
+    oneDNN computes a convolution on blocked copies of images and weights. The gradient of a batch norm needs a second
+    tensor of the size of the image.
+    """
+    if name.startswith("aten.mkldnn_rnn_layer") and args[0].dtype is torch().float32:
+        return _lstm_copies(args, name == "aten.mkldnn_rnn_layer_backward.default")
+    if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
+        return _bytes_of(args[1])
+    if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
+        image, weight, result = _blocked_bytes(args[0]), _bytes_of(args[1]), _bytes_of(results)
+        return max(image + weight, result)
+    if name == "aten.convolution_backward.default" and args[-2] > 1 and not args[1].is_contiguous():
+        weight = args[2]
+        padded = [_padded_channels(each) for each in (weight.shape[0] // args[-2], weight.shape[1])]
+        return args[-2] * prod((*padded, *weight.shape[2:])) * weight.element_size() if weight.device.type == CPU else 0
+    if name == "aten.convolution_backward.default" and _is_blocked(args[1], args[2]):
+        gradient, image, weight = _bytes_of(args[0]), _blocked_bytes(args[1]), _bytes_of(args[2])
+        copied = 0 if args[0].is_contiguous() else gradient
+        result = _bytes_of(args[1]) if args[-1][0] else 0
+        moved = max(args[4]) > 1 and result
+        peaks = (result + image + gradient + weight, result + 2 * weight, 3 * result if moved else 0)
+        made = sum(_bytes_of(each) for each in results if each is not None)
+        return max(0, copied + max(peaks) - made)
+    return 0
+
+
+def _lstm_copies(args: Sequence[Any], is_backward: bool) -> int:
+    """Return the bytes of the reordered weights and the gates, which a layer of an LSTM needs while it runs."""
+    (steps, batch, inner), (gates, outer) = args[0].shape, args[2].shape
+    copies = (inner + outer + steps * batch) * _row_length(gates)
+    copies += gates * (_row_length(inner) + _row_length(outer)) if is_backward else 0
+    return int(copies * args[0].element_size())
+
+
+def _padded_channels(count: int) -> int:
+    """Return the channels of a group, as padded in the blocked gradient of a grouped convolution's weight."""
+    return 16 if count <= 16 else count + -count % 64
+
+
+def _is_blocked(image: Any, weight: Any) -> bool:
+    """True if oneDNN computes a convolution on blocked copies: f32 on the CPU, channels first, groups of channels."""
+    plain = image.device.type == CPU and image.dtype is torch().float32 and image.is_contiguous()
+    return bool(plain and weight.shape[1] * max(1, prod(weight.shape[2:])) > 1)
+
+
+def _bytes_of(tensor: Any) -> int:
+    """Return the bytes of the elements of a tensor."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _blocked_bytes(image: Any) -> int:
+    """Return the bytes of the blocked copy of an image."""
+    return _bytes_of(image) if image.shape[1] >= BLOCKED_CHANNELS else 0
