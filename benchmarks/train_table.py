@@ -60,7 +60,7 @@ OPTIONS = sublet.Options(io="bound", weights="bound", alignment=64)
 def eager_peak(step: Callable[[], object]) -> int:
     """Bytes that PyTorch's allocator hands out at most during a step, above what it held before."""
     step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         step()
     live = peak = 0
     for event in profiled.profiler.kineto_results.events():

@@ -266,11 +266,13 @@ class _PlannedCall:
 
     def _programs(self, budget: int | None) -> list[Any]:
         """Return the captured programs, as for a budget if `budget` is no None. Raises ModelError without a program."""
-        t = torch()
+        t, guards = torch(), require("torch._guards", extra="torch")
         captures: list[GraphCapture] = []
         samples = "auto" if self._device == CPU else "all"
 
         def capturing(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+            mode = guards.TracingContext.get().fake_mode  # PyTorch 2.10 refuses arguments of another mode
+            example = [mode.from_tensor(each, static_shapes=True) for each in example]
             region = CapturingRegion(DEFAULT_OPTIONS, self._device, captures, samples, self._device, budget)
             return compile_region(region, module, example)
 

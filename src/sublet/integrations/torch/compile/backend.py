@@ -75,7 +75,9 @@ def watch_data_parallel(is_backend: Callable[[object], bool]) -> None:
         """Warn, once a module, about a run without a captured graph."""
         if parallel in seen or not callable(callback) or frames._stance.stance != "default":
             return
-        called = frames.innermost_backend(callback)
+        called = callback
+        while hasattr(called, "_torchdynamo_orig_backend"):
+            called = called._torchdynamo_orig_backend
         if is_backend(getattr(called, "compiler_fn", called)):
             seen.add(parallel)
             _warn_not_captured(type(parallel.module).__name__)
