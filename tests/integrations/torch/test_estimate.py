@@ -167,6 +167,17 @@ def test_the_planned_arena_is_that_of_the_compiled_call(name: str, training: boo
     )
 
 
+def test_gradients_of_a_convolution_belong_to_the_convolution_and_the_loss_to_no_line() -> None:
+    module, x, labels = made("convolutions", "meta")
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+    kinds = {name: type(each).__name__ for name, each in module.named_modules()}
+    alive = sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,)).eager.live
+    gradients = [each for each in alive if each.operator.startswith("aten.convolution_backward") and each.module]
+    assert gradients
+    assert {kinds[each.module] for each in gradients} == {"Conv2d"}
+    assert {each.line.partition(":")[0] for each in alive} <= {"", "test_estimate.py"}
+
+
 def test_module_and_optimizer_are_unchanged() -> None:
     module, x, labels = made("convolutions", "cpu")
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
@@ -296,3 +307,5 @@ def test_the_command_prints_estimate_verdict_and_frontier(tmp_path: Path, cli: C
     assert status == 2
     assert "expected module, loss, optimizer, inputs" in err
     assert "only --html" in cli("plan", f"{script}:build", "--train", "--out", "x.json")[2]
+    for option in ("--advise", "--measure"):
+        assert cli("plan", f"{script}:build", "--train", option)[0] == 2

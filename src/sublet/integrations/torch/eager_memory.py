@@ -404,7 +404,8 @@ class _StorageTracker:
         if node is not None:
             return self._places.get(node._sequence_nr(), _Place())
         place = _Place(self._stack[-1] if self._stack else "", _user_line() if self._phases[-1][1] == FORWARD else "")
-        self._places[t.autograd._get_sequence_nr() - 1] = place
+        # Operators without a gradient follow under the same number, as the counter of a BatchNorm after a convolution.
+        self._places.setdefault(t.autograd._get_sequence_nr() - 1, place)
         return place
 
     def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -467,9 +468,11 @@ def _user_line() -> str:
     """Return "file.py:line" of the innermost Python code outside of PyTorch and Sublet; "" without such code."""
     own, theirs = str(Path(__file__).parents[2]), str(Path(str(torch().__file__)).parent)
     frame: Any = sys._getframe(1)
-    while frame is not None:
+    while frame.f_code.co_filename.startswith(own):  # the tracker
+        frame = frame.f_back
+    while frame is not None and not frame.f_code.co_filename.startswith(own):
         name = frame.f_code.co_filename
-        if not name.startswith((own, theirs, "<")):
+        if not name.startswith((theirs, "<")):
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
