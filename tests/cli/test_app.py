@@ -56,6 +56,6 @@ def test_verbose_prints_the_stages_with_times_beside_the_same_answer(tmp_path: P
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     environment = {**os.environ, "_SUBLET_COMPLETE": "complete_bash", "COMP_WORDS": words}
     environment["COMP_CWORD"] = str(len(words.split()) - 1)
-    program = "import sys; sys.argv[0] = 'sublet'; from sublet.cli.entry import main; main()"
+    program = "import sys; sys.argv[0] = 'sublet'; from sublet.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert expected in done.stdout.split()

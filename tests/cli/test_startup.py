@@ -35,7 +35,7 @@ def test_every_public_name_is_found_at_first_use() -> None:
 
 
 def test_the_version_is_printed_without_the_commands() -> None:
-    loaded = modules_after("sys.argv = ['sublet', '--version']\nfrom sublet.cli.entry import main\nmain()")
+    loaded = modules_after("sys.argv = ['sublet', '--version']\nfrom sublet.__main__ import main\nmain()")
     assert not {"typer", "numpy", "sublet.cli.app"} & loaded
 
 

@@ -17,9 +17,9 @@ from sublet.base.extents import is_ranged
 from sublet.base.optional_imports import require
 from sublet.base.tensor import MAX_BYTES
 from sublet.integrations.onnx.dialect import always_written_outputs
-from sublet.integrations.onnx.reader.assumed_shapes import AssumedShapes
 from sublet.integrations.onnx.reader.conversion_state import (
     ATTEMPTS_PER_NODE,
+    AssumedShapes,
     GraphConversion,
     ImportState,
     Scope,
