@@ -264,6 +264,17 @@ def test_padding_counts_in_a_proof(cli: Cli, tmp_path: Path) -> None:
     assert sum(live["nbytes"] for live in content["proof"]) > 190
 
 
+def test_recomputation_is_proposed_only_where_no_bound_excludes_the_budget(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text(
+        "graph @net(%x: f32[64]) {\n  %a: f32[64] = nn.tanh(%x)\n  %b: f32[64] = nn.exp(%a)\n"
+        "  %c: f32[64] = nn.add(%x, %b)\n  %d: f32[64] = nn.sin(%c)\n  %e: f32[64] = nn.add(%a, %d)\n  return %e\n}\n"
+    )
+    for budget, expected in ((511, "No recomputation of whole nodes can help"), (512, "Recomputed values may make")):
+        status, out, _ = cli("plan", path, "--budget", budget)
+        assert (status, expected in out) == (1, True), out
+
+
 def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "net.sublet"
     path.write_text(

@@ -160,6 +160,8 @@ def test_a_plan_over_ranges_keeps_its_state(cli: Cli, tmp_path: Path, io: str) -
     assert cli("check", model, saved)[0] == 0
     run = sublet.compile_ranges(model, plan=sublet.load(saved))
     assert run.state_pairs == {"past": "present"}
+    found = json.loads(cli("plan", model, *dims, "--state", "past=present", "--io", io, "--json")[1])
+    assert found["session_bytes"] == run.session().nbytes
     both = sublet.compile_ranges(model, plan=sublet.load(saved), state={"h": "hn"})
     assert both.state_pairs == {"past": "present", "h": "hn"}
     with pytest.raises(RunError, match="the plan updates past by present"):

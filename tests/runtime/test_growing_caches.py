@@ -251,7 +251,7 @@ def test_states_are_set_and_reset(decoder: RangedExecutable, model: onnx.ModelPr
         other.set_state(name, session.state(name))
         assert other.state(name).flags.c_contiguous
     assert np.array_equal(other(**second)["logits"], wanted[1])
-    with pytest.raises(RunError, match="axis 1: is 5, but the model fixes 4"):
+    with pytest.raises(RunError, match="axis 1: is 5, but 4 in the plan"):
         other.set_state("past_0_key", np.zeros((2, 5, 3, 8), np.float32))
 
 

@@ -116,7 +116,7 @@ WRONG = [
     ({"x": (5, 8, 4), "bias": (8, 4)}, "x, axis 0: is 5; n ranges from 1 to 4"),
     ({"x": (1, 65, 4), "bias": (65, 4)}, "x, axis 1: is 65; s ranges from 2 to 64"),
     ({"x": (1, 8, 4), "bias": (9, 4)}, "bias, axis 0: is 9, but x, axis 1, is 8; both are s"),
-    ({"x": (1, 8, 5), "bias": (8, 4)}, "x, axis 2: is 5, but the model fixes 4"),
+    ({"x": (1, 8, 5), "bias": (8, 4)}, "x, axis 2: is 5, but 4 in the plan"),
     ({"x": (8, 4), "bias": (8, 4)}, "x: must be f32"),
     ({"x": (1, 8, 4)}, "missing: 'bias'"),
 ]
@@ -139,6 +139,17 @@ def test_a_wrong_type_writes_nothing(served: RangedExecutable) -> None:
     with pytest.raises(RunError, match="must be f32"):
         served(x=feeds_at(2, 7)["x"], bias=np.zeros((7, 4)))
     assert np.array_equal(served.memory.raw("arena"), before)
+
+
+def test_an_input_that_is_a_constant_of_the_plan_is_named() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x, float rate) => (float[n] y) { y = Mul(x, rate) }'
+    )
+    run = compile_ranges(model, {"n": (1, 4)}, const={"rate": 2})
+    x = np.ones(3, np.float32)
+    assert np.array_equal(run(x=x)["y"], x * 2)
+    with pytest.raises(RunError, match="input rate: planned as the constant 2"):
+        run(x=x, rate=np.float32(3))
 
 
 def test_the_latest_points_stay_bound_and_no_more(served: RangedExecutable) -> None:

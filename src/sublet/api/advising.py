@@ -16,6 +16,7 @@ from sublet.integrations.registry import integration_of_file, integration_of_obj
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
+from sublet.passes.recompute.memory_bound import MemoryBound, memory_bound_of
 from sublet.passes.rewriting import is_pure
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
@@ -74,6 +75,16 @@ def search_budget(
 def can_rematerialize(model: Model) -> bool:
     """Return True if a budget search may compute some node of the model again."""
     return not model.recipe.again and any(is_pure(node) for node in model.graph.walk())
+
+
+def recomputation_bound(model: Model, options: Options) -> MemoryBound:
+    """Return the bytes that any order and any recomputation of the nodes need; splits of nodes may need less."""
+    return memory_bound_of(
+        model.graph,
+        io_bound=options.io == "bound",
+        weights_bound=options.weights == "bound",
+        offloading=bool(options.regions),
+    )
 
 
 def advise(

@@ -237,6 +237,13 @@ class PlannedRanges:
     ranged: RangedPlan
     smaller: Sequence[PlannedTier]
 
+    @property
+    def session_bytes(self) -> int:
+        """The bytes that a session holds for its state outside the arena, at the largest extents."""
+        graph, pairs = self.model.graph, self.model.recipe.state_pairs
+        sizes = {value.name: value.nbytes for value in (*graph.inputs, *graph.outputs) if value.plannable}
+        return sum(max(sizes.get(name, 0), sizes.get(result, 0)) for name, result in pairs.items())
+
 
 def plan_ranges(
     request: CompileRequest, options: Options, progress: Progress | None = None, tiers: Tiers | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sublet.analysis.options import Options
-from sublet.api.advising import advise_on, can_rematerialize, optimize_levels
+from sublet.api.advising import advise_on, can_rematerialize, optimize_levels, recomputation_bound
 from sublet.api.binding import CompileRequest
 from sublet.api.ranges import PlannedRanges, has_ranges, plan_ranges
 from sublet.api.state_names import AUTO_STATE
@@ -213,6 +213,7 @@ def plan(options: PlanOptions) -> None:
     if options.ranks is not None:
         _plan_ranks(options, options.ranks)
     if options.train:
+        _refuse_without_effect(options)
         show_step = command("plan --train")
         show_step(options.model, options.device, options.budget, options.frontier, options.in_json, options.files)
     refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
@@ -246,13 +247,26 @@ def plan(options: PlanOptions) -> None:
     picture = replace(picture_of_plan(memory_plan), title=options.model.name, advice=advice, budget=question.budget)
     write_pictures(picture, options.html, options.png)
     grown = None if baseline is None else growth(memory_plan, baseline)
-    report = PlanReport(source, memory_plan, order_advice, picture, decision, grown)
+    remedy = _hint_at_recomputation(source, planning_options, decision)
+    report = PlanReport(source, memory_plan, order_advice, picture, decision, grown, remedy)
     if options.in_json:
         print_json(report.to_json(seconds))
     else:
         _print_report(report, _describe_run_graph(options))
         _print_found_state(options, source)
     _exit(options, report)
+
+
+WITH_TRAIN = frozenset({"model", "train", "device", "budget", "frontier", "out", "html", "png", "in_json"})
+"""Options with an effect, or an error of their own, beside --train."""
+
+
+def _refuse_without_effect(options: PlanOptions) -> None:
+    """Raise PlanError for an option without an effect beside --train."""
+    for each in fields(options):
+        if each.name not in WITH_TRAIN and getattr(options, each.name) != each.default:
+            option = "--format" if each.name == "output_format" else f"--{each.name.replace('_', '-')}"
+            raise PlanError(f"{option} is for a model in a file: drop {option} with --train")
 
 
 def _print_found_state(options: PlanOptions, source: Source) -> None:
@@ -300,14 +314,20 @@ def _plan_over_ranges(
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
     words = f"Proven for every point of {', '.join(map(str, ranged.ranges))}; figures are of the largest sizes."
-    report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown)
+    report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown, "")
     if options.in_json:
         found = [asdict(each) for each in ranged.ranges]
         tiers = {"tiers": [each.to_json() for each in planned.smaller]} if options.tiers else {}
-        print_json({**report.to_json(perf_counter() - started), "ranges": found, **tiers})
+        state_bytes = {"session_bytes": planned.session_bytes} if planned.session_bytes else {}
+        print_json({**report.to_json(perf_counter() - started), "ranges": found, **state_bytes, **tiers})
     else:
         _print_report(report, "")
         _print_found_state(options, planned.model)
+        if planned.session_bytes:
+            words = (
+                f"Each session keeps {human(planned.session_bytes)} of state outside the arena, for the largest sizes."
+            )
+            answer_console().print(Text(words))
         if options.tiers:
             answer_console().print(Text(), _tier_table(planned))
             if options.out is not None:
@@ -379,7 +399,10 @@ def _planning_options(options: PlanOptions) -> Options:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A planned model, with the advice on orders, the picture with any other advice, and the verdict on the budget."""
+    """A planned model, with the advice on orders, the picture with any other advice, and the verdict on the budget.
+
+    `remedy` is a hint at recomputation for a plan over the budget.
+    """
 
     source: Source
     plan: MemoryPlan
@@ -387,6 +410,7 @@ class PlanReport:
     picture: Picture
     decision: Verdict | None
     growth: Growth | None
+    remedy: str
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Return the report as a JSON object; `seconds` is the time of planning."""
@@ -406,6 +430,16 @@ def _describe_run_graph(options: PlanOptions) -> str:
     return f"`sublet run` runs this graph or, if smaller, the graph rewritten by {levels[-1]}: --optimize auto."
 
 
+def _hint_at_recomputation(source: Source, options: Options, decision: Verdict | None) -> str:
+    """Return a sentence on recomputation for a plan over the budget; "" where no node can be computed again."""
+    if decision is None or decision.fits is not False or not can_rematerialize(source):
+        return ""
+    bound = recomputation_bound(source, options)
+    if bound.nbytes > decision.budget:
+        return f"No recomputation of whole nodes can help: {printable(bound.description)}."
+    return "Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time."
+
+
 def _print_report(report: PlanReport, run_graph: str) -> None:
     """Print the plan, remarks, a hint at recomputation for a plan over the budget, and the advice."""
     grown = report.growth is not None and report.growth.is_grown
@@ -413,10 +447,8 @@ def _print_report(report: PlanReport, run_graph: str) -> None:
         _print_growth(report)
     print_plan(report.plan, report.picture, decision=report.decision)
     _print_remarks(report, run_graph)
-    if report.decision is not None and report.decision.fits is False and can_rematerialize(report.source):
-        answer_console().print(
-            Text("Recomputed values may make the plan fit: --recompute; --frontier shows the cost in time.", "dim")
-        )
+    if report.remedy:
+        answer_console().print(Text(report.remedy, "dim"))
     if report.growth is not None and not grown:
         _print_growth(report)
     if report.picture.advice is not None:

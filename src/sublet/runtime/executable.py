@@ -90,8 +90,9 @@ class Executable:
         self._locks = self.planned_memory.locks
         self.point_accesses = accesses_of_points(graph, plan, self.planned_memory.pointers)
         self._state = ExecutableState(graph, self.planned_memory)
+        self.fixed = dict(fixed or {})
         self._contents = CallerContents(
-            graph, self.planned_memory, self._state, weights, self.inputs, self.outputs, defaults or {}, fixed or {}
+            graph, self.planned_memory, self._state, weights, self.inputs, self.outputs, defaults or {}, self.fixed
         )
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()

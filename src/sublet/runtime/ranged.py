@@ -150,7 +150,7 @@ class RangedExecutable:
         self._filled = {name: value for name, value in inputs.items() if value.literal is not None}
         self._inputs = {name: value for name, value in inputs.items() if name not in self._filled}
         require_state(self._state, self._inputs, self._outputs)
-        self._shapes = ShapeMatcher(self._inputs, self.ranges)
+        self._shapes = ShapeMatcher(self._inputs, self.ranges, base.fixed)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}

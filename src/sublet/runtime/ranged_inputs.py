@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,10 +75,14 @@ def literal_at(value: Value, point: Mapping[str, int]) -> Array:
 
 @dataclass(frozen=True)
 class ShapeMatcher:
-    """The inputs of an executable by name, and the ranges of their dimensions."""
+    """The inputs of an executable by name, and the ranges of their dimensions.
+
+    `fixed` are inputs of the file that are constants of the plan, each with a remark for the user.
+    """
 
     inputs: Mapping[str, Value]
     ranges: Mapping[str, Range]
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _kinds(self) -> dict[str, int]:
@@ -92,6 +96,8 @@ class ShapeMatcher:
         """Return the numbers of the dimensions in the shapes of some inputs. Raises RunError for a wrong shape."""
         found: dict[str, tuple[int, str]] = {}
         unknown = sorted(shapes.keys() - self.inputs.keys())
+        if unknown and unknown[0] in self.fixed:
+            raise RunError(f"input {printable(unknown[0])}: {self.fixed[unknown[0]]}")
         if unknown:
             raise RunError(f"the inputs are {known_names(self.inputs)}; unknown: {known_names(unknown)}")
         matched: set[tuple[Any, ...]] = set()
@@ -115,7 +121,7 @@ class ShapeMatcher:
         """
         if not isinstance(extent, Extent):
             if extent != number:
-                raise RunError(f"{where}: is {number}, but the model fixes {extent}")
+                raise RunError(f"{where}: is {number}, but {extent} in the plan; compile with a range for this axis")
             return
         (one,) = extent.dimensions
         own = self.ranges[one.name]

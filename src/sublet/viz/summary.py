@@ -236,7 +236,8 @@ def _figures_table(plan: MemoryPlan, claimed: str) -> Table:
         ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input at its last use"),
     ]
     for kind, nbytes in bytes_outside(plan).items():
-        rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
+        state = ", with the values updated in place" if kind == "weight" and plan.updated else ""
+        rows.append((f"{kind}s", nbytes, f"bound to memory outside the arena{state}"))
     if plan.updated:
         update_figures = update_statistics(plan)
         rows.append(

@@ -23,7 +23,7 @@ from sublet.packing import MemoryRegion
 from sublet.plan import MemoryPlan, Placement, UnplannedValue
 from sublet.plan.export import ExportContext
 from sublet.plan.export.table import MOST_LETTERS, identifiers
-from sublet.plan.records import Stride
+from sublet.plan.records import CopiedMove, Edge, Stride
 from sublet.plan.statistics import multiview_values
 from tests.plan.export.compilers import COMPILERS, WARNINGS, Compiler
 from tests.plan.export.executed import program
@@ -53,6 +53,15 @@ PLANS: dict[str, Callable[[], MemoryPlan]] = {
 @pytest.fixture(scope="module", params=PLANS)
 def plan(request: pytest.FixtureRequest) -> MemoryPlan:
     return PLANS[request.param]()
+
+
+def test_the_header_lists_the_copies_of_a_run() -> None:
+    made = sublet.plan_memory(
+        sublet.parse("graph @g(%s: f32[4], %x: f32[4]) { %y: f32[4] = nn.add(%s, %x)\n return %y }")
+    )
+    copied = replace(made, moves=(CopiedMove(Edge("update"), "y", "s", 16),))
+    assert "/* update: copy y to s, 16 bytes */" in export_plan(copied, "c")["g_memory.h"]
+    assert "copy y" not in export_plan(made, "c")["g_memory.h"]
 
 
 def written(plan: MemoryPlan, folder: Path, sections: dict[str, str] | None = None) -> tuple[Path, Path]:

@@ -66,7 +66,7 @@ class _CWriter:
         parts += [self._arena(storage) for storage in self._plan.arenas]
         parts += [self._bound_storages(), self._event_table()]
         parts += [self._tensor(value, places) for value, places in self._places.items()]
-        parts += [self._binding_comments(), _CLOSE, f"#endif /* {guard} */\n"]
+        parts += [self._binding_comments(), self._copy_comments(), _CLOSE, f"#endif /* {guard} */\n"]
         return "\n".join(part for part in parts if part)
 
     def source(self) -> str:
@@ -140,6 +140,13 @@ class _CWriter:
         standing = binding_descriptions(self._plan, self._told.graph)
         specs = {place.value: place.spec for place in self._plan.placements if place.how == POINTER}
         lines = (f"{value}: {spec}{self._role(value)}; {standing[value]}" for value, spec in specs.items())
+        return "".join(f"/* {_comment(line)} */\n" for line in lines)
+
+    def _copy_comments(self) -> str:
+        """Return comments with the copies that loops, branches and updates make."""
+        lines = (
+            f"{move.edge}: copy {move.source} to {move.destination}, {move.nbytes} bytes" for move in self._plan.moves
+        )
         return "".join(f"/* {_comment(line)} */\n" for line in lines)
 
     def _role(self, value: str) -> str:
