@@ -7,12 +7,13 @@ import subprocess
 import tomllib
 from importlib.metadata import version
 
+import sublet
 from tests.support.prose import ROOT
 
 
 def test_the_version_stands_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert version("sublet") == project["version"]
+    assert version("sublet") == sublet.__version__ == project["version"]
     assert not re.search(r"^__version__", (ROOT / "src/sublet/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -212,7 +212,10 @@ MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Return a public name or module, imported at first use. Raises AttributeError for any other name."""
-    if name in MODULE_OF:
+    found: Any
+    if name == "__version__":
+        found = import_module("importlib.metadata").version("sublet")
+    elif name in MODULE_OF:
         found = getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)
     else:
         module = f"{__name__}.{MODULES[name]}" if name in MODULES else _integration_module(name)
