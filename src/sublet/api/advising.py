@@ -16,14 +16,14 @@ from sublet.integrations.registry import integration_of_file, integration_of_obj
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
-from sublet.passes.recompute.memory_bound import MemoryBound, memory_bound_of
+from sublet.passes.recompute.memory_bound import MemoryBound
 from sublet.passes.rewriting import is_pure
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Advised
 from sublet.planning.advice import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
 from sublet.planning.budget.cost_model import MODELLED_COSTS
-from sublet.planning.budget.search import BudgetSearch, ModelPreparation
+from sublet.planning.budget.search import BudgetSearch, ModelPreparation, memory_floor
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends import AUTO, backend_names, backends_of
 from sublet.runtime.kernel import Array, Backend
@@ -79,12 +79,7 @@ def can_rematerialize(model: Model) -> bool:
 
 def recomputation_bound(model: Model, options: Options) -> MemoryBound:
     """Return the bytes that any order and any recomputation of the nodes need; splits of nodes may need less."""
-    return memory_bound_of(
-        model.graph,
-        io_bound=options.io == "bound",
-        weights_bound=options.weights == "bound",
-        offloading=bool(options.regions),
-    )
+    return memory_floor(model.graph, options)
 
 
 def advise(

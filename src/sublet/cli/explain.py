@@ -24,7 +24,7 @@ from sublet.base.ranges import LiveCurve, holds, merge, overlap
 from sublet.cli import options as shared
 from sublet.cli.console import answer_console, print_json
 from sublet.cli.export import plan_model
-from sublet.cli.options import command_from
+from sublet.cli.options import command_from, option_name
 from sublet.cli.show import UNCHECKED
 from sublet.integrations.registry import integration_of_file
 from sublet.plan import POINTER, CopiedMove, MemoryPlan, Placement
@@ -320,9 +320,7 @@ def explain(options: ExplainOptions) -> None:
     if from_file:
         for option in ("dim", "const", "state", "max_trips", "align"):
             if getattr(options, option):
-                raise PlanError(
-                    f"--{option.replace('_', '-')} is for planning, but {options.source} is a finished plan"
-                )
+                raise PlanError(f"{option_name(option)} is for planning, but {options.source} is a finished plan")
         plan = load(options.source)
     else:
         texts = options.dim, options.const, options.state, options.max_trips

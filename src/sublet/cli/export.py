@@ -25,7 +25,15 @@ from sublet.cli.console import (
     print_json,
     refuse_overwriting,
 )
-from sublet.cli.options import choose_alignment, command_from, parse_constants, parse_dims, parse_max_trips, parse_state
+from sublet.cli.options import (
+    choose_alignment,
+    command_from,
+    option_name,
+    parse_constants,
+    parse_dims,
+    parse_max_trips,
+    parse_state,
+)
 from sublet.integrations.registry import installed_integrations, resolve_entry
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import AS_IS
@@ -170,7 +178,7 @@ def _load_checked_plan(options: ExportOptions, path: Path) -> tuple[Graph, Memor
     """
     for option in ("dim", "const", "state", "max_trips", "align"):
         if getattr(options, option):
-            raise PlanError(f"--{option.replace('_', '-')} is for planning, but {path} is a finished plan")
+            raise PlanError(f"{option_name(option)} is for planning, but {path} is a finished plan")
     memory_plan = load(path)
     graph = model_of_plan(options.model, memory_plan).graph
     require_valid(graph, memory_plan.schedule, memory_plan)

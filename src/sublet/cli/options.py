@@ -196,6 +196,11 @@ class BudgetQuestion:
 Align = Annotated[int | None, typer.Option(help="Alignment of all offsets in bytes; 64 by default, 16 for a .tflite.")]
 
 
+def option_name(field_name: str) -> str:
+    """Return the option of a field of an option record, such as "--max-trips"."""
+    return f"--{field_name.replace('_', '-')}"
+
+
 def choose_alignment(model: Path, alignment: int | None) -> int:
     """Return the alignment of offsets in bytes: `alignment`, or by default 16 for a .tflite model and 64 for others."""
     if alignment is not None:

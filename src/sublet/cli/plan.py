@@ -36,6 +36,7 @@ from sublet.cli.options import (
     BudgetQuestion,
     choose_alignment,
     command_from,
+    option_name,
     parse_assumed_shapes,
     parse_constants,
     parse_dims,
@@ -265,7 +266,7 @@ def _refuse_without_effect(options: PlanOptions) -> None:
     """Raise PlanError for an option without an effect beside --train."""
     for each in fields(options):
         if each.name not in WITH_TRAIN and getattr(options, each.name) != each.default:
-            option = "--format" if each.name == "output_format" else f"--{each.name.replace('_', '-')}"
+            option = "--format" if each.name == "output_format" else option_name(each.name)
             raise PlanError(f"{option} is for a model in a file: drop {option} with --train")
 
 
@@ -295,7 +296,7 @@ def _plan_over_ranges(
     """Plan a model over ranges of dimensions: figures and verdict hold for the largest sizes, the proof for all."""
     refused = next((name for name in WITHOUT_RANGES if getattr(options, name)), None)
     if refused is not None:
-        option = "--" + refused.replace("_", "-")
+        option = option_name(refused)
         raise PlanError(f"{option} needs single extents: pass --dim NAME=INTEGER for every dimension, or drop {option}")
     planning_options, started = _planning_options(options), perf_counter()
     const, state = parse_constants(options.const), parse_state(options.state)

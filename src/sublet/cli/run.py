@@ -42,6 +42,7 @@ from sublet.cli.console import (
 from sublet.cli.options import (
     BudgetQuestion,
     command_from,
+    option_name,
     parse_assumed_shapes,
     parse_constants,
     parse_dims,
@@ -380,9 +381,8 @@ def _load_plan(options: RunOptions) -> MemoryPlan | None:
         return None
     for name in ("dim", "const", "state", "max_trips", "no_reuse", "streams", "order", "assume", "patches"):
         if getattr(options, name):
-            option = name.replace("_", "-")
             raise PlanError(
-                f"--{option} cannot be combined with --plan: {options.plan} fixes it. Drop one of the options"
+                f"{option_name(name)} cannot be combined with --plan: {options.plan} fixes it. Drop one of the options"
             )
     return load(options.plan)
 

@@ -254,10 +254,10 @@ def _run_step(call: StepCall, tracker: Any) -> int:
     if call.optimizer is None:
         return 0
     tracker.enter(OPTIMIZER)
-    with tracker.uncounted():
+    with tracker.keep_peak():
         call.optimizer.step()
     states = pytree.tree_leaves(list(call.optimizer.state.values()))
-    tracker.mark_ever([each for each in states if isinstance(each, t.Tensor)], STATE)
+    tracker.mark_since_begin([each for each in states if isinstance(each, t.Tensor)], STATE)
     before, tracker.phase_peak = tracker.live_bytes, tracker.live_bytes
     call.optimizer.step()
     return int(tracker.phase_peak - before)
@@ -335,7 +335,7 @@ class _StorageTracker:
         for each in tensors:
             self._block_of(each.untyped_storage(), kind).kind = kind
 
-    def mark_ever(self, tensors: Sequence[Any], kind: str) -> None:
+    def mark_since_begin(self, tensors: Sequence[Any], kind: str) -> None:
         """Set the kind of the storages of some tensors, and count the storages as alive since the step began."""
         self.mark(tensors, kind)
         begin, _ = self._phases[0]
@@ -344,7 +344,7 @@ class _StorageTracker:
             block.born = begin
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def keep_peak(self) -> Iterator[None]:
         """Run operators, as a context manager, without a change of the peak."""
         peak = self.peak_bytes, self.peak_time, self._workspace
         yield

@@ -12,7 +12,6 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 BLOCKED_CHANNELS = 8
 """oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
 
-
 PAGE_BYTES = 4096
 """oneDNN begins each part of an LSTM's workspace at a multiple of this number."""
 

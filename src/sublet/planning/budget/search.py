@@ -107,24 +107,21 @@ class BudgetSearch:
                 if self.preparation is None
                 else replace(self.preparation, source=as_source(self.preparation.source))
             )
-        graph, bound = self.model.graph, self._bound_options
+        graph = self.model.graph
         wide = graph if slow is None else with_offloads(graph, offload_candidates(graph, _min_offload_bytes(graph)))
         transfers = {n.name: n.uses[0].nbytes / slow.rate for n in wide.nodes if is_offload(n)} if slow else {}
         seconds = {**modelled_seconds(wide), **(self.seconds or {}), **transfers}
-        self.floor = memory_bound_of(graph, **bound, offloading=slow is not None)
+        self.floor = memory_floor(graph, self.options)
         if self.deadline is None and self.options.timeout is not None:
             self.deadline = monotonic() + self.options.timeout
-        self.search = RematSearch(remat_problem_of(wide, seconds, **bound), self.effort, self._is_past_deadline)
+        self.search = RematSearch(
+            remat_problem_of(wide, seconds, **_bound_storages(self.options)), self.effort, self._is_past_deadline
+        )
         self.plain = self._plan_program(self.search.solutions[0])
         self.programs: dict[Clones, PlannedProgram] = {frozenset(): self.plain}
         self.split_searches: dict[Splits, BudgetSearch] = {}
         """The searches with split nodes, by split, as far as tried."""
         self._split_floors: dict[Splits, MemoryBound] = {}
-
-    @property
-    def _bound_options(self) -> dict[str, bool]:
-        """The options of the floor and the search: inputs and outputs bound, weights bound."""
-        return {"io_bound": self.options.io == "bound", "weights_bound": self.options.weights == "bound"}
 
     def _is_past_deadline(self) -> bool:
         """True if the deadline has passed."""
@@ -191,9 +188,8 @@ class BudgetSearch:
     def _may_fit(self, splits: Splits, budget: int) -> bool:
         """True if a split is small enough to search, and its lower bound is within the budget."""
         if splits not in self._split_floors:
-            self._split_floors[splits] = memory_bound_of(
-                split_nodes(self._source_model.graph, splits).graph, **self._bound_options
-            )
+            split = split_nodes(self._source_model.graph, splits).graph
+            self._split_floors[splits] = memory_floor(split, self.options)
         pieces = sum(count for _, _, count in splits)
         small = pieces <= max(MAX_PIECES, len(self._source_model.graph.nodes))
         return small and self._split_floors[splits].nbytes <= budget
@@ -285,6 +281,16 @@ class BudgetSearch:
         return BudgetResult(
             budget, outcome, point, self.plain, self.floor, self.costs, least_seconds, self.has_ended_early(), finer
         )
+
+
+def memory_floor(graph: Graph, options: Options) -> MemoryBound:
+    """Return the bytes that any order and any recomputation of the nodes need; splits of nodes may need less."""
+    return memory_bound_of(graph, **_bound_storages(options), offloading=bool(options.regions))
+
+
+def _bound_storages(options: Options) -> dict[str, bool]:
+    """Return the options of a floor and a search: inputs and outputs bound, weights bound."""
+    return {"io_bound": options.io == "bound", "weights_bound": options.weights == "bound"}
 
 
 def _search_each(ways: Sequence[BudgetSearch], budget: int) -> None:

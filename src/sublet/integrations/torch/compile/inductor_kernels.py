@@ -226,18 +226,18 @@ class InductorCompilation:
         self, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
     ) -> DividedGraphs:
         """Return Sublet's division, and note the saved bytes of both divisions and the search for further divisions."""
+        # The user's marks leave no choice, and a comparison of bytes would fix extents that change.
         has_choice = not any(
             node.meta.get("recompute") or isinstance(node.meta.get("val"), torch().SymInt) for node in joint.graph.nodes
         )
-        copies = [torch().fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in range(2)]
+        wanted = 0 if not has_choice else 1 if self._budget is None else 2
+        copies = [torch().fx.GraphModule(joint, copy.deepcopy(joint.graph)) for _ in range(wanted)]
         ours = partition_joint(joint, example, num_fwd_outputs=num_fwd_outputs, warn=self.messages.append, **options)
-        if (
-            has_choice
-        ):  # the user's marks leave no choice, and to read the bytes of changing extents would fix the extents
+        if copies:
             theirs = self._theirs(copies[0], example, num_fwd_outputs=num_fwd_outputs, **options)
             self._saved, self._inductor_saved = (saved_bytes(each, num_fwd_outputs) for each, _ in (ours, theirs))
-            if self._budget is not None:
-                self._search = TargetSearch(stored_tensors(copies[1], num_fwd_outputs).problem())
+        if wanted == 2:
+            self._search = TargetSearch(stored_tensors(copies[1], num_fwd_outputs).problem())
         return ours
 
     def _divide_surely(self, joint: GraphModule, example: Sequence[object], **options: Any) -> DividedGraphs:
