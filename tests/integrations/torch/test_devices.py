@@ -1,4 +1,4 @@
-"""Arenas on a device, on the CPU and on `meta`; on a GPU where there is one, which there has not been yet."""
+"""Arenas on a device, on the CPU and on `meta`; on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sublet.integrations.torch.compile.backend import compile_region  # noqa: E402
+from sublet.integrations.torch.compile.backend import _default_kernels, compile_region  # noqa: E402
 from sublet.integrations.torch.compile.caller_outputs import COPY_OUT  # noqa: E402
 from sublet.integrations.torch.compile.device_pool import DeviceArena  # noqa: E402
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
@@ -68,7 +68,7 @@ EACH = pytest.mark.parametrize(
     [
         pytest.param(Way("cpu", lambda f: torch.compile(f, backend=backend)), id="as on a device"),
         pytest.param(Way("cpu", lambda f: torch.compile(f, backend=recorded), records=True), id="recorded"),
-        pytest.param(Way("cuda", _sublet()), id="CUDA", marks=GPU),
+        pytest.param(Way("cuda", _sublet(kernels="sublet")), id="CUDA", marks=GPU),
         pytest.param(Way("cuda", _sublet(graphs=True), records=True), id="CUDA graphs", marks=GPU),
     ],
 )
@@ -137,6 +137,74 @@ def test_training_is_eager_training_bit_for_bit(way: Way) -> None:
     assert told.plan.gap == 0
 
 
+def test_inductor_generates_kernels_by_default_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        here, there = (torch.empty(2, device=device) for device in ("cpu", "cuda"))
+    for has_triton in (False, True):
+        monkeypatch.setattr("torch.utils._triton.has_triton", lambda has_triton=has_triton: has_triton)
+        assert _default_kernels([here, 3], {}) == "sublet"
+        assert _default_kernels([3, there], {"budget": 5}) == ("inductor" if has_triton else "sublet")
+        assert _default_kernels([there], {"graphs": True}) == "sublet"
+
+
+@GPU
+@pytest.mark.parametrize("budget", [None, 0.7])
+def test_steps_with_kernels_of_inductor_on_a_gpu(budget: float | None) -> None:
+    """The steps are those of eager PyTorch, and the allocator counts no more bytes than the report and rounding."""
+    layers = [(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.LayerNorm(256)) for _ in range(6)]
+    network = nn.Sequential(*[each for layer in layers for each in layer]).to("cuda")
+    x, options, found, way = torch.randn(2048, 256, device="cuda"), {}, [], Way("cuda", _sublet())
+    for turn in range(2 if budget is None else 3):
+        module = copy.deepcopy(network)
+        torch._dynamo.reset()
+        run = torch.compile(module, backend="sublet", options=options) if turn else module
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            gc.collect()
+            held = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            run(x).square().mean().backward()
+            optimizer.step()
+        found.append([*module.state_dict().values()])
+        if turn:
+            record = sublet.torch.report()[-1]
+            peak = torch.cuda.max_memory_allocated() - held
+            gradients = sum(each.nbytes for each in module.parameters())
+            assert record.peak_bytes is not None
+            assert peak <= record.peak_bytes + x.nbytes + gradients + (16 << 20)  # the loss; a workspace of cuBLAS
+            assert "budget" not in options or record.peak_bytes <= options["budget"]
+            options = {"budget": int((budget or 1) * record.peak_bytes)}
+    for other in found[1:]:
+        assert all(way.agree(mine, right) for mine, right in zip(other, found[0], strict=True))
+
+
+@GPU
+@pytest.mark.filterwarnings("ignore")
+def test_the_estimate_for_a_gpu_is_the_peak_of_the_allocator() -> None:
+    layers = [(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU()) for _ in range(4)]
+    module = nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(16 * 32 * 32, 10))
+    module = module.to("cuda")
+    x, labels = torch.randn(64, 16, 32, 32, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        F.cross_entropy(module(x), labels).backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated()
+    found = sublet.torch.estimate(module, F.cross_entropy, optimizer, x, (labels,))
+    assert found.eager.peak_bytes == pytest.approx(measured, rel=0.03)
+    assert found.sublet is not None
+    torch.compile(
+        lambda x, labels: F.cross_entropy(module(x), labels), backend="sublet", options={"kernels": "sublet"}
+    )(x, labels).backward()
+    plan = sublet.torch.report()[-1].plan
+    assert plan is not None
+    assert found.sublet.arena_bytes == plan.arena_bytes
+
+
 def _within(budget: int | None) -> Callable[[Any, Any], Any]:
     return lambda graph, example: compile_region(OnDevice(budget=budget), graph, example)
 
@@ -145,7 +213,7 @@ def _within(budget: int | None) -> Callable[[Any, Any], Any]:
     ("device", "compiled"),
     [
         pytest.param("cpu", lambda f, budget: torch.compile(f, backend=_within(budget)), id="as on a device"),
-        pytest.param("cuda", lambda f, budget: _sublet(budget=budget)(f), id="CUDA", marks=GPU),
+        pytest.param("cuda", lambda f, budget: _sublet(budget=budget, kernels="sublet")(f), id="CUDA", marks=GPU),
     ],
 )
 def test_a_budget_recomputes_values_on_a_device(device: str, compiled: Callable[[Any, int | None], Any]) -> None:

@@ -458,10 +458,11 @@ class _StorageTracker:
 
 def _is_called_by_autograd() -> bool:
     """True if no Python code runs between autograd's engine and the operator."""
-    frame: Any = sys._getframe(3)  # beyond this function and methods of the tracker
-    while frame.f_code.co_name in DISPATCH_WRAPPERS:
+    frame: Any = sys._getframe(2).f_back  # beyond this function and methods of the tracker
+    while frame is not None and frame.f_code.co_name in DISPATCH_WRAPPERS:
         frame = frame.f_back
-    return bool(frame.f_code.co_name == "_engine_run_backward")
+    # The engine runs the operators of a GPU in a thread of its own, below which there is no Python code.
+    return frame is None or bool(frame.f_code.co_name == "_engine_run_backward")
 
 
 def _user_line() -> str:

@@ -152,8 +152,9 @@ def backend(
             "order"      "less" (default): search for an execution order with less memory; "given": the traced order
             "alignment"  see `Options`
             "strategy"   see `Options`
-            "kernels"    "sublet" (default): the kernels of Sublet and PyTorch, in an arena; "inductor": Sublet decides
-                         which tensors are saved and which are computed again, Inductor generates the kernels
+            "kernels"    "sublet": the kernels of Sublet and PyTorch, in an arena; "inductor": Sublet decides which
+                         tensors are saved and which are computed again, Inductor generates the kernels. Default:
+                         "inductor" on CUDA if Triton is installed and no option but "budget" is given, else "sublet"
             "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
                          few enough samples to keep tensors small, if the graph computes sample by sample
             "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
@@ -166,7 +167,7 @@ def backend(
                 the budget.
     """
     watch_data_parallel(_is_backend)
-    asked = dict(options or {})
+    asked = {"kernels": _default_kernels(example, options or {}), **(options or {})}
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
@@ -174,7 +175,7 @@ def backend(
     if samples not in SAMPLES and not (type(samples) is int and samples > 0):
         raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
     graphs = bool(asked.pop("graphs", False))
-    kernels = asked.pop("kernels", KERNELS[0])
+    kernels = asked.pop("kernels")
     if kernels not in KERNELS:
         raise SubletError(f"options={{'kernels': {kernels!r}}}: there are {' and '.join(map(repr, KERNELS))}")
     if kernels == "inductor":
@@ -187,6 +188,15 @@ def backend(
         return _count_calls(compile_with_inductor(module, example, budget))
     pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
     return compile_region(pair, module, example)
+
+
+def _default_kernels(example: Sequence[object], options: Collection[str]) -> str:
+    """Return the value of the option "kernels" for a graph of Dynamo with other `options`."""
+    on_cuda = any(getattr(getattr(each, "device", None), "type", "") == CUDA for each in example)
+    if not on_cuda or {*options} - {"budget"}:
+        return KERNELS[0]
+    triton = require("torch.utils._triton", extra="torch")
+    return KERNELS[1] if triton.has_triton() else KERNELS[0]
 
 
 def _budget_bytes(asked: object) -> int | None:
