@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.ranges import LiveCurve, holds
+from sublet.packing import _core
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.normalize import overlaps_as_precedence
 from sublet.packing.problem import Precedence, Problem, round_up
@@ -41,44 +42,27 @@ from sublet.packing.problem import Precedence, Problem, round_up
 # For any relation and any rounding of the weights, no two members of the set are related (i reached and i before j make
 # j' reached); rounding and an intransitive relation can only cost weight. The set is therefore a proof by itself.
 
-_CAPACITY = (1 << 31) - 1  # SciPy's flow has 32-bit capacities
+_MOST_WEIGHT = 1 << 60  # below the unlimited capacity of the core
 
 
 def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tuple[int, ...]:
     """Return the positions of a set without any related pair.
 
     The set is the heaviest if `related` is a strict partial order and the weights, divided by their greatest common
-    divisor, sum to less than 2^31; otherwise nearly the heaviest.
+    divisor, sum to at most 2^60; otherwise nearly the heaviest.
     """
     count = len(weights)
     if not any(weights):
         return ()
-    capacities = _small_weights(weights)
-    begins, ends = np.nonzero(related)
-    each = np.arange(count)
-    left, right, source, target = each, each + count, 2 * count, 2 * count + 1
-    rows = np.concatenate((np.full(count, source), left[begins], right))
-    columns = np.concatenate((left, right[ends], np.full(count, target)))
-    values = np.concatenate((capacities, np.full(len(begins), _CAPACITY, dtype=np.int32), capacities))
-    shape = (2 * count + 2, 2 * count + 2)
-    sparse, csgraph = import_module("scipy.sparse"), import_module("scipy.sparse.csgraph")  # slow to import
-    network = sparse.csr_array((values.astype(np.int32), (rows, columns)), shape=shape)
-    flow = csgraph.maximum_flow(network, source, target).flow
-    residual = sparse.csr_array(network - flow)
-    residual.data = np.maximum(residual.data, 0)
-    residual.eliminate_zeros()
-    reached = np.zeros(2 * count + 2, dtype=np.bool_)
-    reached[csgraph.breadth_first_order(residual, source, return_predecessors=False)] = True
-    chosen = reached[left] & ~reached[right] & (capacities > 0)
-    return tuple(int(position) for position in np.flatnonzero(chosen))
+    return tuple(_core.heaviest_antichain(np.ascontiguousarray(related), _small_weights(weights)))
 
 
-def _small_weights(weights: Sequence[int]) -> NDArray[np.int32]:
+def _small_weights(weights: Sequence[int]) -> NDArray[np.int64]:
     """Return the weights divided by their common divisor and, if their sum is still too large, rounded down."""
     unit = gcd(*weights)
     total = sum(weights) // unit
-    unit *= -(-total // (_CAPACITY - 1))
-    return np.array([weight // unit for weight in weights], dtype=np.int32)
+    unit *= -(-total // _MOST_WEIGHT)
+    return np.array([weight // unit for weight in weights], dtype=np.int64)
 
 
 MOST_GRIDS = 4

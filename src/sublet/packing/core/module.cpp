@@ -3,9 +3,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 
+#include "flow.hpp"
 #include "greedy.hpp"
 #include "repack.hpp"
 #include "search.hpp"
@@ -18,6 +20,7 @@ namespace {
 
 template <typename Number>
 using Row = nb::ndarray<const Number, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Relation = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PairRows = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
 
@@ -133,6 +136,28 @@ Offsets in_order(const Problem& problem, Row<int32_t> order, Hole hole) {
     return as_array(std::move(offsets));
 }
 
+// Weighted Dilworth: S -> i of capacity w_i, i -> j' unlimited where i is related to j, j' -> T of capacity w_j. The set
+// is every i with i reached from S in the residual network, and i' not.
+std::vector<int> heaviest_antichain(Relation related, Row<int64_t> weights) {
+    const int count = static_cast<int>(weights.shape(0));
+    if (related.shape(0) != weights.shape(0) || related.shape(1) != weights.shape(0))
+        throw std::invalid_argument("arrays of unequal lengths");
+    nb::gil_scoped_release release;
+    Network network(2 * count + 2);
+    const int source = 2 * count, sink = source + 1;
+    for (int i = 0; i < count; i++) {
+        network.add_edge(source, i, weights(i));
+        network.add_edge(count + i, sink, weights(i));
+        for (int j = 0; j < count; j++)
+            if (related(i, j)) network.add_edge(i, count + j, unlimited);
+    }
+    network.flow(source, sink);
+    std::vector<int> chosen;
+    for (int i = 0; i < count; i++)
+        if (weights(i) > 0 && network.is_reached(i) && !network.is_reached(count + i)) chosen.push_back(i);
+    return chosen;
+}
+
 Offsets by_tightness(const Problem& problem) { return as_array(greedy_by_tightness(problem)); }
 
 Offsets swept(const Problem& problem) { return as_array(sweep(problem)); }
@@ -165,4 +190,5 @@ NB_MODULE(_core, m) {
         .def("minimise", &smallest, "lower_bound"_a, "incumbent"_a, "seed"_a, "max_steps"_a, "should_stop"_a);
     m.def("problem", &make_problem, "sizes"_a, "alignments"_a, "pinned"_a, "first_piece"_a, "begins"_a, "ends"_a,
           "companions"_a);
+    m.def("heaviest_antichain", &heaviest_antichain, "related"_a, "weights"_a);
 }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-
-import numpy as np
+from itertools import pairwise
 
 from sublet.ir.dataflow import captures, rename_values_in_node, required_values
 from sublet.ir.graph import Graph, Node, Value
@@ -19,10 +17,8 @@ from sublet.passes.rewriting import is_pure
 #
 # Each value is an edge with the bytes of the value as capacity. Cutting the edge means storing the value: the operands
 # of a stored value are not needed. Values without a recomputation are connected to the source, values to read to the
-# sink (Ford and Fulkerson, 1956; PyTorch's partitioner solves the same problem for a whole training step).
-
-MAX_TOTAL_PRICE = 1 << 29
-"""Maximum sum of all prices: SciPy's maximum flow has 32-bit capacities. Larger sums are scaled down."""
+# sink (Ford and Fulkerson, 1956; PyTorch's partitioner solves the same problem for a whole training step). The flow
+# grows along shortest paths (Edmonds and Karp, 1972), found from the sink.
 
 
 def min_cut_values(
@@ -33,24 +29,39 @@ def min_cut_values(
     `uses` maps each value to the operands of its recomputation, or to None if recomputation is impossible. Of several
     minimum cuts the function takes the cut closest to the wanted values, with the least recomputation.
     """
-    if all(of is not None for of in uses.values()):
-        return set()
     at = {value: 2 * i for i, value in enumerate(uses)}
     source, sink = 2 * len(at), 2 * len(at) + 1
-    scale = max(1, -(-sum(price[value] for value in at) // MAX_TOTAL_PRICE))
-    endless = 2 * MAX_TOTAL_PRICE
-    edges = [(at[value], at[value] + 1, -(-price[value] // scale)) for value in at]
+    endless = 1 + sum(price[value] for value in at)
+    edges = [(at[value], at[value] + 1, price[value]) for value in at]
     for value, of in uses.items():
-        begins = [source] if of is None else [at[use] + 1 for use in dict.fromkeys(of)]
-        edges += [(begin, at[value], endless) for begin in begins]
-    edges += [(at[value] + 1, sink, endless) for value in dict.fromkeys(wanted) if value in at]
-    rows, columns, most = np.array(edges, np.int32).T
-    sparse, csgraph = import_module("scipy.sparse"), import_module("scipy.sparse.csgraph")  # slow to import
-    capacity = sparse.csr_array(sparse.coo_array((most, (rows, columns)), shape=(sink + 1, sink + 1)))
-    left = (capacity - csgraph.maximum_flow(capacity, source, sink).flow).tocsr()
-    left.eliminate_zeros()
-    before_the_sink = set(csgraph.breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
-    return {value for value, i in at.items() if i not in before_the_sink and i + 1 in before_the_sink}
+        edges += [(begin, at[value], endless) for begin in ([source] if of is None else [at[use] + 1 for use in of])]
+    edges += [(at[value] + 1, sink, endless) for value in wanted if value in at]
+    room_from: list[dict[int, int]] = [{} for _ in range(sink + 1)]  # by end, then by begin
+    for begin, end, capacity in edges:
+        room_from[end][begin] = capacity
+        room_from[begin].setdefault(end, 0)
+    while source in (next_to_sink := _paths_to(sink, source, room_from)):
+        path = [source]
+        while path[-1] != sink:
+            path.append(next_to_sink[path[-1]])
+        flow = min(room_from[end][begin] for begin, end in pairwise(path))
+        for begin, end in pairwise(path):
+            room_from[end][begin] -= flow
+            room_from[begin][end] += flow
+    return {value for value, i in at.items() if i not in next_to_sink and i + 1 in next_to_sink}
+
+
+def _paths_to(sink: int, source: int, room_from: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """Return the next node on a shortest path with room to the sink, for each node with a path, until the source."""
+    next_to_sink, queue = {sink: sink}, [sink]
+    for end in queue:
+        for begin, room in room_from[end].items():
+            if room and begin not in next_to_sink:
+                next_to_sink[begin] = end
+                queue.append(begin)
+        if source in next_to_sink:
+            break
+    return next_to_sink
 
 
 CHEAP_COMMANDS = frozenset(
