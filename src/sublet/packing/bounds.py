@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import gcd
 
 import numpy as np
@@ -51,7 +50,6 @@ def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tu
     The set is the heaviest if `related` is a strict partial order and the weights, divided by their greatest common
     divisor, sum to at most 2^60; otherwise nearly the heaviest.
     """
-    count = len(weights)
     if not any(weights):
         return ()
     return tuple(_core.heaviest_antichain(np.ascontiguousarray(related), _small_weights(weights)))

@@ -13,12 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ProblemError
+from sublet.base.linear_program import LinearProgram
 from sublet.packing.bounds import clique_within
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.normalize import groups_of
@@ -171,38 +171,22 @@ def _dual_prices(
     entries: Entries, sections: int, costs: list[list[int]], capacities: list[int], tight: list[int]
 ) -> NDArray[np.int64]:
     """Return `prices[section, k]`: the price of a byte of tight region k, in 1 / PRICE_UNIT; zeros if unsolved."""
-    units, regions = len(costs), len(costs[0])
-    scale = float(max(1, max(map(max, costs))))
-    where = np.array([(s, u) for s, u, _ in entries], dtype=np.int64)
-    size = np.array([nbytes for _, _, nbytes in entries], dtype=np.float64)
-    rows, columns, values, limits = [], [], [], []
-    for k, (region, capacity) in enumerate(zip(tight, capacities, strict=True)):
-        unit = float(max(1, capacity))
-        rows.append(where[:, 0] + k * sections)
-        columns.append(where[:, 1] * regions + region)
-        values.append(size / unit)
-        limits.append(np.full(sections, capacity / unit))
-    shape = (len(tight) * sections, units * regions)
-    optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")  # slow to import
-    inequalities = sparse.coo_array(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape
-    )
-    each = np.arange(units * regions)
-    equalities = sparse.coo_array((np.ones(len(each)), (each // regions, each)), shape=(units, units * regions))
-    solved = optimize.linprog(
-        [max(cost, 0) / scale for row in costs for cost in row],
-        A_ub=inequalities.tocsr(),
-        b_ub=np.concatenate(limits),
-        A_eq=equalities.tocsr(),
-        b_eq=np.ones(units),
-        bounds=[(0, 1 if cost >= 0 else 0) for row in costs for cost in row],
-        method="highs",
-    )
-    if solved.status != 0:
-        return np.zeros((sections, len(tight)), dtype=np.int64)
-    duals = -np.asarray(solved.ineqlin.marginals).reshape(len(tight), sections).T * scale
-    per_byte = np.maximum(duals, 0) / np.maximum(1, np.array(capacities, dtype=np.float64))
-    return np.minimum(per_byte * PRICE_UNIT, float(1 << 62)).astype(np.int64)
+    program = LinearProgram()
+    inside = [
+        {region: program.add_variable(float(cost)) for region, cost in enumerate(row) if cost >= 0} for row in costs
+    ]
+    alive: list[list[tuple[int, int]]] = [[] for _ in range(sections)]
+    for section, unit, nbytes in entries:
+        alive[section].append((unit, nbytes))
+    scales = [float(max(1, capacity)) for capacity in capacities]
+    for region, capacity, scale in zip(tight, capacities, scales, strict=True):
+        for together in alive:
+            terms = [(inside[unit][region], nbytes / scale) for unit, nbytes in together if region in inside[unit]]
+            program.add_constraint(terms, capacity / scale)
+    for row in inside:
+        program.add_constraint([(variable, -1.0) for variable in row.values()], -1.0)
+    duals = program.prices()[: len(tight) * sections].reshape(len(tight), sections).T
+    return np.minimum(duals / scales * PRICE_UNIT, float(1 << 62)).astype(np.int64)
 
 
 def _lagrangian_bound(

@@ -10,69 +10,15 @@ Fractions of a block may be dropped. The optimum is therefore at most the cost o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 
 import numpy as np
 
+from sublet.base.linear_program import LinearProgram, Term
 from sublet.passes.recompute.remat_problem import NO_CLONES, RematProblem
 from sublet.passes.recompute.remat_timeline import ContentLifetime, RematTimeline, remat_timeline
-
-# Linear programs over variables from 0 to 1, built row by row, solved by HiGHS through SciPy.
-
-INFEASIBLE = 2
-"""SciPy's status of an infeasible program."""
-
-RELATIVE_GAP = 0.01
-"""Relative gap between the proven bound and the best solution at which branch and bound stops."""
-
-Term = tuple[int, float]
-"""A variable and its factor."""
-
-
-@dataclass
-class LinearProgram:
-    """A linear program: variables from 0 to 1 with costs, and upper limits on weighted sums of variables."""
-
-    costs: list[float] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-    entries: list[tuple[int, int, float]] = field(default_factory=list)
-
-    def add_variable(self, cost: float = 0.0) -> int:
-        """Add a variable; return its number."""
-        self.costs.append(cost)
-        return len(self.costs) - 1
-
-    def add_constraint(self, terms: Iterable[Term], most: float) -> None:
-        """Add the constraint: the weighted sum of variables is at most `most`."""
-        self.entries += [(len(self.limits), unknown, factor) for unknown, factor in terms]
-        self.limits.append(most)
-
-    def lower_bound(self, nodes: int = 0) -> float | None:
-        """Return a proven lower bound on the cost of any solution; None if infeasible.
-
-        With `nodes`, variables are 0 or 1, and the bound is the bound proved after exploring `nodes` nodes of branch
-        and bound. Nodes are counted, so the result does not depend on the clock.
-        """
-        if not self.entries:
-            return 0.0 if min(self.limits, default=0.0) >= 0 else None
-        rows, columns, factors = zip(*self.entries, strict=True)
-        optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")  # slow to import
-        matrix = sparse.coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.costs))).tocsr()
-        solution = optimize.milp(
-            self.costs,
-            constraints=optimize.LinearConstraint(matrix, -np.inf, self.limits),
-            bounds=optimize.Bounds(0, 1),
-            integrality=np.full(len(self.costs), int(nodes > 0)),
-            options={"node_limit": nodes, "mip_rel_gap": RELATIVE_GAP} if nodes else None,
-        )
-        if solution.status == INFEASIBLE:
-            return None
-        bound = solution.mip_dual_bound if nodes else solution.fun
-        return float(bound) if bound is not None and np.isfinite(bound) else -np.inf
-
 
 # A lower bound on extra time, by a linear program over a few moments and all stages between consecutive moments.
 #
