@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
 
 from sublet.packing import Buffer, Precedence, Problem, lower_bound
 from sublet.packing.bounds import heaviest_antichain
@@ -31,7 +34,23 @@ def test_the_antichain_is_the_heaviest(precedence: Precedence, weights: list[int
     assert sum(weights[i] for i in found) == max(sum(weights[i] for i in subset) for subset in free)
 
 
-def test_weights_beyond_32_bits() -> None:
+@pytest.mark.parametrize("count", [10, 40, 200])
+def test_the_antichain_weighs_what_the_flow_of_scipy_leaves(count: int) -> None:
+    """Weighted Dilworth: of all weights, the maximum flow from the sources through the related pairs to the targets."""
+    rng = np.random.default_rng(count)
+    begins, lengths = rng.integers(0, count, count), rng.integers(1, count // 3, count)
+    related = begins[:, None] + lengths[:, None] <= begins[None, :]
+    weights = rng.integers(0, 1000, count)
+    network = np.zeros((2 * count + 2, 2 * count + 2), np.int32)
+    network[-2, :count] = network[count : 2 * count, -1] = weights
+    network[:count, count : 2 * count] = related * (1 << 30)
+    found = heaviest_antichain(related, weights.tolist())
+    assert not related[np.ix_(found, found)].any()
+    flow = maximum_flow(csr_array(network), 2 * count, 2 * count + 1).flow_value
+    assert sum(weights[i] for i in found) == weights.sum() - flow
+
+
+def test_weights_beyond_64_bits() -> None:
     before = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=np.bool_)
     assert heaviest_antichain(before, [(1 << 62) - 1, 1 << 62, 1]) == (1,)  # 1 byte of 2^63 is rounded away
     assert heaviest_antichain(before, [3 << 60, 5 << 60, 1 << 60]) == (1, 2)

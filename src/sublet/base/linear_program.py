@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -71,7 +72,7 @@ class LinearProgram:
         return max(map(abs, self.costs), default=0.0) or 1.0
 
     def _solve(self, nodes: int) -> Any:
-        """Return the solver of HiGHS after its run: in one thread, without output."""
+        """Return the solver of HiGHS after a run without output."""
         highs = import_module("highspy")  # slow to import
         program, count = highs.HighsLp(), len(self.costs)
         program.num_col_, program.num_row_ = count, len(self.limits)
@@ -83,13 +84,14 @@ class LinearProgram:
         program.a_matrix_.value_ = np.array(self.factors)
         solver = highs._Highs()  # highs.Highs prints a line
         solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("parallel", "off")
+        solver.setOptionValue("threads", 1)
         if nodes:
             program.integrality_ = [highs.HighsVarType.kInteger] * count
             solver.setOptionValue("mip_max_nodes", nodes)
             solver.setOptionValue("mip_rel_gap", RELATIVE_GAP)
         solver.passModel(program)
-        solver.run()
+        with ThreadPoolExecutor(1) as fresh:  # HiGHS keeps a pool per thread: of another size, or dead after a fork
+            fresh.submit(solver.run).result()
         return solver
 
     def _prices_of(self, solver: Any) -> NDArray[np.float64]:
