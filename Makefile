@@ -78,7 +78,7 @@ lowest: ## quick tests with the lowest versions of dependencies that pyproject.t
 	$(PYTHON) -m venv --clear build/lowest
 	build/lowest/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; o = p["optional-dependencies"]; \
 	  print("\n".join(each.replace(">=", "==") for each in p["dependencies"] + o["onnxruntime"] + o["png"]))' > build/lowest/constraints.txt
-	build/lowest/bin/python -m pip install --quiet . --requirement build/lowest/constraints.txt pytest hypothesis jsonschema
+	build/lowest/bin/python -m pip install --quiet . --requirement build/lowest/constraints.txt pytest hypothesis jsonschema scipy
 	build/lowest/bin/python -m pytest -o filterwarnings=ignore $(addprefix tests/,$(LOWEST))
 
 walk: ## README and docs, step by step, in a clean environment of each of PYTHONS="python3.11 python3.12 python3.13"
