@@ -272,7 +272,8 @@ def cheapest_fitting_step(ways: Mapping[str, Callable[[], Model]], budget: int |
 
     The budget bounds the arena planned by `sublet.compile` by default, with scratch memory of the kernels; the returned
     model itself has no scratch. The first way is the plainest: if its plain plan fits, no other way is tried. Raises
-    CapacityError, with the reason, for the way with the smallest arena if no way fits.
+    CapacityError, with the reason, if no way fits: for the way with the smallest arena, of the ways not proven
+    impossible if there are any.
     """
     answers: dict[str, BudgetResult] = {}
     sources: dict[str, Model] = {}
@@ -284,7 +285,8 @@ def cheapest_fitting_step(ways: Mapping[str, Callable[[], Model]], budget: int |
     if fitting:
         name = min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].plan.arena_bytes))
         return name, as_source(sources[name]) if fitting[name].is_changed else sources[name]
-    name = min(answers, key=lambda name: answers[name].program.plan.arena_bytes)
+    possible = [name for name, answer in answers.items() if answer.outcome is SearchOutcome.NOT_FOUND]
+    name = min(possible or answers, key=lambda name: answers[name].program.plan.arena_bytes)
     which = "" if len(ways) == 1 else f" ({name}, the smallest of {len(ways)} variants of the step)"
     raise CapacityError(f"{answers[name].words}{which}")
 

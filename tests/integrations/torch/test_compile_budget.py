@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,26 @@ def test_an_impossible_budget_says_so() -> None:
     module, x = perceptron(), torch.randn(256, 64)
     with pytest.raises(SubletError, match=r"forward and backward: an arena of 1,024 bytes is impossible: any"):
         torch.compile(module, backend="sublet", options={"budget": "1KiB"})(x)
+
+
+def test_the_budget_named_by_a_refusal_is_met() -> None:
+    module, x = nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(16, 16), nn.GELU())]), torch.randn(64, 16)
+
+    def compiled_within(budget: int) -> None:
+        torch._dynamo.reset()
+        torch.compile(module, backend="sublet", options={"budget": budget})(x).sum().backward()
+
+    plain, named = arena_of(module, x), None
+    for percent in range(90, 0, -10):
+        try:
+            compiled_within(plain * percent // 100)
+        except SubletError as refused:
+            named = re.search(r"the smallest found needs ([0-9,]+) bytes", str(refused))
+            break
+    assert named, "a budget must be refused without a proof"
+    least = int(named[1].replace(",", ""))
+    compiled_within(least)
+    compiled_within(least + 1)
 
 
 def results_before_suspension(graph: Any) -> tuple[set[str], set[str]]:

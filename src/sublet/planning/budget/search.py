@@ -3,12 +3,14 @@
 A program fits only if its plan was made and checked. The search works on an estimate; if the arena of the plan exceeds
 the budget, the search runs again with a target reduced by the excess. Between the proven floor and the smallest program
 found, nothing is known and nothing is claimed. If a single node takes most of the budget, the search also splits nodes
-into pieces.
+into pieces. Where the search for a budget fails, a search at the proven floors, the same for every budget, answers
+instead: a budget that is not met names the program with the fewest bytes of that search, so every budget of at least
+these bytes is met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
@@ -87,6 +89,7 @@ class BudgetSearch:
     preparation  the preparation of models with recomputed nodes, if more than the graph must change
     known_plan   the plan of the unchanged model, if available
     deadline     the time at which to end the search; None for the time limit of the options, from now on
+    planned      the planned programs by splits and clones, shared by the searches of one model
     """
 
     model: Model
@@ -97,6 +100,7 @@ class BudgetSearch:
     effort: int = EFFORT
     deadline: float | None = None
     known_plan: MemoryPlan | None = None
+    planned: dict[tuple[Splits, Clones], PlannedProgram] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         slow = _slow_region_of(self.options)
@@ -117,21 +121,27 @@ class BudgetSearch:
         self.search = RematSearch(
             remat_problem_of(wide, seconds, **_bound_storages(self.options)), self.effort, self._is_past_deadline
         )
-        self.plain = self._plan_program(self.search.solutions[0])
-        self.programs: dict[Clones, PlannedProgram] = {frozenset(): self.plain}
+        self.programs: dict[Clones, PlannedProgram] = {}
+        self.plain = self._plan_once(self.search.solutions[0])
         self.split_searches: dict[Splits, BudgetSearch] = {}
         """The searches with split nodes, by split, as far as tried."""
         self._split_floors: dict[Splits, MemoryBound] = {}
+        self._floor_search: BudgetSearch | None = None
 
     def _is_past_deadline(self) -> bool:
         """True if the deadline has passed."""
         return self.deadline is not None and monotonic() > self.deadline
 
     def best_within(self, budget: int) -> BudgetResult:
-        """Return the cheapest program found within `budget` bytes, or the program with the fewest bytes."""
+        """Return the cheapest program found within `budget` bytes, or the program with the fewest bytes.
+
+        A budget of at least the bytes of a program returned for another budget as the program with the fewest bytes is
+        met, in this search and in any other of the same model, unless a search ended early.
+        """
         self._search_if_needed(budget)
         if not self._programs_within(budget) or self._is_dominated_by_node(budget):
             self._search_splits(budget)
+        self._search_floors_if_needed(budget)
         return self._result_for(budget)
 
     def frontier(
@@ -152,11 +162,13 @@ class BudgetSearch:
                     self._search_and_plan(budget)
                 if not self._programs_within(budget) or self._is_dominated_by_node(budget):
                     self._search_splits(budget)
+        for budget in wanted:
+            self._search_floors_if_needed(budget)
         return tuple(self._result_for(budget) for budget in wanted)
 
     def has_ended_early(self) -> bool:
         """True if a search was ended early, by an interrupt or by the time limit."""
-        return self.search.is_over() or any(each.search.is_over() for each in self.split_searches.values())
+        return any(each.search.is_over() for each in self._searches())
 
     def _is_dominated_by_node(self, budget: int) -> bool:
         """True if a single node takes most of a budget that the plain plan exceeds."""
@@ -167,10 +179,27 @@ class BudgetSearch:
         if budget >= self.floor.nbytes and not self._programs_within(budget):
             self._search_and_plan(budget)
 
+    def _search_floors_if_needed(self, budget: int) -> None:
+        """Search from a new start at the proven floors, highest first, unless the budget is met or below all floors."""
+        if self._fitting_programs(budget) or self._floor_search is not None or self.has_ended_early():
+            return
+        floors = list(self._floors())
+        if budget >= floors[-1]:
+            search = self._floor_search = replace(self)
+            search._search_if_needed(floors[0])
+            for each in floors:
+                search._search_splits(each)
+
+    def _floors(self) -> Iterator[int]:
+        """Yield the floor of the nodes, then ever lower floors of splits proposed for the floor before."""
+        floor, lower = inf, self.floor.nbytes
+        while lower < floor:
+            floor = lower
+            yield floor
+            lower = min((self._split_floors[each].nbytes for each in self._propose_splits(floor)), default=floor)
+
     def _search_splits(self, budget: int) -> None:
         """Search programs with split nodes: first with the splits of earlier budgets, then with new splits."""
-        if self.model.recipe.split or self.options.regions:
-            return
         _search_each(list(self.split_searches.values()), budget)
         if any(
             each._programs_within(budget) and not each._is_dominated_by_node(budget)
@@ -178,21 +207,24 @@ class BudgetSearch:
         ):
             return
         more: list[BudgetSearch] = []
-        for share in SHARES:
-            for splits in propose_splits(self._source_model.graph, budget, share):
-                if splits not in self.split_searches and not self.has_ended_early() and self._may_fit(splits, budget):
-                    self.split_searches[splits] = self._split_search(splits)
-                    more.append(self.split_searches[splits])
+        for splits in self._propose_splits(budget):
+            if splits not in self.split_searches and not self.has_ended_early():
+                self.split_searches[splits] = self._split_search(splits)
+                more.append(self.split_searches[splits])
         _search_each(more, budget)
 
-    def _may_fit(self, splits: Splits, budget: int) -> bool:
-        """True if a split is small enough to search, and its lower bound is within the budget."""
-        if splits not in self._split_floors:
-            split = split_nodes(self._source_model.graph, splits).graph
-            self._split_floors[splits] = memory_floor(split, self.options)
-        pieces = sum(count for _, _, count in splits)
-        small = pieces <= max(MAX_PIECES, len(self._source_model.graph.nodes))
-        return small and self._split_floors[splits].nbytes <= budget
+    def _propose_splits(self, budget: int) -> Iterator[Splits]:
+        """Yield the splits for a budget that are small enough to search, with a lower bound within the budget."""
+        if self.model.recipe.split or self.options.regions:
+            return
+        graph = self._source_model.graph
+        for share in SHARES:
+            for splits in propose_splits(graph, budget, share):
+                if splits not in self._split_floors:
+                    self._split_floors[splits] = memory_floor(split_nodes(graph, splits).graph, self.options)
+                pieces = sum(count for _, _, count in splits)
+                if pieces <= max(MAX_PIECES, len(graph.nodes)) and self._split_floors[splits].nbytes <= budget:
+                    yield splits
 
     def _split_search(self, splits: Splits) -> BudgetSearch:
         """Return a budget search for the model with split nodes."""
@@ -209,6 +241,7 @@ class BudgetSearch:
             ModelPreparation(source, ready),
             self.effort,
             self.deadline,
+            planned=self.planned,
         )
 
     @property
@@ -231,9 +264,11 @@ class BudgetSearch:
 
     def _plan_once(self, solution: RematSolution) -> PlannedProgram:
         """Return the planned program of a search result, planning each set of clones once."""
-        if solution.clones not in self.programs:
-            self.programs[solution.clones] = self._plan_program(solution)
-        return self.programs[solution.clones]
+        key = self.model.recipe.split, solution.clones
+        if key not in self.planned:
+            self.planned[key] = self._plan_program(solution)
+        self.programs[solution.clones] = self.planned[key]
+        return self.planned[key]
 
     def _plan_program(self, solution: RematSolution) -> PlannedProgram:
         """Plan the program of a search result."""
@@ -252,17 +287,26 @@ class BudgetSearch:
         """Return the planned programs within the budget."""
         return [point for point in self.programs.values() if point.nbytes <= budget]
 
+    def _searches(self) -> list[BudgetSearch]:
+        """Return all searches: of this model, with split nodes, and from a new start at the floors."""
+        again = [] if self._floor_search is None else self._floor_search._searches()
+        return [self, *self.split_searches.values(), *again]
+
+    def _fitting_programs(self, budget: int) -> list[tuple[PlannedProgram, BudgetSearch]]:
+        """Return the planned programs of all searches within the budget."""
+        return [(point, each) for each in self._searches() for point in each._programs_within(budget)]
+
     def _result_for(self, budget: int) -> BudgetResult:
         """Return the cheapest planned program within the budget, or the program with the fewest bytes."""
-        every: list[BudgetSearch] = [self, *self.split_searches.values()]
-        fitting = [(point, each) for each in every for point in each._programs_within(budget)]
+        fitting = self._fitting_programs(budget)
         if fitting:
             point, found = min(fitting, key=lambda pair: (pair[0].seconds, pair[0].nbytes))
             least = found._bound_seconds(budget)
             if least is not None:
                 least = min(least, point.seconds) if least <= point.seconds * (1 + ROUNDING_TOLERANCE) else None
             return self._make_result(budget, SearchOutcome.FITS, point, least)
-        lowest = _smallest_program(point for each in every for point in each.programs.values())
+        last = self._floor_search or self
+        lowest = _smallest_program(point for each in last._searches() for point in each.programs.values())
         may = budget >= self.floor.nbytes or any(budget >= each.nbytes for each in self._split_floors.values())
         return self._make_result(budget, SearchOutcome.NOT_FOUND if may else SearchOutcome.IMPOSSIBLE, lowest)
 
