@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 import sublet
 from benchmarks.models.builder import Builder
@@ -15,6 +17,7 @@ from sublet import Options, parse
 from sublet.api.sources import model_of_plan, read_source
 from sublet.base.errors import PlanError
 from sublet.checker import judge
+from sublet.cli.app import app
 from sublet.ops.slice_maps import shape_of
 from sublet.ops.verify import verify
 from sublet.passes.patching import front_up_to, with_patched_front, with_patches
@@ -249,3 +252,27 @@ def test_a_plan_in_patches_is_checked_from_the_file(tmp_path: Path) -> None:
     executable = sublet.compile(tmp_path / "m.onnx", patches=found.patches, optimize="none")
     assert executable.plan.recipe.changed == f"patches {found.patches}"
     assert executable.plan.arena_bytes <= found.bytes_after + 4096
+
+
+def test_patches_that_save_nothing_are_an_answer(tmp_path: Path) -> None:
+    """In one sentence of the answer, not beside it: of the text, of the JSON object, and of the executable."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[1,1,4,4] x) => (z) { z = Conv<pads = [1,1,1,1]>(x, w) }"""
+    )
+    weights = np.zeros((8, 1, 3, 3), np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, path := tmp_path / "net.onnx")
+    words = "Patches save nothing for this model: no patches with a smaller arena were found."
+    done = CliRunner().invoke(app, ["plan", str(path), "--patches", "auto"])
+    assert done.exit_code == 0
+    assert words in " ".join(done.stdout.split())
+    done = CliRunner().invoke(app, ["plan", str(path), "--patches", "auto", "--json"])
+    assert json.loads(done.stdout)["remark"] == words
+    assert sublet.compile(path, patches="auto", optimize="none").remark == words
+    name = read_source(path).graph.nodes[-1].name
+    chosen = choose_patches(read_source(path), Options(), f"2x2@{name}")
+    assert chosen.bytes_after >= chosen.bytes_before
+    assert chosen.words.endswith(": these patches save nothing.")
+    done = CliRunner().invoke(app, ["plan", str(path), "--patches", f"2x2@{name}"])
+    assert "these patches save nothing" in " ".join(done.stdout.split())

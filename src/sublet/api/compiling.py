@@ -110,9 +110,16 @@ def _with_patches(request: CompileRequest) -> CompileRequest:
     if request.patches is None or request.plan is not None:
         return request
     choice = choose_patches(model_to_run(request), request.options or Options(), request.patches, for_run=True)
-    remarks = (choice.model.remark, "" if choice.patches else choice.words)
-    model = replace(choice.model, remark="; ".join(filter(None, remarks)))
-    return replace(request, model=model, dims=None, const=None, state=None, max_trips=None, optimize=AUTO, assume=None)
+    return replace(
+        request,
+        model=choice.model_with_remark,
+        dims=None,
+        const=None,
+        state=None,
+        max_trips=None,
+        optimize=AUTO,
+        assume=None,
+    )
 
 
 def _plan_of(request: CompileRequest, ready: ModelWithKernels) -> tuple[ModelWithKernels, MemoryPlan]:

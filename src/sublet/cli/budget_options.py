@@ -68,12 +68,16 @@ def _describe_size(size: tuple[float, int]) -> str:
 
 
 def _apply_patches_option(source: Model, options: Options, text: str | None, *, for_run: bool) -> Model:
-    """Return the model with the front computed in patches, and print the choice; unchanged if `text` is None."""
+    """Return the model with the front computed in patches, and print what the patches save; unchanged without `text`.
+
+    The remark of the model, a part of the answer, tells patches that save nothing.
+    """
     if text is None:
         return source
     choice = choose_patches(source, options, text, for_run=for_run)
-    error_console.print(Text(choice.words), soft_wrap=True)
-    return choice.model
+    if choice.has_saving:
+        error_console.print(Text(choice.words), soft_wrap=True)
+    return choice.model_with_remark
 
 
 FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)

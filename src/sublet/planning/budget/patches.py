@@ -68,16 +68,28 @@ class PatchedModel:
     declined: PatchedModel | None = None
 
     @property
+    def has_saving(self) -> bool:
+        """True if the arena and the kernels of the patches need fewer bytes than the arena of the unchanged model."""
+        return self.bytes_after + self.kept_bytes < self.bytes_before
+
+    @property
+    def model_with_remark(self) -> Model:
+        """The model; the remark says so if patches save nothing."""
+        remarks = (self.model.remark, "" if self.has_saving else self.words)
+        return replace(self.model, remark="; ".join(filter(None, remarks)))
+
+    @property
     def words(self) -> str:
         """The result, for people."""
         if self.declined is not None:
             return f"{self.declined.words} The model stays whole: patches would cost more bytes than they save."
         if not self.patches:
-            return "No patches with a smaller arena were found."
+            return "Patches save nothing for this model: no patches with a smaller arena were found."
         more = f"{self.extra_share:.1%} more multiplications and additions"
         kept = f", and about {self.kept_bytes:,} bytes of kernels" if self.kept_bytes else ""
         saved = f"{self.bytes_after:,} bytes instead of {self.bytes_before:,}"
-        return f"In patches {self.patches} the arena has {saved}, with {more}{kept}."
+        nothing = "" if self.has_saving or self.bytes_after < self.bytes_before else ": these patches save nothing"
+        return f"In patches {self.patches} the arena has {saved}, with {more}{kept}{nothing}."
 
 
 def choose_patches(model: Model, options: Options, text: str, *, for_run: bool = False) -> PatchedModel:
