@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import onnx.parser
 import pytest
 
 import sublet
-from sublet.base.errors import RunError
+from sublet.base.errors import KernelError, RunError
 from tests.api.test_state_names import cell
 from tests.runtime.test_ranged import DECODER_DIMS, decoder
 from tests.support.command_line import Cli
@@ -25,6 +27,12 @@ net (float[n, s, 8] x, float[n, t, 8] y) => (z) {
 
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+CELL = """<ir_version: 8, opset_import: ["" : 17]>
+cell (float[1, n, 4] x, float[1, a, 4] h, float[1, b, 4] c, float[1, 16, 4] w, float[1, 16, 4] r) => (y, hn, cn) {
+  y, hn, cn = LSTM<hidden_size = 4>(x, w, r, , , h, c)
+}"""
 
 
 @pytest.fixture
@@ -180,3 +188,36 @@ def test_a_branch_over_ranges_is_named_before_its_consequences(cli: Cli, tmp_pat
     assert status == 2
     assert "the loop or branch" in error
     assert "--const NAME=NUMBER" in error
+
+
+def test_independent_ranges_of_a_state_are_flagged_with_the_dimensions_to_tie(cli: Cli, tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(CELL), path := tmp_path / "cell.onnx")
+    state = ("--state", "h=hn", "--state", "c=cn")
+    independent = ("--dim", "n=1..4", "--dim", "a=1..4", "--dim", "b=1..4")
+    status, out, _ = cli("plan", path, *independent, *state)
+    assert status == 0
+    assert "a run is refused at some extents of n, a, b: an initial state is [1,1,4]; expected [1,4,4]" in out
+    assert "Proven for every point of n=1..4, a=1..4, b=1..4 that the network can run" in out
+    found = re.search(r"pass ((?:--dim [a-z]=[a-z] ?)+)\)", out)
+    assert found
+    tied = found[1].split()
+    assert tied == ["--dim", "a=n", "--dim", "b=n"]
+    status, out, _ = cli("plan", path, "--dim", "n=1..4", *tied, *state)
+    assert status == 0
+    assert "refused" not in out
+    status, out, _ = cli("plan", path, "--dim", "n=1..4", "--dim", "a=1..8", "--dim", "b=n", *state)
+    assert "a run is refused at some extents of n, a: an initial state" in out
+    assert "to give them one extent" not in out, "ranges of different ends cannot be tied"
+
+
+def test_what_is_said_of_independent_ranges_is_what_a_run_does(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(CELL), path := tmp_path / "cell.onnx")
+    run = sublet.compile_ranges(path, {"n": (1, 4), "a": (1, 4), "b": (1, 4)})
+    weights = {name: np.ones((1, 16, 4), np.float32) for name in "wr"}
+    for n, a, b in product((1, 4), repeat=3):
+        rows = {name: np.ones((1, rows, 4), np.float32) for name, rows in (("x", n), ("h", a), ("c", b))}
+        if n == a == b:
+            assert run(**rows, **weights)["hn"].shape == (1, n, 4)
+            continue
+        with pytest.raises(KernelError, match="must have shape"):
+            run(**rows, **weights)

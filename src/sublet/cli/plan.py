@@ -314,7 +314,8 @@ def _plan_over_ranges(
     if options.out is not None:
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
-    words = f"Proven for every point of {', '.join(map(str, ranged.ranges))}; figures are of the largest sizes."
+    points = f"every point of {', '.join(map(str, ranged.ranges))} that the network can run"
+    words = f"Proven for {points}; figures are of the largest sizes."
     report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown, "")
     if options.in_json:
         found = [asdict(each) for each in ranged.ranges]

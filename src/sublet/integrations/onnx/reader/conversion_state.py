@@ -217,9 +217,9 @@ class ImportState:
     path: tuple[str, ...] = ()
     conditional: int = 0
 
-    def warn(self, rule: str, where: str, what: str) -> None:
+    def warn(self, rule: str, where: str, what: str, fix: str = "") -> None:
         """Record a warning about a node of the model."""
-        self.warnings.append(Finding(rule, f"{self.where}: node {where}", what))
+        self.warnings.append(Finding(rule, f"{self.where}: node {where}", what, fix))
 
     @contextmanager
     def in_conditional_code(self, uncertain: bool = True) -> Iterator[None]:

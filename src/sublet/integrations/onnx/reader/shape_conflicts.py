@@ -9,12 +9,12 @@ allows, and a difference is a warning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
-from sublet.base.extents import is_ranged
+from sublet.base.extents import Dimension, Extent, extent_at, is_ranged
 from sublet.base.tensor import DType, TensorSpec, format_dims
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import node_title
@@ -32,6 +32,9 @@ Claims = Mapping[str, Type]
 MAX_SHOWN_ELEMENTS = 16
 MAX_CONSTANT_ELEMENTS = 4096
 """Shape rules and inference do not see constants with more elements; shapes and axes are far smaller."""
+
+REFUSED_POINTS = "refused-points"
+"""The rule of warnings on points of ranges that a node refuses."""
 
 CONTRIB = "com.microsoft"
 OLDEST_OPSET = 7
@@ -63,22 +66,60 @@ def node_shapes_of(
 
 def shape_conflict_of(node: onnx.NodeProto, shapes: NodeShapes) -> str:
     """Return the message of the shape conflict found by the operator's shape rule; "" without a conflict or rule."""
+    return _conflict_with(node, shapes, lambda extent: None if is_ranged(extent) else extent)
+
+
+def _conflict_with(node: onnx.NodeProto, shapes: NodeShapes, change: Callable[[int | None], int | None]) -> str:
+    """Return the message of the shape conflict with changed extents: the conflict rules compare numbers."""
     rule = None
     if node.domain == CONTRIB:
         rule = CONTRIB_RULES.get(node.op_type)
     elif node.domain in ("", "ai.onnx") and shapes.version >= OLDEST_OPSET:
         rule = RULES.get(node.op_type)
+    inputs, outputs = (
+        [each and tuple(map(change, each)) for each in every] for every in (shapes.inputs, shapes.outputs)
+    )
     try:
         if rule is not None:
-            rule(replace(shapes, inputs=_open_ranges(shapes.inputs), outputs=_open_ranges(shapes.outputs)))
+            rule(replace(shapes, inputs=inputs, outputs=outputs))
     except ShapeConflict as found:
         return str(found)
     return ""
 
 
-def _open_ranges(shapes: Sequence[Extents | None]) -> list[Extents | None]:
-    """Return the shapes with every extent over a range open: the conflict rules compare numbers."""
-    return [shape and tuple(None if is_ranged(extent) else extent for extent in shape) for shape in shapes]
+def warn_of_refused_points(program: ImportState, node: onnx.NodeProto, shapes: NodeShapes) -> None:
+    """Record a warning if the shape rule refuses a point of the ranges, with dimensions to tie where that is enough.
+
+    The rule is tried with numbers above 0: every dimension at one end of its range, or one at the other end. With
+    extents of 0, rules are stricter than runs: a view of no bytes needs no kernel.
+    """
+    every = (*shapes.inputs, *shapes.outputs)
+    extents = [extent for shape in every for extent in shape or () if isinstance(extent, Extent)]
+    dims = list(dict.fromkeys(each for extent in extents for each in sorted(extent.dimensions, key=str)))
+
+    def conflict_at(number_of: Callable[[Dimension], int]) -> str:
+        point = {each.name: number_of(each) for each in dims}
+        return _conflict_with(node, shapes, lambda extent: None if extent is None else extent_at(extent, point))
+
+    def low_but(others: Sequence[Dimension]) -> str:
+        return conflict_at(lambda each: each.high if each in others else max(1, each.low))
+
+    lowest, highest = low_but([]), low_but(dims)
+    alone = {each: (low_but([each]), low_but([other for other in dims if other != each])) for each in dims}
+    messages = [found for pair in (*alone.values(), (lowest, highest)) for found in pair if found]
+    if not messages:
+        return
+    changing = [
+        each for each, (up, down) in alone.items() if bool(up) != bool(lowest) or bool(down) != bool(highest)
+    ] or dims
+    first, *others = changing
+    has_equal_ends = all((each.low, each.high) == (first.low, first.high) for each in others)
+    fix = ""
+    if others and has_equal_ends and not (lowest or highest or low_but(changing)):
+        fix = f"to give them one extent, pass {' '.join(f'--dim {each}={first}' for each in others)}"
+    if not any(each.rule == REFUSED_POINTS and each.fix == fix != "" for each in program.warnings):
+        what = f"a run is refused at some extents of {', '.join(map(str, changing))}: {messages[0]}"
+        program.warn(REFUSED_POINTS, node_title(node), what, fix)
 
 
 def report_shape_conflict(

@@ -33,6 +33,7 @@ from sublet.integrations.onnx.reader.shape_conflicts import (
     node_shapes_of,
     report_shape_conflict,
     shape_conflict_of,
+    warn_of_refused_points,
 )
 from sublet.integrations.onnx.reader.types import Dims, TensorType, Type, read_type, spec_of, write_type
 
@@ -167,6 +168,7 @@ def infer_types(
             return [None] * len(
                 node.output
             ), f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
+        warn_of_refused_points(program, node, node_shapes)
         types = contrib_types(node, inputs, node_shapes, partial(_infer_standard, program, newest))
         return _assume_declared(program, node, types, declared, names)
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
@@ -184,6 +186,7 @@ def infer_types(
     if error := shape_conflict_of(node, node_shapes) or error or _negative_extent_message(types):
         unknown_types: list[Type] = [None] * len(node.output)
         return unknown_types, f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
+    warn_of_refused_points(program, node, node_shapes)
     if has_disputed_shape(node.op_type, node_shapes):
         return [_with_open_extents(type) for type in types], f"{SHAPE_DISPUTED} (node {node_title(node)})"
     if domain == CLASSICAL and not any(known.unplannable_reason for known in inputs if known is not None):
