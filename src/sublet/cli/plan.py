@@ -179,7 +179,8 @@ class PlanOptions:
         bool,
         typer.Option(
             "--train",
-            help="MODEL is SCRIPT.py:FUNCTION, returning module, loss, optimizer and inputs; estimate a step's memory.",
+            help="MODEL is SCRIPT.py:FUNCTION, returning module, loss, optimizer and inputs; estimate a step's memory. "
+            "--budget then counts all bytes: parameters, gradients, optimizer state, inputs, results and arenas.",
         ),
     ] = False
     device: Annotated[

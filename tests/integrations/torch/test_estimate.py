@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,25 @@ def test_within_a_memory_the_arena_of_the_budget_is_that_of_the_compiled_call() 
     (record,) = sublet.torch.report()[before:]
     assert record.plan is not None
     assert record.plan.arena_bytes == found.budgeted.arena_bytes
+
+
+def test_a_refused_memory_names_a_memory_that_is_met() -> None:
+    """The memory counts all bytes together, the search only those of one arena."""
+    module = nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(16, 16), nn.GELU())])
+    arguments = module, lambda y: y.square().mean(), None, torch.randn(64, 16)
+    plain = sublet.torch.estimate(*arguments).sublet
+    assert plain is not None
+    named = None
+    for percent in range(90, 0, -10):
+        memory = plain.peak_bytes - plain.arena_bytes * (100 - percent) // 100
+        refused = sublet.torch.estimate(*arguments, memory=memory)
+        named = re.search(r"so ([0-9,]+) bytes for all together are enough", refused.reason)
+        if named:
+            break
+    assert named, "a memory must be refused without a proof"
+    least = int(named[1].replace(",", ""))
+    assert memory < least < plain.peak_bytes
+    assert sublet.torch.estimate(*arguments, memory=least).fits
 
 
 def test_a_memory_below_the_weights_fits_nothing() -> None:

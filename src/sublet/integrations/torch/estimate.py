@@ -243,7 +243,11 @@ class _PlannedCall:
             )
         answer = search.best_within(budget)
         if answer.outcome is not SearchOutcome.FITS:
-            return answer.words
+            beside = self.outside + self.other_arenas
+            words = f"{answer.words}; {beside:,} bytes lie beside this arena"
+            if answer.outcome is SearchOutcome.IMPOSSIBLE:
+                return words
+            return f"{words}, so {beside + answer.program.nbytes:,} bytes for all together are enough"
         arenas = self.other_arenas + answer.program.nbytes
         plans = (answer.program.plan, *self._other_plans)
         return SubletMemory(self.outside + arenas, arenas, answer.extra_time, plans, answer.words)
