@@ -239,7 +239,8 @@ def print_facts(plan: MemoryPlan, facts: TensorFacts, claimed: str) -> None:
     """Print the facts on a tensor in a few lines."""
     console = answer_console()
     first = facts.placements[0].place
-    maker = f", written by {first.producer}" if first.producer else ""
+    source = next((f" ({node.source})" for node in plan.nodes if node.name == first.producer and node.source), "")
+    maker = f", written by {first.producer}{source}" if first.producer else ""
     updated = ", updated by each run" if first.value in plan.updated else ""
     heading = f"{first.value}: {first.spec}, {first.region.nbytes:,} bytes{maker}{updated}"
     console.print(Text(printable(heading), "bold"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,15 @@ def test_a_saved_program_is_planned_and_runs(saved: tuple[Path, Any, Any]) -> No
     shown = CliRunner().invoke(app, ["plan", str(path), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["arena_bytes"] == run.arena_bytes
+
+
+def test_the_writer_of_a_tensor_has_the_path_of_its_module(tmp_path: Path) -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    path = tmp_path / "nested.pt2"
+    path.write_bytes(hostile.saved(torch.nn.Sequential(inner, torch.nn.Linear(4, 2)).eval(), torch.randn(3, 4)))
+    shown = CliRunner().invoke(app, ["explain", str(path), "linear"])
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"written by \w+ \(0\.0, linear\.py:\d+\)", " ".join(shown.stdout.split()))
 
 
 def edited(name: str, old: str, new: str) -> Callable[[str, bytes], bytes]:

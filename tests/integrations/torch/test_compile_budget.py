@@ -231,6 +231,13 @@ def test_the_budget_named_by_a_refusal_is_met() -> None:
     compiled_within(least + 1)
 
 
+def test_a_refused_budget_names_the_layer() -> None:
+    """Forward by the module's path, backward by that of the module in the forward pass."""
+    module, x = perceptron(), torch.randn(256, 64)
+    with pytest.raises(SubletError, match=r"at node \w+ \(\d+\)"):
+        torch.compile(module, backend="sublet", options={"budget": "1KiB"})(x)
+
+
 def results_before_suspension(graph: Any) -> tuple[set[str], set[str]]:
     """Return the names of the nodes with results for the caller, before and after the suspension."""
     ops, names = [node.op for node in graph.nodes], [node.name for node in graph.nodes]

@@ -9,7 +9,7 @@ of the caller). Views and parts of a tensor count as the largest of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from sublet.base.disjoint_sets import DisjointSets
 from sublet.ir.dataflow import required_values, results
@@ -28,6 +28,7 @@ class MemoryBound:
     """A bound: any program of the nodes needs at least `nbytes` when `node` runs, with `values` in the arena.
 
     node    "" for the start, with all inputs live; "return" for the end, with all outputs live
+    source  the source of the node, if known; see `Node.source`
     values  (name, bytes) of each counted value
     steady  bytes of constants in the arena throughout, included in `nbytes`
     """
@@ -36,11 +37,13 @@ class MemoryBound:
     node: str
     values: tuple[tuple[str, int], ...]
     steady: int = 0
+    source: str = field(default="", compare=False)
 
     @property
     def description(self) -> str:
         """The bound as a sentence."""
-        where = {START: "at the start", END: "at the end"}.get(self.node, f"at node {self.node}")
+        node = f"{self.node} ({self.source})" if self.source else self.node
+        where = {START: "at the start", END: "at the end"}.get(self.node, f"at node {node}")
         named = ", ".join(f"{name} ({nbytes:,})" for name, nbytes in self.values)
         throughout = f"; constants take {self.steady:,} throughout" if self.steady else ""
         return f"any program of these nodes needs at least {self.nbytes:,} bytes {where}: {named}{throughout}"
@@ -55,7 +58,7 @@ def memory_bound_of(graph: Graph, *, io_bound: bool, weights_bound: bool, offloa
     level = _BoundLevel(graph, io_bound, offloading)
     bounds = [level.bound_at_start(), level.bound_at_end(), *(level.bound_at(i) for i in level.needed)]
     highest = max(bounds, key=lambda each: each.nbytes)
-    return MemoryBound(highest.nbytes + steady, highest.node, highest.values, steady)
+    return replace(highest, nbytes=highest.nbytes + steady, steady=steady)
 
 
 class _BoundLevel:
@@ -114,7 +117,7 @@ class _BoundLevel:
         read = [value for value in values_read_by_clone(node) if not self._may_be_outside(value, later | 1 << i)]
         made = [value for value in node.defs if value not in over and not self._may_be_outside(value, later)]
         waiting = [v for v in self.graph.inputs if self.wait_here and self.readers.get(v, 0) & (later | 1 << i)]
-        return self._bound_of(node.name, (*read, *made, *waiting))
+        return replace(self._bound_of(node.name, (*read, *made, *waiting)), source=node.source)
 
     def bound_at_start(self) -> MemoryBound:
         """Return the bound at the start: all inputs in the arena with a reader."""

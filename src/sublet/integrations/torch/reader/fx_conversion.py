@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -319,6 +320,9 @@ MAX_POOL = "aten.max_pool2d_with_indices.default"
 """Max pooling with indices. Unread indices are not computed: an index is as large as two f32 results."""
 EMPTY = "aten.empty.memory_format"
 EFFECTS = "with_effects"
+ROOT_MODULE = re.compile(r"^L\['\w+'\]\.?")
+"""Dynamo's name of the compiled module, before the path of a module inside."""
+
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
@@ -361,14 +365,19 @@ def graph_results(module: GraphModule) -> Sequence[FxArgument]:
 
 
 def source_line(node: Node) -> str:
-    """Return "file:line" of the user's program for a node; the node's name without a stack trace."""
+    """Return module path and "file:line" of the user's program for a node, as far as traced; else the node's name.
+
+    A node of the backward pass has the path of the module in the forward pass.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next((ROOT_MODULE.sub("", path) for path, _ in reversed(stack.values())), "")
     trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    lines = [each for line in trace.splitlines() if (each := line.strip()).startswith('File "') and each[6] != "<"]
     if not lines:
-        return f"node {node.name}"
+        return path or f"node {node.name}"
     file, _, rest = lines[-1].removeprefix('File "').partition('"')
     number = rest.partition("line ")[2].partition(",")[0]
-    return f"{file.rpartition('/')[2]}:{number}"
+    return ", ".join(filter(None, (path, f"{file.rpartition('/')[2]}:{number}")))
 
 
 def _resolve(argument: Any, stands: Mapping[Any, Any]) -> Any:

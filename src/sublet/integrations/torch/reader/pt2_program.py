@@ -90,6 +90,9 @@ HIGHER_ORDER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_en
 OPERATOR_NAME = re.compile(r"torch\.ops\.((?:aten|_c10d_functional)\.\w{1,200}\.\w{1,200})", re.ASCII)
 TRACE_LINE = re.compile(r'File "(?:[^"\n]*/)?([\w.<> -]{1,100})", line (\d{1,9})', re.ASCII)
 
+MODULE_PATH = re.compile(r",([\w.]{0,200}),([\w.]{1,200})$", re.ASCII)
+"""Path and class of the innermost module, at the end of a node's stack of modules."""
+
 # PyTorch's numbers of memory formats and kinds of arguments, in torch/_export/serde/schema.py.
 MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
 POSITIONAL = 1
@@ -259,7 +262,8 @@ class _Pt2Builder:
                 raise field_error(where, f"calls {target[:80]!r}, which is not planned")
             args, kwargs = self.operator_arguments(made, function, record["inputs"], where)
         node = made.graph.call_function(function, tuple(args), kwargs)
-        node.meta["nn_module_stack"] = {}
+        modules = MODULE_PATH.search(record["metadata"].get("nn_module_stack", ""))
+        node.meta["nn_module_stack"] = {"": (modules[1], modules[2])} if modules else {}
         lines = TRACE_LINE.findall(record["metadata"].get("stack_trace", ""))
         if lines:
             node.meta["stack_trace"] = "".join(
