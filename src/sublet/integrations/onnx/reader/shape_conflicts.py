@@ -94,7 +94,8 @@ def warn_of_refused_points(program: ImportState, node: onnx.NodeProto, shapes: N
     extents of 0, rules are stricter than runs: a view of no bytes needs no kernel.
     """
     every = (*shapes.inputs, *shapes.outputs)
-    extents = [extent for shape in every for extent in shape or () if isinstance(extent, Extent)]
+    given: Sequence[object] = [extent for shape in every for extent in shape or ()]
+    extents = [extent for extent in given if isinstance(extent, Extent)]
     dims = list(dict.fromkeys(each for extent in extents for each in sorted(extent.dimensions, key=str)))
 
     def conflict_at(number_of: Callable[[Dimension], int]) -> str:
