@@ -8,11 +8,11 @@ peak   bytes of the allocator in one step, without parameters, buffers, argument
        blocks come from the allocator's history, so gradients are left out for all their life, as on the CPU.
 time   median of the steps, by CUDA events. The ratio to Inductor is that of the medians.
 first  seconds of the first call, beside the compilations of the other processes.
-error  the largest relative distance of a gradient from eager's.
+error  the distance of all gradients from eager's, relative to the norm of eager's.
 
 A side such as "sublet+inductor:0.5" has a budget of this share of Inductor's peak, and runs after Inductor. With
 `--estimate`, the row "eager" has `sublet.torch.estimate` beside the measured peak, parameters and gradients included.
-With `--limit`, each side searches the largest batch instead, under a limit set on PyTorch's allocator.
+With `--limit` and `--known`, each side searches the largest batch instead, under a limit set on PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 import transformers
 
 import sublet
 from benchmarks.torch.blocks import peak
 from benchmarks.torch.network import Judged, Logits
 from benchmarks.torch.peak import compile_options
+from benchmarks.torch.vision import torchvision
 from sublet.base.formatting import parse_bytes
+
+models = torchvision("models")
 
 WARM, STEPS = 3, 20
 MEGABYTE = 1e6
@@ -85,14 +87,14 @@ class Row:
 
 
 ROWS = {
-    "ResNet-50, 64": Row(torchvision.models.resnet50, 64),
+    "ResNet-50, 64": Row(models.resnet50, 64),
     "GPT-2, 8x512": Row(gpt2, 8, 50257),
     "Llama-like, 8x512": Row(llama, 8, 32000),
-    "ViT-B, 32": Row(torchvision.models.vit_b_16, 32),
-    "ResNet-50, 64, bf16": Row(torchvision.models.resnet50, 64, amp=True),
+    "ViT-B, 32": Row(models.vit_b_16, 32),
+    "ResNet-50, 64, bf16": Row(models.resnet50, 64, amp=True),
     "GPT-2, 8x512, bf16": Row(gpt2, 8, 50257, amp=True),
     "Llama-like, 8x512, bf16": Row(llama, 8, 32000, amp=True),
-    "ViT-B, 32, bf16": Row(torchvision.models.vit_b_16, 32, amp=True),
+    "ViT-B, 32, bf16": Row(models.vit_b_16, 32, amp=True),
 }
 
 
@@ -125,16 +127,15 @@ class Step:
         return sum(each.nbytes for each in tensors)
 
     def distance(self) -> float:
-        """Return the largest relative distance of a gradient from eager's, over parameters."""
+        """Return the distance of all gradients from eager's, relative to the norm of eager's."""
         found = []
         for run in (self.judged, self.run):
             self.judged.zero_grad()
             self.gradients(run)
             found.append([each.grad.double() for each in self.judged.parameters() if each.grad is not None])
         self.judged.zero_grad()
-        largest = max(float(each.norm()) for each in found[0])
-        pairs = zip(*found, strict=True)
-        return max(float((a - b).norm()) / max(float(a.norm()), 1e-6 * largest) for a, b in pairs)
+        squares = sum(float((a - b).square().sum()) for a, b in zip(*found, strict=True))
+        return math.sqrt(squares / sum(float(each.square().sum()) for each in found[0]))
 
 
 def options_of(side: str) -> dict[str, Any]:
@@ -193,39 +194,41 @@ def estimates(row: Row, plan: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def largest(row: Row, side: str, limit: int) -> dict[str, Any]:
-    """Return the largest batch found within a limit on the allocator; the first batch comes from one peak."""
+def largest(row: Row, side: str, limit: int, known: tuple[int, int]) -> dict[str, Any]:
+    """Return a batch that runs within a limit on the allocator, and a larger one that does not.
+
+    `known` has the peak of the row's batch without resident tensors and gradients, and with all.
+    """
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
-    tried: dict[int, bool] = {}
-
-    def fits(batch: int) -> tuple[int, int] | None:
-        gc.collect()
+    beyond, whole = known
+    guess = int(0.98 * row.batch * (limit - whole + beyond) / beyond)
+    good, bad, tries = 0, 0, 12 if side == "eager" else 3
+    while tries and (not bad or bad - good > max(1, good // 50)):
+        tries -= 1
         torch._dynamo.reset()
+        gc.collect()
         torch.cuda.empty_cache()
-        step = None
-        try:
-            step = Step(row, side, batch)
-            for _ in range(2):
-                step()
-            found = peak_beyond(step)
-        except torch.OutOfMemoryError:
-            found = None
-        tried[batch] = found is not None
-        del step
-        return found
+        if fits(row, side, guess):
+            good = guess
+            guess = min(guess + max(1, guess // 50), bad - 1) if bad else guess + max(1, guess // 50)
+        else:
+            bad = guess
+            guess -= max(1, guess // 50)
+        if good >= guess:
+            break
+    return {"largest": good, "refused": bad}
 
-    first = fits(row.batch)
-    assert first is not None
-    beyond, whole = first
-    good, bad = row.batch, math.inf
-    guess = int(row.batch * (limit - whole + beyond) / beyond)
-    while len(tried) < (24 if side == "eager" else 4) and bad - good > 1:
-        guess = min(max(guess, good + 1), int(min(bad - 1, 1 << 20)))
-        found = fits(guess)
-        good, bad = (guess, bad) if found else (good, guess)
-        step = max(1, round(0.02 * guess)) if side != "eager" else max(1, guess // 50)
-        guess = guess + step if found else (guess - step if bad - step > good else (good + int(bad)) // 2)
-    return {"largest": good, "refused": None if bad == math.inf else bad, "tried": tried}
+
+def fits(row: Row, side: str, batch: int) -> bool:
+    """True if three steps with `batch` samples run."""
+    try:
+        step = Step(row, side, batch)
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def measure(name: str, side: str, pipe: Any, asked: Any) -> None:
@@ -235,7 +238,9 @@ def measure(name: str, side: str, pipe: Any, asked: Any) -> None:
     result: dict[str, Any] = {"row": name, "side": side}
     try:
         if asked.limit:
-            result |= largest(row, side, parse_bytes(asked.limit))
+            lines = map(json.loads, asked.known.read_text().splitlines())
+            known = {(each["row"], each["side"]): (each["peak"], each["whole"]) for each in lines if "peak" in each}
+            result |= largest(row, side, parse_bytes(asked.limit), known[name, side])
         else:
             result |= prepare_and_measure(row, side, pipe, asked.estimate)
     except BaseException as error:  # a side that fails must not stop the other sides
@@ -334,7 +339,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--jobs", type=int, default=8, help="processes at once")
     parser.add_argument("--estimate", action="store_true")
-    parser.add_argument("--limit", help="search the largest batch in these bytes")
+    parser.add_argument("--limit", help="search the largest batch in these bytes, from the peaks in the file `--known`")
+    parser.add_argument("--known", type=Path, help="a file written by `--out`")
     parser.add_argument("--out", type=Path, help="a file for all figures, a line of JSON a side")
     asked = parser.parse_args()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")

@@ -14,22 +14,20 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sublet.base.errors import SubletError
-from sublet.base.formatting import human
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.compile.compile_report import Compiled, add_record
+from sublet.integrations.torch.compile.compile_report import CompiledByInductor, Lowering, add_record
 from sublet.integrations.torch.compile.fx_queries import MIN_RECOMPUTED_BYTES
 from sublet.integrations.torch.compile.inductor_memory import (
     InductorObject,
     PassMemory,
-    StepMemory,
+    forward_peak,
     memory_in_code,
     read_wrappers,
-    step_memory,
 )
 from sublet.integrations.torch.compile.joint_budget import (
     RUNGS,
@@ -45,6 +43,7 @@ from sublet.integrations.torch.compile.joint_partition import (
     partition_joint,
     rematerialize_cheap,
 )
+from sublet.integrations.torch.compile.loss_rows import merge_losses, write_rows
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 
@@ -59,90 +58,6 @@ Divide = Callable[..., DividedGraphs]
 
 Strides = list[tuple[int, ...] | None]
 """The strides of the results of a graph, None for numbers and for open strides."""
-
-
-@dataclass
-class Lowering:
-    """The passes of a graph as lowered or compiled by Inductor.
-
-    passes   memory of the forward pass and, if any, of the backward pass; None for an unknown memory
-    saved    position of each saved result of the forward pass, by name of the argument of the backward pass
-    results  number of results of the caller; None for an inference
-    nodes    number of operators of the lowered passes
-    """
-
-    passes: list[PassMemory | None] = field(default_factory=list)
-    saved: dict[str, int] = field(default_factory=dict)
-    results: int | None = None
-    nodes: int = 0
-
-    @property
-    def pass_names(self) -> str:
-        """ "forward", or "forward and backward"."""
-        return "forward" if self.results is None else "forward and backward"
-
-    @property
-    def why_unknown(self) -> str:
-        """The reason for an unknown memory; "" for a known memory."""
-        if any(each is None for each in self.passes):
-            return "Inductor's allocations could not be read"
-        if any(each.dynamic for each in self.passes if each):
-            return "extents change from call to call"
-        if self.results is not None and len(self.passes) == 1:
-            return "PyTorch compiles the backward pass at its first run"
-        expected = 1 if self.results is None else 2
-        return "" if len(self.passes) == expected else f"Inductor generated {len(self.passes)} functions"
-
-    @property
-    def memory(self) -> StepMemory | None:
-        """The live bytes of both passes; None if unknown."""
-        known = [each for each in self.passes if each is not None]
-        if self.why_unknown:
-            return None
-        backward = None if self.results is None else known[1]
-        return step_memory(known[0], backward, self.saved, self.results or 0)
-
-
-@dataclass(frozen=True)
-class CompiledByInductor(Compiled):
-    """The record of a graph with kernels of Inductor.
-
-    lowering        the compiled passes; the backward pass joins at its first run, or before with a budget
-    inductor_saved  bytes saved for the backward pass by Inductor's own division; None for an inference
-    division        the origin of the chosen division, see `Division`
-    again           stored tensors computed again by the search
-    """
-
-    lowering: Lowering = field(default_factory=Lowering)
-    inductor_saved: int | None = None
-    division: str = ""
-    again: int = 0
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The peak of live bytes of both passes, without arguments, results of the caller and gradients.
-
-        The peak is read from Inductor's allocations; None if unknown.
-        """
-        memory = self.lowering.memory
-        return memory.peak if memory else None
-
-    @property
-    def saved_bytes(self) -> int:
-        """The bytes saved by the forward pass; 0 if unknown."""
-        memory = self.lowering.memory
-        return memory.saved if memory else 0
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"{self.name}: left to Inductor alone: {self.reason}"
-        words = f"{self.name}: {self.nodes} operators by Inductor's kernels"
-        if self.peak_bytes is None:
-            return f"{words}, peak unknown: {self.lowering.why_unknown}"
-        words += f", peak {human(self.peak_bytes)}"
-        if self.inductor_saved is not None:
-            words += f", {human(self.saved_bytes)} saved for the backward instead of {human(self.inductor_saved)}"
-        return words + (f"; {self.again} tensors are computed again" if self.again else "")
 
 
 class _Lowered(BaseException):
@@ -164,12 +79,14 @@ class Division:
     origin  "sublet": cheap tensors are computed again; "inductor": the minimum cut of PyTorch; "budget": stored
             tensors are computed again too, as many as the budget asks for
     again   stored tensors computed again by the search
+    merges  True if large losses are computed in groups of rows, see `loss_rows.py`
     """
 
     origin: str
     divide: Divide
     lowering: Lowering
     again: int = 0
+    merges: bool = True
 
     @property
     def peak(self) -> int:
@@ -191,6 +108,7 @@ class InductorCompilation:
         self._search: TargetSearch | None = None
         self._saved: int | None = None
         self._inductor_saved: int | None = None
+        self._merged_losses = 0
         self.messages: list[str] = []
 
     def compile(self) -> Callable[..., object]:
@@ -198,11 +116,11 @@ class InductorCompilation:
         budget, compiled, origin, again = self._budget, None, "sublet", 0
         if budget is None:
             with suppress(_Lowered):
-                compiled, final = self._compile(self._divide_surely, lazy=True)
+                compiled, final = self._compile(self._divide_surely, lazy=True, surely=True)
         if compiled is None:
             chosen = self._smallest_division() if budget is None else self._division_within(budget)
             origin, again = chosen.origin, chosen.again
-            compiled, final = self._compile(chosen.divide, lazy=budget is None)
+            compiled, final = self._compile(chosen.divide, lazy=budget is None, merges=chosen.merges)
         if budget is not None and (final.memory is None or final.memory.peak > budget):
             found = f"{final.memory.peak:,} bytes after compilation" if final.memory else final.why_unknown
             raise SubletError(f"{final.pass_names}: the budget is {budget:,} bytes. Inductor needs {found}")
@@ -214,6 +132,7 @@ class InductorCompilation:
                 inductor_saved=self._inductor_saved,
                 division=origin,
                 again=again,
+                losses=self._merged_losses,
             )
         )
         return compiled
@@ -254,13 +173,27 @@ class InductorCompilation:
             return True
         return self._saved <= max(SURE_SHARE * self._inductor_saved, MIN_RECOMPUTED_BYTES)
 
+    def _may_be_larger(self, forward: PassMemory | None, results: int | None) -> bool:
+        """True if the peak of a forward pass is above the bytes that Inductor's own division saves.
+
+        Otherwise Inductor's own peak is at least as large.
+        """
+        if forward is None or self._inductor_saved is None:
+            return False
+        return forward_peak(forward, results or 0)[0] > max(self._inductor_saved, MIN_RECOMPUTED_BYTES)
+
     def _own_divisions(self) -> list[Division]:
         """Return the divisions without further recomputation: Sublet's, and Inductor's if its peak may be smaller."""
         first = Division("sublet", self._divide, self._lower(self._divide))
-        if self._is_sure or first.lowering.memory is None:
+        lowering = first.lowering
+        is_sure = self._is_sure and not self._may_be_larger(next(iter(lowering.passes), None), lowering.results)
+        if is_sure or lowering.memory is None:
             return [first]
-        second = Division("inductor", self._theirs, self._lower(self._theirs))
-        return [first] if second.lowering.memory is None else [first, second]
+        ways = (True, False) if self._merged_losses else (True,)
+        others = [
+            Division("inductor", self._theirs, self._lower(self._theirs, merges), merges=merges) for merges in ways
+        ]
+        return [first, *(each for each in others if each.lowering.memory is not None)]
 
     def _smallest_division(self) -> Division:
         """Return the division with the smallest peak, without further recomputation."""
@@ -320,7 +253,7 @@ class InductorCompilation:
                 yield division
                 ratio = max(ratio, division.peak / search.target(rung))
 
-    def _lower(self, divide: Divide) -> Lowering:
+    def _lower(self, divide: Divide, merges: bool = True) -> Lowering:
         """Lower the graph divided by `divide`, and read the allocations; no kernel is compiled."""
 
         def stop(memory: PassMemory | None, graph: InductorObject) -> None:
@@ -338,29 +271,45 @@ class InductorCompilation:
             return _boxed_stub
 
         with read_wrappers(stop):
-            self._run(divide, inner, lowering, lazy=False, fx_graph_cache=False)
+            self._run(divide, inner, lowering, lazy=False, merges=merges, fx_graph_cache=False)
         return lowering
 
-    def _compile(self, divide: Divide, lazy: bool = False) -> tuple[Callable[..., object], Lowering]:
+    def _compile(
+        self, divide: Divide, lazy: bool = False, merges: bool = True, surely: bool = False
+    ) -> tuple[Callable[..., object], Lowering]:
         """Return the graph divided by `divide` and compiled, with the allocations noted in the generated code.
 
         With `lazy`, PyTorch compiles the backward pass at its first run, and knows then if the graph is retained. A
         retained graph must not overwrite saved tensors, and needs more bytes.
+
+        With `surely`, raises _Lowered for a forward pass that may need more bytes than Inductor's own division.
         """
         lowering, partitioner = Lowering(), as_partitioner(divide)
+
+        def end_if_larger(memory: PassMemory | None, graph: InductorObject = None) -> None:
+            if surely and not lowering.passes and self._may_be_larger(memory, lowering.results):
+                raise _Lowered
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
             lowering.nodes = lowering.nodes or count_operators(graph)
             # PyTorch may run this function later, and outside of `_run`
-            with read_wrappers(lambda memory, graph: None), self._settings.patch(custom_partitioner_fn=partitioner):
+            with read_wrappers(end_if_larger), self._settings.patch(custom_partitioner_fn=partitioner):
                 result = self._fx.compile_fx_inner(graph, example, **options)
-            lowering.passes.append(memory_in_code(getattr(result, "source_code", "")))
+            memory = memory_in_code(getattr(result, "source_code", ""))
+            end_if_larger(memory)
+            lowering.passes.append(memory)
             return result
 
-        return self._run(divide, inner, lowering, lazy), lowering
+        return self._run(divide, inner, lowering, lazy, merges), lowering
 
     def _run(
-        self, divide: Divide, inner: Callable[..., object], lowering: Lowering, lazy: bool, **changes: object
+        self,
+        divide: Divide,
+        inner: Callable[..., object],
+        lowering: Lowering,
+        lazy: bool,
+        merges: bool,
+        **changes: object,
     ) -> Callable[..., object]:
         """Run Inductor on a copy of the graph."""
 
@@ -370,6 +319,8 @@ class InductorCompilation:
             forward, backward = divide(joint, example, num_fwd_outputs=num_fwd_outputs, **options)
             lowering.results, lowering.nodes = num_fwd_outputs, count_operators(forward) + count_operators(backward)
             lowering.saved = saved_positions(forward, backward, num_fwd_outputs)
+            for graph in (forward, backward):
+                write_rows(graph)
             return forward, backward
 
         aot = require("torch._functorch.config", extra="torch")
@@ -378,14 +329,15 @@ class InductorCompilation:
             stack.enter_context(aot.patch(force_non_lazy_backward_lowering=not lazy, enable_autograd_cache=False))
             stack.enter_context(self._settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
             compiled: Callable[..., object] = self._fx.compile_fx(
-                self._copied_module(), self._example, inner_compile=inner
+                self._copied_module(merges), self._example, inner_compile=inner
             )
             return compiled
 
-    def _copied_module(self) -> GraphModule:
+    def _copied_module(self, merges: bool = False) -> GraphModule:
         """Return a copy of the graph module, over the same parameters: Inductor changes the graph."""
         module: GraphModule = torch().fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         module.meta.update(self._module.meta)
+        self._merged_losses = merge_losses(module) if merges else 0
         return module
 
 

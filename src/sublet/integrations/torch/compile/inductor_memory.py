@@ -84,6 +84,14 @@ class StepMemory:
     saved: int = 0
 
 
+def forward_peak(forward: PassMemory, results: int) -> tuple[int, dict[int, int]]:
+    """Return the peak of live bytes of a forward pass, and the bytes of the blocks live at the end.
+
+    Arguments do not count, and neither do the first `results` results.
+    """
+    return forward.peak({}, {*forward.inputs.values(), *forward.outputs[:results]})
+
+
 def step_memory(forward: PassMemory, backward: PassMemory | None, saved: Mapping[str, int], results: int) -> StepMemory:
     """Return the memory of both passes.
 
@@ -93,9 +101,7 @@ def step_memory(forward: PassMemory, backward: PassMemory | None, saved: Mapping
         saved: position of each saved result in the forward pass, by name of the argument of the backward pass.
         results: number of results for the caller, the first ones of the forward pass.
     """
-    arguments = set(forward.inputs.values())
-    outside = {*arguments, *forward.outputs[: len(forward.outputs) if backward is None else results]}
-    first, left = forward.peak({}, outside)
+    first, left = forward_peak(forward, len(forward.outputs) if backward is None else results)
     if backward is None:
         return StepMemory(first)
     blocks: dict[int, list[int]] = {}
