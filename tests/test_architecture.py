@@ -68,7 +68,7 @@ COMMANDS_MAY_REACH = {
     "runtime.poison",
     # Only commands need these: files of other tools, progress of advice, patches, reports of a run and of copies.
     "checker.external.files", "planning.advice", "planning.budget.patches",
-    "runtime.backends", "runtime.dtypes", "runtime.profile", "analysis.residual_copies",
+    "runtime.backends", "runtime.profile", "analysis.residual_copies",
 }  # fmt: skip
 """The modules that `cli/` and `viz/` import from rooms below `api/`, beside `base/` and `plan/`."""
 

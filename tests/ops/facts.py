@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx.backend.test.loader import load_model_tests
 
+from sublet.base.arrays import is_packed, pack
 from sublet.base.errors import SubletError
 from sublet.base.tensor import TensorSpec
 from sublet.integrations.onnx.kernels.nodes import captured_names
@@ -24,7 +25,6 @@ from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.runtime.backends import backend_factories
-from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array
 from tests.support.kernel_layouts import alike, layouts, legal, planned, prepared, run
 

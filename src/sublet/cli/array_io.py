@@ -19,13 +19,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sublet.base.arrays import parse_numbers
+from sublet.base.arrays import is_packed, parse_numbers
 from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.ir.graph import Value
-from sublet.runtime.dtypes import is_packed
 
 ENTRY_SUFFIX = ".npy"
 ARCHIVE_SUFFIX = ".npz"

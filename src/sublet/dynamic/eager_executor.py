@@ -9,6 +9,7 @@ from weakref import ref
 
 import numpy as np
 
+from sublet.base.arrays import is_packed, pack
 from sublet.base.errors import KernelError, SpecError, SubletError
 from sublet.base.tensor import NUMPY, DType, TensorSpec
 from sublet.dynamic.control_flow_commands import PROGRAM_ATTR, ControlFlowCommand, WrittenControlFlow
@@ -24,7 +25,6 @@ from sublet.ops import lookup
 from sublet.ops.nn import random
 from sublet.ops.nn.command import PREFIX
 from sublet.ops.nn.rules import FLOATS
-from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array, Backend
 
 # Reuse of live results: the same command on the same tensors returns the earlier results without computing.

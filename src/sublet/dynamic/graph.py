@@ -26,8 +26,7 @@ from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
 from sublet.nn.control import ControlFlowWriter
 from sublet.nn.graph import KEY_STEP_PER_RUN
-from sublet.nn.scope_names import NamedModule
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import NamedModule, at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.rules import FLOATS

@@ -19,8 +19,7 @@ from sublet.dynamic.gradient_record import Symbol
 from sublet.dynamic.tensor import EagerTensor, Parameter, TensorOwner
 from sublet.dynamic.tensor_storage import TensorKind, TensorStorage, element_type
 from sublet.nn.graph import as_array, spec_for
-from sublet.nn.scope_names import NamedModule, RandomContent, first_free_name, name_in_parent
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import NamedModule, RandomContent, at_line, first_free_name, name_in_parent
 from sublet.runtime.kernel import Array
 
 

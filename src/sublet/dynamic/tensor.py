@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
+from sublet.base.arrays import is_packed, unpacked_elements
 from sublet.base.dlpack import CPU, SharedArray
 from sublet.base.errors import RunError, SpecError
 from sublet.base.tensor import INTEGERS, DType
@@ -17,7 +18,6 @@ from sublet.ir.graph import Value
 from sublet.nn.level_stack import GraphLevel
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor import Tensor, describe
-from sublet.runtime.dtypes import is_packed, unpacked_elements
 from sublet.runtime.kernel import Array
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from sublet.base.arrays import array_over
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ops.nn.rules import FLOATS
-from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes
 

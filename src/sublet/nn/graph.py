@@ -21,8 +21,7 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
 from sublet.nn.control import ControlFlowWriter
 from sublet.nn.level_stack import LevelStack
-from sublet.nn.scope_names import Array, ArrayContent, NamedModule, RandomContent, ScopeNames
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import Array, ArrayContent, NamedModule, RandomContent, ScopeNames, at_line
 from sublet.nn.tensor import Operand, Tensor, describe, dtype_of
 from sublet.ops.emitter import Emitter, LiteralPool
 from sublet.ops.nn.command import spec_of

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.arrays import array_of, contiguous, has_memory, has_shape, torch_over
+from sublet.base.arrays import array_of, contiguous, has_memory, has_shape, is_packed, pack, torch_over
 from sublet.base.dlpack import SharedArray
 from sublet.base.errors import RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_storage_name
-from sublet.runtime.dtypes import is_packed, pack
 from sublet.runtime.kernel import Array, store
 from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.state import ExecutableState

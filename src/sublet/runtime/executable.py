@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sublet.base.arrays import array_of, contiguous
+from sublet.base.arrays import array_of, contiguous, is_packed, unpacked_elements
 from sublet.base.errors import RunError
 from sublet.base.formatting import known_names, printable
 from sublet.base.interrupts import renew_in_children
@@ -19,7 +19,6 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_storage_name
 from sublet.runtime.caller_memory import CallerContents, Form, Views, as_numpy, inputs_by_name, output_form
-from sublet.runtime.dtypes import is_packed, unpacked_elements
 from sublet.runtime.kernel import Array, UnplannedCell
 from sublet.runtime.kernel_choice import Kernels, bind_node
 from sublet.runtime.loop import stacked_outputs

@@ -14,11 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.arrays import is_packed, pack
 from sublet.base.errors import KernelError
 from sublet.base.tensor import NUMPY, Spec, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import Stride
-from sublet.runtime.dtypes import is_packed, pack
 
 Array = NDArray[Any]
 Call = Callable[[], Any]

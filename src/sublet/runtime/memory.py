@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.arrays import array_over
 from sublet.base.errors import RunError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_storage_name
 from sublet.plan.schedule import next_storages
-from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Operand, UnplannedCell
 from sublet.runtime.run_locks import RunLocks
 

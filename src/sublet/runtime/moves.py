@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import is_packed
 from sublet.base.errors import RunError
 from sublet.base.interrupts import fork_lock
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops.op import lookup, present_shares
 from sublet.plan import bound_storage_name
-from sublet.runtime.dtypes import is_packed
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, no_op, store
 from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import is_packed
 from sublet.base.boxes import Range
 from sublet.base.errors import RunError
 from sublet.base.extents import Extent, extent_at
@@ -16,7 +17,6 @@ from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
-from sublet.runtime.dtypes import is_packed
 from sublet.runtime.kernel import Array
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.arrays import array_of
+from sublet.base.arrays import array_of, array_over, is_packed
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import Context, Region, bound_storage_name
 from sublet.runtime.call_merging import ErrorContext
-from sublet.runtime.dtypes import array_over, is_packed
 from sublet.runtime.kernel import Array, Call, Operand
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces, raw_bytes
 

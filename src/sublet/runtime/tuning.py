@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import array_over
 from sublet.base.cache import add_entry, find_entry, remove_entry
 from sublet.base.optional_imports import version_of
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX as NN
-from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Backend, Call, Mergeable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.moves import byte_copies

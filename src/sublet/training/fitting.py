@@ -14,12 +14,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sublet.base.arrays import array_over
 from sublet.base.errors import RunError
 from sublet.base.interrupts import record_first_interrupt
 from sublet.base.safetensors import write_tensors
 from sublet.base.tensor import CACHE_LINE_BYTES, TensorSpec
 from sublet.plan import bound_storage_name
-from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import aligned_bytes

@@ -249,6 +249,33 @@ def test_tensors_at_the_peak_have_the_path_of_the_module_and_the_line() -> None:
     assert any(each.line.startswith("test_estimate.py:") for each in found.live)
 
 
+class Asking(nn.Module):
+    """A module that computes in another way if its positions are not consecutive, as decoders of transformers do."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.result = first, nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        positions = torch.arange(self.first, 5, device=x.device)
+        positions[0] *= 2
+        if (positions.diff() == 1).all():
+            return self.result(x)
+        return torch.cat([self.result(x), x], 0).exp().sin()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_question_about_contents_without_an_argument_has_the_real_answer(first: int) -> None:
+    module, x = Asking(first), torch.randn(512, 64)
+
+    def step() -> None:
+        module(x).square().sum().backward()
+        module.zero_grad()
+
+    found = sublet.torch.estimate(module, lambda y: y.square().sum(), None, x, plan=False).eager
+    assert found.peak_bytes - found.resident_bytes == pytest.approx(eager_peak(step), rel=0.01)
+
+
 def test_a_step_that_reads_contents_is_refused() -> None:
     class Reads(nn.Module):
         def forward(self, x: Any) -> Any:

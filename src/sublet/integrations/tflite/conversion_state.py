@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.arrays import array_over, is_packed, unpack
 from sublet.base.errors import ModelError
 from sublet.base.names import NameGenerator
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.tflite.program import Operator, TFLiteProgram, TFLiteTensor
 from sublet.ir.graph import Graph, Node, Value
-from sublet.runtime.dtypes import array_over, is_packed, unpack
 
 # Constants of a .tflite file, converted to arrays on read.
 

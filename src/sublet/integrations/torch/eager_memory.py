@@ -18,7 +18,13 @@ from typing import Any
 
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.kernel_workspaces import with_kept_workspace, workspace_bytes
+from sublet.integrations.torch.kernel_effects import (
+    PRODUCTS,
+    KnownContents,
+    cublas_workspace_bytes,
+    with_kept_workspace,
+    workspace_bytes,
+)
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 
@@ -31,12 +37,8 @@ WORKSPACE = "workspace of a kernel"
 CUDA_BLOCK_BYTES = 512
 """PyTorch's allocator of CUDA memory rounds the bytes of a tensor up to a multiple of this number."""
 
-HOPPER = 9
-"""The major compute capability of GPUs for which PyTorch gives cuBLAS a larger workspace."""
-
 CUBLAS = "workspaces of cuBLAS"
-PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "aten.addmv.default")
-"""Operators computed by cuBLAS, in the thread of the forward pass or in the thread of the backward pass."""
+"""Bytes kept by the thread of the forward pass, and by the thread of the backward pass."""
 
 DISPATCH_WRAPPERS = ("_fn", "inner")
 """Functions of PyTorch between an operator and a dispatch mode."""
@@ -211,7 +213,7 @@ def measure_eager(call: StepCall) -> EagerMemory:
     tracker.mark(gradients, GRADIENTS)
     resident = {kind: tracker.bytes_of(kind) for kind in RESIDENT}
     if tracker.product_phases:
-        resident[CUBLAS] = len(tracker.product_phases) * _cublas_workspace_bytes()
+        resident[CUBLAS] = len(tracker.product_phases) * cublas_workspace_bytes()
     return EagerMemory(
         tracker.peak_bytes + resident.get(CUBLAS, 0),
         tracker.phase_at(tracker.peak_time),
@@ -221,15 +223,6 @@ def measure_eager(call: StepCall) -> EagerMemory:
         optimizer_bytes,
         tuple(tracker.live_at_peak()),
     )
-
-
-def _cublas_workspace_bytes() -> int:
-    """Return the bytes that PyTorch keeps allocated for cuBLAS in each thread with matrix products.
-
-    The bytes are PyTorch's defaults, measured on an H100 only; the variable CUBLAS_WORKSPACE_CONFIG changes them.
-    """
-    major, _ = torch().cuda.get_device_capability()
-    return 32 << 20 if major >= HOPPER else (2 * 4096 + 8 * 16) << 10
 
 
 @contextmanager
@@ -311,6 +304,7 @@ class _StorageTracker:
         self._dead: list[_Block] = []
         self._places: dict[int, _Place] = {}
         self._time = self.live_bytes = 0
+        self._contents = KnownContents()
         self.product_phases: set[str] = set()  # phases with products on a GPU
         self._hooks = ExitStack()
         self.begin()
@@ -430,8 +424,8 @@ class _StorageTracker:
 
     def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         t, pytree = torch(), require("torch.utils._pytree", extra="torch")
-        if operator is t.ops.aten._local_scalar_dense.default:  # no content: a question is answered by no
-            return False if args[0].dtype is t.bool else 1
+        if operator is t.ops.aten._local_scalar_dense.default:
+            return self._contents.number(args[0])
         if operator is t.ops.prim.device.default:  # no tensor is made
             return operator(*args)
         self._settle_sum()
@@ -439,6 +433,7 @@ class _StorageTracker:
         if name in PRODUCTS and args[0].device.type == "cuda":
             self.product_phases.add(self._phases[-1][1])
         results = with_kept_workspace(name, args, operator(*args, **(kwargs or {})))
+        self._contents.compute(operator, args, kwargs or {}, results)
         self._time += 1
         for each in pytree.tree_leaves(results):
             if isinstance(each, t.Tensor):

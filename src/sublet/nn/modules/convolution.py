@@ -8,8 +8,7 @@ from typing import Any
 
 from sublet.base.errors import SpecError
 from sublet.nn.modules.module import Module, uniform_by_fan_in
-from sublet.nn.scope_names import Draw
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import Draw, at_line
 from sublet.nn.tensor import Tensor
 
 Extents = int | tuple[int, ...]

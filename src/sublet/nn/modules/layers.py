@@ -13,7 +13,7 @@ from sublet.nn.modules.linear import Dense, Embedding, SelfAttention
 from sublet.nn.modules.module import kaiming_normal, kaiming_uniform, normal, uniform, xavier_normal, xavier_uniform
 from sublet.nn.modules.normalization import BatchNorm, Dropout, LayerNorm
 from sublet.nn.modules.recurrent import LSTM
-from sublet.nn.scope_names import Draw
+from sublet.nn.source_location import Draw
 from sublet.nn.tensor import Tensor
 
 __all__ = [

@@ -7,8 +7,7 @@ from math import sqrt
 
 from sublet.base.errors import SpecError
 from sublet.nn.modules.module import Module, normal, uniform_by_fan_in
-from sublet.nn.scope_names import Draw
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import Draw, at_line
 from sublet.nn.tensor import Tensor, describe
 
 

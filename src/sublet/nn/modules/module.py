@@ -12,8 +12,7 @@ import numpy as np
 
 from sublet.base.errors import SpecError
 from sublet.nn.graph import EagerGraph, Graph, graph_of
-from sublet.nn.scope_names import Draw
-from sublet.nn.source_location import at_line
+from sublet.nn.source_location import Draw, at_line
 from sublet.nn.tensor import Tensor, describe
 
 # Initial distributions of parameters: functions of a generator and a shape.

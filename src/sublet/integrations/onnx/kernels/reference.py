@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import unpacked_elements
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
 from sublet.ir.graph import Node, Value
-from sublet.runtime.dtypes import unpacked_elements
 from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell, store
 
 REPLACEMENTS: dict[str, tuple[int, str, int]] = {

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublet.base.arrays import is_packed
 from sublet.base.cache import add_entry, find_entry, remove_entry
 from sublet.base.errors import ModelError
 from sublet.base.extents import is_ranged
@@ -50,7 +51,6 @@ from sublet.integrations.onnx.reader.types import TensorType, spec_of, type_of, 
 from sublet.integrations.onnx.reader.weights import external_file, weight_of_array
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
-from sublet.runtime.dtypes import is_packed
 
 if TYPE_CHECKING:
     import onnx

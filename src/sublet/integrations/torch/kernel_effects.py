@@ -1,4 +1,7 @@
-"""Bytes that oneDNN's kernels on the CPU allocate beyond their results, by rules found by measurement."""
+"""Effects of kernels that fake tensors do not show: workspaces of libraries, and the contents of small tensors.
+
+The rules of workspaces were found by measurement.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import CPU
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 BLOCKED_CHANNELS = 8
 """oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
+
+HOPPER = 9
+"""The major compute capability of GPUs for which PyTorch gives cuBLAS a larger workspace."""
+
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "aten.addmv.default")
+"""Operators computed by cuBLAS on a GPU."""
 
 PAGE_BYTES = 4096
 """oneDNN begins each part of an LSTM's workspace at a multiple of this number."""
@@ -90,3 +100,68 @@ def _bytes_of(tensor: Any) -> int:
 def _blocked_bytes(image: Any) -> int:
     """Return the bytes of the blocked copy of an image."""
     return _bytes_of(image) if image.shape[1] >= BLOCKED_CHANNELS else 0
+
+
+def cublas_workspace_bytes() -> int:
+    """Return the bytes that PyTorch keeps allocated for cuBLAS in each thread with matrix products.
+
+    The bytes are PyTorch's defaults, measured on an H100 only; the variable CUBLAS_WORKSPACE_CONFIG changes them.
+    """
+    major, _ = torch().cuda.get_device_capability()
+    return 32 << 20 if major >= HOPPER else (2 * 4096 + 8 * 16) << 10
+
+
+MAX_KNOWN_ELEMENTS = 1 << 20
+"""Tensors with more elements have no known content. The limit bounds the memory and the time of an estimate."""
+
+UNDEFINED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
+"""Names of operators whose results have no defined content."""
+
+
+class KnownContents:
+    """The contents of small tensors computed from no argument of the step, such as positions made by `arange`.
+
+    Models ask for such contents: a decoder of transformers takes another attention if positions are not consecutive.
+    """
+
+    def __init__(self) -> None:
+        self._known: Any = require("torch.utils.weak", extra="torch").WeakTensorKeyDictionary()
+
+    def number(self, tensor: Any) -> Any:
+        """Return the only element of a tensor; for an unknown content no, or 1."""
+        if tensor not in self._known:
+            return False if tensor.dtype is torch().bool else 1
+        with _no_dispatch():
+            return self._known[tensor].item()
+
+    def compute(self, operator: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Compute the contents of the results of an operator, if the contents of all its tensors are known."""
+        t, pytree = torch(), require("torch.utils._pytree", extra="torch")
+        given, made = (
+            [each for each in pytree.tree_leaves(tree) if isinstance(each, t.Tensor)]
+            for tree in ((args, kwargs), results)
+        )
+        is_random = t.Tag.nondeterministic_seeded in operator.tags
+        is_defined = operator._schema.name.partition("::")[2] not in UNDEFINED
+        is_small = all(each.numel() <= MAX_KNOWN_ELEMENTS for each in made)
+        if not (is_small and is_defined and not is_random and all(each in self._known for each in given)):
+            if operator._schema.is_mutable:
+                self._forget(given)
+            return
+        on_cpu = {**kwargs, "device": CPU} if kwargs.get("device") is not None else kwargs
+        with _no_dispatch():
+            args, on_cpu = pytree.tree_map_only(t.Tensor, self._known.__getitem__, (args, on_cpu))
+            contents = operator(*args, **on_cpu)
+        for tensor, content in zip(made, filter(t.is_tensor, pytree.tree_leaves(contents)), strict=True):
+            self._known[tensor] = content
+
+    def _forget(self, tensors: Sequence[Any]) -> None:
+        """Forget the contents of tensors that may have changed, and of all tensors with the same storage."""
+        storages = {each.untyped_storage()._cdata for each in tensors}
+        for each in [each for each in self._known if each.untyped_storage()._cdata in storages]:
+            del self._known[each]
+
+
+def _no_dispatch() -> Any:
+    """Return a context without fake tensors and dispatch modes."""
+    return require("torch.utils._mode_utils", extra="torch").no_dispatch()
