@@ -131,12 +131,13 @@ test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests tha
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
 	$(BIN)/python -m tests.integrations.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
 
-gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
+gpu: ## the checks that need a GPU, and training steps there, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
 	rm -rf build/gpu
 	$(PYTHON) -m pip install --quiet --no-index --no-build-isolation --no-deps --target build/gpu .
 	$(PYTHON) -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
-	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda' \
+	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda or gpu' \
 	  tests/integrations/torch/test_devices.py tests/integrations/torch/test_aliases.py
+	PYTHONPATH=build/gpu:. $(PYTHON) -m benchmarks.torch_gpu --sides eager inductor sublet+inductor --jobs 12
 
 .PHONY: torch-versions
 torch-versions: ## the tests of PyTorch with the PyTorch of PYTHON, which has Sublet and the group `test` installed

@@ -182,10 +182,11 @@ def test_steps_with_kernels_of_inductor_on_a_gpu(budget: float | None) -> None:
 @GPU
 @pytest.mark.filterwarnings("ignore")
 def test_the_estimate_for_a_gpu_is_the_peak_of_the_allocator() -> None:
-    layers = [(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU()) for _ in range(4)]
-    module = nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(16 * 32 * 32, 10))
+    module = nn.Sequential(
+        *[each for _ in range(12) for each in (nn.Linear(1024, 1024), nn.GELU())], nn.Linear(1024, 10)
+    )
     module = module.to("cuda")
-    x, labels = torch.randn(64, 16, 32, 32, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
+    x, labels = torch.randn(8192, 1024, device="cuda"), torch.randint(0, 10, (8192,), device="cuda")
     optimizer = torch.optim.SGD(module.parameters(), 1e-3, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
