@@ -405,6 +405,22 @@ def test_other_losses_stay_whole(way: str) -> None:
     assert not record_of(lambda: compiled(module)(*given).backward()).losses
 
 
+@pytest.mark.usefixtures("small_groups")
+def test_a_loss_in_half_precision_stays_whole() -> None:
+    """Eager PyTorch rounds the logarithms to bf16 there, and the groups would not."""
+    module, given = Words().bfloat16(), words_and_labels()
+    assert not record_of(lambda: compiled(module)(*given).backward()).losses
+
+
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.parametrize("label", [-1, CLASSES])
+def test_a_label_out_of_bounds_is_an_error(label: int) -> None:
+    words, labels = words_and_labels()
+    labels[3, 4] = label
+    with pytest.raises(RuntimeError, match="a label is out of bounds"):
+        compiled(Words())(words, labels)
+
+
 def test_a_mean_over_no_label_is_no_number() -> None:
     x, weight, labels = torch.randn(4, 3), torch.randn(5, 3), torch.full((4,), -100)
     loss, by_x, by_weight, _ = loss_rows.loss_and_gradients(x, weight, None, labels, -100, True, 2)

@@ -64,6 +64,8 @@ def loss_and_gradients(
     """
     t = torch()
     counts = labels != ignored
+    is_class = (labels >= 0) & (labels < weight.shape[0])
+    t.ops.aten._assert_async.msg((is_class | ~counts).all(), "cross_entropy: a label is out of bounds")
     safe = t.where(counts, labels, 0)
     scale = t.reciprocal(counts.sum().to(t.float32)) if mean else t.ones((), device=x.device)
     columns = t.arange(weight.shape[0], device=x.device)
@@ -201,7 +203,7 @@ def _chain_to_linear(node: Any) -> list[Node] | None:
 
 
 def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
-    """True for large logits [rows, classes] of f32 or bf16, integer labels [rows], and a loss with a gradient."""
+    """True for large logits [rows, classes] of f32 or bf16, labels [rows], and a loss of f32 with a gradient."""
     t, logits, layer = torch(), _value(chain[0]), _value(chain[-1])
     weight_bytes = 4 * _value(_arguments(chain[-1], LINEAR)["weight"]).numel()  # dw is summed in f32
     if not all(isinstance(each, int) for each in (*logits.shape, *layer.shape)):  # extents change from call to call
@@ -218,6 +220,7 @@ def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
         and layer.dtype in (t.float32, t.bfloat16)  # small gradients vanish in float16
         and _value(labels).dim() == 1
         and _value(labels).dtype is t.int64
+        and _value(loss).dtype is t.float32
         and _value(loss).requires_grad
         and logits.numel() * layer.element_size() > max(MIN_LOGITS_BYTES, weight_bytes)
     )
