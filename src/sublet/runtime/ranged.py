@@ -43,12 +43,12 @@ from sublet.runtime.ranged_places import (
     Block,
     Places,
     PointCopies,
+    RangedProgram,
     block_of,
     copies_over_box,
     new_block,
     state_block,
 )
-from sublet.runtime.ranged_program import RangedProgram
 from sublet.runtime.ranged_session import RangedSession
 
 MOST_POINTS = 32

@@ -1,4 +1,8 @@
-"""Shapes and addresses of a program over ranges: expressions, evaluated together at each point."""
+"""A program over ranges: shapes and addresses are expressions, evaluated together at each point.
+
+A program is bound to a point and to memory of the caller. From token to token of a decoder only lengths change, and
+addresses behind lengths. An operand is bound again only if its shape or address changed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from ctypes import memmove
 from dataclasses import dataclass
 from math import prod
 from mmap import PAGESIZE
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +19,11 @@ from sublet.base.extents import Extent, Undecided, extent_at
 from sublet.base.tensor import CACHE_LINE_BYTES
 from sublet.ir.graph import Graph, Node
 from sublet.plan.ranges import RangedPlan
-from sublet.runtime.kernel import Array, PlaceNumbers
+from sublet.runtime.call_merging import ErrorContext
+from sublet.runtime.kernel import Array, BindAtPoint, PlaceNumbers
 from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes
 from sublet.runtime.moves import Copy, byte_copies
 from sublet.runtime.ranged_inputs import Window
-
-if TYPE_CHECKING:
-    from sublet.runtime.ranged_program import RangedProgram
 
 MANY_PAGES = 16
 """Pages of a state from which on a page lost by the alignment is little: at most one in 16."""
@@ -190,3 +192,54 @@ def is_base_point(ranged: RangedPlan, graph: Graph, point: Mapping[str, int]) ->
         if len(everywhere or ()) != len(now or ()):
             return False
     return True
+
+
+class RangedProgram:
+    """The calls of a program at a point.
+
+    shapes, addresses  all shapes and addresses; an element stays the same object as long as its number stays
+    calls              all calls, bound at the first `bind`
+    """
+
+    def __init__(self, table: PlaceTable, base: Sequence[ErrorContext], binders: Sequence[BindAtPoint]) -> None:
+        """Create the program, at no point yet. `base` are the calls of the base program, each with its binder."""
+        self._table = table
+        self._base = base
+        self._binders = binders
+        self._offsets = table.addresses.copy()
+        self._is_bound = False
+        self.shapes = table.shapes.copy()
+        self.addresses = table.addresses.copy()
+        self.calls: list[ErrorContext] = []
+
+    def move_to(self, point: Mapping[str, int]) -> None:
+        """Evaluate the shapes, and the addresses up to the begins of storages in memory of the caller."""
+        table, self._is_bound = self._table, False
+        numbers = [extent.at(point) for extent in table.extents]
+        for i, axes in table.varying_shapes:
+            shape = tuple([axis if number is None else numbers[number] for axis, number in axes])
+            if shape != self.shapes[i]:
+                self.shapes[i] = shape
+        for i, number in table.varying_addresses:
+            self._offsets[i] = table.addresses[i] + numbers[number]
+
+    def bind(self, begins: Mapping[str, int]) -> None:
+        """Bind the calls to the point, and to memory of the caller: the address of each storage there, by name."""
+        for i, storage in self._table.moving_addresses:
+            address = self._offsets[i] + begins.get(storage, 0)
+            if address != self.addresses[i]:
+                self.addresses[i], self._is_bound = address, False
+        if self._is_bound:
+            return
+        if self.calls:
+            for call in self.calls:
+                call.call.move(self.shapes, self.addresses)  # type: ignore[attr-defined]
+        else:
+            bound = [bind(self.shapes, self.addresses) for bind in self._binders]
+            self.calls = [ErrorContext(call.nodes, each) for call, each in zip(self._base, bound, strict=True)]
+        self._is_bound = True
+
+    def run(self) -> None:
+        """Run all calls."""
+        for call in self.calls:
+            call()

@@ -325,6 +325,35 @@ def test_live_bytes_of_a_step_are_added_up_over_both_passes() -> None:
     assert inductor_memory.memory_in_code("import torch\n") is None
 
 
+@pytest.mark.parametrize("share", [None, 0.7])
+def test_the_estimate_has_the_peak_of_the_compiled_call(share: float | None) -> None:
+    """The module lies on `meta` for the estimate; with a memory, the budget is what is left of it."""
+    on_meta, x = copy.deepcopy(linears()).to("meta"), torch.randn(128, 32)
+    arguments = on_meta, lambda y: y.square().mean(), None, x.to("meta")
+    found = sublet.torch.estimate(*arguments, kernels="inductor")
+    assert found.sublet is not None
+    need, options = found.sublet, {}
+    outside = need.peak_bytes - need.arena_bytes
+    if share is not None:
+        options = {"budget": int(share * need.arena_bytes)}
+        found = sublet.torch.estimate(*arguments, kernels="inductor", memory=outside + options["budget"])
+        assert found.budgeted is not None
+        assert found.fits
+        assert "predicted" not in str(found)
+        need = found.budgeted
+    module = linears()
+    call = torch.compile(
+        lambda x: module(x).square().mean(), backend="sublet", options={"kernels": "inductor", **options}
+    )
+    assert record_of(lambda: call(x).backward()).peak_bytes == need.arena_bytes
+    assert need.peak_bytes == outside + need.arena_bytes
+
+
+def test_an_estimate_of_unknown_kernels_is_refused() -> None:
+    with pytest.raises(sublet.SubletError, match="there are 'sublet' and 'inductor'"):
+        sublet.torch.estimate(linears(), None, None, torch.randn(4, 32), kernels="triton")
+
+
 # Losses in groups of rows.
 
 CLASSES = 512

@@ -13,12 +13,11 @@ from sublet.integrations.torch.compile.compile_report import Compiled, report
 from sublet.integrations.torch.estimate import (
     Estimate,
     LargestBatch,
-    MemoryFrontier,
     SubletMemory,
     estimate,
-    frontier,
     largest_batch,
 )
+from sublet.integrations.torch.memory_frontier import MemoryFrontier, frontier
 from sublet.integrations.torch.module import from_torch
 from sublet.integrations.torch.ranks import RankPlan, RankPlans, rank_plans
 from sublet.integrations.torch.train.step import TrainStep, train_step

@@ -21,7 +21,8 @@ from sublet.base.formatting import human, parse_bytes, percent, printable
 from sublet.cli.check import MAX_LISTED
 from sublet.cli.console import answer_console, packing_progress, print_json
 from sublet.cli.show import print_memory_map, write_pictures
-from sublet.integrations.torch.estimate import Estimate, estimate, frontier
+from sublet.integrations.torch.estimate import Estimate, estimate
+from sublet.integrations.torch.memory_frontier import frontier
 from sublet.integrations.torch.ranks import RankPlans, load_build_function, rank_plans
 from sublet.integrations.torch.reader.exported_program import error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch

@@ -1,4 +1,4 @@
-"""Memory of a training step or an inference before the step runs: estimates, largest batches and frontiers.
+"""Memory of a training step or an inference before the step runs: estimates and largest batches.
 
 The module may lie on `meta`: no tensor gets bytes. The eager peak comes from a run on fake tensors; arenas come from
 the plans made by `torch.compile(module, backend="sublet")`.
@@ -10,24 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.formatting import human, parse_bytes
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.arena_pool import Prepare, prepare_captured
-from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, compile_region
+from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, KERNELS, compile_region
+from sublet.integrations.torch.compile.inductor_kernels import Division, InductorCompilation
 from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, fake_call, measure_eager
 from sublet.integrations.torch.ranks import CapturingRegion, GraphCapture
 from sublet.integrations.torch.reader.exported_program import CPU
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.plan import MemoryPlan
-from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.result import SearchOutcome
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.frontier import frontier_of
-from sublet.viz.page import write_html
 
 META = "meta"
 SHOWN_LINES = 12
@@ -35,9 +33,6 @@ SHOWN_LINES = 12
 
 MAX_BATCH = 1 << 24
 """Largest batch tried by `largest_batch`."""
-
-FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
-"""Budgets of a frontier, in percent of the plain arena."""
 
 Loss = Callable[..., Any]
 
@@ -48,16 +43,21 @@ class SubletMemory:
 
     peak_bytes   all bytes at once: resident tensors, arenas, gradients, results, and the optimizer's temporaries
     arena_bytes  bytes of the arenas of all graphs
-    extra_time   predicted additional time by recomputation, as a share of the plain plan's time
+    extra_time   predicted additional time by recomputation, as a share of the plain plan's time; None for kernels of
+                 Inductor
     plans        the plans of the graphs
     words        the changes within the budget; "" for the plain plans
     """
 
     peak_bytes: int
     arena_bytes: int
-    extra_time: float
+    extra_time: float | None
     plans: tuple[MemoryPlan, ...]
     words: str = ""
+
+    def time_words(self, joint: str) -> str:
+        """Return the predicted time after `joint`; "" without a prediction."""
+        return "" if self.extra_time is None else f"{joint} {self.extra_time:+.1%} predicted time"
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ class Estimate:
         if self.sublet is not None:
             said.append(f"Sublet {_yes_or_no(self.sublet.peak_bytes, self.memory)}")
         if self.budgeted is not None:
-            said.append(
-                f"with budget yes, {human(self.budgeted.peak_bytes)} at {self.budgeted.extra_time:+.1%} predicted time"
-            )
+            said.append(f"with budget yes, {human(self.budgeted.peak_bytes)}{self.budgeted.time_words(' at')}")
         return f"{human(self.memory)}: {'; '.join(said)}" + (f"; {self.reason}" if self.reason else "")
 
     def __str__(self) -> str:
@@ -124,7 +122,7 @@ class Estimate:
         lines += ["", f"{'peak, eager':20} {human(self.eager.peak_bytes):>10}  in the {self.eager.phase} phase"]
         for name, need in (("peak, Sublet", self.sublet), ("peak, budget", self.budgeted)):
             if need is not None:
-                more = f", {need.extra_time:+.1%} predicted time" if need.words else ""
+                more = need.time_words(",") if need.words else ""
                 lines.append(f"{name:20} {human(need.peak_bytes):>10}  arena {human(need.arena_bytes)}{more}")
         lines += ["", "alive at the peak of eager PyTorch:"]
         for each in self.eager.live[:SHOWN_LINES]:
@@ -152,6 +150,7 @@ def estimate(
     device: str | None = None,
     amp: Any = None,
     plan: bool = True,
+    kernels: str = KERNELS[0],
 ) -> Estimate:
     """Return the memory of a training step or an inference, for eager PyTorch and for Sublet; no tensor gets bytes.
 
@@ -169,22 +168,26 @@ def estimate(
         device: the device of the step, "cpu" or "cuda"; by default the device of the parameters, "cpu" for "meta".
         amp: the dtype of `torch.autocast` around forward pass and loss; None for no autocast.
         plan: False for eager PyTorch alone, in seconds for modules of any size.
+        kernels: "sublet", or "inductor" for a call with `options={"kernels": "inductor"}`: Inductor lowers the graphs
+            without compiling kernels, and arenas are the peaks read from Inductor's allocations.
 
     Returns:
         The estimate. Not counted: the context of a device, workspaces of its libraries, and fragmentation.
 
     Raises:
-        ModelError: for a step that cannot run on tensors without content.
+        ModelError: for a step that cannot run on tensors without content, and for unknown kernels.
     """
+    if kernels not in KERNELS:
+        raise ModelError(f"kernels={kernels!r}: there are {' and '.join(map(repr, KERNELS))}")
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    place = _device_of_step(module, device)
+    place = device_of_step(module, device)
     with fake_call(module, loss, optimizer, arguments, tuple(targets), place, amp) as call:
         eager = measure_eager(call)
         if not plan:
             return Estimate(eager, None, memory=limit)
         try:
-            planned = _PlannedCall(call, eager, place)
+            planned = (PlannedCall if kernels == KERNELS[0] else _LoweredCall)(call, eager, place)
             plain = planned.plain
         except SubletError as error:
             return Estimate(eager, None, memory=limit, reason=str(error))
@@ -196,7 +199,7 @@ def estimate(
     return Estimate(eager, plain, answer, limit)
 
 
-def _device_of_step(module: Any, device: str | None) -> str:
+def device_of_step(module: Any, device: str | None) -> str:
     """Return the type of the device of a step. Raises ModelError for a device that this PyTorch cannot trace."""
     t = torch()
     if device is None:
@@ -211,7 +214,7 @@ def _device_of_step(module: Any, device: str | None) -> str:
     return kind
 
 
-class _PlannedCall:
+class PlannedCall:
     """The graphs of a call as captured by `torch.compile`, with their plans; the call has fake tensors."""
 
     def __init__(self, call: StepCall, eager: EagerMemory, device: str) -> None:
@@ -270,17 +273,27 @@ class _PlannedCall:
 
     def _programs(self, budget: int | None) -> list[Any]:
         """Return the captured programs, as for a budget if `budget` is no None. Raises ModelError without a program."""
-        t, guards = torch(), require("torch._guards", extra="torch")
         captures: list[GraphCapture] = []
         samples = "auto" if self._device == CPU else "all"
 
-        def capturing(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
-            mode = guards.TracingContext.get().fake_mode  # PyTorch 2.10 refuses arguments of another mode
-            example = [mode.from_tensor(each, static_shapes=True) for each in example]
+        def capture(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
             region = CapturingRegion(DEFAULT_OPTIONS, self._device, captures, samples, self._device, budget)
             return compile_region(region, module, example)
 
+        self._compile(capture)
+        reasons = [each.reason for each in captures if each.program is None]
+        if reasons or not captures:
+            raise ModelError(f"Sublet leaves a graph to PyTorch: {reasons[0] if reasons else 'no graph is captured'}")
+        return [each.program for each in captures]
+
+    def _compile(self, backend: Callable[[Any, Sequence[Any]], Callable[..., Any]]) -> None:
+        """Compile module and loss together by a backend of `torch.compile`, and run the call once."""
+        t, guards = torch(), require("torch._guards", extra="torch")
         call = self._call
+
+        def compile_graph(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+            mode = guards.TracingContext.get().fake_mode  # PyTorch 2.10 refuses arguments of another mode
+            return backend(module, [mode.from_tensor(each, static_shapes=True) for each in example])
 
         def forward(arguments: Any, targets: Any) -> Any:
             result = call.module(*arguments)
@@ -288,11 +301,52 @@ class _PlannedCall:
 
         forward.__code__ = forward.__code__.replace()  # Dynamo counts recompilations by code object
         with call.mode, t.set_grad_enabled(call.loss is not None), call.autocast():
-            t.compile(forward, backend=capturing, dynamic=False)(call.arguments, call.targets)
-        reasons = [each.reason for each in captures if each.program is None]
-        if reasons or not captures:
-            raise ModelError(f"Sublet leaves a graph to PyTorch: {reasons[0] if reasons else 'no graph is captured'}")
-        return [each.program for each in captures]
+            t.compile(forward, backend=compile_graph, dynamic=False)(call.arguments, call.targets)
+
+
+class _LoweredCall(PlannedCall):
+    """The graphs of a call as lowered by Inductor, without kernels."""
+
+    @cached_property
+    def plain(self) -> SubletMemory:
+        """The bytes of the divisions without a budget. Raises ModelError for a graph with an unknown peak."""
+        return self._memory_of(self._lowered(None))
+
+    def within(self, memory: int) -> SubletMemory | str:
+        """Return the bytes with each graph within the bytes left of `memory`, or the reason against that."""
+        budget = memory - self.outside
+        if budget < 0:
+            return f"{human(self.outside)} lie outside of the kernels' memory: no budget is enough"
+        try:
+            found = self._memory_of(self._lowered(budget))
+        except SubletError as error:
+            return f"{error}; {self.outside:,} bytes lie beside"
+        return found if found.peak_bytes <= memory else f"{human(found.peak_bytes)} for several graphs together"
+
+    def _memory_of(self, divisions: Sequence[Division]) -> SubletMemory:
+        peak = sum(each.peak for each in divisions)
+        again = sum(each.again for each in divisions)
+        words = f"{again} tensors are computed again" if again else ""
+        return SubletMemory(self.outside + peak, peak, None, (), words)
+
+    def _lowered(self, budget: int | None) -> list[Division]:
+        """Return the division of each graph, as compiled within a budget."""
+        divisions: list[Division] = []
+        errors: list[str] = []
+
+        def lower(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+            try:
+                division = InductorCompilation(module, example, budget).choose_division()
+                errors.extend(filter(None, [division.lowering.why_unknown]))
+                divisions.append(division)
+            except SubletError as error:
+                errors.append(str(error))
+            return module  # type: ignore[no-any-return]
+
+        self._compile(lower)
+        if errors or not divisions:
+            raise ModelError(errors[0] if errors else "no graph is captured")
+        return divisions
 
 
 # The largest batch.
@@ -413,80 +467,3 @@ def _with_batch(tree: Any, batch: int, count: int) -> Any:
         return made.permute([order.index(axis) for axis in range(tensor.dim())])
 
     return pytree.tree_map(resized, tree)
-
-
-# The frontier of bytes and time.
-
-
-@dataclass(frozen=True)
-class MemoryFrontier:
-    """Bytes against predicted time, from the plain plan down to the smallest program found.
-
-    results  the results for the budgets of the arena, largest budget first
-    outside  bytes beside this arena at the peak: weights, gradients, optimizer state, results, arenas of other graphs
-    """
-
-    results: tuple[BudgetResult, ...]
-    outside: int
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """The rows of the table: budget of the arena, arena, share of the plain arena, peak of all, extra time."""
-        plain = self.results[0].plain.nbytes
-        rows: list[tuple[str, ...]] = []
-        for each in self.results:
-            nbytes = each.program.nbytes
-            figures = (human(nbytes), f"{nbytes / plain:.1%}", human(nbytes + self.outside), f"{each.extra_time:+.1%}")
-            missed = (each.outcome.value.replace("_", " "), "", "", "")
-            rows.append((human(each.budget), *(figures if each.outcome is SearchOutcome.FITS else missed)))
-        return rows
-
-    def __str__(self) -> str:
-        lines = [f"{a:>10} {b:>10} {c:>8} {d:>10} {e:>10}" for a, b, c, d, e in (_TITLES, *self.rows)]
-        return "\n".join([*lines, self.results[-1].bound_in_words])
-
-    def _repr_html_(self) -> str:
-        """Return the table as HTML, for notebooks."""
-        head = "".join(f"<th>{title}</th>" for title in _TITLES)
-        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in self.rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-    def write_html(self, path: str | Path) -> None:
-        """Write a page with the curve, and the memory map of each point. Raises SubletError for an unwritable file."""
-        curve, (first, *others) = frontier_of(self.results)
-        write_html(first, path, others, curve)
-
-
-_TITLES = ("budget", "arena", "of plain", "all", "extra time")
-
-
-def frontier(
-    module: Any,
-    loss: Loss | None,
-    optimizer: Any,
-    inputs: Any,
-    targets: Sequence[Any] = (),
-    *,
-    percents: Sequence[int] = FRONTIER_PERCENTS,
-    device: str | None = None,
-    amp: Any = None,
-) -> MemoryFrontier:
-    """Return bytes against predicted time of a step compiled by Sublet, for budgets in percent of the plain arena.
-
-    Each budget is one of `torch.compile(module, backend="sublet", options={"budget": ...})`. A call with several graphs
-    has the frontier of the graph with the largest arena. All other arguments are those of `estimate`.
-
-    Args:
-        percents: budgets in percent of the plain arena.
-
-    Raises:
-        ModelError: see `estimate`; and for a graph without a plan.
-    """
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    place = _device_of_step(module, device)
-    with fake_call(module, loss, optimizer, arguments, tuple(targets), place, amp) as call:
-        planned = _PlannedCall(call, measure_eager(call), place)
-        search = planned.search
-        plain = search.plain.nbytes
-        results = search.frontier([plain * percent // 100 for percent in percents])
-    return MemoryFrontier(results, planned.outside + planned.other_arenas)

@@ -118,7 +118,7 @@ class InductorCompilation:
             with suppress(_Lowered):
                 compiled, final = self._compile(self._divide_surely, lazy=True, surely=True)
         if compiled is None:
-            chosen = self._smallest_division() if budget is None else self._division_within(budget)
+            chosen = self.choose_division()
             origin, again = chosen.origin, chosen.again
             compiled, final = self._compile(chosen.divide, lazy=budget is None, merges=chosen.merges)
         if budget is not None and (final.memory is None or final.memory.peak > budget):
@@ -136,6 +136,13 @@ class InductorCompilation:
             )
         )
         return compiled
+
+    def choose_division(self) -> Division:
+        """Lower the graph without kernels, and return the division to compile.
+
+        The memory of the division may be unknown. Raises SubletError without a division within the budget.
+        """
+        return self._smallest_division() if self._budget is None else self._division_within(self._budget)
 
     def compile_plainly(self) -> Callable[..., object]:
         """Return the graph compiled as by `torch.compile(backend="inductor")`."""
