@@ -373,9 +373,9 @@ class Words(nn.Module):
         match self.way:
             case "flatten":
                 return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            case "shifted":
-                logits, labels = logits[:, :-1].float(), labels[:, 1:]
-                return F.cross_entropy(logits.reshape(-1, CLASSES), labels.reshape(-1), reduction="sum")
+            case "shifted" | "sliced":
+                logits = logits[..., :-1, :].contiguous() if self.way == "shifted" else logits[:, :-1].float()
+                return F.cross_entropy(logits.reshape(-1, CLASSES), labels[:, 1:].reshape(-1), reduction="sum")
             case "ignored":
                 return 3 * nn.CrossEntropyLoss(ignore_index=7)(logits.view(-1, CLASSES), labels.view(-1))
             case "smooth":
@@ -400,7 +400,9 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("amp", [False, True])
-@pytest.mark.parametrize(("way", "bias"), [("flatten", False), ("shifted", True), ("ignored", False)])
+@pytest.mark.parametrize(
+    ("way", "bias"), [("flatten", False), ("shifted", True), ("sliced", False), ("ignored", False)]
+)
 def test_losses_in_groups_of_rows_are_eagers(way: str, bias: bool, amp: bool) -> None:
     """Loss and gradients are at most twice as far from f64 as eager PyTorch's, and less memory is needed."""
     module, given = Words(way, bias), words_and_labels()

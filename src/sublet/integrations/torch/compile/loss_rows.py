@@ -193,7 +193,8 @@ def _chain_to_linear(node: Any) -> list[Node] | None:
     while len(node.users) == 1 and node.target is not torch().nn.functional.linear:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         is_cast = name == "float" or (name == "to" and node.args[1:] == (torch().float32,))
-        if not (is_cast or name in RESHAPES or node.target is operator.getitem) or node.kwargs:
+        is_reshape = name in RESHAPES and not any(isinstance(each, torch().dtype) for each in node.args)
+        if not (is_cast or is_reshape or node.target is operator.getitem) or node.kwargs:
             return None
         if chain and chain[-1].target is operator.getitem and not is_cast:
             return None  # rows of something else than the layer's result
@@ -208,13 +209,8 @@ def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
     weight_bytes = 4 * _value(_arguments(chain[-1], LINEAR)["weight"]).numel()  # dw is summed in f32
     if not all(isinstance(each, int) for each in (*logits.shape, *layer.shape)):  # extents change from call to call
         return False
-    indices = [node.args[1] for node in chain if node.target is operator.getitem]
-    takes_rows = all(
-        isinstance(index, tuple) and len(index) < layer.dim() and all(isinstance(each, slice) for each in index)
-        for index in indices
-    )
     return bool(
-        takes_rows
+        all(_takes_rows(node.args[1], layer.dim()) for node in chain if node.target is operator.getitem)
         and logits.dim() == 2
         and logits.shape[1] == layer.shape[-1]
         and layer.dtype in (t.float32, t.bfloat16)  # small gradients vanish in float16
@@ -224,6 +220,16 @@ def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
         and _value(loss).requires_grad
         and logits.numel() * layer.element_size() > max(MIN_LOGITS_BYTES, weight_bytes)
     )
+
+
+def _takes_rows(index: object, axes: int) -> bool:
+    """True if an index of logits takes slices of all axes but the last, as `logits[..., :-1, :]` does."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    for i, each in enumerate(parts):
+        if each is Ellipsis:
+            parts[i : i + 1] = [slice(None)] * (axes - len(parts) + 1)
+            break
+    return all(isinstance(each, slice) for each in parts) and (len(parts) < axes or parts[-1] == slice(None))
 
 
 def _group_count(shape: Sequence[int], element_bytes: int) -> int:
