@@ -115,7 +115,7 @@ MAX_KNOWN_ELEMENTS = 1 << 20
 """Tensors with more elements have no known content. The limit bounds the memory and the time of an estimate."""
 
 UNDEFINED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
-"""Names of operators whose results have no defined content."""
+"""Names of operators of ATen whose results have no defined content. Other namespaces may have no kernel on the CPU."""
 
 
 class KnownContents:
@@ -142,7 +142,7 @@ class KnownContents:
             for tree in ((args, kwargs), results)
         )
         is_random = t.Tag.nondeterministic_seeded in operator.tags
-        is_defined = operator._schema.name.partition("::")[2] not in UNDEFINED
+        is_defined = operator.namespace == "aten" and operator._schema.name.partition("::")[2] not in UNDEFINED
         is_small = all(each.numel() <= MAX_KNOWN_ELEMENTS for each in made)
         if not (is_small and is_defined and not is_random and all(each in self._known for each in given)):
             if operator._schema.is_mutable:
@@ -151,7 +151,10 @@ class KnownContents:
         on_cpu = {**kwargs, "device": CPU} if kwargs.get("device") is not None else kwargs
         with _no_dispatch():
             args, on_cpu = pytree.tree_map_only(t.Tensor, self._known.__getitem__, (args, on_cpu))
-            contents = operator(*args, **on_cpu)
+            try:
+                contents = operator(*args, **on_cpu)
+            except Exception:  # a kernel for GPUs only: the contents stay unknown
+                return self._forget(given)
         for tensor, content in zip(made, filter(t.is_tensor, pytree.tree_leaves(contents)), strict=True):
             self._known[tensor] = content
 
