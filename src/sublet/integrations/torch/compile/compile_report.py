@@ -98,7 +98,8 @@ class CompiledByInductor(Compiled):
     """The record of a graph with kernels of Inductor.
 
     lowering        the compiled passes; the backward pass joins at its first run, or before with a budget
-    inductor_saved  bytes saved for the backward pass by Inductor's own division; None for an inference
+    inductor_saved  bytes saved for the backward pass by Inductor's own division of the same graph, with the same losses
+                    in groups of rows; None for an inference
     division        the origin of the chosen division, see `Division`
     again           stored tensors computed again by the search
     losses          losses computed in groups of rows, see `loss_rows.py`

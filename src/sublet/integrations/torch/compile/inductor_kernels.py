@@ -183,7 +183,7 @@ class InductorCompilation:
     def _may_be_larger(self, forward: PassMemory | None, results: int | None) -> bool:
         """True if the peak of a forward pass is above the bytes that Inductor's own division saves.
 
-        Otherwise Inductor's own peak is at least as large.
+        Otherwise the peak of Inductor's own division of the same graph is at least as large.
         """
         if forward is None or self._inductor_saved is None:
             return False
