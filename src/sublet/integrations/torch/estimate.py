@@ -310,7 +310,7 @@ class _LoweredCall(PlannedCall):
     @cached_property
     def plain(self) -> SubletMemory:
         """The bytes of the divisions without a budget. Raises ModelError for a graph with an unknown peak."""
-        return self._memory_of(self._lowered(None))
+        return self._memory_of(self._divisions_for(None))
 
     def within(self, memory: int) -> SubletMemory | str:
         """Return the bytes with each graph within the bytes left of `memory`, or the reason against that."""
@@ -318,7 +318,7 @@ class _LoweredCall(PlannedCall):
         if budget < 0:
             return f"{human(self.outside)} lie outside of the kernels' memory: no budget is enough"
         try:
-            found = self._memory_of(self._lowered(budget))
+            found = self._memory_of(self._divisions_for(budget))
         except SubletError as error:
             return f"{error}; {self.outside:,} bytes lie beside"
         return found if found.peak_bytes <= memory else f"{human(found.peak_bytes)} for several graphs together"
@@ -329,7 +329,7 @@ class _LoweredCall(PlannedCall):
         words = f"{again} tensors are computed again" if again else ""
         return SubletMemory(self.outside + peak, peak, None, (), words)
 
-    def _lowered(self, budget: int | None) -> list[Division]:
+    def _divisions_for(self, budget: int | None) -> list[Division]:
         """Return the division of each graph, as compiled within a budget."""
         divisions: list[Division] = []
         errors: list[str] = []

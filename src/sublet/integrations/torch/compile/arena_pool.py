@@ -152,18 +152,16 @@ def plan_within(
     plain = plan_memory(prepared, options)
     if budget is None or plain.arena_bytes <= budget:
         return captured, plain
-    programs: list[tuple[Model, CapturedProgram]] = []  # a model may be prepared twice, with other names of values
+    programs: dict[object, CapturedProgram] = {}
 
     def prepare_changed(model: Model) -> Model:
-        changed = replace(captured, model=model)
-        programs.append((prepare(changed), changed))
-        return programs[-1][0]
+        changed = programs[model.recipe.split, model.recipe.again] = replace(captured, model=model)
+        return prepare(changed)
 
     preparation = ModelPreparation(captured.model, prepare_changed)
     answer = BudgetSearch(prepared, options, preparation=preparation, known_plan=plain).best_within(budget)
     if answer.outcome is not SearchOutcome.FITS:
         raise CapacityError(answer.words)
-    changed = next(each for model, each in programs if model is answer.program.model)
     placed = {placement.value for placement in answer.program.plan.placements}
     saved = [each.tensor.value for each in captured.passes[0].saved.values() if each.tensor is not None]
     lost = [value.name for value in saved if value.nbytes and value.name not in placed]
@@ -172,7 +170,8 @@ def plan_within(
             f"the budget is {budget:,} bytes. The program found has the saved tensor {lost[0]} in pieces, and PyTorch "
             "takes saved tensors whole; with whole tensors the smallest found needs more. Raise the budget"
         )
-    return changed, answer.program.plan
+    recipe = answer.program.model.recipe
+    return programs[recipe.split, recipe.again], answer.program.plan
 
 
 def allocating_operators(captured: CapturedProgram) -> tuple[tuple[str, int], ...]:

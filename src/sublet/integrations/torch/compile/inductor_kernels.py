@@ -326,7 +326,7 @@ class InductorCompilation:
             forward, backward = divide(joint, example, num_fwd_outputs=num_fwd_outputs, **options)
             lowering.results, lowering.nodes = num_fwd_outputs, count_operators(forward) + count_operators(backward)
             lowering.saved = saved_positions(forward, backward, num_fwd_outputs)
-            for graph in (forward, backward):
+            for graph in (forward, backward) if self._merged_losses else ():
                 write_rows(graph)
             return forward, backward
 

@@ -21,7 +21,7 @@ peak read from Inductor's allocations counts the groups.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -248,13 +248,10 @@ def write_rows(module: GraphModule) -> None:
     losses = [node for node in module.graph.nodes if node.target is _operator()]
     for node in losses:
         tensors = [each for each in node.args if isinstance(each, fx.Node)]
-        places = [i for i, each in enumerate(node.args) if isinstance(each, fx.Node)]
 
-        def compute(*given: Tensor, node: Node = node, places: Sequence[int] = places) -> tuple[Tensor, ...]:
-            arguments: list[Any] = list(node.args)
-            for place, tensor in zip(places, given, strict=True):
-                arguments[place] = tensor
-            return loss_and_gradients(*arguments)
+        def compute(*given: Tensor, arguments: Sequence[Any] = node.args) -> tuple[Tensor, ...]:
+            left: Iterator[Any] = iter(given)
+            return loss_and_gradients(*(next(left) if isinstance(each, fx.Node) else each for each in arguments))
 
         values = [each.meta["val"] for each in tensors]
         mode = values[0].fake_mode
