@@ -18,7 +18,7 @@ from sublet.cli.console import answer_console, budget_progress, error_console, p
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.planning.budget.patches import choose_patches
-from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.result import FRONTIER_PERCENTS, BudgetResult, SearchOutcome
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends import AUTO
 from sublet.viz.frontier import frontier_of
@@ -79,9 +79,6 @@ def _apply_patches_option(source: Model, options: Options, text: str | None, *, 
         error_console.print(Text(choice.words), soft_wrap=True)
     return choice.model_with_remark
 
-
-FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
-"""The budgets of the curve, in percent of the plain arena."""
 
 BOUND_NOTE = "No less than: a lower bound for programs in this order: each node at its place, plus recomputed nodes."
 

@@ -10,12 +10,9 @@ from typing import Any
 from sublet.base.formatting import human
 from sublet.integrations.torch.eager_memory import fake_call, measure_eager
 from sublet.integrations.torch.estimate import Loss, PlannedCall, device_of_step
-from sublet.planning.budget.result import BudgetResult, SearchOutcome
+from sublet.planning.budget.result import FRONTIER_PERCENTS, BudgetResult, SearchOutcome
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
-
-FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
-"""Budgets of a frontier, in percent of the plain arena."""
 
 
 @dataclass(frozen=True)

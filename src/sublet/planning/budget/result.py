@@ -13,6 +13,9 @@ from sublet.passes.recompute.memory_bound import MemoryBound
 from sublet.passes.splitting.propose_splits import describe_splits
 from sublet.plan import MemoryPlan
 
+FRONTIER_PERCENTS = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
+"""The budgets of a frontier, in percent of the plain arena."""
+
 
 class SearchOutcome(StrEnum):
     """The verdict on a network and a number of bytes: a program fits, none was found, or none exists."""
