@@ -90,6 +90,7 @@ class BudgetSearch:
     known_plan   the plan of the unchanged model, if available
     deadline     the time at which to end the search; None for the time limit of the options, from now on
     planned      the planned programs by splits and clones, shared by the searches of one model
+    needed       names of values that every program must place: a program with only pieces of such a value is no answer
     """
 
     model: Model
@@ -101,6 +102,7 @@ class BudgetSearch:
     deadline: float | None = None
     known_plan: MemoryPlan | None = None
     planned: dict[tuple[Splits, Clones], PlannedProgram] = field(default_factory=dict, repr=False)
+    needed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         slow = _slow_region_of(self.options)
@@ -242,6 +244,7 @@ class BudgetSearch:
             self.effort,
             self.deadline,
             planned=self.planned,
+            needed=self.needed,
         )
 
     @property
@@ -267,8 +270,10 @@ class BudgetSearch:
         key = self.model.recipe.split, solution.clones
         if key not in self.planned:
             self.planned[key] = self._plan_program(solution)
-        self.programs[solution.clones] = self.planned[key]
-        return self.planned[key]
+        program = self.planned[key]
+        if self.needed <= {placement.value for placement in program.plan.placements}:
+            self.programs[solution.clones] = program
+        return program
 
     def _plan_program(self, solution: RematSolution) -> PlannedProgram:
         """Plan the program of a search result."""

@@ -159,17 +159,12 @@ def plan_within(
         return prepare(changed)
 
     preparation = ModelPreparation(captured.model, prepare_changed)
-    answer = BudgetSearch(prepared, options, preparation=preparation, known_plan=plain).best_within(budget)
+    saved = {each.tensor.value.name for each in captured.passes[0].saved.values() if each.tensor is not None}
+    needed = frozenset(saved & {placement.value for placement in plain.placements})  # PyTorch takes them whole
+    search = BudgetSearch(prepared, options, preparation=preparation, known_plan=plain, needed=needed)
+    answer = search.best_within(budget)
     if answer.outcome is not SearchOutcome.FITS:
         raise CapacityError(answer.words)
-    placed = {placement.value for placement in answer.program.plan.placements}
-    saved = [each.tensor.value for each in captured.passes[0].saved.values() if each.tensor is not None]
-    lost = [value.name for value in saved if value.nbytes and value.name not in placed]
-    if lost:
-        raise CapacityError(
-            f"the budget is {budget:,} bytes. The program found has the saved tensor {lost[0]} in pieces, and PyTorch "
-            "takes saved tensors whole; with whole tensors the smallest found needs more. Raise the budget"
-        )
     recipe = answer.program.model.recipe
     return programs[recipe.split, recipe.again], answer.program.plan
 
