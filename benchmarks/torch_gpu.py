@@ -2,11 +2,14 @@
 
     python -m benchmarks.torch_gpu [ROW ...] [--sides SIDE ...] [--jobs 8] [--estimate] [--limit 16GiB] [--out FILE]
 
-Each side of a row is a process. All processes of a round compile at once; then each is measured alone on the GPU:
+Each side of a row is a process. All processes of a round compile at once; then each is measured alone on the GPU, the
+sides of a row in turns:
 
 peak   bytes of the allocator in one step, without parameters, buffers, arguments, gradients and optimizer state. The
        blocks come from the allocator's history, so gradients are left out for all their life, as on the CPU.
-time   median of the steps, by CUDA events. The ratio to Inductor is that of the medians.
+time   median of the steps by CUDA events, and the median over the turns. The ratio to Inductor is the median of the
+       ratios of each turn. The time between the kernels counts, so a busy processor shows too.
+busy   the kernels' own time in a step, by the profiler, with the ratio to Inductor.
 first  seconds of the first call, beside the compilations of the other processes.
 error  the distance of all gradients from eager's, relative to the norm of eager's.
 
@@ -47,7 +50,7 @@ from sublet.base.formatting import parse_bytes
 
 models = torchvision("models")
 
-WARM, STEPS = 3, 20
+WARM, STEPS, TURNS = 3, 20, 7
 MEGABYTE = 1e6
 OURS = "sublet+inductor"
 SIDES = ("eager", "inductor", "sublet", OURS)
@@ -176,6 +179,16 @@ def median_seconds(step: Step) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
 
 
+def busy_seconds(step: Step) -> float:
+    """Return the seconds of the kernels of a step, by the profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(WARM):
+            step()
+        torch.cuda.synchronize()
+    kernels = [each for each in profile.key_averages() if not each.is_user_annotation]
+    return sum(each.self_device_time_total for each in kernels) / WARM / 1e6
+
+
 def estimates(row: Row, plan: bool) -> dict[str, Any]:
     """Return the estimate of the eager step on CUDA from `meta`, and the arenas of Sublet's kernels if `plan`."""
     began = time.perf_counter()
@@ -267,11 +280,15 @@ def prepare_and_measure(row: Row, side: str, pipe: Any, with_estimate: bool) -> 
     found |= from_report()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    pipe.send("ready")
-    pipe.recv()
-    step()
-    found["peak"], found["whole"] = peak_beyond(step)
-    found["seconds"] = median_seconds(step)
+    found["turns"] = []
+    for turn in range(TURNS):
+        pipe.send("ready")
+        pipe.recv()
+        if turn == 0:
+            step()
+            found["peak"], found["whole"] = peak_beyond(step)
+        found["turns"].append(median_seconds(step))
+    found["seconds"], found["busy"] = statistics.median(found["turns"]), busy_seconds(step)
     return found
 
 
@@ -287,7 +304,7 @@ def from_report() -> dict[str, Any]:
 
 
 def run_round(jobs: Sequence[tuple[str, str]], asked: Any) -> list[dict[str, Any]]:
-    """Return the figures of all jobs of a round: compiled at once, measured one after another."""
+    """Return the figures of all jobs of a round: compiled at once, measured in turns, one row after another."""
     context, running = get_context("fork"), []
     for name, side in jobs:
         ours, theirs = context.Pipe()
@@ -296,10 +313,12 @@ def run_round(jobs: Sequence[tuple[str, str]], asked: Any) -> list[dict[str, Any
         theirs.close()
         running.append((process, ours, name, side))
     answers = [_receive(*each) for each in running]
-    for i, (process, pipe, name, side) in enumerate(running):
-        if answers[i] == "ready":
-            pipe.send("go")
-            answers[i] = _receive(process, pipe, name, side)
+    for row in dict.fromkeys(name for name, _ in jobs):
+        while waiting := [i for i, (name, _) in enumerate(jobs) if name == row and answers[i] == "ready"]:
+            for i in waiting:
+                running[i][1].send("go")
+                answers[i] = _receive(*running[i])
+    for process, *_ in running:
         process.join()
     return answers
 
@@ -321,10 +340,12 @@ def words_of(result: dict[str, Any], base: dict[str, Any] | None) -> str:
         return f"{result['side']}: batch {result['largest']} runs, {result['refused']} does not"
     words = (
         f"{result['side']:22} {result['peak'] / MEGABYTE:8,.0f} MB {1e3 * result['seconds']:7.2f} ms, "
-        f"first {result['first']:.0f} s, error {result['distance']:.1e}"
+        f"busy {1e3 * result['busy']:.2f} ms, first {result['first']:.0f} s, error {result['distance']:.1e}"
     )
     if base is not None and base is not result:
-        words += f"; of Inductor's {result['peak'] / base['peak']:.3f}, {result['seconds'] / base['seconds']:.3f}"
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(result["turns"], base["turns"], strict=True))
+        words += f"; of Inductor's {result['peak'] / base['peak']:.3f}, {ratio:.3f}"
+        words += f", busy {result['busy'] / base['busy']:.3f}"
     if "estimated" in result:
         words += f"; estimate {result['estimated'] / MEGABYTE:,.0f} of {result['whole'] / MEGABYTE:,.0f} MB"
         words += f", arenas {result['estimated_arena']} of {result['arenas']}, {result['estimate_s']:.0f} s"

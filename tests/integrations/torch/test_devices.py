@@ -180,6 +180,30 @@ def test_steps_with_kernels_of_inductor_on_a_gpu(budget: float | None) -> None:
 
 
 @GPU
+def test_a_loss_in_groups_of_rows_on_a_gpu_is_as_exact_as_eagers() -> None:
+    """Rows that are almost alike have probabilities that round alike: their errors must not add up."""
+    torch.manual_seed(0)
+    rows, inner, classes = 4096, 768, 50257
+    weight = (0.02 * torch.randn(classes, inner, device="cuda")).requires_grad_()
+    x = (torch.randn(inner, device="cuda") + 0.1 * torch.randn(rows, inner, device="cuda")).requires_grad_()
+    labels = torch.randint(0, classes, (rows,), device="cuda")
+
+    def sum_of_gradients(loss: Callable[..., Any], dtype: torch.dtype = torch.float32) -> Any:
+        x.grad = None
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype is torch.float32):
+            (found,) = torch.autograd.grad(loss(x.to(dtype), weight.to(dtype), labels), x)
+        return found.double().sum(0)
+
+    def loss(x: Any, weight: Any, labels: Any) -> Any:
+        return F.cross_entropy(F.linear(x, weight), labels)
+
+    exact, eager = sum_of_gradients(loss, torch.float64), sum_of_gradients(loss)
+    ours = sum_of_gradients(torch.compile(loss, backend="sublet", options={"kernels": "inductor"}))
+    assert sublet.torch.report()[-1].losses == 1
+    assert (ours - exact).norm() <= 2 * (eager - exact).norm()
+
+
+@GPU
 @pytest.mark.filterwarnings("ignore")
 def test_the_estimate_for_a_gpu_is_the_peak_of_the_allocator() -> None:
     module = nn.Sequential(

@@ -20,6 +20,7 @@ if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
     pytest.skip("Inductor needs a C++ compiler", allow_module_level=True)
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from sublet.integrations.torch.compile import inductor_kernels, inductor_memory, loss_rows  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import CompiledByInductor  # noqa: E402
@@ -458,3 +459,10 @@ def test_a_mean_over_no_label_is_no_number() -> None:
     assert loss.isnan()
     assert not by_x.any()
     assert not by_weight.any()
+
+
+def test_a_product_over_classes_in_bf16_is_summed_in_float32_on_a_gpu() -> None:
+    """Otherwise cuBLAS may add the parts of a split sum in bf16."""
+    with FakeTensorMode():
+        gradient, weight = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((8, 40), (40, 4)))
+        assert loss_rows._product_over_classes(gradient, weight).dtype is torch.float32

@@ -89,10 +89,21 @@ def loss_and_gradients(
         total = total + t.where(counted, log_sum - (picked - top), 0).sum()
         gradient = ((wide - top - log_sum).exp() - is_label.to(t.float32)) * scale
         gradient = t.where(counted, gradient, 0).to(x.dtype)
-        by_x.append(gradient @ weight)
+        by_x.append(_product_over_classes(gradient, weight).to(x.dtype))
         by_weight = by_weight + (gradient.t() @ given).to(t.float32)
         by_bias = by_bias + (gradient.t() @ t.ones_like(label, dtype=x.dtype)).to(t.float32)
     return total * scale, t.cat(by_x), by_weight.to(weight.dtype), by_bias[:, 0].to(x.dtype)
+
+
+def _product_over_classes(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return `gradient @ weight`, on a GPU in float32.
+
+    For few rows, cuBLAS splits a sum over many classes, and may add the parts in bf16. All rows round alike, because
+    the probabilities of most classes are alike, so the errors of the rows add up in the layers before.
+    """
+    if gradient.device.type != "cuda" or gradient.dtype is torch().float32:
+        return gradient @ weight
+    return torch().mm(gradient, weight, out_dtype=torch().float32)
 
 
 @cache
