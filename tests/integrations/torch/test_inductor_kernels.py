@@ -307,7 +307,9 @@ def test_an_error_of_sublet_leaves_the_graph_to_inductor(monkeypatch: pytest.Mon
     ("options", "words"),
     [
         ({"kernels": "triton"}, r"options=\{'kernels': 'triton'\}: there are 'sublet' and 'inductor'"),
-        ({"kernels": "inductor", "samples": 2}, "Inductor's kernels take only 'budget'. Drop 'samples'"),
+        ({"kernels": "inductor", "samples": 2}, "Inductor's kernels take only 'budget' and 'losses'. Drop 'samples'"),
+        ({"kernels": "inductor", "losses": 3}, "there are 'auto', 'rows', 'whole'"),
+        ({"kernels": "sublet", "losses": "rows"}, "for {'kernels': 'inductor'} only. Drop 'losses'"),
         ({"kernels": "inductor", "budget": 1.5}, "expected a number of bytes"),
     ],
 )
@@ -466,3 +468,30 @@ def test_a_product_over_classes_in_bf16_is_summed_in_float32_on_a_gpu() -> None:
     with FakeTensorMode():
         gradient, weight = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((8, 40), (40, 4)))
         assert loss_rows._product_over_classes(gradient, weight).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "losses", "merged"),
+    [
+        ("cpu", torch.bfloat16, "auto", 1),
+        ("cuda", torch.float32, "auto", 1),
+        ("cuda", torch.bfloat16, "auto", 0),
+        ("cuda", torch.bfloat16, "rows", 1),
+        ("cpu", torch.float32, "whole", 0),
+    ],
+)
+def test_losses_of_bf16_stay_whole_on_a_gpu_by_default(device: str, dtype: Any, losses: str, merged: int) -> None:
+    graph = torch.fx.Graph()
+    x, weight, labels = (graph.placeholder(name) for name in ("x", "weight", "labels"))
+    logits = graph.call_function(F.linear, (x, weight))
+    loss = graph.call_function(F.cross_entropy, (logits, labels))
+    graph.output(loss)
+    rows, classes = 1 << 13, 1 << 14
+    with FakeTensorMode():
+        shapes = ((x, (rows, 8)), (weight, (classes, 8)), (logits, (rows, classes)))
+        values = {node: torch.empty(shape, dtype=dtype, device=device) for node, shape in shapes}
+        values[labels] = torch.zeros(rows, dtype=torch.int64, device=device)
+        values[loss] = torch.empty((), device=device, requires_grad=True)
+    for node, value in values.items():
+        node.meta["example_value"] = value
+    assert loss_rows.merge_losses(torch.fx.GraphModule({}, graph), losses) == merged

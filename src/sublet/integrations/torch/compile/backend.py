@@ -22,6 +22,7 @@ from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, Devi
 from sublet.integrations.torch.compile.inductor_kernels import compile_with_inductor
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram, PassValue, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
+from sublet.integrations.torch.compile.loss_rows import LOSSES
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
 from sublet.integrations.torch.operator_facts import version_remark
@@ -127,8 +128,9 @@ class PlannedRegion:
 MAX_PLANS = 32
 """Maximum number of plans kept for a graph with changing extents. The plan unused for longest is dropped."""
 
-OPTIONS = ("alignment", "budget", "graphs", "kernels", "order", "samples", "strategy")
+OPTIONS = ("alignment", "budget", "graphs", "kernels", "losses", "order", "samples", "strategy")
 KERNELS = ("sublet", "inductor")
+INDUCTOR_OPTIONS = {"budget", "losses"}
 SAMPLES = ("auto", "all")
 DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
 """The default planning options of graphs."""
@@ -154,7 +156,10 @@ def backend(
             "strategy"   see `Options`
             "kernels"    "sublet": the kernels of Sublet and PyTorch, in an arena; "inductor": Sublet decides which
                          tensors are saved and which are computed again, Inductor generates the kernels. Default:
-                         "inductor" on CUDA if Triton is installed and no option but "budget" is given, else "sublet"
+                         "inductor" on CUDA if Triton is installed and no option but "budget" and "losses" is given,
+                         else "sublet"
+            "losses"     for Inductor's kernels, a large cross entropy over a vocabulary: "rows": in groups of rows;
+                         "whole": at once; "auto" (default): in groups of rows, but whole in bf16 on a GPU
             "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
                          few enough samples to keep tensors small, if the graph computes sample by sample
             "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
@@ -178,14 +183,19 @@ def backend(
     kernels = asked.pop("kernels")
     if kernels not in KERNELS:
         raise SubletError(f"options={{'kernels': {kernels!r}}}: there are {' and '.join(map(repr, KERNELS))}")
+    losses = asked.pop("losses", "auto")
+    if losses not in LOSSES:
+        raise SubletError(f"options={{'losses': {losses!r}}}: there are {', '.join(map(repr, LOSSES))}")
     if kernels == "inductor":
-        others = sorted({*(options or {})} - {"kernels", "budget"})
+        others = sorted({*(options or {})} - {"kernels"} - INDUCTOR_OPTIONS)
         if others:
             raise SubletError(
-                f"options={{'kernels': 'inductor', {others[0]!r}: ...}}: Inductor's kernels take only 'budget'. "
-                f"Drop {others[0]!r}, or drop 'kernels'"
+                f"options={{'kernels': 'inductor', {others[0]!r}: ...}}: Inductor's kernels take only 'budget' and "
+                f"'losses'. Drop {others[0]!r}, or drop 'kernels'"
             )
-        return _count_calls(compile_with_inductor(module, example, budget))
+        return _count_calls(compile_with_inductor(module, example, budget, losses))
+    if losses != "auto":
+        raise SubletError(f"options={{'losses': {losses!r}}}: for {{'kernels': 'inductor'}} only. Drop 'losses'")
     pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
     return compile_region(pair, module, example)
 
@@ -193,7 +203,7 @@ def backend(
 def _default_kernels(example: Sequence[object], options: Collection[str]) -> str:
     """Return the value of the option "kernels" for a graph of Dynamo with other `options`."""
     on_cuda = any(getattr(getattr(each, "device", None), "type", "") == CUDA for each in example)
-    if not on_cuda or {*options} - {"budget"}:
+    if not on_cuda or {*options} - INDUCTOR_OPTIONS:
         return KERNELS[0]
     triton = require("torch.utils._triton", extra="torch")
     return KERNELS[1] if triton.has_triton() else KERNELS[0]

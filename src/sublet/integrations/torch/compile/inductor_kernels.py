@@ -99,8 +99,10 @@ class Division:
 class InductorCompilation:
     """The compilation of one graph of Dynamo by Inductor, with Sublet's division."""
 
-    def __init__(self, module: GraphModule, example: Sequence[object], budget: int | None = None) -> None:
-        self._module, self._example, self._budget = module, example, budget
+    def __init__(
+        self, module: GraphModule, example: Sequence[object], budget: int | None = None, losses: str = "auto"
+    ) -> None:
+        self._module, self._example, self._budget, self._losses = module, example, budget, losses
         self._fx = require("torch._inductor.compile_fx", extra="torch")
         self._settings = require("torch._inductor.config", extra="torch")
         partitioners = require("torch._functorch.partitioners", extra="torch")
@@ -344,11 +346,13 @@ class InductorCompilation:
         """Return a copy of the graph module, over the same parameters: Inductor changes the graph."""
         module: GraphModule = torch().fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         module.meta.update(self._module.meta)
-        self._merged_losses = merge_losses(module) if merges else 0
+        self._merged_losses = merge_losses(module, self._losses) if merges else 0
         return module
 
 
-def compile_with_inductor(module: GraphModule, example: Sequence[object], budget: int | None) -> Callable[..., object]:
+def compile_with_inductor(
+    module: GraphModule, example: Sequence[object], budget: int | None, losses: str = "auto"
+) -> Callable[..., object]:
     """Return the callable for a graph of Dynamo: Sublet's division, Inductor's kernels.
 
     A graph without a possible division by Sublet is left to Inductor alone, with one warning.
@@ -357,11 +361,12 @@ def compile_with_inductor(module: GraphModule, example: Sequence[object], budget
         module: the FX graph module captured by Dynamo.
         example: example arguments.
         budget: the largest peak of live bytes, or None.
+        losses: one of `loss_rows.LOSSES`.
 
     Raises:
         SubletError: without a division within the budget.
     """
-    compilation = InductorCompilation(module, example, budget)
+    compilation = InductorCompilation(module, example, budget, losses)
     try:
         with silence_tracing():
             compiled = compilation.compile()
