@@ -13,6 +13,7 @@ busy   the kernels' own time in a step, by the profiler, with the ratio to Induc
 first  seconds of the first call, beside the compilations of the other processes.
 error  the distance of all gradients from eager's, relative to the norm of eager's.
 
+The side "sublet+inductor+rows" computes losses in groups of rows in bf16 too.
 A side such as "sublet+inductor:0.5" has a budget of this share of Inductor's peak, and runs after Inductor. With
 `--estimate`, the row "eager" has `sublet.torch.estimate` beside the measured peak, parameters and gradients included.
 With `--limit` and `--known`, each side searches the largest batch instead, under a limit set on PyTorch's allocator.
@@ -53,6 +54,7 @@ models = torchvision("models")
 WARM, STEPS, TURNS = 3, 20, 7
 MEGABYTE = 1e6
 OURS = "sublet+inductor"
+ROWS_SIDE = f"{OURS}+rows"
 SIDES = ("eager", "inductor", "sublet", OURS)
 
 
@@ -143,6 +145,8 @@ class Step:
 
 def options_of(side: str) -> dict[str, Any]:
     """Return the arguments of `torch.compile`; "sublet" has Sublet's kernels."""
+    if side == ROWS_SIDE:
+        return {"backend": "sublet", "options": {"kernels": "inductor", "losses": "rows"}}
     return {"backend": side, "options": {"kernels": "sublet"}} if side == "sublet" else compile_options(side)
 
 
