@@ -206,6 +206,10 @@ def _cache_words(cache: dict[str, Any]) -> Iterable[str]:
         yield f"  {name}: {human(used['bytes'])} in {count_with_noun(used['entries'], 'folder')}"
 
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "SUBLET_THREADS")
+"""Environment variables with a number of threads."""
+
+
 def doctor(
     in_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -219,7 +223,7 @@ def doctor(
     threads = {
         "usable_cores": usable_cores(),
         "cores": os.cpu_count(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        **{name: os.environ.get(name) for name in THREAD_VARIABLES},
     }
     if in_json:
         content = {name: [asdict(each) for each in diagnoses] for name, diagnoses in parts.items()}
@@ -234,8 +238,8 @@ def doctor(
             title,
             *(f"  {each.name:32} {each.version:20} {each.health:14} {each.remark}" for each in diagnoses),
         ]
-    omp = f", OMP_NUM_THREADS={threads['OMP_NUM_THREADS']}" if threads["OMP_NUM_THREADS"] else ""
-    lines += ["", f"threads: {threads['usable_cores']} of {threads['cores']} cores usable{omp}", "", "cache"]
+    given = "".join(f", {name}={threads[name]}" for name in THREAD_VARIABLES if threads[name])
+    lines += ["", f"threads: {threads['usable_cores']} of {threads['cores']} cores usable{given}", "", "cache"]
     lines += _cache_words(cache)
     faults = [each.name for diagnoses in parts.values() for each in diagnoses if each.is_fault]
     lines += ["", f"faults: {', '.join(faults)}" if faults else "all installed parts work"]

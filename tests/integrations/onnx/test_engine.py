@@ -13,7 +13,7 @@ import pytest
 from benchmarks.models.architectures import SMALL
 from sublet.api.compiling import compile
 from sublet.api.ranges import compile_ranges
-from sublet.base.errors import KernelError
+from sublet.base.errors import KernelError, SubletError
 from sublet.integrations.onnx.kernels import engine
 from tests.runtime.test_onnxruntime import feeds_of, one_node, same_bits
 
@@ -110,3 +110,30 @@ def test_sessions_share_one_pool_of_threads() -> None:
     ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, cwd=root, check=True)
     first, *others = map(int, ran.stdout.split())
     assert others == [first] * len(others)
+
+
+THREADS_OF_A_RUN = """
+import numpy as np
+from sublet.api.compiling import compile
+from tests.integrations.onnx.test_engine import softmax_of_rows
+compile(softmax_of_rows(), dims={"rows": 4})(x=np.ones((4, 8), np.float32))
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) for line in status if line.startswith("Threads")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_a_variable_sets_the_threads_of_the_pool() -> None:
+    def count(threads: int) -> int:
+        environment = {**os.environ, "SUBLET_THREADS": str(threads)}
+        command = [sys.executable, "-c", THREADS_OF_A_RUN]
+        return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+    assert count(3) - count(1) == 2
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "5000"])
+def test_a_variable_without_a_number_of_threads_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_THREADS", text)
+    with pytest.raises(SubletError, match=f"SUBLET_THREADS={text}: expected a number of threads"):
+        engine.pool_threads()

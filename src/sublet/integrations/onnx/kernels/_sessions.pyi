@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from sublet.runtime.kernel import PointCall
 
 class Library:
-    def __init__(self, entry: int) -> None: ...
+    def __init__(self, entry: int, threads: int) -> None: ...
 
 class Session:
     def __init__(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sublet.base.errors import SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.onnx.kernels import _sessions
 from sublet.runtime.kernel import Array
@@ -29,6 +30,12 @@ Constant = tuple[str, int, Array]
 
 BuildModel = Callable[[bool], bytes]
 """(whether the last node of the file runs first) -> the model file of a session."""
+
+THREADS = "SUBLET_THREADS"
+"""The environment variable with the number of threads that share the work of a kernel."""
+
+MOST_THREADS = 1024
+"""The largest number of threads taken from the variable."""
 
 IR_VERSION = 10
 """Version of the ONNX file format written: no feature of a newer version is needed."""
@@ -59,17 +66,28 @@ class OpenSession(Protocol):
 
 
 def open_session(build: BuildModel, constants: Sequence[Constant], threads: int, optimized: str = "") -> OpenSession:
-    """Open a session over bare kernels; `threads` threads share the work of a kernel, 0 for the default.
+    """Open a session over bare kernels; `threads` threads share the work of a kernel, 0 for the shared pool.
 
     `optimized` is the path of a file to write the model to, with the nodes that run. Raises the errors of ONNX Runtime.
     """
     found = c_library()
     if found is None:
-        return _PythonSession(build(False), constants, threads, optimized)
+        return _PythonSession(build(False), constants, threads or pool_threads(), optimized)
     operands = [(name, kind, array.shape, array.ctypes.data) for name, kind, array in constants]
     shared = threads == 0 and found.process == os.getpid()
-    session = _sessions.Session(found.library, build(True), operands, threads, shared, optimized)
+    session = _sessions.Session(found.library, build(True), operands, threads or pool_threads(), shared, optimized)
     return _CSession(session, [array for _, _, array in constants])
+
+
+def pool_threads() -> int:
+    """Return the number of threads of the shared pool: SUBLET_THREADS, or 0 for all cores.
+
+    The variable counts when the process opens the first kernel. Raises SubletError for a text without meaning.
+    """
+    text = os.environ.get(THREADS) or "0"
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_THREADS):
+        raise SubletError(f"{THREADS}={text}: expected a number of threads up to {MOST_THREADS}, or 0 for all cores")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -87,13 +105,13 @@ class CLibrary:
 @lru_cache(maxsize=1)
 def c_library() -> CLibrary | None:
     """Return the C library of the installed ONNX Runtime; None without one, or with another order of nodes."""
-    package = find_spec("onnxruntime")
+    package, threads = find_spec("onnxruntime"), pool_threads()
     for folder in (package and package.submodule_search_locations) or ():
         for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
             for shared_pool in (True, False):
                 try:
                     entry = ctypes.cast(ctypes.CDLL(str(path)).OrtGetApiBase, ctypes.c_void_p).value
-                    library = _sessions.Library(entry or 0)
+                    library = _sessions.Library(entry or 0, threads)
                     last_first = _runs_last_first(library, shared_pool)
                 except (OSError, AttributeError, RuntimeError):  # not the library, without functions, or without a pool
                     continue

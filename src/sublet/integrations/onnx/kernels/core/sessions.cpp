@@ -43,6 +43,8 @@ enum Function : size_t {
     DisablePerSessionThreads = 120,
     CreateThreadingOptions = 121,
     ReleaseThreadingOptions = 122,
+    SetGlobalIntraOpNumThreads = 147,
+    SetGlobalInterOpNumThreads = 148,
     AddExternalInitializers = 210,
 };
 
@@ -60,12 +62,14 @@ using Numbered = std::tuple<std::string, int, size_t, size_t>;  // name, element
 // The library, with the environment of the process and one pool of threads for all sessions that share it.
 class Library {
   public:
-    // `entry` is the address of OrtGetApiBase.
-    explicit Library(size_t entry) {
+    // `entry` is the address of OrtGetApiBase; `threads` the number of threads of the pool, 0 for all cores.
+    Library(size_t entry, int threads) {
         table_ = reinterpret_cast<const ApiBase* (*)()>(entry)()->table(api_version);
         if (!table_) throw std::runtime_error("the C API is older than version 13");
         void* threading = nullptr;
         call(CreateThreadingOptions, &threading);
+        call(SetGlobalIntraOpNumThreads, threading, threads);
+        call(SetGlobalInterOpNumThreads, threading, 1);  // nodes run one after another
         call(CreateEnvWithGlobalThreadPools, log_fatal, "sublet", static_cast<const void*>(threading), &environment_);
         release(ReleaseThreadingOptions, threading);
         call(CreateCpuMemoryInfo, device_allocator, memory_default, &memory_);
@@ -239,7 +243,7 @@ void add_caches(nb::module_& module);  // caches.cpp
 
 NB_MODULE(_sessions, module) {
     nb::set_leak_warnings(false);  // sessions kept open in the child of a fork are never closed
-    nb::class_<Library>(module, "Library").def(nb::init<size_t>(), "entry"_a);
+    nb::class_<Library>(module, "Library").def(nb::init<size_t, int>(), "entry"_a, "threads"_a);
     nb::class_<Session>(module, "Session")
         .def(nb::init<const Library&, nb::bytes, const std::vector<Constant>&, int, bool, const std::string&>(),
              "library"_a, "model"_a, "constants"_a, "threads"_a, "shared_pool"_a, "optimized_path"_a,
