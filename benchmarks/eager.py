@@ -46,8 +46,9 @@ def _batch_norm(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tenso
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **a: Any) -> tuple[Any, ...]:
+    q, k, v = (x.transpose(1, 2) if a["layout"] == "bthd" else x for x in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(a["causal"]), scale=a["scale"])
-    return y, None
+    return y.transpose(1, 2) if a["layout"] == "bthd" else y, None
 
 
 def _lstm_cell(gates: Tensor, c: Tensor, **a: Any) -> tuple[Tensor, ...]:

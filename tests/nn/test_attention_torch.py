@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,25 @@ def _scores(q: Any, k: Any, mask: Any, attrs: dict[str, Any]) -> Any:
     return scores
 
 
+def _in_layout(layout: str, inputs: tuple[str, ...], attrs: dict[str, Any], function: Any) -> Any:
+    """Return inputs, attributes and function of heads first, for tensors in a layout."""
+    if layout == "bhtd":
+        return inputs, attrs, function
+
+    def swapped(*given: Any) -> Any:
+        found = function(*(x.transpose(1, 2) for x in given[:3]), *given[3:])
+        return (found[0].transpose(1, 2), *found[1:]) if isinstance(found, tuple) else found.transpose(1, 2)
+
+    specs = [re.sub(r",(\d+),(\d+)", r",\2,\1", spec, count=1) for spec in inputs[:3]]
+    return (*specs, *inputs[3:]), {**attrs, "layout": layout}, swapped
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["bhtd", "bthd"])
+
+
+@LAYOUTS
 @pytest.mark.parametrize("row", ROWS, ids=map(str, range(len(ROWS))))
-def test_is_pytorchs(row: Any) -> None:
+def test_is_pytorchs(row: Any, layout: str) -> None:
     inputs, attrs = row
 
     def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
@@ -57,18 +75,19 @@ def test_is_pytorchs(row: Any) -> None:
             causal = False
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
 
-    agrees("attention", inputs, attrs, function)
+    agrees("attention", *_in_layout(layout, inputs, attrs, function))
 
 
+@LAYOUTS
 @pytest.mark.parametrize("row", [ROWS[1], ROWS[3], ROWS[5]], ids=["causal", "mask", "cut"])
-def test_the_sums_of_exponentials_and_their_gradient(row: Any) -> None:
+def test_the_sums_of_exponentials_and_their_gradient(row: Any, layout: str) -> None:
     inputs, attrs = row
 
     def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         scores = _scores(q, k, mask, attrs)
         return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
-    agrees("attention", inputs, attrs, function)
+    agrees("attention", *_in_layout(layout, inputs, attrs, function))
 
 
 @pytest.mark.parametrize("backend", [TorchBackend(), ReferenceBackend()], ids=["torch", "reference"])
@@ -111,3 +130,16 @@ def test_scratch_does_not_grow_with_the_square_of_the_sequence() -> None:
 )
 def test_refusals(shapes: list[str], message: str) -> None:
     refused("attention", shapes, {}, message)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shapes", "message"),
+    [
+        ("btdh", ["f32[1,2,3,4]"] * 3, "layout = 'btdh' must be one of bhtd, bthd"),
+        ("bthd", ["f32[2,3,4]"] * 3, r"must have 4 axes: \[batch, positions, heads, width\]"),
+        ("bthd", ["f32[1,2,3,4]", "f32[1,2,2,4]", "f32[1,2,2,4]"], "must agree in batch and heads, their axes 0 and 2"),
+        ("bthd", ["f32[1,2,3,4]", "f32[1,5,3,4]", "f32[1,2,3,4]"], r"the same number of positions \(axis 1\)"),
+    ],
+)
+def test_refusals_of_layouts(layout: str, shapes: list[str], message: str) -> None:
+    refused("attention", shapes, {"layout": layout}, message)

@@ -14,6 +14,7 @@ from sublet.base.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import Graph
 from sublet.ops.verify import findings, verify
 from sublet.passes.algebraic_simplification import without_identities
+from sublet.passes.attention_layout import with_attention_in_place
 from sublet.passes.constant_folding import with_folded_constants
 from sublet.passes.fusion import with_chains, with_fused_patterns
 from sublet.passes.redundant_nodes import without_common_subexpressions, without_dead_code
@@ -56,6 +57,11 @@ FUSING = (
         with_fused_patterns,
         "groups of commands with a fused command are fused",
         "values of a group have one reader",
+    ),
+    Pass(
+        "attention-layout",
+        with_attention_in_place,
+        "no attention has every tensor transposed, unless strides cost time",
     ),
     Pass("chain", with_chains, "long element-wise sequences on large tensors run block by block"),
 )
@@ -107,8 +113,8 @@ def simplify(graph: Graph, *, order: bool = True) -> Graph:
 def _simplify_once(graph: Graph, order: bool) -> Graph:
     """Return the graph after one iteration of simplifying, fusing and, if `order`, reordering."""
     graph = _simplify_to_fixpoint(graph)
-    graph = _simplify_to_fixpoint(run_passes(graph, FUSING[:1]))
-    return run_passes(graph, [*FUSING[1:], *(ORDERING if order else ())])
+    graph = _simplify_to_fixpoint(run_passes(graph, FUSING[:2]))
+    return run_passes(graph, [*FUSING[2:], *(ORDERING if order else ())])
 
 
 def _simplify_to_fixpoint(graph: Graph) -> Graph:

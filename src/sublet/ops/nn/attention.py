@@ -20,6 +20,7 @@ from sublet.ops.nn.rules import (
     broadcast_shape,
     operand,
     require_equal,
+    require_present,
     require_same_type,
     require_type,
     sum_present,
@@ -27,6 +28,25 @@ from sublet.ops.nn.rules import (
 )
 from sublet.ops.op import Attrs, Emit, GradientByExpansion, Grads, Specs
 from sublet.ops.slice_maps import SliceMaps, Slices, same_axes, shape_of
+
+LAYOUTS = ("bhtd", "bthd")
+"""The orders of axes of queries, keys, values and results: [batch, heads, positions, width], or positions first."""
+HEADS_FIRST = (0, 2, 1, 3)
+"""The permutation from either layout to the other."""
+
+
+def is_positions_first(attrs: Attrs) -> bool:
+    """True if the positions are axis 1 and the heads axis 2. Raises SpecError for an unknown layout."""
+    layout = pick(attrs, "layout")
+    if layout not in LAYOUTS:
+        raise SpecError(f"layout = {layout!r} must be one of {', '.join(LAYOUTS)}")
+    return bool(layout == "bthd")
+
+
+def heads_first_shape(value: Value | None, attrs: Attrs) -> tuple[int, ...]:
+    """Return the shape of a query, key or value as [batch, heads, positions, width]."""
+    shape = shape_of(value)
+    return tuple(shape[axis] for axis in HEADS_FIRST) if is_positions_first(attrs) else shape
 
 
 def score_scale(attrs: Attrs, width: int) -> float:
@@ -60,36 +80,49 @@ def _probabilities(scores: Any) -> tuple[Any, Any]:
     return raised / divisor, np.where(total == 0, -np.inf, base + np.log(divisor))[..., 0]
 
 
-def _attention(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int) -> tuple[Any, Any]:
+def _swap_axes(layout: str, *arrays: Any) -> list[Any]:
+    """Return views of arrays in `layout` as [batch, heads, positions, width], or the other way round."""
+    return [np.swapaxes(x, 1, 2) if layout == "bthd" else x for x in arrays]
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int, layout: str) -> tuple[Any, Any]:
+    q, k, v = _swap_axes(layout, q, k, v)
     probabilities, lse = _probabilities(_scores(q, k, mask, scale, causal))
-    return probabilities @ v, lse
+    return *_swap_axes(layout, probabilities @ v), lse
 
 
 def _attention_gradient(
-    dy: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int
-) -> tuple[Any, Any, Any]:
+    dy: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int, layout: str
+) -> tuple[Any, ...]:
+    dy, q, k, v = _swap_axes(layout, dy, q, k, v)
     p, _ = _probabilities(_scores(q, k, mask, scale, causal))
     dp = dy @ np.swapaxes(v, -1, -2)
     ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(score_scale({"scale": scale}, q.shape[-1]))
-    return ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dy
+    return tuple(_swap_axes(layout, ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dy))
 
 
 # Shapes.
 
 
-def _scores_shape(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
+def _scores_shape(specs: Specs, attrs: Attrs) -> tuple[int, ...]:
     """Return the shape of the scores, [B, H, T, S]. Raises SpecError if q, k, v or mask do not fit."""
+    q, k, v = (require_type(spec, FLOATS, role) for spec, role in zip(specs, "qkv", strict=False))
     shown = f"q {q}, k {k}, v {v}"
     require_same_type((q, k, v), FLOATS)
+    axes = (1, 2) if is_positions_first(attrs) else (2, 1)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise SpecError(f"{shown} must have 4 axes: [batch, heads, positions, width]. Use nn.reshape.")
-    if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        raise SpecError(f"{shown} must agree in batch and heads, their first two axes")
-    if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2]:
+        named = "positions, heads" if axes[0] == 1 else "heads, positions"
+        raise SpecError(f"{shown} must have 4 axes: [batch, {named}, width]. Use nn.reshape.")
+    positions, heads = axes
+    if len({(spec.shape[0], spec.shape[heads]) for spec in (q, k, v)}) > 1:
+        raise SpecError(f"{shown} must agree in batch and heads, their axes 0 and {heads}")
+    if q.shape[3] != k.shape[3] or k.shape[positions] != v.shape[positions]:
         raise SpecError(
-            f"{shown}: q and k must have the same width (axis 3), k and v the same number of positions (axis 2)"
+            f"{shown}: q and k must have the same width (axis 3), k and v the same number of positions "
+            f"(axis {positions})"
         )
-    scores = TensorSpec(q.dtype, (*q.shape[:3], k.shape[2]))
+    scores = TensorSpec(q.dtype, (q.shape[0], q.shape[heads], q.shape[positions], k.shape[positions]))
+    mask = specs[3] if len(specs) > 3 else None
     if mask is not None:
         require_type(mask, (q.dtype, DType.BOOL), "the mask")
         if broadcast_shape([mask, scores]) != scores.shape:
@@ -98,9 +131,9 @@ def _scores_shape(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec 
 
 
 def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    q, k, v = (require_type(spec, FLOATS, role) for spec, role in zip(specs, "qkv", strict=False))
-    shape = _scores_shape(q, k, v, specs[3] if len(specs) > 3 else None)
-    return TensorSpec(q.dtype, (*shape[:3], v.shape[3])), TensorSpec(q.dtype, shape[:3])
+    shape = _scores_shape(specs, attrs)
+    q, v = require_present(specs[0], "q"), require_present(specs[2], "v")
+    return TensorSpec(q.dtype, (*q.shape[:3], v.shape[3])), TensorSpec(q.dtype, shape[:3])
 
 
 def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -121,6 +154,13 @@ def _allowed_pairs(emit: Emit, node: Node, mask: Value | None, rows: int, column
     query = emit("nn.reshape", emit("nn.iota", count=rows, dtype="i64"), shape=(rows, 1))
     past = emit("nn.less_equal", emit("nn.iota", count=columns, dtype="i64"), query)
     return past if bools is None else emit("nn.logical_and", bools, past)
+
+
+def _transpose_values(emit: Emit, node: Node, *values: Value) -> Sequence[Value]:
+    """Return values in the layout of the node as [batch, heads, positions, width], or the other way round."""
+    if not is_positions_first(node.attrs):
+        return values
+    return [emit("nn.transpose", value, axes=HEADS_FIRST) for value in values]
 
 
 def _softmax(emit: Emit, node: Node, q: Value, k: Value, mask: Value | None) -> tuple[Value, Value]:
@@ -160,14 +200,19 @@ def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         gradients = list(emit.all_outputs("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
     learnt = mask is not None and spec_of(mask).dtype is not DType.BOOL
     terms: list[Value] = []
-    _, p = _softmax(emit, node, q, k, mask) if learnt or dlse is not None else (None, None)
+    p: Value | None = None
+    if learnt or dlse is not None:
+        q, k, v = _transpose_values(emit, node, q, k, v)
+        _, p = _softmax(emit, node, q, k, mask)
     if p is not None and dlse is not None:
         ds = emit("nn.mul", p, emit("nn.reshape", dlse, shape=(*spec_of(dlse).shape, 1)))
         terms.append(ds)
         scaled = emit("nn.mul", ds, emit.constant(score_scale(node.attrs, spec_of(q).shape[3]), q))
-        for i, more in enumerate((emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1))):
+        products = emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1)
+        for i, more in enumerate(_transpose_values(emit, node, *products)):
             gradients[i] = sum_present(emit, gradients[i], more)
     if p is not None and dy is not None:
+        (dy,) = _transpose_values(emit, node, dy)
         terms.append(_score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1)))
     if mask is None or not learnt:
         return [*gradients, None][: len(node.inputs)]
@@ -175,12 +220,12 @@ def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
-    dy, q, k, v = (operand(node, i) for i in range(4))
+    dy, q, k, v = _transpose_values(emit, node, *(operand(node, i) for i in range(4)))
     _, p = _softmax(emit, node, q, k, node.inputs[4] if len(node.inputs) > 4 else None)
     ds = _score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1))
     ds = emit("nn.mul", ds, emit.constant(score_scale(node.attrs, spec_of(q).shape[3]), q))
     dq, dk = emit("nn.matmul", ds, k), emit("nn.matmul", ds, q, transpose_a=1)
-    return [dq, dk, emit("nn.matmul", p, dy, transpose_a=1)]
+    return _transpose_values(emit, node, dq, dk, emit("nn.matmul", p, dy, transpose_a=1))
 
 
 def slices_with_mask(position: int) -> Slices:
@@ -198,11 +243,12 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "attention",
         "Scaled dot-product attention (Vaswani et al. 2017): q [B, H, T, D], k [B, H, S, D], v [B, H, S, E] and a "
-        "mask for [B, H, T, S], boolean or additive, -> (y [B, H, T, E], log-sum-exp of the scores).",
+        "mask for [B, H, T, S], boolean or additive, -> (y [B, H, T, E], log-sum-exp of the scores). In the layout "
+        "bthd, positions come before heads: q [B, T, H, D], k [B, S, H, D], v [B, S, H, E] and y [B, T, H, E].",
         _infer,
         _attention,
         _rule,
-        {"scale": 0.0, "causal": False},
+        {"scale": 0.0, "causal": False, "layout": "bhtd"},
         inputs=(3, 4),
         outputs=(2, 2),
         inplace=overwrite_unless_repeated((0, 0)),
@@ -214,7 +260,7 @@ COMMANDS: tuple[Command, ...] = (
         _gradient_infer,
         _attention_gradient,
         GradientByExpansion(_gradient_parts),
-        {"scale": 0.0, "causal": False},
+        {"scale": 0.0, "causal": False, "layout": "bhtd"},
         inputs=(4, 5),
         outputs=(3, 3),
         inplace=overwrite_unless_repeated((0, 0), (0, 1)),

@@ -118,15 +118,20 @@ def _linear_operations(node: Node) -> float:
 
 def _attention_operations(node: Node) -> float:
     """Return the operations of both products of an attention: four per query element and key row."""
-    query, key = _shape_of(node.inputs[0]), _shape_of(node.inputs[1])
-    return 4.0 * _element_count(node.inputs[0]) * key[-2] if len(key) >= 2 and query else 0.0
+    key, axis = _shape_of(node.inputs[1]), _row_axis(node)
+    return 4.0 * _element_count(node.inputs[0]) * key[axis] if len(key) >= -axis else 0.0
 
 
 def _attention_gradient_operations(node: Node) -> float:
     """Return an estimate: ten operations per element of the largest operand and row."""
-    shapes = [_shape_of(value) for value in node.uses]
-    rows = max((shape[-2] for shape in shapes if len(shape) >= 2), default=1)
+    shapes, axis = [_shape_of(value) for value in node.uses], _row_axis(node)
+    rows = max((shape[axis] for shape in shapes if len(shape) >= -axis), default=1)
     return 10.0 * max(map(_element_count, node.uses), default=0) * rows
+
+
+def _row_axis(node: Node) -> int:
+    """Return the axis of the positions, counted from the last."""
+    return -3 if node.attrs.get("layout") == "bthd" else -2
 
 
 _PRODUCTS: Mapping[str, Callable[[Node], float]] = {
