@@ -1,4 +1,4 @@
-"""Concatenations of channels at batch 2 in ONNX graphs: ONNX Runtime's kernels run once a row, with equal bits."""
+"""Parts of a batch in ONNX graphs: ONNX Runtime's kernels run once a row, with equal bits; what stays copied."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sublet
 from benchmarks.models.architectures import SMALL
 from sublet.analysis.options import Options
 from sublet.base.optional_imports import is_installed
+from sublet.ops.op import lookup
 
 
 def at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
@@ -38,3 +39,18 @@ def test_networks_with_concatenations_copy_no_operand(name: str, optimize: str) 
     for found in (rows(inputs), rows(inputs), sublet.run_poisoned(rows, inputs)):
         for key, result in expected.items():
             assert np.array_equal(found[key], result), key
+
+
+@pytest.mark.skipif(not is_installed("onnxruntime"), reason="needs ONNX Runtime")
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_transpositions_left_in_transformers_exchange_positions_and_heads_for_products(name: str) -> None:
+    """ONNX Runtime's products transpose the last two axes of a factor only; other transpositions are copies."""
+    graph = sublet.compile(SMALL[name](), optimize="onnxruntime").graph
+    copying = [node for node in graph.nodes if node.op == "onnx.Transpose" and not lookup(node.op).views(node)]
+    assert copying
+    for node in copying:
+        assert tuple(node.attrs["perm"]) in {(0, 2, 1, 3), (0, 2, 3, 1)}
+        value = node.defs[0]
+        while (reader := next(each for each in graph.nodes if value in each.uses)).op == "onnx.Reshape":
+            value = reader.defs[0]
+        assert reader.op.rpartition(".")[2] in {"MatMul", "FusedMatMul", "Gemm"}
