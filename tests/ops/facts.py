@@ -19,7 +19,7 @@ from onnx.backend.test.loader import load_model_tests
 from sublet.base.arrays import is_packed, pack
 from sublet.base.errors import SubletError
 from sublet.base.tensor import TensorSpec
-from sublet.integrations.onnx.kernels.nodes import captured_names
+from sublet.integrations.onnx.kernels.session_node import captured_names
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model

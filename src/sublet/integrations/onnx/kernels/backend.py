@@ -23,7 +23,6 @@ from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, DType, TensorSpec, Unplannable
 from sublet.integrations.onnx.dialect import PREFIX, always_written_outputs
 from sublet.integrations.onnx.kernels.caches import cache_kernel
-from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
 from sublet.integrations.onnx.kernels.session import ArraySession, Listing, Session, keep_open_in_child, kernels_of
 from sublet.integrations.onnx.kernels.session_node import (
     JointListing,
@@ -32,9 +31,12 @@ from sublet.integrations.onnx.kernels.session_node import (
     SessionOperand,
     SessionOperands,
     are_disjoint,
+    domain_and_type,
+    node_input_names,
     node_output_names,
     session_node_of,
     session_operands,
+    single_node,
     through_arrays,
     value_info,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from sublet.base.arrays import unpacked_elements
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY, TensorSpec
-from sublet.integrations.onnx.kernels.nodes import domain_and_type, node_input_names, single_node
+from sublet.integrations.onnx.kernels.session_node import domain_and_type, node_input_names, single_node
 from sublet.ir.graph import Node, Value
 from sublet.runtime.kernel import Array, Call, Kernel, Operand, UnplannedCell, store
 
