@@ -22,7 +22,7 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff.backward_level import BackwardLevel, Contribution, nodes_needed_for, zero_gradient
-from sublet.passes.autodiff.tape_access import TapeAccess, captured_values
+from sublet.passes.autodiff.tape import TapeAccess, captured_values
 from sublet.passes.gradient_sums import Contributions
 
 UNSIGNED = (DType.BOOL, DType.U8, DType.U16, DType.U32, DType.U64)

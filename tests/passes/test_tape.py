@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Value
-from sublet.passes.autodiff.tape_access import min_cut_values
+from sublet.passes.autodiff.tape import min_cut_values
 
 ENDLESS = 1 << 30
 
