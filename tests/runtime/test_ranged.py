@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,23 @@ def test_models_with_loops_state_or_unknown_sizes_are_refused() -> None:
         compile_ranges(model, {"n": (1, 4)})
     with pytest.raises(sublet.SubletError, match="no dimension has the name q"):
         compile_ranges(two_dimensions(), {"n": (1, 4), "s": 4, "q": (1, 2)})
+
+
+INDEPENDENT = [
+    ("float[s, 4] a, float[t, 4] b", "y = Add(a, b)", "extents s and t .* one extent, pass --dim t=s$"),
+    ("float[s, 4, 4] a, float[t, 4, 4] b", "y = MatMul(a, b)", "extents s and t .* one extent, pass --dim t=s$"),
+    ("float[s, 4] a, float[t, 4] b", "c = Concat <axis = 0> (a, a) y = Mul(c, b)", r"extents 2\*s and t .* ranges$"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "nodes", "message"), INDEPENDENT)
+def test_operands_of_independent_extents_are_refused_with_both_extents(inputs: str, nodes: str, message: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(PlanError, match=message):
+        compile_ranges(model, {"s": (1, 4), "t": (1, 8)})
+    with pytest.raises(PlanError, match=r"2\*s and s") if "Concat" in nodes else nullcontext():
+        compile_ranges(model, {"s": (1, 4), "t": "s"})
 
 
 def decoder() -> onnx.ModelProto:

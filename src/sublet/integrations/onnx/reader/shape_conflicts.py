@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
-from sublet.base.extents import Dimension, Extent, extent_at, is_ranged
+from sublet.base.extents import Dimension, Extent, as_extent, extent_at, is_ranged, substitute
 from sublet.base.tensor import DType, TensorSpec, format_dims
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import node_title
 from sublet.integrations.onnx.reader.rules.images import is_corrected
+from sublet.integrations.onnx.reader.rules.layers import require_elementwise
 from sublet.integrations.onnx.reader.rules.shape_rule import Attribute, Extents, NodeShapes, ShapeConflict
 from sublet.integrations.onnx.reader.rules.table import CONTRIB_RULES, RULES
 from sublet.integrations.onnx.reader.types import TensorType, Type, attributes_of
@@ -121,6 +122,27 @@ def warn_of_refused_points(program: ImportState, node: onnx.NodeProto, shapes: N
     if not any(each.rule == REFUSED_POINTS and each.fix == fix != "" for each in program.warnings):
         what = f"a run is refused at some extents of {', '.join(map(str, changing))}: {messages[0]}"
         program.warn(REFUSED_POINTS, node_title(node), what, fix)
+
+
+def differing_extents_of(node: onnx.NodeProto, shapes: NodeShapes) -> str:
+    """Return the reason for an open extent where operands broadcast only at some points; "" without such an axis.
+
+    The reason names the first two extents of an axis that are not proven equal, with dimensions to tie where that is
+    enough.
+    """
+    if RULES.get(node.op_type) is not require_elementwise and node.op_type != "MatMul":
+        return ""
+    operands = [shape[:-2] if node.op_type == "MatMul" else shape for shape in shapes.inputs if shape is not None]
+    for axis in range(1, 1 + max(map(len, operands), default=0)):
+        aligned: Sequence[object] = [shape[-axis] for shape in operands if len(shape) >= axis]
+        ranged = list(dict.fromkeys(each for each in aligned if isinstance(each, Extent)))
+        if len(ranged) > 1 and not any(isinstance(each, int) and each != 1 for each in aligned):
+            one, other = ranged[:2]
+            (first, *more), (second, *further) = (sorted(each.dimensions, key=str) for each in (one, other))
+            can_tie = not more and not further and substitute(other, {second: as_extent(first)}) == one
+            fix = f". To give them one extent, pass --dim {second}={first}" if can_tie else ""
+            return f"the extents {one} and {other} of its operands may differ within the ranges{fix}"
+    return ""
 
 
 def report_shape_conflict(

@@ -30,6 +30,7 @@ from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
 from sublet.integrations.onnx.reader.rules.table import has_disputed_shape
 from sublet.integrations.onnx.reader.shape_conflicts import (
     MAX_CONSTANT_ELEMENTS,
+    differing_extents_of,
     node_shapes_of,
     report_shape_conflict,
     shape_conflict_of,
@@ -191,7 +192,7 @@ def infer_types(
         return [_with_open_extents(type) for type in types], f"{SHAPE_DISPUTED} (node {node_title(node)})"
     if domain == CLASSICAL and not any(known.unplannable_reason for known in inputs if known is not None):
         return _assume_declared(program, node, types, declared, names)
-    return types, unknown.unplannable_reason if unknown is not None else _open_shape_reason(node, inputs)
+    return types, unknown.unplannable_reason if unknown is not None else _open_shape_reason(node, inputs, node_shapes)
 
 
 def _infer_standard(
@@ -252,9 +253,11 @@ def _with_open_extents(type: Type) -> Type:
     return TensorType(type.elem, type.dims and (None,) * len(type.dims)) if isinstance(type, TensorType) else None
 
 
-def _open_shape_reason(node: onnx.NodeProto, inputs: Sequence[KnownValue | None]) -> str:
-    """Return the reason for an open output: the reason of the first open input, else a data-dependent shape."""
-    reasons = (known.unplannable_reason for known in inputs if known is not None)
+def _open_shape_reason(node: onnx.NodeProto, inputs: Sequence[KnownValue | None], node_shapes: NodeShapes) -> str:
+    """Return the reason for an open output: that of the first open input, extents that may differ, else data."""
+    reasons = [known.unplannable_reason for known in inputs if known is not None]
+    if differing := differing_extents_of(node, node_shapes):
+        reasons.append(f"node {node_title(node)}: {differing}")
     return next(filter(None, reasons), f"the shape depends on data (node {node_title(node)})")
 
 
