@@ -22,7 +22,7 @@ from sublet.analysis.options import Options
 from sublet.analysis.program_facts import ProgramFacts, why_not_view
 from sublet.analysis.sharing import BufferAssignment, RowLimits, find_copying_moves, share_buffers
 from sublet.analysis.value_versions import ReusePredicate
-from sublet.ir.dataflow import producer_positions
+from sublet.ir.dataflow import assignments, producer_positions
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.plan import Storage, bound_storage_name
@@ -188,6 +188,9 @@ class AliasPlanner:
         """
         if not self.options.share:
             return self.without_renaming
+        if self._facts is not None and self._facts.obstacle:
+            assigned = (to for node in self._graph.walk() for to, _ in assignments(node))
+            return replace(self.without_renaming, renaming_obstacles=dict.fromkeys(assigned, self._facts.obstacle))
         # A bound value, such as an output in memory of the caller, must have bytes: it cannot be renamed.
         known = {**dict.fromkeys(self._bound_storages, ""), **dict.fromkeys(copied, NOT_FOLLOWED_BY_CHECKER)}
         best = self._best_with_renaming(known, frozenset())

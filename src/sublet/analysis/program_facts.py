@@ -48,7 +48,11 @@ class ProgramFacts:
     position        of each value in the order of definition; the values of a loop body are consecutive
     read_values     the values read by a node or by the caller
     nodes_in_loops  the names of all nodes inside the bodies of loops
+    obstacle        the reason why nothing moves from iteration to iteration: no value is renamed, and slices and rows
+                    are copied; "" for a program of single extents
     """
+
+    obstacle = ""
 
     def __init__(self, graph: Graph) -> None:
         self.position = {value: i for i, value in enumerate(graph.values())}

@@ -163,7 +163,8 @@ def _residual_slices(graph: Graph, assignment: BufferAssignment, options: Option
             key = (node.name, kind, part, whole)
             if in_place.get(key, False):
                 continue
-            why = why_not_view(part, whole, axis, options.alignment, options.min_view_bytes)
+            why = assignment.flow.unrolling.facts.obstacle
+            why = why or why_not_view(part, whole, axis, options.alignment, options.min_view_bytes)
             if not options.share:
                 why = "sharing is off (share=False)"
             elif not why:

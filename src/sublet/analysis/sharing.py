@@ -317,7 +317,8 @@ def _place_loop_views(merger: Coalescer, flow: ControlFlowGraph, alignment: int,
         bound = (t for t, point in enumerate(flow.points) if not known.isdisjoint(point.defs))
         replaced |= {(source, 2 * t + 1) for t in bound for source in flow.points[t].uses}
     for window in flow.unrolling.loop_views:
-        if why_not_view(window.value, window.whole, window.axis, alignment, smallest):
+        facts = flow.unrolling.facts
+        if facts.obstacle or why_not_view(window.value, window.whole, window.axis, alignment, smallest):
             continue
         tokens = {segment.origin for segment in merger.provenance[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}

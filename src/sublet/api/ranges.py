@@ -22,7 +22,8 @@ from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
 from sublet.integrations.registry import installed_integrations, resolve
-from sublet.ir.graph import Graph, Value
+from sublet.ir.dataflow import conflict_in
+from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.ops.op import shares_of
@@ -158,27 +159,26 @@ def parse_dims(dims: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Range
     return extents, {name: each for name, each in ranges.items() if each.low < each.high}
 
 
+TAKE_ONE_ARM = "Fix the input that decides the branch (--const NAME=NUMBER, const={NAME: NUMBER})"
+
+
 def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None = ()) -> Model:
     """Return the model of a request over the ranges of its dimensions; the recipe names the pairs of the state.
 
     The inputs of the state in `in_place`, or all for None, are updated by their outputs where a kernel can do so, see
     `with_updates_in_place`, or where a cache can grow in place, see `with_growth_in_place`. Raises the errors of
-    `compile`; PlanError for a model with values of unknown size or control flow; RunError for a state of unknown names
+    `compile`; PlanError for a model with values of unknown size; RunError for a state of unknown names
     or different types.
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents, state=None))
-    control = next((node for node in model.graph.nodes if node.subgraphs), None)
-    if control is not None:
-        raise PlanError(
-            f"ranges of dimensions: the model has the loop or branch {control.name}. Fix the input that decides "
-            "(--const NAME=NUMBER, const={NAME: NUMBER}), or compile for single extents"
-        )
     if model.graph.updates:
         raise PlanError("ranges of dimensions: the model has a state; compile for single extents")
-    unknown = next((value for value in model.graph.values() if isinstance(value.spec, Unplannable)), None)
+    unknown = _unknown_value_in(model.graph)
     if unknown is not None and isinstance(unknown.spec, Unplannable):
-        raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}")
+        is_result = any(unknown in node.defs for node in model.graph.walk() if isinstance(node, CaseOf))
+        fix = f". {TAKE_ONE_ARM}, or pass narrower ranges" if is_result else ""
+        raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}{fix}")
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if in_place is None or name in in_place}
@@ -187,6 +187,18 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     updated, _ = with_growth_in_place(updated, left)
     carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
     return replace(updated, recipe=replace(updated.recipe, carried=carried))
+
+
+def _unknown_value_in(graph: Graph) -> Value | None:
+    """Return a value of unknown size that a run may compute; None without one.
+
+    An arm of a branch with a shape conflict fails in every run that takes the arm, so its values need no size.
+    """
+    for value in (*graph.inputs, *(value for node in graph.nodes for value in node.defs)):
+        if not value.plannable:
+            return value
+    bodies = [sub for node in graph.nodes for sub in node.subgraphs if isinstance(node, While) or not conflict_in(sub)]
+    return next((found for body in bodies if (found := _unknown_value_in(body)) is not None), None)
 
 
 def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
@@ -199,6 +211,8 @@ def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:
     inputs, outputs = model.inputs_by_name, model.outputs_by_name
     overwritten: dict[Value | None, set[Value | None]] = {}
     for node in model.graph.nodes:
+        if node.subgraphs:
+            continue
         for share in shares_of(node, lookup(node.op).inplace):
             overwritten.setdefault(node.outputs[share.output], set()).add(node.inputs[share.input])
         for share in shares_of(node, lookup(node.op).views):

@@ -132,6 +132,10 @@ MOST_EXTENT = 10**18
 """Elements along an axis. `Unplannable.dtype_and_dims` treats a longer extent as unknown."""
 
 
+SHAPE_CONFLICT = "shape inference failed"
+"""The prefix of the reason for a shape conflict: every run that reaches the node fails."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unplannable:
     """The type of a value without a byte size known ahead of time.
@@ -155,6 +159,11 @@ class Unplannable:
             return cls(reason, other=type)
         dims = None if match[2] == "..." else tuple(int(d) if d != "?" else None for d in match[2].split(",") if d)
         return cls(reason, match[1], dims)
+
+    @property
+    def is_conflict(self) -> bool:
+        """True if every run that computes the value fails."""
+        return self.reason.startswith(SHAPE_CONFLICT)
 
     @property
     def type(self) -> str:

@@ -9,6 +9,7 @@ producer_positions     the position of the node producing each value
 producing_nodes        the node producing each value
 assignments            the values assigned by control flow, with their possible sources
 slices_and_rows        the slices and rows of one iteration of a loop
+conflict_in            the reason why every run of a sub-graph fails
 max_trip_count         the trip count allowed by the extents of a loop's sequences
 map_subgraphs          a node with other sub-graphs
 rename_values          a program with some values replaced
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 
 Substitution = Callable[[Value], Value]
@@ -114,6 +115,12 @@ def slices_and_rows(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]
     ):
         if whole is not None:
             yield "row", part, whole, axis, backwards
+
+
+def conflict_in(graph: Graph) -> str:
+    """Return the reason why every run of a graph fails, a shape conflict of a node; "" without one."""
+    specs = (value.spec for node in graph.nodes for value in node.defs)
+    return next((spec.reason for spec in specs if isinstance(spec, Unplannable) and spec.is_conflict), "")
 
 
 def max_trip_count(loop: While) -> int | None:

@@ -23,6 +23,7 @@ from sublet.analysis.program_facts import ProgramFacts, SharingFacts
 from sublet.base.errors import Finding, PlanError, PlanViolation
 from sublet.base.extents import Extent, is_ranged, upper_bound
 from sublet.checker.box import check_box
+from sublet.ir.dataflow import assignments
 from sublet.ir.graph import Graph, Node
 from sublet.ir.model import Model
 from sublet.ops import Share, lookup
@@ -137,6 +138,8 @@ def _at_upper_bounds(facts: SharingFacts) -> SharingFacts:
 class _BoxFacts(ProgramFacts):
     """The facts of a program at the upper bounds of all sizes: only sharing facts that hold at every point."""
 
+    obstacle = "plans over ranges rename no values, and copy slices and rows"
+
     def __init__(self, graph: Graph, known: Mapping[str, SharingFacts]) -> None:
         super().__init__(graph)
         self._known = known
@@ -175,6 +178,7 @@ def _with_expressions(plan: MemoryPlan, graph: Graph, facts: Mapping[str, Sharin
 def _links(graph: Graph, facts: Mapping[str, SharingFacts]) -> Iterator[Link]:
     """Yield the distances between values that may lie in one buffer."""
     for node in graph.walk():
+        yield from ((source.name, to.name, 0) for to, sources in assignments(node) for source in sources)
         known = facts.get(node.name)
         for shares, sign in ((known.views, 1), (known.parts, -1), (known.inplace, 1)) if known else ():
             for share in shares:

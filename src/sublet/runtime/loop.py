@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sublet.base.errors import RunError
 from sublet.ir.dataflow import max_trip_count
-from sublet.ir.graph import Graph, Value, While
+from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import Context, Region
 from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, no_op
 from sublet.runtime.memory import ExecutableMemory, ValuePlaces
@@ -58,7 +58,43 @@ class BoundBodyVersion:
     exit_call: Call = no_op
 
 
-@dataclass
+@dataclass(eq=False)
+class BoundBranch:
+    """A branch, bound: a call runs the arm of the index, then its exit; `bypass` is for an index below 0."""
+
+    node: CaseOf
+    index: Call
+    arms: Sequence[tuple[Sequence[Call], Call]]
+    bypass: tuple[Sequence[Call], Call] | None
+
+    def __call__(self) -> None:
+        """Run one arm, or none."""
+        calls, leave = taken_arm(self.node, int(self.index()), self.arms, self.bypass)
+        for call in calls:
+            call()
+        leave()
+
+
+Arm = TypeVar("Arm")
+
+
+def taken_arm(node: CaseOf, index: int, arms: Sequence[Arm], bypass: Arm | None) -> Arm:
+    """Return the arm of an index. Raises RunError for an index without an arm."""
+    if index < 0 and bypass is not None:
+        return bypass
+    if not 0 <= index < len(arms):
+        raise RunError(f"branch {node.name}: the index is {index}, expected 0 to {len(arms) - 1}")
+    return arms[index]
+
+
+def require_iteration(node: While, number: int, limit: int | None) -> None:
+    """Raise RunError if a loop may not run iteration `number`: the planned trip count is `limit`."""
+    if number == limit:
+        what = f"runs more than the planned {limit} iterations"
+        raise RunError(f"loop {node.name}: {what}. Plan the model with a larger --max-trips.")
+
+
+@dataclass(eq=False)
 class BoundLoop:
     """A loop, bound. `next_version[c]` gives the body version after version c; `collecting` cells collect rows."""
 
@@ -70,7 +106,7 @@ class BoundLoop:
     places: ValuePlaces
     moved: CopyCounter
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         """Run the iterations of the loop."""
         for cell in self.collecting:
             cell.content = []
@@ -87,9 +123,7 @@ class BoundLoop:
                 call()
             if not current.condition():
                 break
-            if k == limit:
-                what = f"runs more than the planned {limit} iterations"
-                raise RunError(f"loop {name}: {what}. Plan the model with a larger --max-trips.")
+            require_iteration(self.node, k, limit)
             if moves:
                 current_round[name] = k
             if current.fetch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sublet.base.errors import PlanError, RunError, SubletError
+from sublet.base.errors import PlanError, SubletError
 from sublet.ir.dataflow import slices_and_rows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import SUSPEND
@@ -20,6 +20,7 @@ from sublet.runtime.kernel import Call, Operand, no_op
 from sublet.runtime.loop import (
     NOWHERE,
     BoundBodyVersion,
+    BoundBranch,
     BoundLoop,
     CurrentRow,
     Target,
@@ -279,33 +280,20 @@ class _ProgramBuilder:
         look = self.bind_point(
             "branch", node, self.bind_at_places([node.index], lambda places: scalar_reader(places.operand(node.index)))
         )
-        arms: list[tuple[Call, ...]] = []
+        arms: list[tuple[Sequence[Call], Call]] = []
         ways: list[list[Target]] = []
         for arm, schedule in zip(node.arms, bodies, strict=True):
             inside = self.bind_graph(arm, schedule)
             ways.append(self.exit_targets(arm.outputs, node.outputs))
             leave = self.exit_call(node, len(arms), self.move_point("yield", node, arm.outputs, node.outputs))
-            arms.append(_without_no_ops(*inside, leave))
-        bypass: tuple[Call, ...] | None = None
+            arms.append((inside, leave))
+        bypass: tuple[Sequence[Call], Call] | None = None
         if node.fallbacks:
             ways.append(self.exit_targets(node.fallbacks, node.outputs))
-            bypass = _without_no_ops(
-                self.exit_call(node, len(arms), self.move_point("yield", node, node.fallbacks, node.outputs))
-            )
+            leave = self.exit_call(node, len(arms), self.move_point("yield", node, node.fallbacks, node.outputs))
+            bypass = (), leave
         self.record_exit_targets(node.outputs, ways)
-
-        def take_arm() -> None:
-            which = int(look())
-            if which < 0 and bypass is not None:
-                calls = bypass
-            elif 0 <= which < len(arms):
-                calls = arms[which]
-            else:
-                raise RunError(f"branch {node.name}: the index is {which}, expected 0 to {len(arms) - 1}")
-            for call in calls:
-                call()
-
-        return take_arm
+        return BoundBranch(node, look, arms, bypass)
 
     def bind_loop(self, node: While, schedule: Schedule) -> Call:
         """Return the call of a loop, with all body versions bound."""
@@ -330,7 +318,7 @@ class _ProgramBuilder:
         self._context = outer
         self.record_exit_targets(node.finals, ways)
         following = [0] if rolled is None else [self.version_after(rolled, copy) for copy in range(rolled.copies)]
-        return BoundLoop(node, enter, rounds, following, collecting, places, self.moved).run
+        return BoundLoop(node, enter, rounds, following, collecting, places, self.moved)
 
     def is_bound_by_plan(self, parameter: Value, copies: Iterable[Context]) -> bool:
         """True if the plan binds a renamed parameter in every body version: no assignment during the run."""
@@ -412,10 +400,6 @@ class _ProgramBuilder:
 
 def _values(steps: Iterable[LoopStep]) -> list[Value]:
     return [value for part, whole, *_ in steps for value in (part, whole)]
-
-
-def _without_no_ops(*calls: Call) -> tuple[Call, ...]:
-    return tuple(call for call in calls if call is not no_op)
 
 
 def operands(values: Sequence[Value | None], places: ValuePlaces) -> list[Operand | None]:

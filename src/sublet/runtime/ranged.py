@@ -27,8 +27,9 @@ from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Array, BindAtPoint, Call, PlaceNumbers, Ranged
+from sublet.runtime.kernel import Array, BindAtPoint, PlaceNumbers, Ranged
 from sublet.runtime.moves import ByteCopies, Copy
+from sublet.runtime.ranged_control import StepBuilder
 from sublet.runtime.ranged_inputs import (
     ShapeMatcher,
     Window,
@@ -153,9 +154,10 @@ class RangedExecutable:
         self._shapes = ShapeMatcher(self._inputs, self.ranges, base.fixed)
         self._regions = {place.value: place.region for place in ranged.over.placements}
         self._values = {value.name: value for value in graph.values() if value.plannable}
-        self._copies = {node.name: found for node in graph.nodes if (found := self._copies_apart(node)) is not None}
-        self._calls = [_require_ranged(call) for call in base.bound_program().calls]
+        self._copies = {node.name: found for node in graph.walk() if (found := self._copies_apart(node)) is not None}
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
+        builder = StepBuilder(lambda value: self._numbers_of_place(self._values[value.name]))
+        self._steps, self._calls = builder.steps_of(base.bound_program().calls), builder.calls
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
         of_results = {in_place[name]: window for name, window in self.windows.items()}
@@ -394,7 +396,7 @@ class RangedExecutable:
         program = self._points.pop(numbers, None)
         if program is None:
             if len(self._points) < (1 if self.windows else MOST_POINTS):
-                program = RangedProgram(self._table, self._calls, self._binders)
+                program = RangedProgram(self._table, self._steps, self._calls, self._binders)
             else:
                 _, program = self._points.popitem(last=False)
             program.move_to(self._point_of(numbers))
@@ -446,12 +448,3 @@ class RangedExecutable:
             if (read.storage, read.offset + begin) != (written.storage, written.offset + at):
                 apart.append((source, begin, output, at, nbytes))
         return apart
-
-
-def _require_ranged(call: Call) -> ErrorContext:
-    """Return a call of the base program. Raises RunError for a call that cannot be bound to other shapes."""
-    if isinstance(call, ErrorContext) and isinstance(call.call, Ranged | ByteCopies):
-        return call
-    node = call.nodes[0] if isinstance(call, ErrorContext) else None
-    what = f"node {node.name}, {node.op}, has a kernel for one shape only" if node else "the model has control flow"
-    raise RunError(f"ranges of dimensions: {what}. Compile for single shapes, or with backend='onnxruntime'")

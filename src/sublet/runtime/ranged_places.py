@@ -6,7 +6,7 @@ addresses behind lengths. An operand is bound again only if its shape or address
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import memmove
 from dataclasses import dataclass
 from math import prod
@@ -173,17 +173,17 @@ class PlaceTable:
 
 
 def copies_over_box(node: Node) -> list[Copy] | None:
-    """Return the copies computing a node at every point; None if a kernel must compute the node at some point."""
+    """Return the copies computing a node at every point; None for control flow, or if some point needs a kernel."""
     try:
-        return byte_copies(node)
+        return None if node.subgraphs else byte_copies(node)
     except Undecided:
         return None
 
 
 def is_base_point(ranged: RangedPlan, graph: Graph, point: Mapping[str, int]) -> bool:
     """True if the nodes of `graph`, the graph at a point, copy bytes exactly as at every point of the box."""
-    for node, here in zip(ranged.graph.nodes, graph.nodes, strict=True):
-        everywhere, now = copies_over_box(node), byte_copies(here)
+    for node, here in zip(ranged.graph.walk(), graph.walk(), strict=True):
+        everywhere, now = copies_over_box(node), copies_over_box(here)
         if (everywhere is None) != (now is None):
             return False
         for one, other in zip(everywhere or (), now or (), strict=False):
@@ -201,9 +201,19 @@ class RangedProgram:
     calls              all calls, bound at the first `bind`
     """
 
-    def __init__(self, table: PlaceTable, base: Sequence[ErrorContext], binders: Sequence[BindAtPoint]) -> None:
-        """Create the program, at no point yet. `base` are the calls of the base program, each with its binder."""
+    def __init__(
+        self,
+        table: PlaceTable,
+        steps: Sequence[Step],
+        base: Sequence[ErrorContext],
+        binders: Sequence[BindAtPoint],
+    ) -> None:
+        """Create the program, at no point yet.
+
+        `steps` run the calls, loops and branches; `base` are the calls of the base program, each with its binder.
+        """
         self._table = table
+        self._steps = steps
         self._base = base
         self._binders = binders
         self._offsets = table.addresses.copy()
@@ -240,6 +250,10 @@ class RangedProgram:
         self._is_bound = True
 
     def run(self) -> None:
-        """Run all calls."""
-        for call in self.calls:
-            call()
+        """Run all steps."""
+        for step in self._steps:
+            step(self)
+
+
+Step = Callable[[RangedProgram], None]
+"""A call, a loop or a branch, run with the shapes and addresses of a program."""

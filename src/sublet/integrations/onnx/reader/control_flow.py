@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sublet.base.tensor import SHAPE_CONFLICT
 from sublet.integrations.onnx.reader.conversion_state import (
     BOOL_SCALAR,
     COUNT_SCALAR,
@@ -37,7 +38,6 @@ from sublet.integrations.onnx.reader.loop_invariants import (
     find_invariants,
 )
 from sublet.integrations.onnx.reader.model_file import first_output
-from sublet.integrations.onnx.reader.type_inference import SHAPE_CONFLICT
 from sublet.integrations.onnx.reader.types import TensorType, Type, merge_types, read_type
 from sublet.ir.graph import CaseOf, Graph, Value
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sublet.base.errors import ModelError
 from sublet.base.extents import Extent, Undecided
 from sublet.base.optional_imports import require
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import SHAPE_CONFLICT, TensorSpec
 from sublet.integrations.onnx.reader.contrib import ALLOWED_BEFORE_OPSET, contrib_types
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import (
@@ -116,9 +116,6 @@ def _extent_or_none(dim: Any) -> int | None:
 if TYPE_CHECKING:
     import onnx
 
-SHAPE_CONFLICT = "shape inference failed"
-"""The prefix of the reason for a shape conflict: no run with the bound dimensions reaches the node."""
-
 SHAPE_DISPUTED = "ONNX and ONNX Runtime disagree about the shape"
 TOO_STRICTLY_INFERRED = frozenset({"Range"})
 """Operators with a too strict rule in the onnx package: implementations accept one-element vectors as scalars."""
@@ -171,7 +168,8 @@ def infer_types(
             ), f"{SHAPE_CONFLICT} at {report_shape_conflict(program, node, inputs, node_shapes, error)}"
         warn_of_refused_points(program, node, node_shapes)
         types = contrib_types(node, inputs, node_shapes, partial(_infer_standard, program, newest))
-        return _assume_declared(program, node, types, declared, names)
+        types, reason = _assume_declared(program, node, types, declared, names)
+        return types, next((known.unplannable_reason for known in inputs if known and known.unplannable_reason), reason)
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
         types, error = [inputs[0].type] * len(node.output), ""
     else:

@@ -1,0 +1,232 @@
+"""Loops and branches over ranges: steps that read the shapes and addresses of the current point.
+
+The base program gives the order of the calls, with kernels merged. A program at a point has other operands: each plain
+call is bound to the point, and moves, slices, rows, counters and conditions read the tables of the program when they
+run. Nothing is renamed over ranges, so every value has one place in all iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_int64, c_uint8, memmove, string_at
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from sublet.base.errors import RunError
+from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.ir.dataflow import conflict_in, slices_and_rows
+from sublet.ir.graph import CaseOf, Value, While
+from sublet.runtime.call_merging import ErrorContext
+from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged
+from sublet.runtime.loop import BoundBranch, BoundLoop, require_iteration, taken_arm
+from sublet.runtime.moves import ByteCopies, axis_first
+from sublet.runtime.ranged_places import RangedProgram, Step
+
+PlaceOf = Callable[[Value], PlaceNumbers]
+"""A value -> the numbers of its shape and address."""
+
+Lanes = tuple[Array, Array]
+"""A slice or row, and its whole with the axis of the loop first."""
+
+
+def _array_at(program: RangedProgram, place: PlaceNumbers, dtype: np.dtype[Any]) -> Array:
+    """Return the array of a value at the current point."""
+    shape, address = program.shapes[place[0]], program.addresses[place[1]]
+    nbytes = prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, cast(Any, (c_uint8 * nbytes).from_address(address)))
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """The single element of a value: an index, or a condition."""
+
+    place: PlaceNumbers
+    dtype: np.dtype[Any]
+
+    def at(self, program: RangedProgram) -> int:
+        """Return the element."""
+        return int(_array_at(program, self.place, self.dtype).item())
+
+
+@dataclass(frozen=True)
+class _Moves:
+    """A parallel assignment: the places of each source and destination, and the bytes of an element."""
+
+    pairs: Sequence[tuple[PlaceNumbers, PlaceNumbers, int]]
+
+    def __call__(self, program: RangedProgram) -> None:
+        """Copy the contents that are not in place, as if all at once."""
+        shapes, addresses = program.shapes, program.addresses
+        whole = [(addresses[a], addresses[b], prod(shapes[n]) * size) for (n, a), (_, b), size in self.pairs]
+        work = [(source, to, nbytes) for source, to, nbytes in whole if nbytes and source != to]
+        if any(to < begin + size and begin < to + n for _, to, n in work for begin, _, size in work):
+            contents: list[Any] = [string_at(source, nbytes) for source, _, nbytes in work]
+        else:
+            contents = [source for source, _, _ in work]
+        for content, (_, to, nbytes) in zip(contents, work, strict=True):
+            memmove(to, content, nbytes)
+
+
+@dataclass(frozen=True)
+class _LaneCopies:
+    """Copies of the slices, or of the rows, of an iteration: places of part and whole, type, axis, and direction."""
+
+    parts: Sequence[tuple[PlaceNumbers, PlaceNumbers, np.dtype[Any], int, bool]]
+
+    def at(self, program: RangedProgram) -> list[Lanes]:
+        """Return the arrays at the current point."""
+        found: list[Lanes] = []
+        for part, whole, dtype, axis, backwards in self.parts:
+            lanes = axis_first(_array_at(program, whole, dtype), axis)
+            found.append((_array_at(program, part, dtype), lanes[::-1] if backwards else lanes))
+        return found
+
+
+@dataclass(frozen=True)
+class _LoopStep:
+    """A loop at the current point, see `loop.BoundLoop`."""
+
+    node: While
+    counter: int
+    condition: _Scalar
+    before: Sequence[Step]
+    after: Sequence[Step]
+    slices: _LaneCopies
+    rows: _LaneCopies
+    enter: _Moves
+    carry: _Moves
+    leave: _Moves
+
+    def __call__(self, program: RangedProgram) -> None:
+        """Run the iterations."""
+        self.enter(program)
+        fetched, stored = self.slices.at(program), self.rows.at(program)
+        limit = min((len(lanes) for _, lanes in (*fetched, *stored)), default=None)
+        counter = c_int64.from_address(program.addresses[self.counter])
+        number = 0
+        while True:
+            counter.value = number
+            for step in self.before:
+                step(program)
+            if not self.condition.at(program):
+                break
+            require_iteration(self.node, number, limit)
+            for part, lanes in fetched:
+                part[...] = lanes[number]
+            for step in self.after:
+                step(program)
+            for part, lanes in stored:
+                lanes[number] = part
+            self.carry(program)
+            number += 1
+        self.leave(program)
+
+
+@dataclass(frozen=True)
+class _BranchStep:
+    """A branch at the current point: the steps of each arm, and of the fallbacks."""
+
+    node: CaseOf
+    index: _Scalar
+    arms: Sequence[Sequence[Step]]
+    bypass: Sequence[Step] | None
+
+    def __call__(self, program: RangedProgram) -> None:
+        """Run one arm, or none."""
+        for step in taken_arm(self.node, self.index.at(program), self.arms, self.bypass):
+            step(program)
+
+
+class StepBuilder:
+    """Builds the steps of a program over ranges from the calls of the base program.
+
+    calls  the plain calls of all steps, in the order of their numbers
+    """
+
+    def __init__(self, place_of: PlaceOf) -> None:
+        self.calls: list[ErrorContext] = []
+        self._place_of = place_of
+
+    def steps_of(self, calls: Iterable[Call]) -> list[Step]:
+        """Return a step for each call. Raises RunError for a call that cannot be bound to other shapes."""
+        steps: list[Step] = []
+        for call in calls:
+            if isinstance(call, BoundLoop):
+                steps.append(self._loop(call))
+            elif isinstance(call, BoundBranch):
+                steps.append(self._branch(call))
+            else:
+                self.calls.append(_require_ranged(call))
+                steps.append(_step_of_call(len(self.calls) - 1))
+        return steps
+
+    def _loop(self, loop: BoundLoop) -> Step:
+        """Return the step of a loop, which has a single body version."""
+        node, (version,) = loop.node, loop.versions
+        parts: dict[str, list[Any]] = {"slice": [], "row": []}
+        for kind, part, whole, axis, backwards in slices_and_rows(node):
+            parts[kind].append((self._place_of(part), self._place_of(whole), _dtype_of(part), axis, backwards))
+        return _LoopStep(
+            node,
+            self._place_of(node.counter)[1],
+            self._scalar(node.condition),
+            self.steps_of(version.body_before_check),
+            self.steps_of(version.body_after_check),
+            _LaneCopies(parts["slice"]),
+            _LaneCopies(parts["row"]),
+            enter=self._moves(node.inits, node.parameters),
+            carry=self._moves(node.updates, node.parameters),
+            leave=self._moves(node.parameters, node.finals),
+        )
+
+    def _branch(self, branch: BoundBranch) -> Step:
+        """Return the step of a branch. An arm with a shape conflict is one step that raises RunError."""
+        node, arms = branch.node, list[Sequence[Step]]()
+        for arm, (calls, _) in zip(node.arms, branch.arms, strict=True):
+            if conflict := conflict_in(arm):
+                what = f"branch {node.name}: {arm.name} runs for no shape of the plan: {conflict}"
+                arms.append([_failing_step(what)])
+            else:
+                arms.append([*self.steps_of(calls), self._moves(arm.outputs, node.outputs)])
+        bypass = [self._moves(node.fallbacks, node.outputs)] if node.fallbacks else None
+        return _BranchStep(node, self._scalar(node.index), arms, bypass)
+
+    def _scalar(self, value: Value) -> _Scalar:
+        return _Scalar(self._place_of(value), _dtype_of(value))
+
+    def _moves(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> _Moves:
+        """Return the parallel assignment of sources to targets."""
+        pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
+        return _Moves([(self._place_of(s), self._place_of(to), _dtype_of(to).itemsize) for s, to in pairs])
+
+
+def _dtype_of(value: Value) -> np.dtype[Any]:
+    """Return the element type of a planned value."""
+    return NUMPY[cast(TensorSpec, value.spec).dtype]
+
+
+def _step_of_call(number: int) -> Step:
+    return lambda program: program.calls[number]()
+
+
+def _failing_step(message: str) -> Step:
+    def fail(program: RangedProgram) -> None:
+        raise RunError(message)
+
+    return fail
+
+
+def _require_ranged(call: Call) -> ErrorContext:
+    """Return a call of the base program. Raises RunError for a call that cannot be bound to other shapes."""
+    if isinstance(call, ErrorContext) and isinstance(call.call, Ranged | ByteCopies):
+        return call
+    what = f"node {call.nodes[0].name}, {call.nodes[0].op}" if isinstance(call, ErrorContext) else "a step of the plan"
+    raise RunError(
+        f"ranges of dimensions: {what}, has a kernel for one shape only. "
+        "Compile for single shapes, or with backend='onnxruntime'"
+    )
