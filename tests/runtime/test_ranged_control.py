@@ -93,3 +93,77 @@ def test_silero_vad_runs_without_a_fixed_sampling_rate(silero: RealModel) -> Non
         executable(feeds)
     with pytest.raises(Exception, match="LSTM"):
         session_of(model).run(None, feeds)
+
+
+LOOPS = {
+    "a constant trip count": "n = Constant <value_int = 4> () y = Loop(n, , x) < body = b (int64 i, bool ci,"
+    " float[s, 16] h) => (bool co, float[s, 16] h2) { a = Add(h, z) h2 = Tanh(a) co = Identity(ci) } >",
+    "a condition": "y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h) => (bool co, float[s, 16] h2)"
+    " { a = Add(h, z) h2 = Tanh(a) m = ReduceMax <keepdims = 0> (h2) half = Constant <value_float = 0.95> ()"
+    " co = Less(m, half) } >",
+    "rows of a loop": "n = Constant <value_int = 3> () u, y = Loop(n, , x) < body = b (int64 i, bool ci,"
+    " float[s, 16] h) => (bool co, float[s, 16] h2, float[s, 16] r)"
+    " { a = Add(h, z) h2 = Tanh(a) r = Exp(a) co = Identity(ci) } >",
+    "a trip count from a shape": "shape = Shape(x) zero = Constant <value_int = 0> ()"
+    " n = Gather <axis = 0> (shape, zero) u, y = Loop(n, , x) < body = b (int64 i, bool ci, float[s, 16] h)"
+    " => (bool co, float[s, 16] h2, float[s, 16] r) { r = Add(h, z) h2 = Tanh(r) co = Identity(ci) } >",
+    "swapped carries": "u, y = Loop(k, , x, z) < body = b (int64 i, bool ci, float[s, 16] p, float[s, 16] q) =>"
+    " (bool co, float[s, 16] q2, float[s, 16] p2) { q2 = Relu(q) p2 = Identity(p) co = Identity(ci) } >",
+    "a branch in a loop": "y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h) =>"
+    " (bool co, float[s, 16] h2) { one = Constant <value_int = 1> () odd = Equal(i, one) h2 = If (odd) <"
+    " then_branch = t () => (float[s, 16] tb) { tb = Mul(h, z) },"
+    " else_branch = e () => (float[s, 16] eb) { ea = Relu(h) eb = Sub(ea, z) } > co = Identity(ci) } >",
+    "a scan": "first = Constant <value_floats = [0.5, -1.0, 2.0, 0.25, 0.5, -1.0, 2.0, 0.25,"
+    " 0.5, -1.0, 2.0, 0.25, 0.5, -1.0, 2.0, 0.25]> () u, y = Scan(first, x, z) < num_scan_inputs = 2, body = b"
+    " (float[16] h, float[16] e, float[16] f) => (float[16] h2, float[16] r)"
+    " { a = Add(h, e) h2 = Tanh(a) r = Mul(h2, f) } >",
+    "a scan backwards along columns": "xt = Transpose(x) zt = Transpose(z) zero = Constant <value_int = 0> ()"
+    " first = Gather <axis = 1> (zt, zero) u, y = Scan(first, xt) < num_scan_inputs = 1, scan_input_axes = [1],"
+    " scan_output_axes = [1], scan_input_directions = [1], scan_output_directions = [1], body = b"
+    " (float[16] h, float[16] e) => (float[16] h2, float[16] r) { a = Add(h, e) h2 = Tanh(a) r = Neg(a) } >",
+}
+
+
+@pytest.mark.parametrize("io", IO)
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_equals_onnx_runtime_at_every_point(name: str, io: StorageChoice) -> None:
+    model = parsed(f"g (float[s, 16] x, float[s, 16] z, int64 k) => (y) {{ {LOOPS[name]} }}")
+    rewriting = io == "bound"
+    level = "auto" if rewriting else "none"
+    executable = compile_ranges(model, {"s": (1, 8)}, optimize=level, options=Options(io=io))
+    rng = np.random.default_rng(0)
+    for s in range(1, 9):
+        feeds = {each: rng.standard_normal((s, 16), dtype=np.float32) for each in "xz"}
+        require_equal_at(executable, model, {**feeds, "k": np.array(s % 4)}, rewriting=rewriting)
+
+
+REFUSED = {
+    "shape may change between iterations": "n = Constant <value_int = 3> () y = Loop(n, , x) < body = b"
+    " (int64 i, bool ci, float[p, 16] h) => (bool co, float[q, 16] h2)"
+    " { h2 = Concat <axis = 0> (h, z) co = Identity(ci) } >",
+    "trip count of '.*' depends on data": "u, y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h)"
+    " => (bool co, float[s, 16] h2, float[s, 16] r) { r = Add(h, z) h2 = Tanh(r) co = Identity(ci) } >",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_loops_with_extents_that_change_or_depend_on_data_are_refused(reason: str) -> None:
+    model = parsed(f"g (float[s, 16] x, float[s, 16] z, int64 k) => (y) {{ {REFUSED[reason]} }}")
+    with pytest.raises(PlanError, match=f"the size of %y is unknown: the {reason}"):
+        compile_ranges(model, {"s": (1, 8)})
+
+
+def test_a_cache_read_by_a_branch_is_copied() -> None:
+    """A body may read the rows of a cache with gaps, so the cache does not grow in place."""
+    text = """g (float[n, p, 4] past, float[n, w, 4] x, bool c) => (y, present) {
+        present = Concat <axis = 1> (past, x)
+        y = If (c) <then_branch = t () => (a) { a = Relu(present) }, else_branch = e () => (b) { b = Neg(present) }>
+    }"""
+    dims = {"n": (1, 2), "p": (0, 8), "w": (1, 3)}
+    executable = compile_ranges(parsed(text), dims, state="auto", options=Options(io="bound"))
+    assert "only without loops and branches" in executable.why_not_in_place["past"]
+    session, rows = executable.session(), np.empty((2, 0, 4), np.float32)
+    for w in (1, 3, 2):
+        x = np.full((2, w, 4), w, np.float32)
+        rows = np.concatenate([rows, x], axis=1)
+        assert np.array_equal(session(x=x, c=np.array(w == 3))["y"], rows if w == 3 else -rows)

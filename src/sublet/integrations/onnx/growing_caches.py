@@ -68,6 +68,8 @@ def _with_cache_in_place(model: Model, name: str, result: str) -> Model:
     """Return the model with one cache in place. Raises Refusal."""
     graph, cache = model.graph, _Cache(model.graph, model.inputs_by_name[name], model.outputs_by_name[result])
     for node in graph.nodes:
+        if node.subgraphs:
+            raise Refusal(f"a cache grows in place only without loops and branches, and the model has {node.name}")
         cache.follow(node)
     length, inputs = cache.length, [cache.in_place.get(value, value) for value in graph.inputs]
     added = [value for value in (length, *cache.shapes) if value not in graph.inputs]

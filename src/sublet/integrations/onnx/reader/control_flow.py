@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from sublet.base.extents import greatest, is_at_least_zero, is_ranged
 from sublet.base.tensor import SHAPE_CONFLICT
 from sublet.integrations.onnx.reader.conversion_state import (
     BOOL_SCALAR,
@@ -150,7 +151,7 @@ class _LoopBody:
     def _has_first_iteration(self, goon: CarryGuess) -> bool:
         """True if the loop certainly has a first iteration."""
         literal = (UNBOUNDED_TRIP_COUNT,) if self.limit is None else self.limit.value.literal
-        return goon.init.value.literal == (True,) and literal is not None and literal[0] > 0
+        return goon.init.value.literal == (True,) and literal is not None and is_at_least_zero(cast(int, literal[0]) - 1)
 
     def _counter_as_declared(self, before: GraphConversion, counter: KnownValue) -> KnownValue:
         """Return the counter in the shape declared by the body: a scalar, or a tensor of one element."""
@@ -212,7 +213,7 @@ def _loop_trip_count(limit: KnownValue | None, goon: CarryGuess) -> int | None:
     if not _starts_true(goon):
         return 0
     literal = limit.value.literal if limit is not None else None
-    return None if literal is None or literal == (UNBOUNDED_TRIP_COUNT,) else max(int(literal[0]), 0)
+    return None if literal is None or literal == (UNBOUNDED_TRIP_COUNT,) else cast(int, greatest(cast(int, literal[0]), 0))
 
 
 # Conversion of ONNX Scan to a `While` node: each iteration reads a slice of each sequence and writes a row per output.
@@ -338,8 +339,9 @@ def _scan_trip_count(
     known_lengths = [length for length in lengths if length is not None]
     if len(known_lengths) > 1:
         raise node_error(frame, node, f"has sequences of different lengths: {', '.join(map(str, known_lengths))}")
-    if known_lengths:
-        return known_lengths[0], integer_constant(frame.program, f"{name}.trip", known_lengths[0], scalar=True)
+    length = known_lengths[0] if known_lengths else None
+    if length is not None and not is_ranged(length):
+        return length, integer_constant(frame.program, f"{name}.trip", length, scalar=True)
     at = integer_constant(frame.program, f"{name}.axis", axes[0], scalar=True)
     shape = frame.emit("onnx.Shape", f"{name}.shape", (sequences[0],), TensorType(7, (_rank_of(sequences[0].type),)))
-    return None, frame.emit("onnx.Gather", f"{name}.trip", (shape, at), COUNT_SCALAR)
+    return length, frame.emit("onnx.Gather", f"{name}.trip", (shape, at), COUNT_SCALAR)

@@ -50,7 +50,9 @@ class CarryGuess:
 
 
 def _are_equal_constants(a: KnownValue, b: KnownValue) -> bool:
-    """True if both values are small constants with equal elements."""
+    """True if both values are one value, or small constants with equal elements."""
+    if a.value is b.value:
+        return True
     if a.weight is None or b.weight is None or a.weight.spec != b.weight.spec or not b.weight.is_small:
         return False
     return bool(np.array_equal(a.weight.array(), b.weight.array()))
