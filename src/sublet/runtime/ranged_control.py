@@ -8,7 +8,7 @@ run. Nothing is renamed over ranges, so every value has one place in all iterati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_int64, c_uint8, memmove, string_at
+from ctypes import c_uint8, memmove, string_at
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -20,7 +20,7 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.dataflow import conflict_in, slices_and_rows
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.runtime.call_merging import ErrorContext
-from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged
+from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged, no_op
 from sublet.runtime.loop import BoundBranch, BoundLoop, require_iteration, taken_arm
 from sublet.runtime.moves import ByteCopies, axis_first
 from sublet.runtime.ranged_places import RangedProgram, Step
@@ -32,25 +32,20 @@ Lanes = tuple[Array, Array]
 """A slice or row, and its whole with the axis of the loop first."""
 
 
-def _array_at(program: RangedProgram, place: PlaceNumbers, dtype: np.dtype[Any]) -> Array:
-    """Return the array of a value at the current point."""
-    shape, address = program.shapes[place[0]], program.addresses[place[1]]
-    nbytes = prod(shape) * dtype.itemsize
-    if not nbytes:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, cast(Any, (c_uint8 * nbytes).from_address(address)))
-
-
 @dataclass(frozen=True)
-class _Scalar:
-    """The single element of a value: an index, or a condition."""
+class _Operand:
+    """A value read or written by control flow: its place and type."""
 
     place: PlaceNumbers
     dtype: np.dtype[Any]
 
-    def at(self, program: RangedProgram) -> int:
-        """Return the element."""
-        return int(_array_at(program, self.place, self.dtype).item())
+    def at(self, program: RangedProgram) -> Array:
+        """Return the array at the current point."""
+        shape, address = program.shapes[self.place[0]], program.addresses[self.place[1]]
+        nbytes = prod(shape) * self.dtype.itemsize
+        if not nbytes:
+            return np.empty(shape, self.dtype)
+        return np.ndarray(shape, self.dtype, cast(Any, (c_uint8 * nbytes).from_address(address)))
 
 
 @dataclass(frozen=True)
@@ -61,29 +56,39 @@ class _Moves:
 
     def __call__(self, program: RangedProgram) -> None:
         """Copy the contents that are not in place, as if all at once."""
+        self.at(program)()
+
+    def at(self, program: RangedProgram) -> Call:
+        """Return the call that copies at the current point."""
         shapes, addresses = program.shapes, program.addresses
-        whole = [(addresses[a], addresses[b], prod(shapes[n]) * size) for (n, a), (_, b), size in self.pairs]
-        work = [(source, to, nbytes) for source, to, nbytes in whole if nbytes and source != to]
-        if any(to < begin + size and begin < to + n for _, to, n in work for begin, _, size in work):
-            contents: list[Any] = [string_at(source, nbytes) for source, _, nbytes in work]
-        else:
-            contents = [source for source, _, _ in work]
-        for content, (_, to, nbytes) in zip(contents, work, strict=True):
-            memmove(to, content, nbytes)
+        whole = [(addresses[b], addresses[a], prod(shapes[n]) * size) for (n, a), (_, b), size in self.pairs]
+        work = [(to, source, nbytes) for to, source, nbytes in whole if nbytes and source != to]
+        clash = any(to < begin + size and begin < to + nbytes for to, _, nbytes in work for _, begin, size in work)
+
+        def copy() -> None:
+            for to, source, nbytes in work:
+                memmove(to, source, nbytes)
+
+        def read_all_first() -> None:
+            contents = [string_at(source, nbytes) for _, source, nbytes in work]
+            for (to, _, nbytes), content in zip(work, contents, strict=True):
+                memmove(to, content, nbytes)
+
+        return read_all_first if clash else copy if work else no_op
 
 
 @dataclass(frozen=True)
 class _LaneCopies:
-    """Copies of the slices, or of the rows, of an iteration: places of part and whole, type, axis, and direction."""
+    """Copies of the slices, or of the rows, of an iteration: part, whole, axis, and direction."""
 
-    parts: Sequence[tuple[PlaceNumbers, PlaceNumbers, np.dtype[Any], int, bool]]
+    parts: Sequence[tuple[_Operand, _Operand, int, bool]]
 
     def at(self, program: RangedProgram) -> list[Lanes]:
         """Return the arrays at the current point."""
         found: list[Lanes] = []
-        for part, whole, dtype, axis, backwards in self.parts:
-            lanes = axis_first(_array_at(program, whole, dtype), axis)
-            found.append((_array_at(program, part, dtype), lanes[::-1] if backwards else lanes))
+        for part, whole, axis, backwards in self.parts:
+            lanes = axis_first(whole.at(program), axis)
+            found.append((part.at(program), lanes[::-1] if backwards else lanes))
         return found
 
 
@@ -92,8 +97,8 @@ class _LoopStep:
     """A loop at the current point, see `loop.BoundLoop`."""
 
     node: While
-    counter: int
-    condition: _Scalar
+    counter: _Operand
+    condition: _Operand
     before: Sequence[Step]
     after: Sequence[Step]
     slices: _LaneCopies
@@ -105,15 +110,15 @@ class _LoopStep:
     def __call__(self, program: RangedProgram) -> None:
         """Run the iterations."""
         self.enter(program)
-        fetched, stored = self.slices.at(program), self.rows.at(program)
+        fetched, stored, carry = self.slices.at(program), self.rows.at(program), self.carry.at(program)
         limit = min((len(lanes) for _, lanes in (*fetched, *stored)), default=None)
-        counter = c_int64.from_address(program.addresses[self.counter])
+        counter, condition = self.counter.at(program), self.condition.at(program)
         number = 0
         while True:
-            counter.value = number
+            counter[()] = number
             for step in self.before:
                 step(program)
-            if not self.condition.at(program):
+            if not condition.item():
                 break
             require_iteration(self.node, number, limit)
             for part, lanes in fetched:
@@ -122,7 +127,7 @@ class _LoopStep:
                 step(program)
             for part, lanes in stored:
                 lanes[number] = part
-            self.carry(program)
+            carry()
             number += 1
         self.leave(program)
 
@@ -132,13 +137,13 @@ class _BranchStep:
     """A branch at the current point: the steps of each arm, and of the fallbacks."""
 
     node: CaseOf
-    index: _Scalar
+    index: _Operand
     arms: Sequence[Sequence[Step]]
     bypass: Sequence[Step] | None
 
     def __call__(self, program: RangedProgram) -> None:
         """Run one arm, or none."""
-        for step in taken_arm(self.node, self.index.at(program), self.arms, self.bypass):
+        for step in taken_arm(self.node, int(self.index.at(program).item()), self.arms, self.bypass):
             step(program)
 
 
@@ -170,11 +175,11 @@ class StepBuilder:
         node, (version,) = loop.node, loop.versions
         parts: dict[str, list[Any]] = {"slice": [], "row": []}
         for kind, part, whole, axis, backwards in slices_and_rows(node):
-            parts[kind].append((self._place_of(part), self._place_of(whole), _dtype_of(part), axis, backwards))
+            parts[kind].append((self._operand(part), self._operand(whole), axis, backwards))
         return _LoopStep(
             node,
-            self._place_of(node.counter)[1],
-            self._scalar(node.condition),
+            self._operand(node.counter),
+            self._operand(node.condition),
             self.steps_of(version.body_before_check),
             self.steps_of(version.body_after_check),
             _LaneCopies(parts["slice"]),
@@ -194,10 +199,10 @@ class StepBuilder:
             else:
                 arms.append([*self.steps_of(calls), self._moves(arm.outputs, node.outputs)])
         bypass = [self._moves(node.fallbacks, node.outputs)] if node.fallbacks else None
-        return _BranchStep(node, self._scalar(node.index), arms, bypass)
+        return _BranchStep(node, self._operand(node.index), arms, bypass)
 
-    def _scalar(self, value: Value) -> _Scalar:
-        return _Scalar(self._place_of(value), _dtype_of(value))
+    def _operand(self, value: Value) -> _Operand:
+        return _Operand(self._place_of(value), _dtype_of(value))
 
     def _moves(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> _Moves:
         """Return the parallel assignment of sources to targets."""
