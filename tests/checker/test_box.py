@@ -169,3 +169,59 @@ def test_streams_and_weights_in_the_arena_are_refused(options: Options) -> None:
     nodes = [helper.make_node("Relu", ["p"], ["y"])]
     with pytest.raises(PlanError, match="one stream"):
         ranged_plan(nodes, {"p": ["a", 16]}, A, options=options)
+
+
+CONTROL = {
+    "branch": "y = If (c) <then_branch = t () => (float[m, 4] r) {{ {body} r = Relu(last) }},"
+    " else_branch = e () => (float[m, 4] k) {{ k = Neg({other}) }}>",
+    "loop": "n = Constant <value_int = 3> () y = Loop(n, , {other}) <body = b (int64 i, bool go, float[m, 4] h) =>"
+    " (bool went, float[m, 4] r) {{ went = Identity(go) {body} s = Relu(last) r = Add(s, h) }}>",
+}
+"""Control flow around a body that computes `last`, of the shape of `other`."""
+
+PARTS = ("u = Relu(p) v = Exp(p) last = Concat <axis = 0> (u, v)", "q")
+BROADCAST = ("u = Relu(p) w = Concat <axis = 0> (u, u) x = MatMul(w, m4) o = Relu(f) last = Add(x, o)", "f")
+
+
+def plan_in_control_flow(kind: str, body: tuple[str, str]) -> RangedPlan:
+    """The plan of a body within control flow, over a range."""
+    inputs = "float[a, 16] p16, float[64, 4] f, float[4, 4] m4, bool c"
+    before = "four = Constant <value_ints = [-1, 4]> () p = Reshape(p16, four) q = Concat <axis = 0> (p, p)"
+    inside = CONTROL[kind].format(body=body[0], other=body[1])
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (y) {{ {before} {inside} }}'
+    return plan_over_ranges(read_over_ranges(CompileRequest(onnx.parser.parse_model(text), dims={"a": A})))
+
+
+@pytest.mark.parametrize("kind", CONTROL)
+def test_a_part_in_place_within_control_flow_is_proven_and_its_mutants_refused(kind: str) -> None:
+    ranged = plan_in_control_flow(kind, PARTS)
+    assert rules_of(ranged) == set()
+    whole, first, second = (place_of(ranged.over, name).region for name in ("last", "u", "v"))
+    assert (first.offset, second.offset) == (whole.offset, whole.offset + 64 * A.extent)
+    larger = with_larger_arena(ranged, 1 << 16)
+    assert rules_of(larger) == set()
+    assert "wrong-size" in rules_of(moved(larger, "last", nbytes=64 * A.extent))
+    assert "wrong-size" in rules_of(moved(larger, "v", nbytes=64 * A.extent - 64))
+    assert rules_of(moved(larger, "v", offset=place_of(ranged.worst, "v").region.offset))
+    assert rules_of(moved(moved(larger, "u", offset=second.offset), "v", offset=first.offset))
+    bent = moved(larger, "v", offset=second.offset + 64 * (A.extent - 1) * (8 - A.extent))
+    for corner in bent.box.corners():
+        graph, plan = bent.at(corner)
+        assert check_bytes(graph, plan.schedule, plan) == ()
+    assert rules_of(bent)
+
+
+@pytest.mark.parametrize("kind", CONTROL)
+def test_a_fact_of_the_largest_point_is_no_fact_within_control_flow(kind: str) -> None:
+    """Add may overwrite either operand at a = 8, and elsewhere only the operand with 64 rows."""
+    ranged = plan_in_control_flow(kind, BROADCAST)
+    assert rules_of(ranged) == set()
+    inplace = {place.value: place.shares for place in ranged.worst.placements if place.how == "inplace"}
+    assert inplace.get("last") != "x"
+    assert rules_of(moved(ranged, "last", offset=place_of(ranged.over, "x").region.offset))
+
+
+def test_a_carried_value_in_the_bytes_of_a_value_that_every_iteration_reads_is_refused() -> None:
+    ranged = plan_in_control_flow("loop", PARTS)
+    assert rules_of(moved(ranged, "h", offset=place_of(ranged.over, "p").region.offset)) == {"rooms-overlap"}
+    assert "wrong-size" in rules_of(moved(ranged, "h", nbytes=128 * A.extent - 64))
