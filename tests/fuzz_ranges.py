@@ -2,9 +2,9 @@
 
     python -m tests.fuzz_ranges --programs 2000 --first 10000
 
-Every other program ranges from 0. Every fourth seed also makes a decoder with caches, and runs a session in memory full
-of NaN. Prints the programs and points that differ, the share of programs not planned, and of caches that grow in place;
-exits 1 if any differ.
+Each seed makes a program without and a program with loops and branches. Every other seed ranges from 0. Every fourth
+seed also makes a decoder with caches, and runs a session in memory full of NaN. Prints the programs and points that
+differ, the share of programs not planned, and of caches that grow in place; exits 1 if any differ.
 """
 
 from __future__ import annotations
@@ -92,11 +92,15 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=10_000)
     args = parser.parse_args()
-    refused = wrong = in_place = caches = 0
+    wrong = in_place = caches = 0
+    refused = {False: 0, True: 0}
     for seed in range(args.first, args.first + args.programs):
         ranges = FROM_ZERO if seed % 2 else RANGES
-        different = differing_points(ranged_program(seed, ranges=ranges), ranges, POINTS, seed)
-        refused += different is None
+        different: list[dict[str, int]] = []
+        for control in refused:
+            found = differing_points(ranged_program(seed, ranges=ranges, control=control), ranges, POINTS, seed)
+            refused[control] += found is None
+            different += found or []
         calls: list[int] = []
         if seed % 4 == 0:
             calls, growing, several = differing_calls(seed)
@@ -104,7 +108,10 @@ def main() -> None:
         if different or calls:
             wrong += 1
             print(f"seed {seed}: {different}, calls {calls} of the decoder", flush=True)
-    print(f"{args.programs} programs, {POINTS} points each: {wrong} differ, {refused} not planned")
+    print(
+        f"{args.programs} programs, and {args.programs} with loops and branches, {POINTS} points each: {wrong} differ"
+    )
+    print(f"not planned: {refused[False]} programs, and {refused[True]} with loops and branches")
     print(f"{in_place} of {caches} caches of decoders grow in place")
     sys.exit(bool(wrong))
 

@@ -51,14 +51,17 @@ def differing_points(
     """The points with another result than ONNX Runtime's; None for a program with a value of unknown size."""
     level, options = "none" if seed % 2 else "auto", Options(io="bound" if seed % 3 == 0 else "arena")
     try:
+        session = session_of(model, rewriting=level == "auto")
+    except Exception:  # ONNX Runtime 1.31 fails to inline some branches
+        level, session = "none", session_of(model, rewriting=False)
+    try:
         dims = {each.name: each for each in ranges}
         executable = compile_ranges(model, dims, tiers=tiers, optimize=level, options=options)
     except PlanError as refusal:
         if "is unknown" in str(refusal):
             return None
         raise
-    session, rng = session_of(model, rewriting=level == "auto"), np.random.default_rng(seed)
-    different = []
+    different, rng = [], np.random.default_rng(seed)
     for point in points_of(ranges, count, seed):
         feeds = {name: rng.standard_normal((point["a"], point["b"], 4), dtype=np.float32) for name in ("x", "y")}
         try:
@@ -68,7 +71,7 @@ def differing_points(
         executable.memory.raw("arena")[:] = 0xA5
         found = executable({name: feeds[name] for name in executable.inputs})
         for name, array in zip((each.name for each in session.get_outputs()), wanted, strict=True):
-            if found[name].shape != array.shape or not np.allclose(found[name], array, atol=1e-5):
+            if not np.array_equal(found[name], array, equal_nan=True):
                 different.append(point)
     return different
 
@@ -81,6 +84,11 @@ def test_generated_programs_equal_onnx_runtime_at_every_point(seed: int) -> None
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_ranges_from_zero_equal_onnx_runtime(seed: int) -> None:
     assert differing_points(ranged_program(seed, ranges=FROM_ZERO), FROM_ZERO, 5, seed) in ([], None)
+
+
+@pytest.mark.parametrize("seed", range(200, 224))
+def test_generated_loops_and_branches_equal_onnx_runtime_at_every_point(seed: int) -> None:
+    assert differing_points(ranged_program(seed, control=True), RANGES, 5, seed) in ([], None)
 
 
 def two_dimensions() -> onnx.ModelProto:

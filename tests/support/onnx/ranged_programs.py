@@ -1,7 +1,8 @@
 """Generated ONNX programs with open dimensions and shape arithmetic: Shape, Gather, Slice, Concat, Reshape, Range.
 
 Every value has three axes, [rows, columns, channels]: extents of rows and columns are expressions over the dimensions
-"a" and "b". The generator tracks shapes with `Extent`s only to stay within legal programs; the truth of a test is a run
+"a" and "b". Programs with control flow have If, Loop and Scan besides, with bodies of the same steps. The generator
+tracks shapes with `Extent`s only to stay within legal programs; the truth of a test is a run
 of ONNX Runtime at a point.
 """
 
@@ -28,8 +29,10 @@ Step = Callable[["RangedProgram", str], None]
 class RangedProgram:
     """A program under construction: nodes, constants, and the shape of every value."""
 
-    def __init__(self, rng: random.Random, ranges: Sequence[Range] = RANGES) -> None:
+    def __init__(self, rng: random.Random, ranges: Sequence[Range] = RANGES, steps: Sequence[Step] = ()) -> None:
         self.rng = rng
+        self.steps = steps or STEPS
+        self.prefix = ""
         a, b = (each.extent for each in ranges)
         self.shapes: dict[str, Shape] = {"x": (a, b, 4), "y": (a, b, 4)}
         self.nodes: list[onnx.NodeProto] = []
@@ -37,7 +40,7 @@ class RangedProgram:
 
     def emit(self, op: str, inputs: Sequence[str], outputs: int = 1, **attrs: object) -> list[str]:
         """Append a node, and return the names of its outputs."""
-        names = [f"v{len(self.nodes)}_{i}" for i in range(outputs)]
+        names = [f"{self.prefix}v{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append(helper.make_node(op, list(inputs), names, **attrs))
         return names
 
@@ -69,6 +72,34 @@ class RangedProgram:
         """Record a value that later steps may read."""
         if all(bounds_of(extent)[0] >= 0 and bounds_of(extent)[1] <= MOST_EXTENT for extent in shape):
             self.shapes[name] = shape
+
+    def body(self, title: str, **parameters: Shape) -> RangedProgram:
+        """Return a program for a sub-graph, which reads all values, with named parameters of its own."""
+        inner = RangedProgram(self.rng, steps=self.steps)
+        inner.prefix, inner.constants = f"{self.prefix}{title}{len(self.nodes)}_", self.constants
+        inner.shapes = {**self.shapes, **{f"{inner.prefix}{name}": shape for name, shape in parameters.items()}}
+        return inner
+
+    def walk(self, start: str, steps: int) -> None:
+        """Append some steps, beginning with a value, and going on with the latest values."""
+        before = list(self.shapes)
+        for _ in range(steps):
+            latest = [name for name in self.shapes if name not in before][-2:] or [start]
+            try:
+                self.rng.choice(self.steps)(self, self.rng.choice(latest))
+            except Undecided:
+                continue
+
+    def result(self, shape: Shape, known: Sequence[str], fallback: str) -> str:
+        """Return a node result of a shape, not among the `known` values, computed from `fallback` if there is none."""
+        fitting = [name for name, other in self.shapes.items() if other == shape and name not in known]
+        return self.one("Tanh", fitting[-1] if fitting else fallback)
+
+    def graph(self, outputs: Sequence[str], inputs: Sequence[onnx.ValueInfoProto] = ()) -> onnx.GraphProto:
+        """Return the nodes as a sub-graph."""
+        return helper.make_graph(
+            self.nodes, f"{self.prefix}body", inputs, [helper.make_empty_tensor_value_info(name) for name in outputs]
+        )
 
     def model(self, outputs: int = 2) -> onnx.ModelProto:
         """Return the program with the latest values as outputs."""
@@ -223,14 +254,107 @@ STEPS: Sequence[Step] = (
 )
 
 
-def ranged_program(seed: int, steps: int = 8, ranges: Sequence[Range] = RANGES) -> onnx.ModelProto:
-    """Return a generated program of about `steps` steps."""
+def _number(program: RangedProgram, x: str) -> str:
+    """Return a scalar that depends on the data: the sum of a value."""
+    return program.one("ReduceSum", x, keepdims=0)
+
+
+def _condition(program: RangedProgram, x: str) -> str:
+    """Return a condition on the data, or on an extent."""
+    if program.rng.random() < 0.5:
+        zero = program.one("Squeeze", program.floats(1))
+        return program.one("Greater", _number(program, x), zero)
+    few = program.integers(program.rng.randint(1, 5))
+    return program.one("Squeeze", program.one("Less", program.extent(x, program.rng.randrange(2)), few))
+
+
+def _branch(program: RangedProgram, x: str) -> None:
+    """Branch between two bodies; most results have equal extents."""
+    shape, known, rng = program.shapes[x], list(program.shapes), program.rng
+    condition, arms = _condition(program, x), []
+    for title in ("t", "e"):
+        arm = program.body(title)
+        arm.walk(x, rng.randint(0, 3))
+        own = [name for name in arm.shapes if name not in known]
+        if rng.random() < 0.1 and own:  # the arms may differ
+            arms.append(arm.graph([arm.one("Tanh", own[-1])]))
+        else:
+            arms.append(arm.graph([arm.result(shape, known, x)]))
+    program.define(program.one("If", condition, then_branch=arms[0], else_branch=arms[1]), *shape)
+
+
+def _loop(program: RangedProgram, x: str) -> None:
+    """Loop with a carried value, and mostly the sum of the rows of another value.
+
+    ONNX Runtime 1.31 divides by 0 for rows without elements, and ends the process.
+    """
+    rng, shape = program.rng, program.shapes[x]
+    trips = program.one("Squeeze", program.integers(rng.randint(1, 3)))
+    if rng.random() < 0.3:
+        trips = program.one("Squeeze", program.extent(x, rng.randrange(2)))
+    body = program.body("l", h=shape)
+    number, goes_on, h = (f"{body.prefix}{name}" for name in ("i", "g", "h"))
+    known = list(body.shapes)
+    body.walk(h, rng.randint(0, 3))
+    other = rng.choice([name for name in body.shapes if name not in known] or [h])
+    again = body.one("Identity", goes_on)
+    if has_rows := rng.random() < 0.6 and all(bounds_of(extent)[0] for extent in body.shapes[other]):
+        row = body.one("Identity", other)
+    else:
+        again = body.one("And", again, _condition(body, other))
+    update = body.result(shape, known, body.one("Add", h, x))
+    inputs = [
+        helper.make_tensor_value_info(number, TensorProto.INT64, []),
+        helper.make_tensor_value_info(goes_on, TensorProto.BOOL, []),
+        helper.make_tensor_value_info(h, TensorProto.FLOAT, None),
+    ]
+    graph = body.graph([again, update, *([row] if has_rows else [])], inputs)
+    final, *stacked = program.emit("Loop", (trips, "", x), 2 if has_rows else 1, body=graph)
+    program.define(final, *shape)
+    for rows in stacked:
+        total = program.one("ReduceSum", rows, program.integers(0), keepdims=0)
+        program.define(program.one("Tanh", total), *body.shapes[other])
+
+
+def _scan(program: RangedProgram, x: str) -> None:
+    """Scan the rows or columns forwards or backwards, with a state."""
+    rng, shape, axis = program.rng, program.shapes[x], program.rng.randrange(2)
+    if not all(bounds_of(extent)[0] for extent in shape):
+        return
+    rest = shape[:axis] + shape[axis + 1 :]
+    first = program.one("ReduceMax", x, axes=[axis], keepdims=0)
+    body, front = program.body("s"), program.integers(0)
+    names = [f"{body.prefix}{name}" for name in ("h", "e")]
+    lifted = [body.one("Unsqueeze", name, front) for name in names]
+    known = list(body.shapes)
+    body.define(lifted[1], 1, *rest)
+    if lifted[1] not in body.shapes:
+        return
+    body.walk(lifted[1], rng.randint(0, 2))
+    row = body.result((1, *rest), known, lifted[1])
+    state = body.one("Tanh", body.one("Add", lifted[0], row))
+    results = [body.one("Squeeze", each, front) for each in (state, row)]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    attrs = {f"scan_{kind}_directions": [int(rng.random() < 0.5)] for kind in ("input", "output")}
+    attrs |= {f"scan_{kind}_axes": [axis] for kind in ("input", "output")}
+    final, stacked = program.emit("Scan", (first, x), 2, body=body.graph(results, inputs), num_scan_inputs=1, **attrs)
+    program.define(program.one("Unsqueeze", final, front), 1, *rest)
+    program.define(stacked, *shape)
+
+
+CONTROL_STEPS: Sequence[Step] = (*STEPS, *(_branch, _loop, _scan) * 3)
+
+
+def ranged_program(
+    seed: int, steps: int = 8, ranges: Sequence[Range] = RANGES, *, control: bool = False
+) -> onnx.ModelProto:
+    """Return a generated program of about `steps` steps, with `control` also of loops and branches."""
     rng = random.Random(seed)
-    program = RangedProgram(rng, ranges)
+    program = RangedProgram(rng, ranges, CONTROL_STEPS if control else STEPS)
     while len(program.shapes) < 2 + steps:
         recent = list(program.shapes)[-4:]
         try:
-            rng.choice(STEPS)(program, rng.choice(recent))
+            rng.choice(program.steps)(program, rng.choice(recent))
         except Undecided:
             continue
     return program.model()

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CarryGuess:
-    """A guess about one loop-carried value: constantly `init` if `constant`, else of `type` in every iteration."""
+    """A guess about one loop-carried value: constantly `init` if `constant`, else of `type` in every iteration.
+
+    `change` says how the first update contradicted the initial type; "" for none.
+    """
 
     init: KnownValue
     type: Type
     constant: bool
+    change: str = ""
 
     @classmethod
     def strongest(cls, init: KnownValue) -> CarryGuess:
@@ -39,13 +43,15 @@ class CarryGuess:
         """Return the value read by the body: the constant, or a new body parameter."""
         if self.constant:
             return self.init
-        changes = f"the shape may change between iterations of {loop!r}"
+        changes = f"the shape may change between iterations of {loop!r}: {self.change}"
         return program.fresh(base, self.type, self.init.unplannable_reason or changes)
 
     def weaken_for(self, update: KnownValue) -> CarryGuess:
         """Return the strongest weaker guess consistent with `update`; the same guess if already consistent."""
         if not self.constant:
-            return replace(self, type=merge_types([self.type, update.type]))
+            merged = merge_types([self.type, update.type])
+            how = "" if merged == self.type else update.unplannable_reason or f"{self.type} becomes {update.type}"
+            return replace(self, type=merged, change=self.change or how)
         return self if _are_equal_constants(self.init, update) else replace(self, constant=False)
 
 
