@@ -224,9 +224,22 @@ vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
 }"""
 """A network with a branch for each of two sampling rates."""
 
+VOICE = """<ir_version: 8, opset_import: ["" : 17]>
+voice (float[batch, samples] x, int64 rate) => (y)
+{
+  slow = Constant <value_int = 8000> ()
+  is_slow = Equal (rate, slow)
+  y = If (is_slow) <
+    then_branch = low () => (l) { l = Relu (x) },
+    else_branch = high () => (h) { t = Tanh (x) h = Softmax <axis = -1> (t) }
+  >
+}"""
+"""A network for two sampling rates."""
+
 TEXTS = {
     "cell.onnx": CELL,
     "vad.onnx": VAD,
+    "voice.onnx": VOICE,
     "encoder.onnx": ENCODER,
     "decoder.onnx": DECODER,
     "llama.onnx": LLAMA,

@@ -330,7 +330,7 @@ def compile_ranges(
 ) -> TieredExecutable:
     """Return an executable for every shape within ranges: planned once, proven for every shape, in one arena.
 
-    model      a path or an ONNX ModelProto, without loops, branches and values of unknown size
+    model      a path or an ONNX ModelProto, without values of unknown size
     dims       the extents of all open dimensions by name: a range as (low, high), as (low, high, step) or as text like
                "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. With a plan,
                the dimensions of the plan
