@@ -139,11 +139,12 @@ def test_a_loop_equals_onnx_runtime_at_every_point(name: str, io: StorageChoice)
         require_equal_at(executable, model, {**feeds, "k": np.array(s % 4)}, rewriting=rewriting)
 
 
+OF_DATA = "trip count of '.*' depends on data"
 REFUSED = {
     "shape may change between iterations": "n = Constant <value_int = 3> () y = Loop(n, , x) < body = b"
     " (int64 i, bool ci, float[p, 16] h) => (bool co, float[q, 16] h2)"
     " { h2 = Concat <axis = 0> (h, z) co = Identity(ci) } >",
-    "trip count of '.*' depends on data": "u, y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h)"
+    OF_DATA: "u, y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h)"
     " => (bool co, float[s, 16] h2, float[s, 16] r) { r = Add(h, z) h2 = Tanh(r) co = Identity(ci) } >",
 }
 
@@ -153,6 +154,24 @@ def test_loops_with_extents_that_change_or_depend_on_data_are_refused(reason: st
     model = parsed(f"g (float[s, 16] x, float[s, 16] z, int64 k) => (y) {{ {REFUSED[reason]} }}")
     with pytest.raises(PlanError, match=f"the size of %y is unknown: the {reason}"):
         compile_ranges(model, {"s": (1, 8)})
+
+
+@pytest.mark.parametrize("io", IO)
+def test_rows_of_a_trip_count_from_data_take_a_declared_maximum(io: StorageChoice) -> None:
+    model = parsed(f"g (float[s, 16] x, float[s, 16] z, int64 k) => (y) {{ {REFUSED[OF_DATA]} }}")
+    options = Options(io=io)
+    executable = compile_ranges(model, {"s": (1, 8)}, max_trips=5, tiers={"s": 3}, optimize="none", options=options)
+    rng = np.random.default_rng(0)
+    for s, trips in product((1, 3, 8), range(6)):
+        feeds = {each: rng.standard_normal((s, 16), dtype=np.float32) for each in "xz"}
+        if trips:
+            require_equal_at(executable, model, {**feeds, "k": np.array(trips)}, rewriting=False)
+        else:  # of no rows, ONNX Runtime returns no extents
+            assert executable({**feeds, "k": np.array(0)})["y"].shape == (0, s, 16)
+    with pytest.raises(RunError, match="runs more than the planned 5 iterations"):
+        executable({**feeds, "k": np.array(6)})
+    with pytest.raises(RunError, match="state x=y: the number of rows of y depends on data"):
+        compile_ranges(model, {"s": (1, 8)}, max_trips=5, state={"x": "y"})
 
 
 def test_a_cache_read_by_a_branch_is_copied() -> None:

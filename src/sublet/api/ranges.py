@@ -27,12 +27,14 @@ from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.ops.op import shares_of
+from sublet.passes.trip_counts import Trips
 from sublet.plan import ARENA, MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.ranges import RangedPlan, graph_at
 from sublet.planning.ranges import plan_over_ranges, ranged_plan
 from sublet.runtime.backends import AUTO
 from sublet.runtime.kernel import Array, Backend
+from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.ranged import RangedExecutable
 from sublet.runtime.ranged_inputs import require_state
 from sublet.runtime.ranged_places import is_base_point
@@ -180,6 +182,10 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
         fix = f". {TAKE_ONE_ARM}, or pass narrower ranges" if is_result else ""
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}{fix}")
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
+    rows = stacked_outputs(model.graph) if model.max_trips else {}
+    for name, result in state.items():
+        if model.outputs_by_name.get(result) in rows:
+            raise RunError(f"state {name}={result}: the number of rows of {result} depends on data")
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if in_place is None or name in in_place}
     updated = with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
@@ -299,6 +305,7 @@ def judge_over_ranges(model: str | Path | Any, plan: MemoryPlan) -> tuple[Model,
     request = CompileRequest(
         model,
         dims=plan.dims_over_ranges,  # type: ignore[arg-type]
+        max_trips=dict(plan.max_trips),
         const=dict(recipe.const),
         state=recipe.state_pairs,
         optimize=recipe.optimize,
@@ -320,6 +327,7 @@ def compile_ranges(
     *,
     const: Mapping[str, Any] | None = None,
     state: StatePairs | None = None,
+    max_trips: Trips = None,
     tiers: Tiers | None = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
@@ -337,6 +345,8 @@ def compile_ranges(
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
                need not have equal extents, see `RangedExecutable.session`. "auto" finds the pairs by name, such as past
                and present. With a plan, the state of the plan besides
+    max_trips  the maximum trip counts of loops that return rows, where these depend on data, see `read_model`. A call
+               returns the rows of its iterations. With a plan, the maxima of the plan
     tiers      upper ends within a range, as `{"seq": (64, 128)}`: a plan for each end besides the plan of the whole
                range. A call runs in the smallest tier that holds its shapes; all tiers share arena, weights and kernels
     const, backend, optimize, arena, weights   see `compile`
@@ -349,8 +359,8 @@ def compile_ranges(
     the errors of `compile`.
     """
     request = CompileRequest(
-        model, dims=dims, const=const, state=state, backend=backend, optimize=optimize, options=options, arena=arena,
-        weights=weights,
+        model, dims=dims, const=const, state=state, max_trips=max_trips, backend=backend, optimize=optimize,
+        options=options, arena=arena, weights=weights,
     )  # fmt: skip
     if plan is None:
         read, ranged = _read_and_plan(request, options)

@@ -287,7 +287,7 @@ def _exit(options: PlanOptions, report: PlanReport) -> None:
     exit_with_verdict(report.decision)
 
 
-WITHOUT_RANGES = ("recompute", "frontier", "patches", "advise", "max_trips", "region", "assume", "shape")
+WITHOUT_RANGES = ("recompute", "frontier", "patches", "advise", "region", "assume", "shape")
 """Options that need an extent for every dimension."""
 
 
@@ -301,7 +301,10 @@ def _plan_over_ranges(
         raise PlanError(f"{option} needs single extents: pass --dim NAME=INTEGER for every dimension, or drop {option}")
     planning_options, started = _planning_options(options), perf_counter()
     const, state = parse_constants(options.const), parse_state(options.state)
-    request = CompileRequest(options.model, dims=dims, const=const, state=state, optimize=options.optimize)
+    trips = parse_max_trips(options.max_trips)
+    request = CompileRequest(
+        options.model, dims=dims, const=const, state=state, max_trips=trips, optimize=options.optimize
+    )
     with packing_progress() as progress:
         planned = plan_ranges(request, planning_options, progress, parse_tier_ends(options.tiers))
     ranged = planned.ranged

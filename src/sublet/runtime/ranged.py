@@ -28,6 +28,7 @@ from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.caller_memory import aligned_or_copy, as_numpy, content_for, inputs_by_name, output_form
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, BindAtPoint, PlaceNumbers, Ranged
+from sublet.runtime.loop import StackedOutput, stacked_outputs
 from sublet.runtime.moves import ByteCopies, Copy
 from sublet.runtime.ranged_control import StepBuilder
 from sublet.runtime.ranged_inputs import (
@@ -77,8 +78,14 @@ Point = Mapping[str, int]
 class RunOutputs(Mapping[str, Array]):
     """The outputs of a run by name, as arrays made at each request: in the arena, or in memory of the caller."""
 
-    def __init__(self, places: Mapping[str, ArrayPlace], program: RangedProgram, memory: Mapping[str, Block]) -> None:
-        self._places, self._program, self._memory = places, program, memory
+    def __init__(
+        self,
+        places: Mapping[str, ArrayPlace],
+        program: RangedProgram,
+        memory: Mapping[str, Block],
+        stacked: Mapping[str, StackedOutput],
+    ) -> None:
+        self._places, self._program, self._memory, self._stacked = places, program, memory, stacked
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of an output."""
@@ -86,9 +93,13 @@ class RunOutputs(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         place = self._places[name]
-        if place.storage:
-            return place.array_in(self._memory[place.storage], self.shape_of(name))
-        return place.array_at(self._program)
+        array = (
+            place.array_in(self._memory[place.storage], self.shape_of(name))
+            if place.storage
+            else place.array_at(self._program)
+        )
+        rows = self._stacked.get(name)
+        return array if rows is None else rows.computed_rows(array, self._program.trip_counts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -140,6 +151,8 @@ class RangedExecutable:
         graph = ranged.graph
         inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
+        rows = stacked_outputs(graph)
+        self._stacked = {name: rows[value] for name, value in self._outputs.items() if value in rows}
         self.in_place = dict(in_place)
         sources = dict(graph.updates)
         self._outputs.update({result: sources[inputs[name]] for name, result in in_place.items()})
@@ -251,7 +264,7 @@ class RangedExecutable:
                 if not place.storage:
                     place.array_at(program)[...] = contents[name]
             program.run()
-            yield RunOutputs(self._output_places, program, memory)
+            yield RunOutputs(self._output_places, program, memory, self._stacked)
 
     def _memory_outside(
         self, contents: Mapping[str, Any], program: RangedProgram, into: Mapping[str, Block]

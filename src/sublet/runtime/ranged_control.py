@@ -129,6 +129,7 @@ class _LoopStep:
                 lanes[number] = part
             carry()
             number += 1
+        program.trip_counts[self.node.name] = number
         self.leave(program)
 
 

@@ -197,6 +197,7 @@ def is_base_point(ranged: RangedPlan, graph: Graph, point: Mapping[str, int]) ->
 class RangedProgram:
     """The calls of a program at a point.
 
+    trip_counts        the iterations of each loop in its latest run
     shapes, addresses  all shapes and addresses; an element stays the same object as long as its number stays
     calls              all calls, bound at the first `bind`
     """
@@ -218,6 +219,7 @@ class RangedProgram:
         self._binders = binders
         self._offsets = table.addresses.copy()
         self._is_bound = False
+        self.trip_counts: dict[str, int] = {}
         self.shapes = table.shapes.copy()
         self.addresses = table.addresses.copy()
         self.calls: list[ErrorContext] = []
