@@ -221,3 +221,19 @@ def test_what_is_said_of_independent_ranges_is_what_a_run_does(tmp_path: Path) -
             continue
         with pytest.raises(KernelError, match="must have shape"):
             run(**rows, **weights)
+
+
+def test_a_maximum_trip_count_over_ranges_is_planned_and_checked(cli: Cli, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[n] x, int64 k) => (u, y) { u, y = Loop (k, , x) '
+        "<body = b (int64 i, bool go, float[n] h) => (bool again, float[n] h2, float[n] row) "
+        "{ again = Identity(go) h2 = Tanh(h) row = Exp(h) }> }"
+    )
+    onnx.save(model, path := tmp_path / "loop.onnx")
+    plan = ("plan", path, "--dim", "n=1..64", "--out", saved := tmp_path / "plan.json")
+    status, _, error = cli(*plan)
+    assert status == 2
+    assert "the trip count of 'Loop_0' depends on data" in error
+    assert cli(*plan, "--max-trips", "5", "--html", tmp_path / "plan.html")[0] == 0
+    assert cli("check", path, saved)[0] == 0
+    assert sublet.compile_ranges(path, plan=sublet.load(saved))(x=np.ones(3, np.float32), k=2)["y"].shape == (2, 3)
