@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -24,7 +25,7 @@ from sublet.checker.box import check_box
 from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.dataflow import conflict_in
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.ir.model import Model
+from sublet.ir.model import REFUSED_POINTS, Model
 from sublet.ops import lookup
 from sublet.ops.op import shares_of
 from sublet.passes.trip_counts import Trips
@@ -354,7 +355,8 @@ def compile_ranges(
                copied in and out of the arena; with io="bound", kernels read and write memory of the caller
     plan       an existing plan of the model over ranges, checked again
 
-    The arena has room for the upper bound of every value, and holds at every point. Raises RunError for a wrong range;
+    The arena has room for the upper bound of every value, and holds at every point. A warning names ranges with points
+    that a node refuses. Raises RunError for a wrong range;
     PlanError for a model that cannot be planned over ranges; PlanViolation for a plan not proven for every point; and
     the errors of `compile`.
     """
@@ -372,6 +374,9 @@ def compile_ranges(
         options = options or options_of(plan)
         if state == AUTO_STATE:
             state = pairs_by_name(read.inputs_by_name, read.outputs_by_name, may_grow=True)
+    for finding in read.warnings:
+        if finding.rule == REFUSED_POINTS:
+            warnings.warn(str(finding), stacklevel=2)
     in_place, whole_state = dict(read.recipe.state), _with_planned_state(state, read.recipe.state_pairs)
     smaller = plan_tiers(read, tiers, ranged, options)
     ready, plan_there = _with_kernels(read, ranged, backend, weights)

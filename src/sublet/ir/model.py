@@ -13,6 +13,9 @@ from sublet.base.errors import Finding, ProblemError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.recipe import PLAIN, Recipe
 
+REFUSED_POINTS = "refused-points"
+"""The rule of warnings on points of ranges that a node refuses."""
+
 
 class Constant(Protocol):
     """The content of a weight, read on request."""

@@ -23,6 +23,7 @@ from sublet.integrations.onnx.reader.rules.layers import require_elementwise
 from sublet.integrations.onnx.reader.rules.shape_rule import Attribute, Extents, NodeShapes, ShapeConflict
 from sublet.integrations.onnx.reader.rules.table import CONTRIB_RULES, RULES
 from sublet.integrations.onnx.reader.types import TensorType, Type, attributes_of
+from sublet.ir.model import REFUSED_POINTS
 
 if TYPE_CHECKING:
     import onnx
@@ -33,9 +34,6 @@ Claims = Mapping[str, Type]
 MAX_SHOWN_ELEMENTS = 16
 MAX_CONSTANT_ELEMENTS = 4096
 """Shape rules and inference do not see constants with more elements; shapes and axes are far smaller."""
-
-REFUSED_POINTS = "refused-points"
-"""The rule of warnings on points of ranges that a node refuses."""
 
 CONTRIB = "com.microsoft"
 OLDEST_OPSET = 7
