@@ -21,6 +21,7 @@ from tests.support.command_line import Cli
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
+REFUSED_POINTS = pytest.mark.filterwarnings("ignore:.*a run is refused at some extents")
 DIMS = {"batch": (1, 3), "new": (1, 16), "past": (0, 48)}
 BOUND = Options(io="bound")
 LENGTHS = (5, 1, 1, 16, 1, 9, 1)
@@ -355,6 +356,7 @@ MISFITS = [  # an input q, the readers, the extents of q at a call, and the reas
 ]
 
 
+@REFUSED_POINTS
 @pytest.mark.parametrize(("shape", "readers", "extents", "reason"), MISFITS)
 def test_operands_that_may_not_fit_are_left_to_onnx_runtime(
     shape: Any, readers: Any, extents: Any, reason: str
@@ -372,6 +374,7 @@ def test_operands_that_may_not_fit_are_left_to_onnx_runtime(
         session(x=x, q=np.ones(extents, np.float32))
 
 
+@REFUSED_POINTS
 def test_new_rows_of_another_batch_are_left_to_onnx_runtime() -> None:
     model = one_cache(lambda node: [node("Transpose", ["p"], ["t"], perm=[0, 2, 1]), node("MatMul", ["q", "t"], ["y"])])
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "other"
