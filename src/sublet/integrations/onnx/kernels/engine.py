@@ -70,12 +70,13 @@ def open_session(build: BuildModel, constants: Sequence[Constant], threads: int,
 
     `optimized` is the path of a file to write the model to, with the nodes that run. Raises the errors of ONNX Runtime.
     """
-    found = c_library()
+    found, wants_pool = c_library(), threads == 0
+    threads = threads or pool_threads()  # a session without the pool has threads of its own
     if found is None:
-        return _PythonSession(build(False), constants, threads or pool_threads(), optimized)
+        return _PythonSession(build(False), constants, threads, optimized)
     operands = [(name, kind, array.shape, array.ctypes.data) for name, kind, array in constants]
-    shared = threads == 0 and found.process == os.getpid()
-    session = _sessions.Session(found.library, build(True), operands, threads or pool_threads(), shared, optimized)
+    shared = wants_pool and found.process == os.getpid()
+    session = _sessions.Session(found.library, build(True), operands, threads, shared, optimized)
     return _CSession(session, [array for _, _, array in constants])
 
 
