@@ -131,6 +131,7 @@ MAX_PLANS = 32
 OPTIONS = ("alignment", "budget", "graphs", "kernels", "losses", "order", "samples", "strategy")
 KERNELS = ("sublet", "inductor")
 INDUCTOR_OPTIONS = {"budget", "losses"}
+"""The options for Inductor's kernels."""
 SAMPLES = ("auto", "all")
 DEFAULT_OPTIONS = Options(alignment=64, order=LESS)
 """The default planning options of graphs."""

@@ -351,7 +351,7 @@ class InductorCompilation:
 
 
 def compile_with_inductor(
-    module: GraphModule, example: Sequence[object], budget: int | None, losses: str = "auto"
+    module: GraphModule, example: Sequence[object], budget: int | None, losses: str
 ) -> Callable[..., object]:
     """Return the callable for a graph of Dynamo: Sublet's division, Inductor's kernels.
 

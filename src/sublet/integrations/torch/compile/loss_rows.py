@@ -146,7 +146,7 @@ CROSS_ENTROPY = (
 LINEAR = ("input", "weight", "bias")
 
 
-def merge_losses(module: GraphModule, losses: str = "auto") -> int:
+def merge_losses(module: GraphModule, losses: str) -> int:
     """Merge each large cross entropy with the linear layer of its logits, and return the number of merged losses.
 
     No other node may read the logits. Losses with class weights, with smoothing, and of each row stay as they are.
@@ -158,31 +158,25 @@ def merge_losses(module: GraphModule, losses: str = "auto") -> int:
     if losses == "whole":
         return 0
     found = [node for node in module.graph.nodes if node.target is torch().nn.functional.cross_entropy]
-    merged = sum(_merge_loss(module.graph, node, everywhere=losses == "rows") for node in found)
+    merged = sum(_merge_loss(module.graph, node, losses) for node in found)
     if merged:
         module.graph.lint()
         module.recompile()
     return merged
 
 
-def _merge_loss(graph: Graph, loss: Node, everywhere: bool) -> bool:
-    """Merge a cross entropy with the linear layer of its logits; False if the loss or the layer is of another kind.
-
-    With `everywhere`, a loss of bf16 on a GPU is merged too.
-    """
+def _merge_loss(graph: Graph, loss: Node, losses: str) -> bool:
+    """Merge a cross entropy with the linear layer of its logits; False if the loss or the layer is of another kind."""
     call = _arguments(loss, CROSS_ENTROPY)
     mean = call.get("reduction", "mean")
     others = ("weight", "size_average", "reduce")
     if mean not in ("mean", "sum") or call.get("label_smoothing") or any(call.get(each) is not None for each in others):
         return False
     labels, chain = call["target"], _chain_to_linear(call["input"])
-    if chain is None or not _is_fitting(loss, chain, labels):
+    if chain is None or not _is_fitting(loss, chain, labels, losses):
         return False
     layer = chain[-1]
-    value = _value(layer)
-    if not everywhere and value.dtype is not torch().float32 and value.device.type != "cpu":
-        return False
-    parts = _arguments(layer, LINEAR)
+    value, parts = _value(layer), _arguments(layer, LINEAR)
     groups = _group_count(_value(chain[0]).shape, value.element_size())
     with graph.inserting_before(loss):
         x = parts["input"]
@@ -230,17 +224,21 @@ def _chain_to_linear(node: Any) -> list[Node] | None:
     return [*chain, node] if len(node.users) == 1 else None
 
 
-def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
-    """True for large logits [rows, classes] of f32 or bf16, labels [rows], and a loss of f32 with a gradient."""
+def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node, losses: str) -> bool:
+    """True for large logits [rows, classes] of f32 or bf16, labels [rows], and a loss of f32 with a gradient.
+
+    False for logits of bf16 on a GPU, unless `losses` is "rows", see `LOSSES`.
+    """
     t, logits, layer = torch(), _value(chain[0]), _value(chain[-1])
     weight_bytes = 4 * _value(_arguments(chain[-1], LINEAR)["weight"]).numel()  # dw is summed in f32
     if not all(isinstance(each, int) for each in (*logits.shape, *layer.shape)):  # extents change from call to call
         return False
+    dtypes = (t.float32, t.bfloat16) if losses == "rows" or layer.device.type == "cpu" else (t.float32,)
     return bool(
         all(_takes_rows(node.args[1], layer.dim()) for node in chain if node.target is operator.getitem)
         and logits.dim() == 2
         and logits.shape[1] == layer.shape[-1]
-        and layer.dtype in (t.float32, t.bfloat16)  # small gradients vanish in float16
+        and layer.dtype in dtypes  # small gradients vanish in float16
         and _value(labels).dim() == 1
         and _value(labels).dtype is t.int64
         and _value(loss).dtype is t.float32
