@@ -88,6 +88,10 @@ class ProgramFacts:
             return {}
         return {node.name: known.get(node.name) or _row_facts_of(node) for node in plain}
 
+    def why_not_loop_view(self, part: Value, whole: Value, axis: int, alignment: int, smallest: int) -> str:
+        """Return the reason why a slice or row of an iteration is copied, "" if a view of `whole` is possible."""
+        return self.obstacle or why_not_view(part, whole, axis, alignment, smallest)
+
     def carried_values(self, node: While, positions: Iterable[int], pointers: frozenset[Value]) -> frozenset[Value]:
         """Return the values of a loop body with bytes that the renamed parameters at `positions` may be bound to."""
         begin, end = self.position[node.counter], self._body_ends[node.name]

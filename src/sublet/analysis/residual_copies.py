@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from sublet.analysis.alias_planner import AliasPlanner
 from sublet.analysis.byte_provenance import row_bytes
 from sublet.analysis.options import MIN_ROW_BYTES, Options
-from sublet.analysis.program_facts import ProgramFacts, why_not_view
+from sublet.analysis.program_facts import ProgramFacts
 from sublet.analysis.sharing import BufferAssignment
 from sublet.base.errors import PlanError
 from sublet.ir.dataflow import assignments, slices_and_rows
@@ -163,8 +163,8 @@ def _residual_slices(graph: Graph, assignment: BufferAssignment, options: Option
             key = (node.name, kind, part, whole)
             if in_place.get(key, False):
                 continue
-            why = assignment.flow.unrolling.facts.obstacle
-            why = why or why_not_view(part, whole, axis, options.alignment, options.min_view_bytes)
+            facts = assignment.flow.unrolling.facts
+            why = facts.why_not_loop_view(part, whole, axis, options.alignment, options.min_view_bytes)
             if not options.share:
                 why = "sharing is off (share=False)"
             elif not why:

@@ -32,7 +32,7 @@ from sublet.analysis.coalescing import AllowedOverwrites, Coalescer, NodeCopy, R
 from sublet.analysis.control_flow import ControlFlowGraph, FlowPoint
 from sublet.analysis.liveness import LiveRange, LiveRanges
 from sublet.analysis.options import MIN_VIEW_BYTES
-from sublet.analysis.program_facts import LoopView, RowFacts, SharingFacts, why_not_view
+from sublet.analysis.program_facts import LoopView, RowFacts, SharingFacts
 from sublet.analysis.streams import Concurrency
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
@@ -318,7 +318,7 @@ def _place_loop_views(merger: Coalescer, flow: ControlFlowGraph, alignment: int,
         replaced |= {(source, 2 * t + 1) for t in bound for source in flow.points[t].uses}
     for window in flow.unrolling.loop_views:
         facts = flow.unrolling.facts
-        if facts.obstacle or why_not_view(window.value, window.whole, window.axis, alignment, smallest):
+        if facts.why_not_loop_view(window.value, window.whole, window.axis, alignment, smallest):
             continue
         tokens = {segment.origin for segment in merger.provenance[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}
