@@ -193,7 +193,7 @@ def estimate(
             return Estimate(eager, None, memory=limit, reason=str(error))
         if limit is None or plain.peak_bytes <= limit:
             return Estimate(eager, plain, memory=limit)
-        answer = planned.within(limit)
+        answer = planned.fit_within(limit)
     if isinstance(answer, str):
         return Estimate(eager, plain, None, limit, answer)
     return Estimate(eager, plain, answer, limit)
@@ -236,7 +236,7 @@ class PlannedCall:
         arenas = sum(each.arena_bytes for each in plans)
         return SubletMemory(self.outside + arenas, arenas, 0.0, tuple(plans))
 
-    def within(self, memory: int) -> SubletMemory | str:
+    def fit_within(self, memory: int) -> SubletMemory | str:
         """Return the bytes with a plan of the largest graph within `memory`, or the reason against such a plan."""
         search = self.search
         budget = memory - self.outside - self.other_arenas
@@ -312,7 +312,7 @@ class _LoweredCall(PlannedCall):
         """The bytes of the divisions without a budget. Raises ModelError for a graph with an unknown peak."""
         return self._memory_of(self._divisions_for(None))
 
-    def within(self, memory: int) -> SubletMemory | str:
+    def fit_within(self, memory: int) -> SubletMemory | str:
         """Return the bytes with each graph within the bytes left of `memory`, or the reason against that."""
         budget = memory - self.outside
         if budget < 0:
@@ -402,19 +402,19 @@ def largest_batch(
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     batch = _batch_of(arguments)
 
-    def estimated(count: int, plan: bool, memory: int | None = None) -> Estimate:
+    def estimate_for(count: int, plan: bool, memory: int | None = None) -> Estimate:
         given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
         return estimate(module, loss, optimizer, given, wanted, memory=memory, device=device, amp=amp, plan=plan)
 
     def sublet_bytes(count: int) -> float:
-        found = estimated(count, True).sublet
+        found = estimate_for(count, True).sublet
         return inf if found is None else found.peak_bytes
 
     def budgeted_bytes(count: int) -> float:
-        return 0 if estimated(count, True, limit).fits else inf
+        return 0 if estimate_for(count, True, limit).fits else inf
 
-    eager = _largest_count(lambda count: estimated(count, False).eager.peak_bytes, limit, batch)
-    if estimated(batch, True).sublet is None:
+    eager = _largest_count(lambda count: estimate_for(count, False).eager.peak_bytes, limit, batch)
+    if estimate_for(batch, True).sublet is None:
         return LargestBatch(limit, eager, None)
     sublet = _largest_count(sublet_bytes, limit, max(1, eager))
     budgeted = _largest_count(budgeted_bytes, limit, max(1, sublet)) if recompute else None
@@ -458,7 +458,7 @@ def _with_batch(tree: Any, batch: int, count: int) -> Any:
     """Return arguments on `meta` for `count` samples instead of `batch`; axes keep their order in memory."""
     t, pytree = torch(), require("torch.utils._pytree", extra="torch")
 
-    def resized(tensor: Any) -> Any:
+    def resize(tensor: Any) -> Any:
         if not isinstance(tensor, t.Tensor) or not tensor.dim() or tensor.shape[0] % batch:
             return tensor
         order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
@@ -466,4 +466,4 @@ def _with_batch(tree: Any, batch: int, count: int) -> Any:
         made = t.empty([extents[axis] for axis in order], dtype=tensor.dtype, device=META)
         return made.permute([order.index(axis) for axis in range(tensor.dim())])
 
-    return pytree.tree_map(resized, tree)
+    return pytree.tree_map(resize, tree)
