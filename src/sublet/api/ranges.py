@@ -170,8 +170,8 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
 
     The inputs of the state in `in_place`, or all for None, are updated by their outputs where a kernel can do so, see
     `with_updates_in_place`, or where a cache can grow in place, see `with_growth_in_place`. Raises the errors of
-    `compile`; PlanError for a model with values of unknown size; RunError for a state of unknown names
-    or different types.
+    `compile`; PlanError for a model with values of unknown size; RunError for a state of unknown names or different
+    types.
     """
     extents, ranges = parse_dims(request.dims or {})
     model = model_to_run(replace(request, dims=extents, state=None))
@@ -356,9 +356,8 @@ def compile_ranges(
     plan       an existing plan of the model over ranges, checked again
 
     The arena has room for the upper bound of every value, and holds at every point. A warning names ranges with points
-    that a node refuses. Raises RunError for a wrong range;
-    PlanError for a model that cannot be planned over ranges; PlanViolation for a plan not proven for every point; and
-    the errors of `compile`.
+    that a node refuses. Raises RunError for a wrong range; PlanError for a model that cannot be planned over ranges;
+    PlanViolation for a plan not proven for every point; and the errors of `compile`.
     """
     request = CompileRequest(
         model, dims=dims, const=const, state=state, max_trips=max_trips, backend=backend, optimize=optimize,

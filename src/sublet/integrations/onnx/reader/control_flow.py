@@ -151,9 +151,7 @@ class _LoopBody:
     def _has_first_iteration(self, goon: CarryGuess) -> bool:
         """True if the loop certainly has a first iteration."""
         literal = (UNBOUNDED_TRIP_COUNT,) if self.limit is None else self.limit.value.literal
-        return (
-            goon.init.value.literal == (True,) and literal is not None and is_at_least_zero(cast(int, literal[0]) - 1)
-        )
+        return _starts_true(goon) and literal is not None and is_at_least_zero(cast(int, literal[0]) - 1)
 
     def _counter_as_declared(self, before: GraphConversion, counter: KnownValue) -> KnownValue:
         """Return the counter in the shape declared by the body: a scalar, or a tensor of one element."""
@@ -215,9 +213,9 @@ def _loop_trip_count(limit: KnownValue | None, goon: CarryGuess) -> int | None:
     if not _starts_true(goon):
         return 0
     literal = limit.value.literal if limit is not None else None
-    return (
-        None if literal is None or literal == (UNBOUNDED_TRIP_COUNT,) else cast(int, greatest(cast(int, literal[0]), 0))
-    )
+    if literal is None or literal == (UNBOUNDED_TRIP_COUNT,):
+        return None
+    return cast(int, greatest(cast(int, literal[0]), 0))
 
 
 # Conversion of ONNX Scan to a `While` node: each iteration reads a slice of each sequence and writes a row per output.
