@@ -3,8 +3,9 @@
     python -m tests.fuzz_ranges --programs 2000 --first 10000
 
 Each seed makes a program without and a program with loops and branches. Every other seed ranges from 0. Every fourth
-seed also makes a decoder with caches, and runs a session in memory full of NaN. Prints the programs and points that
-differ, the share of programs not planned, and of caches that grow in place; exits 1 if any differ.
+seed also makes a decoder with caches, and runs a session in memory full of NaN, and makes a loop with growing values.
+Prints the programs and points that differ, the share of programs not planned, and of caches that grow in place; exits 1
+if any differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from benchmarks.models.builder import Builder
 from sublet.analysis.options import Options
 from sublet.api.ranges import compile_ranges
 from tests.runtime.test_growing_caches import ByHand
-from tests.runtime.test_ranged import FROM_ZERO, differing_points
+from tests.runtime.test_ranged import FROM_ZERO, differing_points, session_of
+from tests.support.onnx.growing_programs import MOST_TRIPS, growing_program
+from tests.support.onnx.growing_programs import RANGES as GROWING
 from tests.support.onnx.ranged_programs import RANGES, ranged_program
 
 POINTS = 5
@@ -86,6 +89,26 @@ def differing_calls(seed: int) -> tuple[list[int], int, int]:
     return different, len(executable.in_place), len(state)
 
 
+def differing_shapes(seed: int) -> list[int]:
+    """Return the extents at which a generated loop with growing values has another result than ONNX Runtime's."""
+    model, level = growing_program(seed), ("auto", "none")[seed % 2]
+    options = Options(io="bound" if seed % 3 == 0 else "arena")
+    session = session_of(model, rewriting=level == "auto")
+    dims = {each.name: each for each in GROWING}
+    executable = compile_ranges(model, dims, optimize=level, max_trips=MOST_TRIPS, options=options)  # type: ignore[arg-type]
+    different, numbers = [], np.random.default_rng(seed)
+    for extent in (4, 1, 3, 4):
+        given = {"x": numbers.standard_normal((extent, 1, 2), dtype=np.float32)}
+        if len(session.get_inputs()) > 1:
+            given["count"] = np.array(numbers.integers(0, MOST_TRIPS + 1))
+        executable.memory.raw("arena")[:] = 0xA5
+        found, wanted = executable(given), session.run(None, given)
+        for value, array in zip(session.get_outputs(), wanted, strict=True):
+            if not np.allclose(found[value.name], array, rtol=1e-5, atol=1e-5, equal_nan=True):
+                different.append(extent)
+    return different
+
+
 def main() -> None:
     """Run the programs, and print the result."""
     parser = argparse.ArgumentParser()
@@ -105,9 +128,10 @@ def main() -> None:
         if seed % 4 == 0:
             calls, growing, several = differing_calls(seed)
             in_place, caches = in_place + growing, caches + several
-        if different or calls:
+        shapes = differing_shapes(seed) if seed % 4 == 0 else []
+        if different or calls or shapes:
             wrong += 1
-            print(f"seed {seed}: {different}, calls {calls} of the decoder", flush=True)
+            print(f"seed {seed}: {different}, calls {calls} of the decoder, extents {shapes} of the loop", flush=True)
     print(
         f"{args.programs} programs, and {args.programs} with loops and branches, {POINTS} points each: {wrong} differ"
     )

@@ -166,3 +166,54 @@ def _gelu_tanh(b: Builder, x: str) -> str:
     cube = b.op("Mul", b.op("Pow", x, b.filled(3.0)), b.filled(0.044715))
     inner = b.op("Tanh", b.op("Mul", b.op("Add", x, cube), b.filled(sqrt(2 / np.pi))))
     return b.op("Mul", b.op("Mul", x, b.filled(0.5)), b.op("Add", inner, b.filled(1.0)))
+
+
+def decode_in_one_loop(step: onnx.ModelProto, tokens: int) -> onnx.ModelProto:
+    """Return greedy decoding as one Loop over `gpt_with_past`: the present of an iteration is the past of the next.
+
+    The inputs are the first token and the past before it; the output is `tokens`, the token of each iteration.
+    """
+    helper, graph, value = onnx.helper, step.graph, onnx.helper.make_tensor_value_info
+    ids, *pasts = graph.input
+    updates = [f"present_{each.name.removeprefix('past_')}" for each in pasts]
+
+    def cache_shape(past: onnx.ValueInfoProto) -> list[str | int]:
+        batch, heads, _, size = past.type.tensor_type.shape.dim
+        return [batch.dim_param, heads.dim_value, "rows", size.dim_value]
+
+    body = helper.make_graph(
+        [
+            *graph.node,
+            helper.make_node("ArgMax", ["logits"], ["next"], axis=-1, keepdims=0),
+            helper.make_node("Identity", ["condition"], ["goes_on"]),
+            helper.make_node("Identity", ["next"], ["chosen"]),
+        ],
+        "step",
+        [
+            value("iteration", TensorProto.INT64, ()),
+            value("condition", TensorProto.BOOL, ()),
+            ids,
+            *[value(each.name, TensorProto.FLOAT, cache_shape(each)) for each in pasts],
+        ],
+        [
+            value("goes_on", TensorProto.BOOL, ()),
+            value("next", TensorProto.INT64, ("batch", "new")),
+            *[value(new, TensorProto.FLOAT, cache_shape(old)) for new, old in zip(updates, pasts, strict=True)],
+            value("chosen", TensorProto.INT64, ("batch", "new")),
+        ],
+    )
+    first = onnx.ValueInfoProto(name="first", type=ids.type)
+    starts = [onnx.ValueInfoProto(name=f"{each.name}_start", type=each.type) for each in pasts]
+    weights = [
+        *graph.initializer,
+        helper.make_tensor("count", TensorProto.INT64, (), [tokens]),
+        helper.make_tensor("true", TensorProto.BOOL, (), [True]),
+    ]
+    finals = [f"{name}_final" for name in updates]
+    carried = ["first", *[each.name for each in starts]]
+    loop = helper.make_node("Loop", ["count", "true", *carried], ["last", *finals, "tokens"], name="decode", body=body)
+    result = value("tokens", TensorProto.INT64, ("tokens", "batch", "new"))
+    whole = helper.make_graph([loop], "decode_in_one_loop", [first, *starts], [result], weights)
+    model = helper.make_model(whole, opset_imports=step.opset_import, ir_version=step.ir_version)
+    onnx.checker.check_model(model)
+    return model

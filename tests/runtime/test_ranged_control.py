@@ -152,7 +152,7 @@ OF_DATA = "trip count of '.*' depends on data"
 REFUSED = {
     "shape may change between iterations": "n = Constant <value_int = 3> () y = Loop(n, , x) < body = b"
     " (int64 i, bool ci, float[p, 16] h) => (bool co, float[q, 16] h2)"
-    " { h2 = Concat <axis = 0> (h, z) co = Identity(ci) } >",
+    " { h2 = Concat <axis = 0> (h, h) co = Identity(ci) } >",
     OF_DATA: "u, y = Loop(k, , x) < body = b (int64 i, bool ci, float[s, 16] h)"
     " => (bool co, float[s, 16] h2, float[s, 16] r) { r = Add(h, z) h2 = Tanh(r) co = Identity(ci) } >",
 }

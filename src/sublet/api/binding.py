@@ -184,6 +184,7 @@ def model_to_run(request: CompileRequest) -> Model:
         assume=dict(plan.recipe.assumed) if plan else assume,
         split=plan.recipe.split if plan else (),
         again=plan.recipe.again if plan else (),
+        over_ranges=request.over_ranges,
     )
 
 
@@ -316,3 +317,4 @@ class CompileRequest:
     budget: int | str | None = None
     measure: bool = False
     progress: Progress | None = None
+    over_ranges: bool = False

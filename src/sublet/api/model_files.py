@@ -20,7 +20,7 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
 from sublet.ir.recipe import AS_IS
 from sublet.ir.text import parse_model
-from sublet.passes.trip_counts import Trips, bound_trip_counts
+from sublet.passes.trip_counts import Trips, bound_trip_counts, max_trips_by_loop
 
 TEXT_SUFFIX = ".sublet"
 
@@ -57,18 +57,45 @@ def read_model(
     Raises ModelError for a file that cannot be read or understood, and for an option not applicable to the format;
     TextError for a syntax error in the text form.
     """
-    path, assume, const = Path(path), assume or {}, constant_texts(const)
+    model = read_with_options(path, dims, optimize, assume or {}, constant_texts(const))
+    return with_state(bound_trip_counts(model, max_trips), state or {})
+
+
+def read_with_options(
+    path: str | Path,
+    dims: Mapping[str, int] | None,
+    optimize: str,
+    assume: Mapping[str, str],
+    const: Mapping[str, str],
+    max_trips: Trips = None,
+    over_ranges: bool = False,
+) -> Model:
+    """Read a model file as `read_model` does, without state and without bounds of trip counts.
+
+    over_ranges  whether the model is for `compile_ranges`, which plans values that grow in loops of `max_trips`
+    """
+    path = Path(path)
     integration = integration_of_file(path)
     if integration is not None:
         _require_options(integration, path, dims, assume, const)
-        constants = {"const": const} if const else {}
-        model: Model = resolve(integration.read_model)(path, dims, optimize, assume, **constants)
+        options = reading_options(integration, const, max_trips, over_ranges)
+        model: Model = resolve(integration.read_model)(path, dims, optimize, assume, **options)
     elif path.suffix.lower() == TEXT_SUFFIX:
         model = _read_text_form(path, dims, assume, const)
     else:
         kinds = ", ".join(name for each in installed_integrations() for name in (*each.suffixes, *each.file_names))
         raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")
-    return with_state(bound_trip_counts(model, max_trips), state or {})
+    return model
+
+
+def reading_options(
+    integration: Integration, const: Mapping[str, str], max_trips: Trips, over_ranges: bool
+) -> dict[str, Any]:
+    """Return the optional arguments of an integration's functions that read a model."""
+    options: dict[str, Any] = {"const": const} if const else {}
+    if over_ranges and "loop_limits" in integration.options:
+        options["loop_limits"] = max_trips_by_loop(max_trips)
+    return options
 
 
 def constant_texts(const: Mapping[str, Any] | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ from sublet.base.tensor import Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
 from sublet.integrations.registry import installed_integrations, resolve
-from sublet.ir.dataflow import conflict_in
+from sublet.ir.dataflow import conflict_in, iteration_of
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.model import REFUSED_POINTS, Model
 from sublet.ops import lookup
@@ -109,7 +109,10 @@ def plan_tiers(
     Each plan is proven for every point of its ranges. Raises the errors of `parse_tiers` and `plan_over_ranges`.
     """
     planned: list[PlannedTier] = []
-    for ranges in parse_tiers(tiers or {}, model.ranges):
+    requested = [each for each in model.ranges if each.name in model.dims]
+    iterations = model.ranges[len(requested) :]
+    for parts in parse_tiers(tiers or {}, requested):
+        ranges = (*parts, *iterations)
         narrowed = narrowed_model(model, ranges)
         ranged = plan_over_ranges(narrowed, options, progress)
         if ranged.worst.arena_bytes < largest.worst.arena_bytes:
@@ -174,7 +177,9 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     types.
     """
     extents, ranges = parse_dims(request.dims or {})
-    model = model_to_run(replace(request, dims=extents, state=None))
+    model = model_to_run(replace(request, dims=extents, state=None, over_ranges=True))
+    for each in installed_integrations():
+        model = resolve(each.grow_in_loops)(model) if each.grow_in_loops else model
     if model.graph.updates:
         raise PlanError("ranges of dimensions: the model has a state; compile for single extents")
     unknown = _unknown_value_in(model.graph)
@@ -189,11 +194,17 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
             raise RunError(f"state {name}={result}: the number of rows of {result} depends on data")
     require_state(state, model.inputs_by_name, model.outputs_by_name)
     wanted = {name: result for name, result in state.items() if in_place is None or name in in_place}
-    updated = with_updates_in_place(replace(model, ranges=tuple(ranges.values())), wanted)
+    updated = with_updates_in_place(replace(model, ranges=(*ranges.values(), *_iteration_ranges(model.graph))), wanted)
     left = {name: result for name, result in wanted.items() if name not in dict(updated.recipe.state)}
     updated, _ = with_growth_in_place(updated, left)
     carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
     return replace(updated, recipe=replace(updated.recipe, carried=carried))
+
+
+def _iteration_ranges(graph: Graph) -> list[Range]:
+    """Return the range of the iteration of each loop with extents that grow."""
+    found = map(iteration_of, graph.walk())
+    return [Range(each.name, each.low, each.high) for each in found if each is not None]
 
 
 def _unknown_value_in(graph: Graph) -> Value | None:

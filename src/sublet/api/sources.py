@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sublet.api.model_files import constant_texts, read_model, with_state
+from sublet.api.model_files import constant_texts, read_with_options, reading_options, with_state
 from sublet.api.state_names import StatePairs
 from sublet.base.errors import PlanError, RunError
 from sublet.base.optional_imports import is_installed
@@ -119,6 +119,7 @@ def read_source(
     assume: Mapping[str, str] | None = None,
     split: Splits = (),
     again: Rematerializations = (),
+    over_ranges: bool = False,
 ) -> Model:
     """Return the model of a path, an ONNX ModelProto, a graph or a `Model`, changed as requested.
 
@@ -131,11 +132,13 @@ def read_source(
     assume     shapes of ONNX values without inferred shape
     split      the nodes to compute in pieces, unless the model does already
     again      the nodes to rematerialize, unless the model does already
+    over_ranges  whether the model is for `compile_ranges`, which plans values that grow in a loop
 
     Raises ModelError for an unreadable model, RunError for an argument that is not a model, PlanError for unknown
     changes.
     """
-    source = bound_trip_counts(_read_as_model(model, dims, optimize, assume or {}, constant_texts(const)), max_trips)
+    read = _read_as_model(model, dims, optimize, assume or {}, constant_texts(const), max_trips, over_ranges)
+    source = bound_trip_counts(read, max_trips)
     source = with_state(source, state or {})
     first, patches = parse_changed(changed)
     if first not in PASSES:
@@ -210,7 +213,13 @@ def first_backend_name(backends: Sequence[Any]) -> str:
 
 
 def _read_as_model(
-    model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str], const: Mapping[str, str]
+    model: Any,
+    dims: Mapping[str, int] | None,
+    optimize: str,
+    assume: Mapping[str, str],
+    const: Mapping[str, str],
+    max_trips: Trips,
+    over_ranges: bool,
 ) -> Model:
     """Read a path, ModelProto or graph as a `Model`; return a `Model` unchanged. Raises RunError otherwise."""
     in_memory = isinstance(model, Model | WrittenGraph | Graph)
@@ -228,11 +237,10 @@ def _read_as_model(
     if isinstance(model, Graph):
         return Model(model)
     if isinstance(model, str | Path):
-        return read_model(model, dims, const=const, optimize=optimize, assume=assume)
+        return read_with_options(model, dims, optimize, assume, const, max_trips, over_ranges)
     integration = integration_of_object(model)
     if integration is not None:
-        read: Model = resolve(integration.read_object)(
-            model, dims, optimize, assume, **({"const": const} if const else {})
-        )
+        options = reading_options(integration, const, max_trips, over_ranges)
+        read: Model = resolve(integration.read_object)(model, dims, optimize, assume, **options)
         return read
     raise RunError(f"{type(model).__name__} is not a model: pass a path, an ONNX ModelProto, a Model or a Graph")

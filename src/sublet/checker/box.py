@@ -11,9 +11,13 @@ Between blocks. The *room* of a value holds its region at every point. Two value
 in their rooms are never live at the same program point. Live ranges do not depend on sizes: the check of the claims at
 the upper bounds has proven them.
 
+Iterations. The extents of a loop's body may depend on the iteration, a dimension of the box. Such a value is defined
+and read in the body alone, between the check of the condition and the end of the iteration. So no such value is live
+where the iteration changes, and the proof for every number of the iteration covers a run through all of them.
+
 Corners and some points are checked with numbers besides, in the arena as a whole.
 
-Rules: unproven-box, rooms-overlap.
+Rules: unproven-box, rooms-overlap, iteration.
 """
 
 from __future__ import annotations
@@ -21,14 +25,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from sublet.base.boxes import Box
 from sublet.base.errors import Finding
-from sublet.base.extents import Undecided, bounds_of, upper_bound
+from sublet.base.extents import Extent, Undecided, bounds_of, upper_bound
 from sublet.base.tensor import TensorSpec
 from sublet.checker import check_bytes
 from sublet.checker.layout import overlapping_pairs
-from sublet.ir.graph import Graph, Value
+from sublet.ir.dataflow import iteration_of
+from sublet.ir.graph import Graph, Value, While
 from sublet.plan import ARENA, MemoryPlan, Placement, Region
 
 MOST_PARTS = 128
@@ -50,7 +56,8 @@ def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
     within  returns graph and plan over a part of the box
     at      returns graph and plan at a point
     """
-    clashes = tuple(_overlapping_rooms(*within(box)))
+    whole = within(box)
+    clashes = (*_values_beyond_iterations(*whole), *_overlapping_rooms(*whole))
     if clashes:
         return clashes
     todo, parts = [box], 0
@@ -70,6 +77,27 @@ def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
         if findings:
             return findings
     return _check_points(box, at)
+
+
+def _values_beyond_iterations(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Yield a finding for each value whose place depends on an iteration and is used beyond the iteration."""
+    loops = [node for node in graph.walk() if isinstance(node, While)]
+    places = {place.value: place.region for place in plan.placements}
+    for loop in loops:
+        iteration = iteration_of(loop)
+        if iteration is None:
+            continue
+        inside = loop.body.nodes[loop.check :]
+        own = {v for node in inside for v in (*node.defs, *(v for sub in node.subgraphs for v in sub.values()))}
+        own -= {*loop.body.outputs, loop.condition}
+        for value in graph.values():
+            region, spec = places.get(value.name), value.spec
+            parts: list[Any] = [*(spec.shape if isinstance(spec, TensorSpec) else ())]
+            parts += [region.offset, region.nbytes] if region else []
+            parts += [] if value is loop.counter else value.literal or ()
+            if value not in own and any(isinstance(p, Extent) and iteration in p.dimensions for p in parts):
+                what = f"depends on the iteration of loop {loop.name}, and is used beyond an iteration"
+                yield Finding("iteration", f"value %{value.name}", what, "plan a buffer of a fixed size")
 
 
 def _with_blocks_apart(plan: MemoryPlan) -> MemoryPlan:

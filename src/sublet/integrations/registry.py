@@ -28,8 +28,9 @@ class Integration:
     suffixes            the suffixes of model files, in lower case
     file_names          the whole names of model files without a telling suffix
     read_model          (path, dims, optimize, assume) -> Model
-    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume" and
-                        "const"; both functions of reading have a keyword `const` if and only if "const" is an option
+    options             the options of `read_model` other than the path: of "dims", "shape", "optimize", "assume",
+                        "const" and "loop_limits"; both functions of reading have a keyword `const` or `loop_limits` if
+                        and only if that is an option
     object_attributes   the attributes by which a model in memory is recognised
     read_object         (object, dims, optimize, assume) -> Model
     optimize_levels     the levels of the vendor's own optimiser, the strongest last
@@ -44,6 +45,7 @@ class Integration:
     problem_json        (decoded JSON) -> True if the JSON holds recorded allocations
     read_problem        (path) -> Problem
     dialects            op prefix -> function from the name of an op to its `Op`
+    grow_in_loops       (model) -> the model with a buffer for each carried value that grows in a loop over ranges
     grow_in_place       (model, state) -> the model with caches that grow in place, and the reasons for the other caches
     backends            backend -> function from a model to its `Backend`; the fastest first
     packages            backend -> the package that it needs
@@ -76,6 +78,7 @@ class Integration:
     problem_json: str = ""
     read_problem: str = ""
     dialects: Mapping[str, str] = field(default_factory=dict)
+    grow_in_loops: str = ""
     grow_in_place: str = ""
     backends: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)

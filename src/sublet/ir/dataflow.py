@@ -11,6 +11,7 @@ assignments            the values assigned by control flow, with their possible 
 slices_and_rows        the slices and rows of one iteration of a loop
 conflict_in            the reason why every run of a sub-graph fails
 max_trip_count         the trip count allowed by the extents of a loop's sequences
+iteration_of           the dimension of the iteration of a loop with extents that grow
 map_subgraphs          a node with other sub-graphs
 rename_values          a program with some values replaced
 all_names              the names of all values and nodes of a program
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sublet.base.extents import Dimension, Extent
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 
@@ -128,6 +130,15 @@ def max_trip_count(loop: While) -> int | None:
     axes = (*zip(loop.sequences, loop.slice_axes, strict=True), *zip(loop.stacked_outputs, loop.row_axes, strict=True))
     extents = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
     return min(extents, default=None)
+
+
+def iteration_of(node: Node) -> Dimension | None:
+    """Return the dimension of the number of the iteration, for a loop with extents that grow; else None."""
+    literal = node.counter.literal if isinstance(node, While) else None
+    if literal is None or not isinstance(number := literal[0], Extent):
+        return None
+    (dimension,) = number.dimensions
+    return dimension
 
 
 def map_subgraphs(node: Node, change: Callable[[Graph], Graph]) -> Node:

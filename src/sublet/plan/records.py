@@ -378,8 +378,9 @@ class MemoryPlan:
 
     @property
     def dims_over_ranges(self) -> dict[str, int | str | Range]:
-        """The extents, ranges and equal dimensions used to read the model."""
-        return {**dict(self.dims), **{each.name: each for each in self.ranges}, **dict(self.equal_dims)}
+        """The extents, ranges and equal dimensions used to read the model, without ranges of iterations."""
+        extents = dict(self.dims)
+        return {**extents, **{each.name: each for each in self.ranges if each.name in extents}, **dict(self.equal_dims)}
 
     def _repr_html_(self) -> str:
         """Return the figures and a memory map for a notebook. Only a notebook loads the code that draws."""

@@ -21,6 +21,7 @@ from sublet.base.extents import extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.ir.dataflow import iteration_of
 from sublet.ir.graph import Node, Value
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
@@ -139,7 +140,10 @@ class RangedExecutable:
         Raises RunError for a state of unknown names or different types.
         """
         self.plan: MemoryPlan = ranged.worst
-        self.ranges = {each.name: each for each in ranged.ranges}
+        graph = ranged.graph
+        iterations = {node.name: each for node in graph.walk() if (each := iteration_of(node)) is not None}
+        self._iterations = {each.name: each for each in iterations.values()}
+        self.ranges = {each.name: each for each in ranged.ranges if each.name not in self._iterations}
         self.memory = base.planned_memory
         self.form: Callable[[Any], Any] = as_numpy
         self.why_not_in_place: Mapping[str, str] = {}
@@ -148,7 +152,6 @@ class RangedExecutable:
         self._spares: dict[int, list[Block]] = {}  # by number of bytes
         self._points: OrderedDict[tuple[int, ...], RangedProgram] = OrderedDict()
         self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
-        graph = ranged.graph
         inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
         rows = stacked_outputs(graph)
@@ -169,7 +172,7 @@ class RangedExecutable:
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.walk() if (found := self._copies_apart(node)) is not None}
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
-        builder = StepBuilder(lambda value: self._numbers_of_place(self._values[value.name]))
+        builder = StepBuilder(lambda value: self._numbers_of_place(self._values[value.name]), iterations)
         self._steps, self._calls = builder.steps_of(base.bound_program().calls), builder.calls
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
@@ -181,7 +184,7 @@ class RangedExecutable:
         self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(str, self.ranges.values()))
+        shown = ", ".join(map(str, self.ranges.values())) or "one shape"
         return f"<{type(self).__name__} {printable(self.plan.graph)}: arena {self.arena_bytes:,} bytes for {shown}>"
 
     def _repr_html_(self) -> str:
@@ -331,7 +334,7 @@ class RangedExecutable:
 
         Raises RunError for shapes that do not fit.
         """
-        numbers = {each.name: each.low // each.step for each in self.ranges.values()}
+        numbers = self._point_of(tuple(each.low // each.step for each in self.ranges.values()))
         numbers.update(self._shapes.match(shapes))
         spec = self._inputs[name].spec
         assert isinstance(spec, TensorSpec)
@@ -353,11 +356,18 @@ class RangedExecutable:
             self._points.clear()
 
     def bytes_at(self, **extents: int) -> int:
-        """Return the bytes of the arena touched by a run at a point; extents by name of dimension."""
-        point = self._point_of(self._numbers_at(extents))
+        """Return the bytes of the arena touched by a run at a point; extents by name of dimension.
+
+        For a value that grows in a loop, the bytes of all iterations count.
+        """
+        first = self._point_of(self._numbers_at(extents))
+        ends = first, {**first, **{each.name: each.high for each in self._iterations.values()}}
         arenas = {storage.name for storage in self.plan.arenas}
         regions = [region for region in self._regions.values() if region.storage in arenas]
-        touched = merge((extent_at(each.offset, point), extent_at(each.end, point)) for each in regions)
+        touched = merge(
+            (min(extent_at(each.offset, at) for at in ends), max(extent_at(each.end, at) for at in ends))
+            for each in regions
+        )
         return sum(end - begin for begin, end in touched)
 
     def _numbers_at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
@@ -392,8 +402,8 @@ class RangedExecutable:
         return numbers
 
     def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Return the numbers of the dimensions by name."""
-        return dict(zip(self.ranges, numbers, strict=True))
+        """Return the numbers of the dimensions by name; loops are at their first iteration."""
+        return {**dict(zip(self.ranges, numbers, strict=True)), **dict.fromkeys(self._iterations, 0)}
 
     def _content_of(self, name: str, given: Any, program: RangedProgram) -> Any:
         """Return the content for an input at its shape. Raises RunError for another type."""

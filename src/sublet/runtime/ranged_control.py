@@ -2,12 +2,13 @@
 
 The base program gives the order of the calls, with kernels merged. A program at a point has other operands: each plain
 call is bound to the point, and moves, slices, rows, counters and conditions read the tables of the program when they
-run. Nothing is renamed over ranges, so every value has one place in all iterations.
+run. A loop with extents that grow moves the program to each iteration. Nothing is renamed over ranges, so every value
+has one place in all iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_uint8, memmove, string_at
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from sublet.base.errors import RunError
+from sublet.base.extents import Dimension
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.dataflow import conflict_in, slices_and_rows
 from sublet.ir.graph import CaseOf, Value, While
@@ -106,12 +108,14 @@ class _LoopStep:
     enter: _Moves
     carry: _Moves
     leave: _Moves
+    iteration: Dimension | None
 
     def __call__(self, program: RangedProgram) -> None:
         """Run the iterations."""
         self.enter(program)
         fetched, stored, carry = self.slices.at(program), self.rows.at(program), self.carry.at(program)
-        limit = min((len(lanes) for _, lanes in (*fetched, *stored)), default=None)
+        maxima = [len(lanes) for _, lanes in (*fetched, *stored)]
+        limit = min([*maxima, self.iteration.high + 1] if self.iteration else maxima, default=None)
         counter, condition = self.counter.at(program), self.condition.at(program)
         number = 0
         while True:
@@ -121,6 +125,8 @@ class _LoopStep:
             if not condition.item():
                 break
             require_iteration(self.node, number, limit)
+            if self.iteration:
+                program.move_to_iteration(self.iteration.name, number)
             for part, lanes in fetched:
                 part[...] = lanes[number]
             for step in self.after:
@@ -151,10 +157,12 @@ class _BranchStep:
 class StepBuilder:
     """Builds the steps of a program over ranges from the calls of the base program.
 
-    calls  the plain calls of all steps, in the order of their numbers
+    iterations  the dimension of the iterations of each loop with extents that grow, by the name of the loop
+    calls       the plain calls of all steps, in the order of their numbers
     """
 
-    def __init__(self, place_of: PlaceOf) -> None:
+    def __init__(self, place_of: PlaceOf, iterations: Mapping[str, Dimension]) -> None:
+        self._iterations = iterations
         self.calls: list[ErrorContext] = []
         self._place_of = place_of
 
@@ -188,6 +196,7 @@ class StepBuilder:
             enter=self._moves(node.inits, node.parameters),
             carry=self._moves(node.updates, node.parameters),
             leave=self._moves(node.parameters, node.finals),
+            iteration=self._iterations.get(node.name),
         )
 
     def _branch(self, branch: BoundBranch) -> Step:

@@ -219,6 +219,8 @@ class RangedProgram:
         self._binders = binders
         self._offsets = table.addresses.copy()
         self._is_bound = False
+        self._point: dict[str, int] = {}
+        self._begins: Mapping[str, int] = {}
         self.trip_counts: dict[str, int] = {}
         self.shapes = table.shapes.copy()
         self.addresses = table.addresses.copy()
@@ -226,7 +228,7 @@ class RangedProgram:
 
     def move_to(self, point: Mapping[str, int]) -> None:
         """Evaluate the shapes, and the addresses up to the begins of storages in memory of the caller."""
-        table, self._is_bound = self._table, False
+        table, self._is_bound, self._point = self._table, False, dict(point)
         numbers = [extent.at(point) for extent in table.extents]
         for i, axes in table.varying_shapes:
             shape = tuple([axis if number is None else numbers[number] for axis, number in axes])
@@ -237,6 +239,7 @@ class RangedProgram:
 
     def bind(self, begins: Mapping[str, int]) -> None:
         """Bind the calls to the point, and to memory of the caller: the address of each storage there, by name."""
+        self._begins = begins
         for i, storage in self._table.moving_addresses:
             address = self._offsets[i] + begins.get(storage, 0)
             if address != self.addresses[i]:
@@ -250,6 +253,12 @@ class RangedProgram:
             bound = [bind(self.shapes, self.addresses) for bind in self._binders]
             self.calls = [ErrorContext(call.nodes, each) for call, each in zip(self._base, bound, strict=True)]
         self._is_bound = True
+
+    def move_to_iteration(self, loop: str, number: int) -> None:
+        """Bind the calls to an iteration; `loop` is the name of the dimension of its iterations."""
+        if self._point[loop] != number:
+            self.move_to({**self._point, loop: number})
+            self.bind(self._begins)
 
     def run(self) -> None:
         """Run all steps."""

@@ -6,7 +6,7 @@ INTEGRATION = Integration(
     "onnx",
     suffixes=(".onnx",),
     read_model="sublet.integrations.onnx.reader.reading:read_file",
-    options=("dims", "optimize", "assume", "const"),
+    options=("dims", "optimize", "assume", "const", "loop_limits"),
     object_attributes=("graph", "opset_import"),
     read_object="sublet.integrations.onnx.reader.reading:read_object",
     optimize_levels=("onnxruntime-basic", "onnxruntime-extended", "onnxruntime"),
@@ -18,6 +18,7 @@ INTEGRATION = Integration(
         "onnx": "sublet.integrations.onnx.dialect:onnx_op",
         "cache": "sublet.integrations.onnx.cache_ops:cache_op",
     },
+    grow_in_loops="sublet.integrations.onnx.growing_caches:with_buffers_in_loops",
     grow_in_place="sublet.integrations.onnx.growing_caches:with_caches_in_place",
     backends={
         "onnxruntime": "sublet.integrations.onnx.kernels.backend:backend_for",

@@ -2,9 +2,11 @@
 
     cache.append_rows(buffer, rows, length)   `rows` after the first `length` rows along `axis` of the buffer
     cache.matmul(a, b)                        the matrix product with the first rows of a buffer, without their copy
+    cache.reserve(rows)                       a buffer that begins with `rows` along `axis`
+    cache.first_rows(buffer)                  the first rows along `axis` of the buffer, without gaps
 
-`growing_caches` writes both in place of ONNX's Concat and of the products that read its result. The number of rows that
-a product reads follows from the shapes of the other operand and of the result. Attributes of cache.matmul:
+`growing_caches` writes these in place of ONNX's Concat and of the products that read its result. The number of rows
+that a product reads follows from the shapes of the other operand and of the result. Attributes of cache.matmul:
 
     cache       the position of the buffer: 0 or 1
     axis        the axis of the rows in the buffer
@@ -22,9 +24,10 @@ from typing import Any
 from sublet.base.errors import SubletError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node
-from sublet.ops.op import Append, Op, overwrite_any
+from sublet.ops.op import Append, Op, Share, overwrite_any
 
 APPEND_ROWS, MATMUL = "cache.append_rows", "cache.matmul"
+RESERVE, FIRST_ROWS = "cache.reserve", "cache.first_rows"
 
 
 def _append(node: Node) -> Append | None:
@@ -37,9 +40,18 @@ def _append(node: Node) -> Append | None:
     return Append(axis, before, before + rows.spec.shape[axis])
 
 
+def _rows_as_view(node: Node) -> tuple[Share, ...]:
+    """Return the view of the first rows, if these are the first bytes of the buffer."""
+    (buffer,), axis = node.uses, node.attrs["axis"]
+    spec: Any = buffer.spec
+    return (Share(0, 0),) if all(extent == 1 for extent in spec.shape[:axis]) else ()
+
+
 OPS: Mapping[str, Op] = {
     APPEND_ROWS: Op(APPEND_ROWS, inplace=overwrite_any(0), appends=_append, inputs=(3, 3), outputs=(1, 1)),
     MATMUL: Op(MATMUL, inputs=(2, 2), outputs=(1, 1)),
+    RESERVE: Op(RESERVE, inputs=(1, 1), outputs=(1, 1)),
+    FIRST_ROWS: Op(FIRST_ROWS, views=_rows_as_view, inputs=(1, 1), outputs=(1, 1)),
 }
 
 

@@ -8,7 +8,8 @@ Requires a model over ranges. Ensures the same results. `%past` and `%present` b
 `%past`: an append writes the new rows, and the products read the rows with strides. The shape of a cache becomes an
 input with a literal, and the executable fills in the literal.
 
-If any reader needs the rows without gaps, the cache stays a Concat.
+If any reader needs the rows without gaps, a cache between calls stays a Concat. In a loop, `cache.first_rows` gives the
+rows without gaps: a view of the buffer if the rows are its first bytes, else a copy in every iteration.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sublet.base.errors import SubletError
-from sublet.base.extents import Extent, upper_bound
-from sublet.base.names import unused_name
+from sublet.base.errors import PlanError, SubletError
+from sublet.base.extents import Extent, as_extent, is_ranged, substitute, upper_bound
+from sublet.base.names import NameGenerator, unused_name
 from sublet.base.tensor import DType, TensorSpec
-from sublet.integrations.onnx.cache_ops import APPEND_ROWS, MATMUL
+from sublet.integrations.onnx.cache_ops import APPEND_ROWS, FIRST_ROWS, MATMUL, RESERVE
 from sublet.integrations.onnx.dialect import PREFIX
-from sublet.ir.graph import Attr, Graph, Node, Value
+from sublet.ir.dataflow import all_names, iteration_of, map_subgraphs, reads, rename_values
+from sublet.ir.graph import Attr, Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.passes.redundant_nodes import without_dead_code
 from sublet.passes.rewriting import count_readers
@@ -67,6 +69,7 @@ def with_caches_in_place(model: Model, state: Mapping[str, str]) -> tuple[Model,
 def _with_cache_in_place(model: Model, name: str, result: str) -> Model:
     """Return the model with one cache in place. Raises Refusal."""
     graph, cache = model.graph, _Cache(model.graph, model.inputs_by_name[name], model.outputs_by_name[result])
+    cache.require_kernels()
     for node in graph.nodes:
         if node.subgraphs:
             raise Refusal(f"a cache grows in place only without loops and branches, and the model has {node.name}")
@@ -123,8 +126,6 @@ class _Cache:
             raise Refusal(f"{present} is no Concat of {past} and new rows")
         assert isinstance(spec, TensorSpec)
         assert isinstance(before, TensorSpec)
-        if spec.dtype not in TYPES:
-            raise Refusal(f"{present} is {spec.dtype}; kernels take strides in f32 and f64")
         axis: Any = concat.attrs["axis"]
         self.axis, self.rank = axis % len(spec.shape), len(spec.shape)
         self._rows = before.shape[self.axis]
@@ -135,6 +136,12 @@ class _Cache:
         self.in_place = {value: replace(value, spec=buffer) for value in (self.past, self.present)}
         self.views = {value: _axes_of(value) for value in (self.past, self.present)}
         self._is_appended = False
+
+    def require_kernels(self) -> None:
+        """Raise Refusal for a type without products that take strides."""
+        spec = self.present.spec
+        if isinstance(spec, TensorSpec) and spec.dtype not in TYPES:
+            raise Refusal(f"%{self.present.name} is {spec.dtype}; kernels take strides in f32 and f64")
 
     @property
     def length(self) -> Value:
@@ -279,3 +286,181 @@ def _matrices_of(view: Axes, cache: Axes, rows: int) -> tuple[int, tuple[int, in
     if not is_matrix or [axis for axis, _ in batch] != wanted or not isinstance(repeats, int):
         return 1, None
     return repeats, (order[0], order[1])
+
+
+# Loops: a carried value that each iteration extends by the same rows becomes a buffer of a fixed size.
+
+
+def with_buffers_in_loops(model: Model) -> Model:
+    """Return the model with a buffer for each carried value that grows with the iterations of its loop.
+
+    Raises PlanError for a value that grows otherwise than by Concat, and for a loop that returns unknown rows.
+    """
+    if not any(map(iteration_of, model.graph.walk())):
+        return model
+    writer = _LoopWriter(NameGenerator(all_names(model.graph)))
+    graph = writer.rewrite(model.graph)
+    added = tuple(writer.inputs.values())
+    graph = replace(graph, inputs=(*graph.inputs, *added), weights=(*graph.weights, *writer.weights.values()))
+    names = (*model.inputs_by_name, *(value.name for value in added))
+    return _without_unread(replace(model, graph=graph, inputs=names))
+
+
+@dataclass
+class _LoopWriter:
+    """Writes the buffers of loops, and the constants and inputs with a literal that the buffers need."""
+
+    names: NameGenerator
+    weights: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    inputs: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    _computed: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+
+    def rewrite(self, graph: Graph) -> Graph:
+        """Return the graph with buffers in all loops."""
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            inner = map_subgraphs(node, self.rewrite)
+            nodes += self._loop(inner) if isinstance(inner, While) and iteration_of(inner) else [inner]
+        return replace(graph, nodes=tuple(nodes))
+
+    def _loop(self, loop: While) -> list[Node]:
+        """Return the loop with buffers, between the nodes that fill the buffers and the nodes that read the results."""
+        before: list[Node] = []
+        after: list[Node] = []
+        for i, (parameter, update) in enumerate(zip(loop.parameters, loop.updates, strict=True)):
+            if parameter.plannable and parameter.spec == update.spec:
+                continue
+            try:
+                cache = _LoopCache(loop.body, parameter, update, writer=self, loop=loop)
+                loop = self._with_buffer(loop, i, cache, before, after)
+            except Refusal as refusal:
+                raise PlanError(f"loop {loop.name}: %{parameter.name} grows with the iterations; {refusal}") from None
+        return [*before, loop, *after]
+
+    def _with_buffer(self, loop: While, i: int, cache: _LoopCache, before: list[Node], after: list[Node]) -> While:
+        """Return the loop with a buffer for carried value `i`. Raises Refusal."""
+        checks, rest = loop.body.nodes[: loop.check], loop.body.nodes[loop.check :]
+        if any(cache.past in reads(node) for node in checks):
+            raise Refusal("the condition reads the value")
+        start, past = cache.in_place[cache.past], cache.past
+        cache.nodes.append(self._node(FIRST_ROWS, (start,), past, cache.axis))
+        for node in rest:
+            cache.follow(node)
+        filled = replace(start, name=self.names.fresh(f"{past.name}.start"))
+        before.append(self._node(RESERVE, (loop.inits[i],), filled, cache.axis))
+        final = loop.finals[i]
+        if final is not None:
+            if not final.plannable:
+                raise Refusal(f"the rows of %{final.name} depend on the trip count")
+            whole = replace(start, name=self.names.fresh(f"{final.name}.buffer"))
+            after.append(self._node(FIRST_ROWS, (whole,), final, cache.axis))
+            final = whole
+        body = replace(
+            loop.body,
+            inputs=_with_item(loop.body.inputs, 1 + i, start),
+            outputs=_with_item(loop.body.outputs, i, cache.in_place[cache.present]),
+            nodes=(*checks, *cache.literals, *cache.nodes),
+        )
+        body = rename_values(body, cache.renamed, definitions=False)
+        inputs, outputs = _with_item(loop.inputs, i, filled), _with_item(loop.outputs, i, final)
+        return replace(loop, inputs=inputs, outputs=outputs, body=body)
+
+    def _node(self, op: str, inputs: tuple[Value, ...], output: Value, axis: int) -> Node:
+        return Node(self.names.fresh(f"{output.name}.{op.partition('.')[2]}"), op, inputs, (output,), {"axis": axis})
+
+    def literal_in(self, loop: While, like: Value) -> tuple[list[Node], Value] | None:
+        """Return a value with the elements of the literal of `like`, and the nodes computing it from the counter.
+
+        No nodes for elements that the loop has already. None unless the elements are linear in the iteration.
+        """
+        iteration = iteration_of(loop)
+        if iteration is None or not isinstance(like.spec, TensorSpec) or like.spec.dtype is not DType.I64:
+            return None
+        elements: Any = like.literal
+        if (key := (loop.name, elements, like.spec)) in self._computed:
+            return [], self._computed[key]
+        number = as_extent(iteration)
+        bases: Any = tuple(substitute(each, {iteration: 0}) for each in elements)
+        rates: Any = tuple(substitute(each - base, {iteration: 1}) for each, base in zip(elements, bases, strict=True))
+        linear = tuple(base + rate * number for base, rate in zip(bases, rates, strict=True))
+        if linear != elements:
+            return None
+        grown = replace(like, literal=tuple(rate * number for rate in rates), name=self.names.fresh(like.name))
+        whole = self._computed[key] = replace(like, name=self.names.fresh(like.name))
+        return [
+            Node(self.names.fresh(grown.name), f"{PREFIX}Mul", (loop.counter, self._constant(rates, like)), (grown,)),
+            Node(self.names.fresh(whole.name), f"{PREFIX}Add", (grown, self._constant(bases, like)), (whole,)),
+        ], whole
+
+    def _constant(self, elements: tuple[Any, ...], like: Value) -> Value:
+        """Return a constant of the type of `like`; an input with a literal for elements that depend on ranges."""
+        known = self.inputs if any(map(is_ranged, elements)) else self.weights
+        key = (elements, like.spec)
+        if key not in known:
+            known[key] = Value(self.names.fresh("rows"), like.spec, elements)
+        return known[key]
+
+
+def _with_item(items: tuple[Any, ...], i: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:i], item, *items[i + 1 :])
+
+
+@dataclass
+class _LoopCache(_Cache):
+    """A carried value of a loop that grows; readers without a kernel that takes strides read rows without gaps.
+
+    literals  nodes at the begin of an iteration, computing numbers of rows and shapes from the counter
+    renamed   shapes of the value and its views, with the computed values
+    """
+
+    writer: _LoopWriter = field(kw_only=True)
+    loop: While = field(kw_only=True)
+    literals: list[Node] = field(default_factory=list)
+    renamed: dict[Value, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fresh = self.writer.names.fresh
+        self.in_place = {
+            value: replace(buffer, name=fresh(f"{value.name}.buffer")) for value, buffer in self.in_place.items()
+        }
+
+    @property
+    def length(self) -> Value:
+        """The number of rows before an iteration, computed from the counter."""
+        found = self._computed_literal(Value("rows", TensorSpec(DType.I64, (1,)), (self._rows,)))
+        if found is None:
+            raise Refusal("the number of rows is not linear in the iteration")
+        return found
+
+    def follow(self, node: Node) -> None:
+        """Append the node to `nodes`, with the cache in place for products."""
+        read = [value for value in node.uses if value in self.views]
+        is_shape = bool(node.defs) and all(value.literal is not None for value in node.defs)
+        if node is self._concat:
+            self._append(node)
+            whole, rows = self.in_place[self.present], self.present
+            self.nodes.append(self.writer._node(FIRST_ROWS, (whole,), rows, self.axis))
+        elif len(read) == 1 and is_shape and (found := self._computed_literal(node.defs[0])):
+            self.renamed[node.defs[0]] = found
+        elif len(read) == 1 and node.op in PRODUCTS and (product := self._product_in_place(node, read[0])):
+            self.nodes.append(product)
+        else:
+            if len(read) == 1 and node.inputs[0] == read[0]:
+                axes = _view_of(node, self.views[read[0]])
+                self.views.update({} if axes is None else {node.defs[0]: axes})
+            self.nodes.append(node)
+
+    def _computed_literal(self, like: Value) -> Value | None:
+        """Return a value with the literal of `like`, computed from the counter; None if no nodes compute it."""
+        found = self.writer.literal_in(self.loop, like)
+        self.literals += found[0] if found else ()
+        return found[1] if found else None
+
+    def _product_in_place(self, node: Node, view: Value) -> Node | None:
+        """Return a product with the buffer; None without a kernel that takes strides."""
+        try:
+            self.require_kernels()
+            return self._product(node, view)
+        except Refusal:
+            return None

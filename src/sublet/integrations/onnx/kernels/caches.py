@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.tensor import NUMPY, TensorSpec
-from sublet.integrations.onnx.cache_ops import APPEND_ROWS, MATMUL
+from sublet.integrations.onnx.cache_ops import APPEND_ROWS, FIRST_ROWS, MATMUL, RESERVE
 from sublet.integrations.onnx.kernels import _sessions
 from sublet.ir.graph import Node
 from sublet.runtime.kernel import Array, BindAtPoint, Call, Kernel, Operand, PlaceNumbers
@@ -63,9 +63,17 @@ def _matmul(node: Node, arrays: Sequence[Any]) -> Call:
     return run
 
 
+def _copy_rows(node: Node, arrays: Sequence[Any]) -> Call:
+    """Return the call that copies the rows of the smaller array between a buffer and rows without gaps."""
+    source, target = arrays
+    axis: Any = node.attrs["axis"]
+    rows = (*(slice(None),) * axis, slice(min(source.shape[axis], target.shape[axis])))
+    return partial(np.copyto, target[rows], source[rows])
+
+
 def cache_kernel(node: Node) -> Kernel | None:
     """Return the kernel of an op of the `cache` dialect; None for other ops."""
-    return _CacheKernel(node) if node.op in (APPEND_ROWS, MATMUL) else None
+    return _CacheKernel(node) if node.op in (APPEND_ROWS, FIRST_ROWS, MATMUL, RESERVE) else None
 
 
 @dataclass(frozen=True)
@@ -107,15 +115,17 @@ def _binder(node: Node, numbers: Sequence[PlaceNumbers]) -> BindAtPoint:
     dtype = NUMPY[node.defs[0].spec.dtype] if isinstance(node.defs[0].spec, TensorSpec) else np.dtype(np.void)
     if node.op == APPEND_ROWS:
         return partial(_sessions.BoundAppend, _sessions.Append(numbers, attrs["axis"], dtype.itemsize))
-    by_numpy = partial(_NumPyProduct, node, dtype, numbers)
+    by_numpy = partial(_NumPyCall, node, dtype, numbers)
+    if node.op in (FIRST_ROWS, RESERVE):
+        return by_numpy
     if attrs["cache"] != 1 or attrs["transposed"] or dtype != np.float32:
         return by_numpy
     of_few_rows = _sessions.Product(numbers, attrs["order"], attrs["repeats"], attrs["alpha"], FEW_ROWS)
     return lambda shapes, addresses: _sessions.BoundProduct(of_few_rows, by_numpy(shapes, addresses), shapes, addresses)
 
 
-class _NumPyProduct:
-    """A product with a cache at a point, by NumPy; arrays are made at the first run after a move."""
+class _NumPyCall:
+    """A node at a point, computed by NumPy; arrays are made at the first run after a move."""
 
     __slots__ = ("_call", "_dtype", "_node", "_numbers", "_places")
 
@@ -138,5 +148,6 @@ class _NumPyProduct:
     def __call__(self) -> None:
         if self._call is None:
             places = ((shape, self._dtype, ADDRESS_SPACE, address - FIRST) for shape, address in self._places)
-            self._call = _matmul(self._node, [np.ndarray(*each) for each in places])
+            bind = _matmul if self._node.op == MATMUL else _copy_rows
+            self._call = bind(self._node, [np.ndarray(*each) for each in places])
         self._call()

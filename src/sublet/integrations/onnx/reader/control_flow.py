@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from sublet.base.extents import greatest, is_at_least_zero, is_ranged
+import numpy as np
+
+from sublet.base.extents import Dimension, Extent, as_extent, greatest, is_at_least_zero, is_ranged, upper_bound
 from sublet.base.tensor import SHAPE_CONFLICT
 from sublet.integrations.onnx.reader.conversion_state import (
     BOOL_SCALAR,
@@ -41,6 +43,7 @@ from sublet.integrations.onnx.reader.loop_invariants import (
 from sublet.integrations.onnx.reader.model_file import first_output
 from sublet.integrations.onnx.reader.types import TensorType, Type, merge_types, read_type
 from sublet.ir.graph import CaseOf, Graph, Value
+from sublet.passes.trip_counts import EVERY_LOOP
 
 if TYPE_CHECKING:
     import onnx
@@ -129,12 +132,16 @@ class _LoopBody:
     graph: onnx.GraphProto
     convert: GraphConverter
     limit: KnownValue | None
+    iteration: Extent | str
 
     def convert_under(self, carries: Sequence[CarryGuess]) -> ConvertedBody:
         """Convert the body under the guesses `carries`."""
         program, names = self.frame.program, [value.name for value in self.graph.input]
         scope = self.frame.scope.new_child()
-        counter = program.fresh(names[0] or f"{self.name}.counter", COUNT_SCALAR)
+        grows = any(carry.growth is not None for carry in carries)
+        number = np.array(self.iteration, object) if grows else None  # the elements of the counter
+        base = program.values.fresh(names[0] or f"{self.name}.counter")
+        counter = program.known_value(base, COUNT_SCALAR, "", number)
         before = GraphConversion(program, scope, {})
         scope[names[0]] = self._counter_as_declared(before, counter)
         parameters = tuple(
@@ -176,14 +183,29 @@ def convert_loop(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
     limit = limit and as_scalar(frame, limit, COUNT_SCALAR, f"{name}.trip")
     start = frame.lookup(node.input[1]) or true_constant(frame.program, f"{name}.start")
     start = as_scalar(frame, start, BOOL_SCALAR, f"{name}.start")
-    body = _LoopBody(frame, name, graph, convert, limit)
+    iteration = _iteration_of(frame.program, node, name, limit)
+    body = _LoopBody(frame, name, graph, convert, limit, iteration)
     guess = [CarryGuess.strongest(known) for known in (start, *inits) if known is not None]
-    carries, final = find_invariants(frame.program, guess, body.convert_under)
+    carries, final = find_invariants(frame.program, guess, body.convert_under, iteration)
     prefix, condition = _continuation_condition(frame.program, name, limit, carries[0], final)
     names = [*node.output, *[""] * (carried + rows - len(node.output))]
     stacking = RowStacking((0,) * rows, (False,) * rows, _loop_trip_count(limit, carries[0]))
     loop = SettledLoop(node, name, carries, final, stacking, tuple(prefix.nodes), condition.value)
     add_while(frame, loop, ["", *names[:carried]], names[carried:])
+
+
+def _iteration_of(program: ImportState, node: onnx.NodeProto, name: str, limit: KnownValue | None) -> Extent | str:
+    """Return the number of the iteration as an extent; a text with the condition, where no carried value may grow."""
+    if program.loop_limits is None:
+        return "a plan over ranges (--dim NAME=LOW..HIGH) has room for rows that each iteration adds"
+    names = (name, node.name, *node.output, EVERY_LOOP)
+    maxima = [program.loop_limits[each] for each in names if each in program.loop_limits][:1]
+    literal = limit.value.literal if limit is not None else None
+    if literal is not None and literal != (UNBOUNDED_TRIP_COUNT,):
+        maxima.append(upper_bound(cast(int, literal[0])))
+    if not maxima:
+        return "with a maximum trip count (--max-trips) the plan has room for rows that each iteration adds"
+    return as_extent(Dimension(f"{name}.iteration", 0, max(min(maxima) - 1, 1)))
 
 
 def _continuation_condition(

@@ -200,6 +200,7 @@ class ImportState:
     taken         the branches of Ifs with a constant condition that run once, if the model runs
     path          the first outputs of the inlined Ifs around the nodes under conversion
     conditional   the number of enclosing branches and loops without a certain run
+    loop_limits   the maximum trip counts of loops with growing values, by loop; None: no value may grow
     """
 
     where: str
@@ -216,6 +217,7 @@ class ImportState:
     taken: TakenBranches = field(default_factory=dict)
     path: tuple[str, ...] = ()
     conditional: int = 0
+    loop_limits: Mapping[str, int] | None = None
 
     def warn(self, rule: str, where: str, what: str, fix: str = "") -> None:
         """Record a warning about a node of the model."""

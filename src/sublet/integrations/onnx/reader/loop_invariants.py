@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sublet.base.errors import ModelError
+from sublet.base.extents import Extent, is_at_least_zero
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue
 from sublet.integrations.onnx.reader.types import TensorType, Type, merge_types
 from sublet.ir.graph import Graph, Node, Value, While
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 class CarryGuess:
     """A guess about one loop-carried value: constantly `init` if `constant`, else of `type` in every iteration.
 
-    `change` says how the first update contradicted the initial type; "" for none.
+    `change` says how the first update contradicted the initial type; "" for none. With `growth`, an axis and a number,
+    each iteration adds so many elements along the axis: the extent of `type` there contains the iteration.
     """
 
     init: KnownValue
     type: Type
     constant: bool
     change: str = ""
+    growth: tuple[int, int] | None = None
 
     @classmethod
     def strongest(cls, init: KnownValue) -> CarryGuess:
@@ -46,13 +49,62 @@ class CarryGuess:
         changes = f"the shape may change between iterations of {loop!r}: {self.change}"
         return program.fresh(base, self.type, self.init.unplannable_reason or changes)
 
-    def weaken_for(self, update: KnownValue) -> CarryGuess:
-        """Return the strongest weaker guess consistent with `update`; the same guess if already consistent."""
+    def weakest(self) -> CarryGuess:
+        """Return the guess of the initial type, for a body that does not fit a stronger guess."""
+        change = self.change or ("" if self.growth is None else f"the body fits no growth of {self.type}")
+        type = self.type if self.growth is None else _grown(self.init.type, self.growth[0], None)
+        return replace(self, type=type, constant=False, change=change, growth=None)
+
+    def weaken_for(self, update: KnownValue, iteration: Extent | str) -> CarryGuess:
+        """Return the strongest weaker guess consistent with `update`; the same guess if already consistent.
+
+        `iteration` is the number of the iteration as an extent, or a text with the condition for values that grow.
+        """
+        if self.growth is not None:
+            if update.type == _grown(self.type, *self.growth):
+                return self
+            how = f"{self.type} becomes {update.type}"
+            open_type = _grown(self.init.type, self.growth[0], None)
+            return replace(self, type=merge_types([open_type, update.type]), change=how, growth=None)
         if not self.constant:
+            growth = None if self.change else _growth_of(self.type, update.type, iteration)
+            if isinstance(iteration, Extent) and growth is not None:
+                axis, rate = growth
+                return replace(self, type=_grown(self.type, axis, rate * iteration), growth=growth)
             merged = merge_types([self.type, update.type])
             how = "" if merged == self.type else update.unplannable_reason or f"{self.type} becomes {update.type}"
+            how += f"; {iteration}" if growth is not None else ""
             return replace(self, type=merged, change=self.change or how)
         return self if _are_equal_constants(self.init, update) else replace(self, constant=False)
+
+
+def _growth_of(before: Type, after: Type, iteration: Extent | str) -> tuple[int, int] | None:
+    """Return the only axis with more elements in `after` than in `before`, and the number of new elements.
+
+    None for types that differ otherwise, and for a number of elements that depends on the iteration.
+    """
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.elem != after.elem:
+        return None
+    if before.dims is None or after.dims is None or len(before.dims) != len(after.dims):
+        return None
+    pairs = enumerate(zip(before.dims, after.dims, strict=True))
+    changed = [(axis, old, new) for axis, (old, new) in pairs if old != new]
+    axis, old, new = changed[0] if len(changed) == 1 else (0, None, None)
+    if old is None or new is None:
+        return None
+    rate = new - old
+    own = iteration.dimensions if isinstance(iteration, Extent) else frozenset()
+    depends = isinstance(rate, Extent) and not own.isdisjoint(rate.dimensions)
+    return None if depends or not is_at_least_zero(rate) else (axis, rate)
+
+
+def _grown(type: Type, axis: int, added: Any) -> Type:
+    """Return a type with more elements along an axis; with an open extent there for None."""
+    assert isinstance(type, TensorType)
+    assert type.dims is not None
+    extent = type.dims[axis]
+    new = None if added is None or extent is None else extent + added
+    return TensorType(type.elem, (*type.dims[:axis], new, *type.dims[axis + 1 :]))
 
 
 def _are_equal_constants(a: KnownValue, b: KnownValue) -> bool:
@@ -92,20 +144,24 @@ class RowStacking:
 
 
 def find_invariants(
-    program: ImportState, carries: Sequence[CarryGuess], attempt: Callable[[Sequence[CarryGuess]], ConvertedBody]
+    program: ImportState,
+    carries: Sequence[CarryGuess],
+    attempt: Callable[[Sequence[CarryGuess]], ConvertedBody],
+    iteration: Extent | str = "",
 ) -> tuple[list[CarryGuess], ConvertedBody]:
     """Return the strongest guess consistent with the body, and the body converted under the guess.
 
-    `attempt` converts the body under a guess. Raises ModelError when the body is malformed under every guess.
+    `attempt` converts the body under a guess. `iteration` is the number of the iteration as an extent, or a text
+    with the condition for values that grow. Raises ModelError when the body is malformed under every guess.
     """
     guess = list(carries)
     while True:
         mark = program.mark
         try:
             result = attempt(guess)
-            weaker = [carry.weaken_for(update) for carry, update in zip(guess, result.updates, strict=True)]
+            weaker = [carry.weaken_for(update, iteration) for carry, update in zip(guess, result.updates, strict=True)]
         except ModelError:
-            weaker = [replace(carry, constant=False) for carry in guess]
+            weaker = [carry.weakest() for carry in guess]
             if weaker == guess:
                 raise
         else:
@@ -113,6 +169,14 @@ def find_invariants(
                 return guess, result
         program.rewind(mark)
         guess = weaker
+
+
+def _final_type(carry: CarryGuess, parameter: KnownValue, trip: int | None, unknown: str) -> tuple[Type, str]:
+    """Return the type of the final content of a carried value, and the reason for a part that stays open."""
+    if carry.growth is None:
+        return carry.type, parameter.unplannable_reason
+    axis, rate = carry.growth
+    return _grown(carry.init.type, axis, None if trip is None else rate * trip), unknown
 
 
 @dataclass(frozen=True)
@@ -144,11 +208,13 @@ def add_while(frame: GraphConversion, loop: SettledLoop, finals: Sequence[str], 
             frame.scope[name] = carry.init
     moving = [i for i, carry in enumerate(loop.carries) if not carry.constant]
     current, rows = loop.converted_body, loop.stacking
+    unknown = f"the trip count of {loop.name!r} depends on data"
     outputs = [
-        frame.define(finals[i], loop.carries[i].type, current.parameters[i].unplannable_reason) if finals[i] else None
+        frame.define(finals[i], *_final_type(loop.carries[i], current.parameters[i], rows.trip, unknown))
+        if finals[i]
+        else None
         for i in moving
     ]
-    unknown = f"the trip count of {loop.name!r} depends on data"
     for name, row, axis in zip(stacked, current.rows, rows.axes, strict=True):
         outputs.append(
             frame.define(name, rows.stacked_type(row.type, axis), row.unplannable_reason or unknown) if name else None

@@ -250,6 +250,7 @@ def from_proto(
     folder: Path | None = None,
     assume: Mapping[str, str] | None = None,
     taken: TakenBranches | None = None,
+    loop_limits: Mapping[str, int] | None = None,
 ) -> Model:
     """Import an ONNX model in memory; external data lies below `folder`.
 
@@ -258,7 +259,9 @@ def from_proto(
     is malformed or unsafe, or when a dimension stays open.
 
     `shapes` are the shapes of inputs known to the caller. An input named in `shapes` stays an input even when the file
-    has a default for the input. `taken` receives the branches of Ifs with a constant condition.
+    has a default for the input. `taken` receives the branches of Ifs with a constant condition. `loop_limits` are the
+    maximum trip counts of loops over ranges of dimensions, by loop or for all (""): carried values may then grow by the
+    same rows in every iteration. Without `loop_limits` such values have no size.
     """
     shapes = shapes or {}
     require_utf8(model, where)
@@ -270,7 +273,9 @@ def from_proto(
     if count > MAX_NODES:
         raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
     budget = ATTEMPTS_PER_NODE * (count + 100)
-    program = ImportState(where, folder, opsets, dims, budget, assumed=AssumedShapes(assume or {}))
+    program = ImportState(
+        where, folder, opsets, dims, budget, assumed=AssumedShapes(assume or {}), loop_limits=loop_limits
+    )
     program.taken = {} if taken is None else taken
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)

@@ -35,15 +35,16 @@ def read_file(
     assume: Mapping[str, str],
     *,
     const: Mapping[str, str] | None = None,
+    loop_limits: Mapping[str, int] | None = None,
 ) -> Model:
-    """Read an ONNX file.
+    """Read an ONNX file. With `loop_limits`, values may grow in loops, see `from_proto`.
 
     Raises ModelError for a malformed file, for shapes assumed together with an optimiser, and for a constant that does
     not fit an input.
     """
     if assume and optimize != AS_IS:
         raise ModelError(f"--assume names values of the unoptimised model in {path.name}: pass optimize={AS_IS}")
-    return _read(read_model(path), dims, optimize, assume, const or {}, path.name, path.parent)
+    return _read(read_model(path), dims, optimize, assume, const or {}, path.name, path.parent, loop_limits)
 
 
 def read_object(
@@ -53,9 +54,13 @@ def read_object(
     assume: Mapping[str, str],
     *,
     const: Mapping[str, str] | None = None,
+    loop_limits: Mapping[str, int] | None = None,
 ) -> Model:
-    """Read a ModelProto. Raises ModelError for a malformed model, and for a constant that does not fit an input."""
-    return _read(model, dims, optimize, assume, const or {}, "model", None)
+    """Read a ModelProto, see `read_file`.
+
+    Raises ModelError for a malformed model, and for a constant that does not fit an input.
+    """
+    return _read(model, dims, optimize, assume, const or {}, "model", None, loop_limits)
 
 
 def _read(
@@ -66,13 +71,14 @@ def _read(
     const: Mapping[str, str],
     where: str,
     folder: Path | None,
+    loop_limits: Mapping[str, int] | None,
 ) -> Model:
     """Read a ModelProto, its inputs bound to constants; external data lies below `folder`."""
     bound, defaults = _with_constants(model, const, dims or {}, where, folder) if const else (model, {})
     if optimize == AS_IS:
-        read = from_proto(bound, dims, where=where, folder=folder, assume=assume)
+        read = from_proto(bound, dims, where=where, folder=folder, assume=assume, loop_limits=loop_limits)
     else:
-        read = load_optimized_proto(bound, dims, level=optimize, where=where, folder=folder)
+        read = load_optimized_proto(bound, dims, level=optimize, where=where, folder=folder, loop_limits=loop_limits)
     recipe = replace(read.recipe, const=tuple(const.items()))
     return replace(read, recipe=recipe, defaults=defaults, fixed=_fixed_inputs(model.graph, const))
 

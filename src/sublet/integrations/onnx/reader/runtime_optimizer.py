@@ -88,6 +88,7 @@ def load_optimized_proto(
     level: str = ALL,
     where: str = "model",
     folder: Path | None = None,
+    loop_limits: Mapping[str, int] | None = None,
 ) -> Model:
     """Import the model after ONNX Runtime's optimiser. Otherwise like `from_proto`.
 
@@ -99,12 +100,12 @@ def load_optimized_proto(
     if level not in LEVELS:
         raise ModelError(f"there is no optimiser {level!r}; there are {', '.join(LEVELS)}")
     taken: TakenBranches = {}
-    plain = from_proto(model, dims, where=where, folder=folder, taken=taken)
-    rewriting = _Rewriting(model, level, where, folder, plain, taken)
+    plain = from_proto(model, dims, where=where, folder=folder, taken=taken, loop_limits=loop_limits)
+    rewriting = _Rewriting(model, level, where, folder, plain, taken, loop_limits)
     if not _has_open_extents(model.graph):
         return rewriting.load(dims)
     shared = rewriting.load({})
-    if any(map(is_ranged, dims.values())):
+    if loop_limits is not None or any(map(is_ranged, dims.values())):
         return shared
     return shared if _unknown_sizes(shared) == (False, 0) else min(shared, rewriting.load(dims), key=_unknown_sizes)
 
@@ -127,6 +128,7 @@ class _Rewriting:
 
     plain  the model as read from the file
     taken  the branches of Ifs with a constant condition
+    loop_limits  see `from_proto`
     """
 
     model: onnx.ModelProto
@@ -135,6 +137,7 @@ class _Rewriting:
     folder: Path | None
     plain: Model
     taken: TakenBranches
+    loop_limits: Mapping[str, int] | None
 
     def load(self, extents: Mapping[str, int]) -> Model:
         """Return the model rewritten with `extents` bound and all extents of `plain` bound afterwards.
@@ -207,7 +210,7 @@ class _Rewriting:
         if refusal.exists():
             reason = refusal.read_text(encoding="utf-8")
             return _with_remark(self.plain, f"ONNX Runtime rejects the model: {reason}")
-        restored = _load_rewritten(folder, self.plain.dims)
+        restored = _load_rewritten(folder, self.plain.dims, self.loop_limits)
         recipe = replace(restored.recipe, optimize=self.level, by=rewriting_environment())
         return replace(restored, dims=dict(self.plain.dims), recipe=recipe, warnings=self.plain.warnings)
 
@@ -217,7 +220,7 @@ def _with_remark(plain: Model, reason: str) -> Model:
     return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
-def _load_rewritten(folder: Path, dims: Mapping[str, int]) -> Model:
+def _load_rewritten(folder: Path, dims: Mapping[str, int], loop_limits: Mapping[str, int] | None) -> Model:
     """Import the rewritten model from a folder, with memory-mapped weights.
 
     ONNX Runtime infers the shapes of its own operators for the extents in `dims`, if the import leaves shapes unknown.
@@ -225,10 +228,12 @@ def _load_rewritten(folder: Path, dims: Mapping[str, int]) -> Model:
     proto = read_model(folder / MODEL)
     is_open = _has_open_extents(proto.graph)
     mapped = {tensor.name: tensor for tensor in _mappable_tensors(proto, folder)}
-    ranged = any(map(is_ranged, dims.values()))
+    ranged = loop_limits is not None or any(map(is_ranged, dims.values()))
     if is_open and not ranged:
         _bind_extents(proto.graph, dims)
-    restored = from_proto(proto, dims if ranged else {}, where=MODEL, folder=folder)
+    restored = from_proto(
+        proto, dims if is_open and ranged else {}, where=MODEL, folder=folder, loop_limits=loop_limits
+    )
     if is_open and not ranged and not all(value.plannable for value in restored.graph.values()):
         _declare_known_types(proto.graph, restored)
         with suppress(Exception):  # ONNX Runtime rejects a model whose arm never taken conflicts with the extents
