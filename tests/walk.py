@@ -213,6 +213,36 @@ plain (int64[batch,new] input_ids, float[batch,2,past,8] past_key, float[batch,2
 }"""
 """A network with an attention over caches that grow by the new rows."""
 
+GREEDY = """<ir_version: 9, opset_import: ["" : 17]>
+greedy (int64[1,1] first, float[1,2,past,8] key, float[1,2,past,8] value, int64 count) => (tokens)
+{
+  sizes = Constant <value_ints: ints = [100, 16]> ()
+  table = ConstantOfShape <value: tensor = float[1] {0.5}> (sizes)
+  heads = Constant <value_ints: ints = [0, 0, 2, 8]> ()
+  whole = Constant <value_ints: ints = [0, 0, 16]> ()
+  last, keys, values, tokens = Loop (count, , first, key, value) <
+    body = step (int64 i, bool c, int64[1,1] token, float[1,2,p,8] past_key, float[1,2,p,8] past_value)
+      => (bool goes_on, int64[1,1] next, float[1,2,q,8] present_key, float[1,2,q,8] present_value, int64[1,1] chosen)
+    {
+      x = Gather (table, token)
+      split = Reshape (x, heads)
+      rows = Transpose <perm = [0, 2, 1, 3]> (split)
+      present_key = Concat <axis = 2> (past_key, rows)
+      present_value = Concat <axis = 2> (past_value, rows)
+      columns = Transpose <perm = [0, 1, 3, 2]> (present_key)
+      scores = MatMul (rows, columns)
+      weights = Softmax <axis = -1> (scores)
+      mixed = MatMul (weights, present_value)
+      joined = Transpose <perm = [0, 2, 1, 3]> (mixed)
+      logits = Reshape (joined, whole)
+      next = ArgMax <axis = -1, keepdims = 0> (logits)
+      chosen = Identity (next)
+      goes_on = Identity (c)
+    }
+  >
+}"""
+"""Greedy decoding in one Loop, with caches that grow by a row in each iteration."""
+
 VAD = """<ir_version: 9, opset_import: ["" : 17]>
 vad (float[1,64] x, int64 sr) => (y) <int64 wide = {16000}>
 {
@@ -244,6 +274,7 @@ TEXTS = {
     "decoder.onnx": DECODER,
     "llama.onnx": LLAMA,
     "plain.onnx": PLAIN,
+    "greedy.onnx": GREEDY,
 }
 """The models in the text form of ONNX, by file."""
 
