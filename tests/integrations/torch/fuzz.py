@@ -270,11 +270,11 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     limits = {
         "joint_partition": "MIN_RECOMPUTED_BYTES",
-        "rematerialize_late_uses": "MIN_RECOMPUTED_BYTES",
+        "fx_queries": "MIN_RECOMPUTED_BYTES",
         "shared_scratch": "MIN_SAVED_BYTES",
     }
     for module, limit in limits.items():  # tensors of any size are computed again, memory is shared
-        setattr(sys.modules[f"sublet.integrations.torch.api.{module}"], limit, 1)
+        setattr(sys.modules[f"sublet.integrations.torch.compile.{module}"], limit, 1)
     counts: dict[str, int] = {}
     try:
         for seed in range(asked.first, asked.first + asked.programs):

@@ -12,12 +12,17 @@ import sublet
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch._functorch.config as functorch  # noqa: E402
+from functorch.compile import make_boxed_func  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
+
+from sublet.integrations.torch.compile import fx_queries  # noqa: E402
+from sublet.integrations.torch.compile.joint_partition import partition_joint  # noqa: E402
 
 F = nn.functional
 
@@ -103,3 +108,43 @@ def test_a_budget_of_the_partitioner_changes_no_gradient(state: str, budget: flo
         found = trained(network, "sublet")
     for mine, right in zip(found, wanted, strict=True):
         assert torch.allclose(mine, right, rtol=1e-4, atol=1e-4)
+
+
+class Scan(nn.Module):
+    """A selective scan as in Mamba: each state decays by an exponential of the step's input."""
+
+    def __init__(self, width: int, states: int) -> None:
+        super().__init__()
+        self.inner, self.decay = nn.Linear(width, width), nn.Parameter(torch.rand(width, states))
+
+    def forward(self, x: Any) -> Any:
+        state, results = torch.zeros(len(x), *self.decay.shape), []
+        for each in self.inner(x).unbind(1):
+            state = state * torch.exp(-self.decay * F.softplus(each)[..., None]) + each[..., None]
+            results.append(state @ self.decay.sum(0))
+        return torch.stack(results, 1)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensors_that_cannot_lower_the_peak_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is the same as with a trial of every tensor live across the peak, from far fewer trials."""
+    module, x = Scan(64, 16), torch.randn(8, 12, 64)
+    try_step, trials, codes = fx_queries._try_step, [0, 0], ["", ""]
+
+    def divide(joint: Any, example: Any, **options: Any) -> Any:
+        for i, may_lower in enumerate((fx_queries._FxLiveRanges.may_lower_peak, lambda *_: True)):
+
+            def count(*arguments: Any, i: int = i) -> Any:
+                trials[i] += 1
+                return try_step(*arguments)
+
+            monkeypatch.setattr(fx_queries, "_try_step", count)
+            monkeypatch.setattr(fx_queries._FxLiveRanges, "may_lower_peak", may_lower)
+            graphs = partition_joint(torch.fx.GraphModule(joint, copy.deepcopy(joint.graph)), example, **options)
+            codes[i] = graphs[1].code
+        return graphs
+
+    compiler = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), partition_fn=divide)
+    torch.compile(module, backend=compiler)(x).sum().backward()
+    assert codes[0] == codes[1]
+    assert 0 < 4 * trials[0] <= trials[1], trials

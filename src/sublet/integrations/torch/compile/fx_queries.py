@@ -149,7 +149,9 @@ def rematerialize_late_uses(graph: Graph, outside: Collection[str]) -> None:
     for _ in range(MAX_STEPS):
         if lives is None:
             break
-        steps = (_RematStep(graph, lives, tensor, origins) for tensor in lives.live_across_peak())
+        copied = {*origins, *origins.values()}  # late readers may read an equal tensor instead of a copy
+        tensors = [each for each in lives.live_across_peak() if each in copied or lives.may_lower_peak(each)]
+        steps = (_RematStep(graph, lives, tensor, origins) for tensor in tensors)
         lives = next(filter(None, (_try_step(step, outside) for step in steps)), None)
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users:
@@ -161,7 +163,7 @@ def _try_step(step: _RematStep, outside: Collection[str]) -> _FxLiveRanges | Non
     """Apply a step and return the new live ranges; undo the step and return None if the peak falls too little."""
     step.apply()
     lowered = _FxLiveRanges(step.graph, outside)
-    if lowered.peak_bytes <= step.live_ranges.peak_bytes - tensor_bytes(step.tensor) // MIN_GAIN_DIVISOR:
+    if lowered.peak_bytes <= step.live_ranges.wanted_peak(step.tensor):
         return lowered
     step.undo()
     return None
@@ -199,9 +201,11 @@ class _FxLiveRanges:
         for tensor in self._tensors:
             change[self.position[tensor] + self._can_reuse_operand(tensor)] += tensor_bytes(tensor)
             change[self.last_use(tensor) + 1] -= tensor_bytes(tensor)
-        alive = np.cumsum(change)
-        self.peak_position = int(alive.argmax())
-        self.peak_bytes = int(alive[self.peak_position])
+        self._alive = np.cumsum(change)
+        self._peak_until = np.maximum.accumulate(self._alive)
+        self._peak_from = np.maximum.accumulate(self._alive[::-1])[::-1]
+        self.peak_position = int(self._alive.argmax())
+        self.peak_bytes = int(self._alive[self.peak_position])
 
     def last_use(self, tensor: Node) -> int:
         """Return the position of the last reader of a tensor; the definition if the tensor has no reader."""
@@ -228,6 +232,24 @@ class _FxLiveRanges:
             and all(self.position[node] != self.peak_position for node in self.readers[tensor])
         ]
         return sorted(tensors, key=tensor_bytes, reverse=True)
+
+    def wanted_peak(self, tensor: Node) -> int:
+        """Return the largest peak at which the rematerialization of a tensor is worth the time."""
+        return self.peak_bytes - tensor_bytes(tensor) // MIN_GAIN_DIVISOR
+
+    def may_lower_peak(self, tensor: Node) -> bool:
+        """True if the rematerialization of a tensor may lower the peak to `wanted_peak`.
+
+        Without the tensor, live bytes fall only between the last reader before the peak and the first after the peak,
+        by at most the bytes of the tensor. The last reader before the peak may then write over the tensor. A copy only
+        adds live bytes. The test takes no second computation of live ranges.
+        """
+        first_late = self.position[self.late_readers(tensor)[0]]
+        positions = (self.position[node] for node in (tensor, *self.readers[tensor]))
+        last_early = max(each for each in positions if each < self.peak_position)
+        between = self._alive[last_early + 1 : first_late].max() - tensor_bytes(tensor)
+        before = self._peak_until[last_early - 1] if last_early else 0
+        return bool(max(before, between, self._peak_from[first_late]) <= self.wanted_peak(tensor))
 
     def late_readers(self, tensor: Node) -> list[Node]:
         """Return the readers of a tensor after the peak, in graph order."""
