@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,32 @@ def test_two_calls_in_flight_inference_and_a_hit_in_the_cache() -> None:
     assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] > before
     assert again == first
     assert first.peak_bytes
+
+
+class Tagger(nn.Module):
+    """A recurrent layer, left to eager PyTorch by Dynamo, and a linear layer; keeps a weak reference to the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(16, 16, batch_first=True), nn.Linear(16, 64)
+        self.logits: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        logits = self.head(self.layer(x)[0])
+        self.logits.append(weakref.ref(logits))
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_compiled_graph_keeps_no_example_alive() -> None:
+    """Dynamo passes the arguments of the first call as an example: here the logits, computed outside of the graph."""
+    torch.manual_seed(0)
+    module = Tagger()
+    call = compiled(lambda x: F.gelu(module(x)).square().mean())
+    for _ in range(2):
+        call(torch.randn(8, 16, 16)).backward()
+    gc.collect()
+    assert [each() for each in module.logits] == [None, None]
 
 
 def test_two_divisions_of_about_equal_saved_bytes_are_lowered_and_the_smaller_peak_is_taken(

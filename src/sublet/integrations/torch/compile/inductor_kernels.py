@@ -150,6 +150,10 @@ class InductorCompilation:
         """Return the graph compiled as by `torch.compile(backend="inductor")`."""
         return self._fx.compile_fx(self._copied_module(), self._example)  # type: ignore[no-any-return]
 
+    def drop_example(self) -> None:
+        """Drop the example arguments: PyTorch keeps the compilation for the backward pass."""
+        self._example = ()
+
     def _divide(
         self, joint: GraphModule, example: Sequence[object], *, num_fwd_outputs: int, **options: object
     ) -> DividedGraphs:
@@ -377,6 +381,8 @@ def compile_with_inductor(
         warnings.warn(f"sublet leaves a graph to Inductor: {reason}", stacklevel=2)
         compiled = compilation.compile_plainly()
         add_record(CompiledByInductor("forward and backward", count_operators(module), reason=reason))
+    finally:
+        compilation.drop_example()
     for words in dict.fromkeys(compilation.messages):
         warnings.warn(words, stacklevel=2)
     return compiled
