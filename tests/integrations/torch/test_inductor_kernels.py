@@ -272,6 +272,13 @@ def test_a_compiled_graph_keeps_no_example_alive() -> None:
     assert [each() for each in module.logits] == [None, None]
 
 
+def test_no_constant_is_saved_for_the_backward() -> None:
+    """A saved number would be read by the kernels. The forward pass saves what Inductor's own division saves."""
+    labels, x = torch.randint(0, 500, (64,)), torch.randn(64, 500, requires_grad=True)
+    record = record_of(lambda: compiled(lambda x: F.cross_entropy(x, labels))(x).backward())
+    assert record.saved_bytes == record.inductor_saved == 2 * 4 * 64 + 4
+
+
 def test_two_divisions_of_about_equal_saved_bytes_are_lowered_and_the_smaller_peak_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

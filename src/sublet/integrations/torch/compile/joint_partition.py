@@ -300,11 +300,13 @@ class _JointGraph:
         """Choose between saving a tensor and computing the tensor again.
 
         A tensor is computed again if the tensor is large enough and cheap, the chain has at most `MAX_CHAIN` operators,
-        and newly saved leaves have at most half of the tensor's bytes.
+        and newly saved leaves have at most half of the tensor's bytes. A constant of any size is computed again: a
+        kernel then has the number in the code.
         """
         if tensor in self._saved or tensor in self._chains or tensor.op != "call_function":
             return
-        chain = self._chain_of(tensor) if tensor_bytes(tensor) >= MIN_RECOMPUTED_BYTES and tensor not in given else None
+        is_worth = tensor_bytes(tensor) >= MIN_RECOMPUTED_BYTES or not tensor.all_input_nodes
+        chain = self._chain_of(tensor) if is_worth and tensor not in given else None
         if chain is not None:
             more = sum(tensor_bytes(leaf) for leaf in chain.leaves if leaf not in self._saved)
             if chain.length <= MAX_CHAIN and 2 * more <= tensor_bytes(tensor):
