@@ -295,7 +295,7 @@ if TYPE_CHECKING:  # who runs a plan loads no planner
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The arguments of `sublet.compile`, which defines each of them."""
+    """The arguments of `sublet.compile`, which defines each of them; `over_ranges` is True for `compile_ranges`."""
 
     model: Any
     _: KW_ONLY

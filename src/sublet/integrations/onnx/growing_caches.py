@@ -308,7 +308,11 @@ def with_buffers_in_loops(model: Model) -> Model:
 
 @dataclass
 class _LoopWriter:
-    """Writes the buffers of loops, and the constants and inputs with a literal that the buffers need."""
+    """Writes the buffers of loops.
+
+    weights, inputs  constants, and inputs with a literal over ranges, by elements and type
+    _computed        values computed from the counter, by loop, elements and type
+    """
 
     names: NameGenerator
     weights: dict[tuple[Any, ...], Value] = field(default_factory=dict)
@@ -343,17 +347,17 @@ class _LoopWriter:
         if any(cache.past in reads(node) for node in checks):
             raise Refusal("the condition reads the value")
         start, past = cache.in_place[cache.past], cache.past
-        cache.nodes.append(self._node(FIRST_ROWS, (start,), past, cache.axis))
+        cache.nodes.append(self.cache_node(FIRST_ROWS, (start,), past, cache.axis))
         for node in rest:
             cache.follow(node)
         filled = replace(start, name=self.names.fresh(f"{past.name}.start"))
-        before.append(self._node(RESERVE, (loop.inits[i],), filled, cache.axis))
+        before.append(self.cache_node(RESERVE, (loop.inits[i],), filled, cache.axis))
         final = loop.finals[i]
         if final is not None:
             if not final.plannable:
                 raise Refusal(f"the rows of %{final.name} depend on the trip count")
             whole = replace(start, name=self.names.fresh(f"{final.name}.buffer"))
-            after.append(self._node(FIRST_ROWS, (whole,), final, cache.axis))
+            after.append(self.cache_node(FIRST_ROWS, (whole,), final, cache.axis))
             final = whole
         body = replace(
             loop.body,
@@ -365,7 +369,8 @@ class _LoopWriter:
         inputs, outputs = _with_item(loop.inputs, i, filled), _with_item(loop.outputs, i, final)
         return replace(loop, inputs=inputs, outputs=outputs, body=body)
 
-    def _node(self, op: str, inputs: tuple[Value, ...], output: Value, axis: int) -> Node:
+    def cache_node(self, op: str, inputs: tuple[Value, ...], output: Value, axis: int) -> Node:
+        """Return a node of the `cache` dialect, named after its output."""
         return Node(self.names.fresh(f"{output.name}.{op.partition('.')[2]}"), op, inputs, (output,), {"axis": axis})
 
     def literal_in(self, loop: While, like: Value) -> tuple[list[Node], Value] | None:
@@ -440,7 +445,7 @@ class _LoopCache(_Cache):
         if node is self._concat:
             self._append(node)
             whole, rows = self.in_place[self.present], self.present
-            self.nodes.append(self.writer._node(FIRST_ROWS, (whole,), rows, self.axis))
+            self.nodes.append(self.writer.cache_node(FIRST_ROWS, (whole,), rows, self.axis))
         elif len(read) == 1 and is_shape and (found := self._computed_literal(node.defs[0])):
             self.renamed[node.defs[0]] = found
         elif len(read) == 1 and node.op in PRODUCTS and (product := self._product_in_place(node, read[0])):
