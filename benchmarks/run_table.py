@@ -17,7 +17,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -31,6 +31,7 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.results import Row, exact_row, round_rows
 from benchmarks.run_models import CHAIN, Feeds, RunModel, chain, feeds_for, run_models
 from sublet.api import compiling
 from sublet.base.tensor import NUMPY
@@ -55,10 +56,10 @@ class How:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of the fastest and the middle round of each; blocks of Python memory a run leaves behind."""
+    """Seconds of the rounds of each, the fastest first; blocks of Python memory a run leaves behind."""
 
-    ours: tuple[float, float]
-    theirs: tuple[float, float]
+    ours: list[float]
+    theirs: list[float]
     equal: bool
     blocks: int
 
@@ -128,8 +129,8 @@ def measure(model: RunModel, executable: Executable, feeds: Feeds, how: How) -> 
             seconds(call, count, how.clock)  # the threads of whoever ran before spin for a while yet
             times[name].append(seconds(call, count, how.clock))
     blocks = left_behind(calls["ours"])
-    theirs = min((min(times[name]), median(times[name])) for name in ("run", "bound"))
-    return Result((min(times["ours"]), median(times["ours"])), theirs, equal, blocks)
+    theirs = min((times[name] for name in ("run", "bound")), key=lambda found: (min(found), median(found)))
+    return Result(sorted(times["ours"]), sorted(theirs), equal, blocks)
 
 
 def memory(side: str, model: RunModel, feeds: Path, threads: int) -> dict[str, int]:
@@ -140,19 +141,25 @@ def memory(side: str, model: RunModel, feeds: Path, threads: int) -> dict[str, i
     return found
 
 
-def row(model: RunModel, folder: Path, how: How) -> tuple[list[str], float, float]:
-    """The cells of one model; its ratios of time and of memory."""
+def measured(model: RunModel, folder: Path, how: How) -> tuple[Executable, Result, dict[str, int], dict[str, int]]:
+    """What is compiled, times, and the memory of Sublet and of ONNX Runtime."""
     executable = compiling.compile(model.path, dims=model.dims)
     feeds = inputs_of(executable)
     result = measure(model, executable, feeds, how)
     np.savez(folder / "feeds.npz", **feeds)
     ours, theirs = (memory(side, model, folder / "feeds.npz", how.threads) for side in ("sublet", "onnxruntime"))
+    return executable, result, ours, theirs
+
+
+def row(model: RunModel, folder: Path, how: How) -> tuple[list[str], float, float]:
+    """The cells of one model; its ratios of time and of memory."""
+    executable, result, ours, theirs = measured(model, folder, how)
     time, space = result.ours[0] / result.theirs[0], ours["run"] / theirs["run"]
     ours["loaded"] -= ours["weights"]
     theirs["loaded"] -= ours["weights"]
     cells = [
         *(f"{result.ours[0] * 1e3:.3f}", f"{result.theirs[0] * 1e3:.3f}", f"{time:.3f}"),
-        f"{result.ours[1] / result.theirs[1]:.3f}",
+        f"{median(result.ours) / median(result.theirs):.3f}",
         *(f"{executable.arena_bytes / MIB:.2f}", f"{ours['run'] / MIB:.2f}", f"{theirs['run'] / MIB:.2f}"),
         f"{space:.2f}",
         *(f"{side['loaded'] / MIB:.0f}" for side in (ours, theirs)),
@@ -161,11 +168,31 @@ def row(model: RunModel, folder: Path, how: How) -> tuple[list[str], float, floa
     return [model.name, *cells], time, space
 
 
+def result_rows(rounds: int = 15, only: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield the times and the memory of both sides for each model; times of the processor, in one thread."""
+    how = How(rounds, 1, thread_time)
+    use_threads(how.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in run_models(Path(scratch)):
+            if not only or model.name in only:
+                _, result, ours, theirs = measured(model, Path(scratch), how)
+                assert result.equal, f"{model.name}: outputs differ"
+                sides = {"ONNX Runtime": result.theirs, "Sublet": result.ours}
+                yield from round_rows(model.name, {side: [1e3 * s for s in each] for side, each in sides.items()}, "ms")
+                yield exact_row(model.name, "ONNX Runtime", theirs["run"])
+                yield exact_row(model.name, "Sublet", ours["run"])
+
+
+def use_threads(count: int) -> None:
+    """Let Sublet's kernels run in so many threads."""
+    backends.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, count)
+
+
 def step_cost(folder: Path, how: How) -> str:
     model = chain(folder)
     executable = compiling.compile(model.path)
     result = measure(model, executable, inputs_of(executable), how)
-    ours, theirs = (1e6 * side[0] / CHAIN for side in (result.ours, result.theirs))
+    ours, theirs = (1e6 * min(side) / CHAIN for side in (result.ours, result.theirs))
     return f"{model.name}: {ours:.3f} us a step, ONNX Runtime {theirs:.3f} us"
 
 
@@ -192,7 +219,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="processor time of one thread: steady on a busy machine")
     chosen = parser.parse_args()
     how = How(chosen.rounds, 1, thread_time) if chosen.cpu else How(chosen.rounds, chosen.threads, perf_counter)
-    backends.backend_factories()["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, how.threads)
+    use_threads(how.threads)
     console = Console(width=170)
     console.print(f"{machine()}; {how.threads} threads, {how.clock.__name__}")
     table = Table(title="Sublet and ONNX Runtime (times in ms, memory in MiB)")

@@ -20,7 +20,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -36,6 +36,7 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results as result
 from benchmarks.models.transformers import bert, gpt_with_past
 from benchmarks.models.wheels import wheel_models
 from benchmarks.run_memory import settle
@@ -88,6 +89,7 @@ class Row:
     shapes: int
     ratio: float
     worst: float
+    ratios: tuple[float, ...]
     growth: tuple[int | None, ...]
 
 
@@ -209,7 +211,7 @@ def measure(name: str, path: Path, shapes: int, calls: int) -> Row:
         gap = plan.arena_bytes / plan.lower_bound_bytes - 1
         growth = tuple(growth_of(side, name, path, shapes, calls) for side in SIDES)
     mean = exp(sum(map(log, ratios)) / len(ratios))
-    return Row(name, plan.arena_bytes, gap, box / single, equal, len(ratios), mean, max(ratios), growth)
+    return Row(name, plan.arena_bytes, gap, box / single, equal, len(ratios), mean, max(ratios), tuple(ratios), growth)
 
 
 SIDES = ("sublet", "onnxruntime", "openvino")
@@ -245,6 +247,21 @@ def grow(side: str, name: str, path: Path, shapes: int, calls: int) -> int:
     for _ in range(calls):
         run(rng.choice(small))
     return settle() - before
+
+
+def result_rows(shapes: int = 60, calls: int = 300, only: Sequence[str] = tuple(DIMS)) -> Iterator[result.Row]:
+    """Yield times over ONNX Runtime's over all shapes, and the growth of memory of each side, for each model."""
+    one_thread()
+    titles = ("Sublet", "ONNX Runtime", "OpenVINO")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in only:
+            row = measure(name, models(Path(folder), name)[name], shapes, calls)
+            assert row.equal == row.shapes, f"{name}: outputs differ at {row.shapes - row.equal} shapes"
+            rounds = {"ONNX Runtime": [1.0], "Sublet": row.ratios}
+            yield from result.round_rows(name, rounds, "of ONNX Runtime's time")
+            for side, growth in zip(titles, row.growth, strict=True):
+                if growth is not None:
+                    yield result.exact_row(name, side, max(0, growth))
 
 
 def main() -> None:
