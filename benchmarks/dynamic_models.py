@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import process_time
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sublet
+from benchmarks.results import Row, round_rows
 from benchmarks.train_steps import MOMENTUM, NETWORKS, RATE, eager_step, training_step
 
 MODELS = {"ResNet-50": 8, "GPT-2 small": 4, "LSTM language model": 20}
@@ -36,8 +37,9 @@ class Fed:
         return self.graph.tensor(self.given[name], dtype)
 
 
-def row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
-    """A line of the table. The losses agree at first."""
+def measured(name: str, batch: int, rounds: int) -> tuple[list[list[float]], Any, sublet.Executable]:
+    """Seconds of remembered, static and eager steps by turns; the jit function and the static executable. The losses
+    agree at first."""
     written = training_step(name, batch)
     inputs = written.inputs()
     theirs = eager_step(written, inputs)
@@ -56,19 +58,33 @@ def row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
         return float(step())
 
     ways = (remembered, lambda: static(inputs)["loss"].item(), theirs)
-    best = [float("inf")] * 3
+    seconds: list[list[float]] = [[], [], []]
     for number in range(rounds + 2):
         losses = []
         for i, way in enumerate(ways):
             begin = process_time()
             losses.append(way())
             if number > 1:  # the first call is recorded, the second planned
-                best[i] = min(best[i], process_time() - begin)
+                seconds[i].append(process_time() - begin)
         if number == 0:  # later rounding drives them apart
             np.testing.assert_allclose(losses, losses[0], rtol=1e-4)
         if number == 1:
             gc.collect()
-    ours, other, torchs = best
+    return seconds, step, static
+
+
+def result_rows(only: Sequence[str] = tuple(MODELS), rounds: int = 8) -> Iterator[Row]:
+    """Yield the seconds of the processor of the three kinds of steps."""
+    for name in only:
+        seconds = measured(name, MODELS[name], rounds)[0]
+        sides = ("Sublet, jit function", "Sublet, static graph", "PyTorch eager")
+        yield from round_rows(f"{name}, batch {MODELS[name]}", dict(zip(sides, seconds, strict=True)), "s")
+
+
+def row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
+    """A line of the table."""
+    seconds, step, static = measured(name, batch, rounds)
+    ours, other, torchs = map(min, seconds)
     return (
         f"{name}, batch {batch}",
         f"{ours / other:.3f}",

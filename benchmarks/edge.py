@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.results import BOUND, Row, exact_row
 from sublet.analysis.options import Options
 from sublet.integrations.tflite.plan_offsets import PACKAGE, Trial, offsets_of_plan, run_trials, select_offsets, version
 from sublet.integrations.tflite.program import decode
@@ -45,6 +46,15 @@ def models() -> Iterator[tuple[str, bytes]]:
         yield f"written: residual {dtype}", residual(dtype=dtype)
         yield f"written: streaming {dtype}", streaming(dtype=dtype)
     yield from ((f"written: straight {seed}", straight(seed)) for seed in range(10))
+
+
+def result_rows() -> Iterator[Row]:
+    """Yield the bytes of tensors and scratch memory with TFLM's own plan and with Sublet's, if outputs are equal."""
+    for name, raw in models():
+        _, _, head, ours, bound, *_, equal = row(name, raw)
+        assert equal == "yes", f"{name}: outputs differ"
+        for series, cell in ((PACKAGE, head), ("Sublet", ours), (BOUND, bound)):
+            yield exact_row(name.removeprefix("written: "), series, int(cell.replace(",", "")))
 
 
 def row(name: str, raw: bytes) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -37,13 +38,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.results import Row, exact_row, round_rows
 from benchmarks.run_table import machine
 from sublet.api import compiling
 from sublet.runtime.executable import Executable
 
 MIB = 1 << 20
 THREADS = 2
-SIDES = ("Sublet", "XLA", "ORT")
+TITLES = {"Sublet": "Sublet", "XLA": "XLA", "ORT": "ONNX Runtime"}
+SIDES = tuple(TITLES)
 TINY_ROUNDS = 50_000
 Feeds = dict[str, np.ndarray]
 Step = Callable[..., tuple[Any, ...]]
@@ -158,8 +161,8 @@ def prepared(loop: Carried, nbytes: int, rounds: int, threads: int = THREADS) ->
     return Sides(executable, program, calls, agree)
 
 
-def timed(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """Seconds a round, the fastest and the middle of several runs by turns."""
+def timed(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds a round of several runs by turns, the fastest first."""
     seconds: dict[str, list[float]] = {side: [] for side in calls}
     for repeat in range(repeats + 1):
         for side, call in calls.items():
@@ -167,7 +170,7 @@ def timed(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int) -> dic
             call()
             if repeat:  # the first touches memory and warms up
                 seconds[side].append((perf_counter() - begin) / rounds)
-    return {side: (min(found), median(found)) for side, found in seconds.items()}
+    return {side: sorted(found) for side, found in seconds.items()}
 
 
 def copies_in_body(program: Any, tensor: str) -> int:
@@ -200,7 +203,7 @@ def row(loop: Carried, nbytes: int, rounds: int, repeats: int) -> list[str]:
     analysis = sides.program.memory_analysis()
     theirs = copies_in_body(sides.program, f"f32[{loop.rows(nbytes)},{loop.width}]")
     ours_peak, other_peak = peak("sublet", loop, nbytes), peak("onnxruntime", loop, nbytes)
-    best = {side: f"{times[side][0] * 1e3:.4f} / {times[side][1] * 1e3:.4f}" for side in SIDES}
+    best = {side: f"{times[side][0] * 1e3:.4f} / {median(times[side]) * 1e3:.4f}" for side in SIDES}
     ours = times["Sublet"][0]
     return [
         escape(f"{loop.name}, {nbytes // MIB} MiB"),
@@ -214,11 +217,23 @@ def row(loop: Carried, nbytes: int, rounds: int, repeats: int) -> list[str]:
     ]
 
 
+def result_rows(sizes: Sequence[int] = (4 * MIB, 16 * MIB), rounds: int = 100, repeats: int = 5) -> Iterator[Row]:
+    """Yield the seconds of a round, and the resident memory of Sublet and of ONNX Runtime, for each loop."""
+    for nbytes, loop in product(sizes, LOOPS):
+        count = min(rounds, loop.rounds)
+        case, sides = f"{loop.name}, {nbytes // MIB} MiB", prepared(loop, nbytes, count)
+        assert sides.agree, f"{case}: results differ"
+        times = timed(sides.calls, count, repeats)
+        yield from round_rows(case, {TITLES[side]: [1e3 * s for s in found] for side, found in times.items()}, "ms")
+        for side, title in (("sublet", TITLES["Sublet"]), ("onnxruntime", TITLES["ORT"])):
+            yield exact_row(case, title, peak(side, loop, nbytes))
+
+
 def tiny(repeats: int) -> str:
     """What a round costs beside its work."""
     sides = prepared(TINY, 32, TINY_ROUNDS, threads=1)
     times = timed(sides.calls, TINY_ROUNDS, repeats)
-    told = ", ".join(f"{side} {best * 1e6:.2f} (median {middle * 1e6:.2f})" for side, (best, middle) in times.items())
+    told = ", ".join(f"{side} {f[0] * 1e6:.2f} (median {median(f) * 1e6:.2f})" for side, f in times.items())
     return f"{TINY.name}, {TINY_ROUNDS:,} rounds, microseconds a round: {told}"
 
 

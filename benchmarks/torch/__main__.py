@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from itertools import product
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import Row, exact_row, round_rows
 from benchmarks.torch.blocks import counter
 
 NAMES = (
@@ -40,6 +42,7 @@ SMALL = ("ResNet-18", "U-Net", "T5-small")
 """Those that inductor stands beside unless asked otherwise."""
 MEGABYTE = 1e6
 INDUCTOR = "inductor"
+SIDES = {"eager": "PyTorch eager", "sublet": "Sublet"}
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable that names where inductor keeps what it compiled."""
 LONGEST = 3600.0
@@ -140,6 +143,28 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
             f"{kind}: {what}: {geometric(each):.3f} geometric mean of {len(each)}, {max(each):.3f} at most", flush=True
         )
     return failed
+
+
+def result_rows(
+    names: Sequence[str] = NAMES, kinds: Sequence[str] = ("step", "inference"), rounds: int = 15, limit: float = 600
+) -> Iterator[Row]:
+    """Yield the peaks of eager and of Sublet, and the seconds of the processor as shares of eager's, by rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        preload = str(counter(Path(folder)))
+        for name, kind in product(names, kinds):
+            case = f"{name}, {kind}"
+            for side, title in SIDES.items():
+                found = _answer(asked_of("peak", name, side, kind, limit=limit, LD_PRELOAD=preload))
+                yield exact_row(case, title, found["peak"])
+            paces = _answer(asked_of("pace", name, ",".join(SIDES), kind, str(rounds), limit=limit))
+            shares = {title: paces[side]["shares"] for side, title in SIDES.items()}
+            yield from round_rows(case, shares, "of eager's time")
+
+
+def _answer(found: dict[str, Any]) -> dict[str, Any]:
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return found
 
 
 def _least(least: dict[str, Any], eager: dict[str, Any]) -> float:

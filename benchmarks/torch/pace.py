@@ -2,8 +2,8 @@
 
     python -m benchmarks.torch.pace NETWORK eager,sublet step|inference [ROUNDS]
 
-Prints JSON: for each side the least seconds of several calls, of the processor and by the clock, and the median over
-the rounds of the processor's seconds as a share of the first side's in the same round.
+Prints JSON: for each side the least seconds of several calls, of the processor and by the clock, the shares of the
+first side's seconds of the processor in the same round, and their median.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from benchmarks.torch.peak import WARM, called
 
 ROUNDS = 7
 
 
-def paced(name: str, sides: Sequence[str], kind: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+def paced(name: str, sides: Sequence[str], kind: str, rounds: int = ROUNDS) -> dict[str, dict[str, Any]]:
     """The least times by side, and the shares."""
     found = {side: {"cpu": float("inf"), "wall": float("inf")} for side in sides}
     shares: dict[str, list[float]] = {side: [] for side in sides}
@@ -36,7 +37,7 @@ def paced(name: str, sides: Sequence[str], kind: str, rounds: int = ROUNDS) -> d
                 found[side] = {clock: min(least, took[clock]) for clock, least in found[side].items()}
                 first = took["cpu"] if side == sides[0] else first
                 shares[side].append(took["cpu"] / first)
-    return {side: {**found[side], "share": median(shares[side])} for side in sides}
+    return {side: {**found[side], "share": median(shares[side]), "shares": shares[side]} for side in sides}
 
 
 def main() -> None:
