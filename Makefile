@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: quick gpu ddp-torch bench-torch bench-torch-budget bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: quick gpu ddp-torch bench-torch bench-torch-budget bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-all bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -162,6 +162,10 @@ build/recompute: tests/core/recompute.cpp $(wildcard $(RECOMPUTE)/*.?pp)
 
 build/ordering: tests/core/ordering.cpp $(wildcard $(ORDERING)/*.?pp)
 	$(call sanitized,$(ORDERING))
+
+bench-all: $(VENV)/.installed ## the benchmarks of the plots on docs/benchmarks.md, as benchmarks/results/*.json; QUICK=1 NAMES="arenas serve"
+	$(BIN)/python -m pip install --quiet --group bench --group bench-torch
+	$(BIN)/python -m benchmarks.all $(if $(QUICK),--quick) $(NAMES)
 
 bench-packing: $(VENV)/.installed ## packing: every strategy and CP-SAT on ../shared/problems; then how it scales
 	$(BIN)/python -m pip install --quiet --group bench

@@ -29,10 +29,10 @@ class Benchmark:
     module    the module in benchmarks/ with the function `result_rows`
     title     the title of the plots
     about     what was measured, in a sentence or two
-    peer      the series by which the numbers of the plots are divided; "" for curves
+    peer      the series by which the numbers of the plots are divided, or several, separated by commas; "" for curves
     packages  the packages whose versions matter
     full      arguments of `result_rows`
-    quick     changed arguments with `--quick`
+    quick     changed arguments with `--quick`; None for a benchmark that takes too long for `--quick`
     """
 
     module: str
@@ -41,31 +41,83 @@ class Benchmark:
     peer: str
     packages: tuple[str, ...] = ()
     full: Mapping[str, Any] = field(default_factory=dict)
-    quick: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] | None = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The name of the benchmark and of its file."""
-        return self.module.replace(".", "_")
+        return self.module.removesuffix(".__main__")
 
 
+ORT, EAGER = ("onnx", "onnxruntime"), ("torch",)
 BENCHMARKS = (
     Benchmark(
-        "packing_generated",
-        "Packing",
-        "Generated problems, of three seeds each: cut rectangles fill an arena without a hole, so the optimum is known;"
-        " live ranges are those of layers, or random. CP-SAT had the given seconds for each problem.",
-        BOUND,
-        ("ortools",),
-        {"seconds": 20.0},
-        {"seconds": 3.0, "seeds": (0,)},
+        "arenas", "Arenas of networks",
+        "Published networks in the order of the file. Best fit with reuse places whole tensors in order of first use.",
+        "no reuse", ("onnx", "onnxsim"), {}, {"names": ("squeezenet", "inception_v1", "shufflenet", "unet", "bert")},
     ),
-)
+    Benchmark(
+        "packing_generated", "Packing",
+        "Generated problems of several seeds. Cut rectangles fill an arena without a hole, so the optimum is known; "
+        "other live ranges are those of layers, or random. CP-SAT had 20 seconds a problem (quick: 3).",
+        BOUND, ("ortools",), {"seconds": 20.0}, {"seconds": 3.0, "seeds": (0,)},
+    ),
+    Benchmark(
+        "run_table", "Runs beside ONNX Runtime",
+        "Time of a run in one thread, and the rise of resident memory in the first runs. Outputs are bit-equal.",
+        "ONNX Runtime", ORT, {}, {"rounds": 7, "only": ("MobileNetV2", "PP-OCRv4 recognition")},
+    ),
+    Benchmark(
+        "serve", "Ranges of dimensions",
+        "One plan for all shapes: time at random shapes with the binding of each shape, and the growth of resident "
+        "memory over many calls. Outputs are bit-equal.",
+        "ONNX Runtime", (*ORT, "openvino"), {}, {"only": ("BERT, 6 layers",), "shapes": 8, "calls": 40},
+    ),
+    Benchmark(
+        "loops", "Loops that carry large tensors",
+        "Time of an iteration in two threads, and the rise of resident memory in the first runs.",
+        "ONNX Runtime", (*ORT, "jax"), {}, {"sizes": (4 << 20,), "rounds": 20, "repeats": 3},
+    ),
+    Benchmark(
+        "patches", "Image networks in patches",
+        "MobileNetV2 with its front in patches, for the smallest arena and as `sublet run` patches.",
+        "whole", ORT, {}, {"rounds": 5},
+    ),
+    Benchmark(
+        "edge", "TensorFlow Lite Micro",
+        "Bytes of tensors and scratch memory in the arena of the interpreter, with its own plan and with Sublet's. "
+        "Outputs are equal.",
+        "tflite-micro", ("tflite-micro", "pymicro-wakeword"),
+    ),
+    Benchmark(
+        "train_table", "Training steps",
+        "Bytes of activations and gradients in a step, and seconds of the processor for a step. The memory of libnnc "
+        "was measured before, and includes the momentum.",
+        "PyTorch, libnnc", EAGER, {}, {"memory": (("ResNet-50", 1), ("GoogLeNet", 1)), "timed": ()},
+    ),
+    Benchmark(
+        "budget_table", "Training within budgets",
+        "Predicted time of a training step by bytes of the arena. Every point is a plan proven by the checker.",
+        "", (), {}, {"networks": (("ResNet-50", 32),), "percents": (80, 60, 40, 30, 20)},
+    ),
+    Benchmark(
+        "dynamic_models", "The dynamic graph",
+        "Seconds of the processor for a training step of a jit function.",
+        "PyTorch eager", EAGER, {}, None,
+    ),
+    Benchmark(
+        "torch.__main__", "Networks under torch.compile",
+        "Peaks of a step without parameters, gradients and optimizer state, and of an inference; time in one thread, "
+        "by turns.",
+        "PyTorch eager", ("torch", "torchvision", "transformers"), {},
+        {"names": ("U-Net",), "kinds": ("step",), "rounds": 5},
+    ),
+)  # fmt: skip
 
 
 def run_benchmark(benchmark: Benchmark, quick: bool) -> list[Row]:
     """Return the rows of a benchmark, measured in this process."""
-    arguments = {**benchmark.full, **(benchmark.quick if quick else {})}
+    arguments = {**benchmark.full, **((quick and benchmark.quick) or {})}
     return list(import_module(f"benchmarks.{benchmark.module}").result_rows(**arguments))
 
 
@@ -96,6 +148,9 @@ def run_all(benchmarks: Sequence[Benchmark], quick: bool, folder: Path) -> dict[
     """Run benchmarks one after the other; return the reasons of those that failed, by name."""
     failed = {}
     for benchmark in benchmarks:
+        if quick and benchmark.quick is None:
+            print(f"{benchmark.name}: left out of --quick", flush=True)
+            continue
         began = perf_counter()
         reason = write_benchmark(benchmark, quick, folder)
         if reason:

@@ -23,7 +23,7 @@ from mkdocs.structure.pages import Page
 from typer import Context
 from typer.main import get_command
 
-from docs import gallery
+from docs import benchmark_plots, gallery
 from sublet import nn
 from sublet.cli import app as commands
 
@@ -86,7 +86,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Return the text with links between files of the repository as links between pages."""
+    """Return the text with links between files of the repository as links between pages, and with the plots."""
     here = page.file.src_uri
     folder = posixpath.dirname(SOURCES.get(here, f"docs/{here}"))
 
@@ -95,7 +95,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         target = OUTSIDE.get(target, target.removeprefix("docs/"))
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
-    return LINK.sub(link, markdown)
+    text = LINK.sub(link, markdown)
+    marker = benchmark_plots.MARKER
+    return text.replace(marker, benchmark_plots.plots_markdown()) if marker in text else text
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> None:

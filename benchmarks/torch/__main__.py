@@ -150,13 +150,13 @@ def result_rows(
 ) -> Iterator[Row]:
     """Yield the peaks of eager and of Sublet, and the seconds of the processor as shares of eager's, by rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        preload = str(counter(Path(folder)))
+        one, preload = {"OMP_NUM_THREADS": "1"}, str(counter(Path(folder)))
         for name, kind in product(names, kinds):
             case = f"{name}, {kind}"
             for side, title in SIDES.items():
-                found = _answer(asked_of("peak", name, side, kind, limit=limit, LD_PRELOAD=preload))
+                found = _answer(asked_of("peak", name, side, kind, limit=limit, LD_PRELOAD=preload, **one))
                 yield exact_row(case, title, found["peak"])
-            paces = _answer(asked_of("pace", name, ",".join(SIDES), kind, str(rounds), limit=limit))
+            paces = _answer(asked_of("pace", name, ",".join(SIDES), kind, str(rounds), limit=limit, **one))
             shares = {title: paces[side]["shares"] for side, title in SIDES.items()}
             yield from round_rows(case, shares, "of eager's time")
 
