@@ -287,6 +287,7 @@ def test_every_exception_is_drawn() -> None:
         "docs/glossary.md",
         "docs/loops.md",
         "docs/memory.md",
+        "docs/packing.md",
         "docs/paddle.md",
         "docs/patches.md",
         "docs/security.md",

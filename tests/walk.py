@@ -3,7 +3,7 @@
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
 README.md, docs/commands.md and ci.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
-docs/foreign.md for plans of other tools; docs/loops.md, serving.md, state.md, memory.md and text_form.md for servers;
+docs/foreign.md and packing.md for other tools; docs/loops.md, serving.md, state.md, memory.md and text_form.md for servers;
 docs/training.md, budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md", "docs/commands.md", "docs/ci.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md",
     "docs/foreign.md", "docs/loops.md", "docs/serving.md", "docs/state.md", "docs/memory.md", "docs/text_form.md",
-    "docs/training.md", "docs/budget.md", "docs/dynamic.md",
+    "docs/training.md", "docs/budget.md", "docs/dynamic.md", "docs/packing.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 NEEDS = {

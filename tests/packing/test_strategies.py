@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sublet.base.errors import ProblemError
+from sublet.base.errors import PackingError, ProblemError
 from sublet.packing import (
     STRATEGIES,
     Buffer,
     Companion,
+    Packing,
     Precedence,
     Problem,
     check_packing,
@@ -183,6 +185,29 @@ def test_a_strategy_of_another_package_is_found_by_name(tmp_path: Path, monkeypa
         strategy_named("missing")
     with pytest.raises(ProblemError, match=r"number .* is not a function"):
         strategy_named("number")
+
+
+def stacked(problem: Problem) -> Packing:
+    """Place each buffer above all others."""
+    ends = list(accumulate(buffer.size for buffer in problem.buffers))
+    return Packing(tuple([0, *ends[:-1]]), ends[-1], "stacked")
+
+
+def test_a_function_is_a_strategy_and_its_packing_is_checked() -> None:
+    problem = Problem((Buffer("b", 4, 0, 2), Buffer("a", 3, 1, 3)))
+    report = pack(problem, stacked)
+    assert (report.packing.offsets, report.packing.strategy) == ((3, 0), "stacked")  # in order of ids: a, then b
+    assert report.tried[0][:2] == ("stacked", 7)
+    with pytest.raises(PackingError, match=r"overlap buffer"):
+        pack(problem, lambda problem: Packing((0, 0), 7, "low"))
+    with pytest.raises(ProblemError, match=r"strategy offsets returned a list, not a Packing: return sublet\.packing\.Pa"):
+        pack(problem, offsets)  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match=r"returned 1 offsets for 2 buffers"):
+        pack(problem, lambda problem: Packing((0,), 7, "short"))
+
+
+def offsets(problem: Problem) -> list[int]:
+    return [0, 3]
 
 
 def test_an_unknown_strategy_lists_the_known() -> None:

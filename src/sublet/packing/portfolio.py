@@ -25,6 +25,7 @@ from sublet.packing.search import SEARCH, Limits, can_search, decide_capacity, s
 from sublet.packing.strategies import (
     STRATEGIES,
     OutOfTime,
+    Strategy,
     can_pack,
     is_late,
     stop_when_late,
@@ -133,7 +134,7 @@ class PackingReport:
 
 def pack(
     problem: Problem,
-    strategy: str = AUTO,
+    strategy: str | Strategy = AUTO,
     timeout: float | None = None,
     progress: Progress | None = None,
     *,
@@ -142,14 +143,15 @@ def pack(
     seed: int = 0,
     useful: int | None = None,
 ) -> PackingReport:
-    """Pack with a strategy, by default the best of all.
+    """Pack with a strategy, by name or as a function of a Problem; by default the best of all.
 
     `effort` limits the search in steps, which is reproducible; with a `timeout` (seconds) the search runs until the
     timeout instead, and the result depends on the machine. A single strategy runs to its end. With
     a `capacity` (bytes), `auto` and the search stop once the arena is no larger. `auto` also stops with the best
     packing so far once the bound exceeds `useful` (bytes).
     `progress` is called with every tried strategy and its arena size. Raises ProblemError for an unknown strategy,
-    a problem without any packing or an invalid timeout, PackingError when the packing of a strategy is wrong.
+    a strategy that returns no Packing, a problem without any packing or an invalid timeout, PackingError when the
+    packing of a strategy is wrong.
     """
     if timeout is not None and not timeout >= 0:
         raise ProblemError(f"the timeout {timeout} must be a number of seconds, at least 0")
@@ -226,9 +228,17 @@ class _Portfolio:
         count = len(self.problem.buffers)
         return [name for name in STRATEGIES if can_pack(name, self.problem) and count <= MOST_BUFFERS.get(name, count)]
 
-    def try_strategy(self, name: str) -> None:
+    def try_strategy(self, strategy: str | Strategy) -> None:
         begin = time.monotonic()
-        self._record(name, strategy_named(name)(self.problem), begin)
+        name = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
+        packing = (strategy_named(strategy) if isinstance(strategy, str) else strategy)(self.problem)
+        if not isinstance(packing, Packing):
+            remedy = "return sublet.packing.Packing(offsets, arena_bytes, name)"
+            raise ProblemError(f"strategy {name} returned a {type(packing).__name__}, not a Packing: {remedy}")
+        count, wanted = len(packing.offsets), len(self.problem.buffers)
+        if count != wanted:
+            raise ProblemError(f"strategy {name} returned {count} offsets for {wanted} buffers, not one for each")
+        self._record(name, packing, begin)
 
     def _search_locally(self, bound: LowerBound) -> None:
         """Save the bytes required by the normal form only, by local search."""
