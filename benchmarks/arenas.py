@@ -23,8 +23,8 @@ from benchmarks.packing_generated import STATIC_PLANNER, best_fit_with_reuse
 from benchmarks.results import BOUND, Row, exact_row
 from sublet.analysis.options import Options
 from sublet.base.optional_imports import is_installed
-from sublet.ir.graph import Graph
 from sublet.integrations.onnx.reader.model import from_proto
+from sublet.ir.graph import Graph
 from sublet.packing import Buffer, Problem, check_packing
 from sublet.planning.pipeline import plan_memory
 
@@ -33,14 +33,13 @@ NETWORKS: Mapping[str, Callable[[], Any]] = {
     **{model.name.removeprefix("light_"): partial(onnx.load, model.path) for model in light_models()},
     **{name: ARCHITECTURES[name] for name in ("mobilenet_v2", "unet", "bert", "gpt2")},
 }
-FEW = ("squeezenet", "inception_v1", "shufflenet", "mobilenet_v2", "unet")
 
 
 def tensors_as_problem(graph: Graph, alignment: int) -> Problem:
-    """Return a buffer for every tensor of a graph without loops, live from the first node to the last with the tensor."""
-    ends = {value: (-1, -1) for value in graph.inputs}
+    """Return a buffer for every tensor of a graph without loops, live from its first node to its last."""
+    ends = dict.fromkeys(graph.inputs, (-1, -1))
     for i, node in enumerate(graph.nodes):
-        ends |= {value: (i, i) for value in node.defs}
+        ends |= dict.fromkeys(node.defs, (i, i))
         ends |= {value: (ends[value][0], i) for value in node.uses if value in ends}
     ends |= {value: (ends[value][0], len(graph.nodes)) for value in graph.outputs if value in ends}
     return Problem(

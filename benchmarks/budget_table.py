@@ -80,10 +80,8 @@ def row(name: str, batch: int) -> tuple[str, ...]:
     )
 
 
-def result_rows(
-    networks: Sequence[tuple[str, int]] = NETWORKS, percents: Sequence[int] = PERCENT
-) -> Iterator[Row]:
-    """Yield the curves: predicted times over the plain step, by bytes of the arena; with what no program goes below."""
+def result_rows(networks: Sequence[tuple[str, int]] = NETWORKS, percents: Sequence[int] = PERCENT) -> Iterator[Row]:
+    """Yield the curves: predicted times over the plain step, by bytes of the arena; and equal segments."""
     for name, batch in networks:
         budgets = BudgetSearch(training_step(name, batch).model)
         plain = budgets.plain

@@ -42,7 +42,7 @@ def cut_rectangles(count: int, seed: int) -> Problem:
             pieces += [(begin, end, low, middle), (begin, end, middle, high)]
     pieces = [piece for piece in pieces if piece[3] > piece[2]]
     rng.shuffle(pieces)
-    return Problem(tuple(Buffer(str(i), h - l, b, e) for i, (b, e, l, h) in enumerate(pieces)))
+    return Problem(tuple(Buffer(str(i), high - low, begin, end) for i, (begin, end, low, high) in enumerate(pieces)))
 
 
 def layers(count: int, seed: int) -> Problem:

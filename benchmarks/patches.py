@@ -48,8 +48,8 @@ def result_rows(image: int = 224, rounds: int = 15) -> Iterator[Row]:
         for side, executable in sides.items():
             executable.measured({"image": given})  # kernels allocate in the first run
             yield exact_row(case, side, executable.plan.arena_bytes)
-        times = seconds((whole, pieces), given, rounds)
-        yield from round_rows(case, {side: [1e3 * s for s in each] for side, each in zip(sides, times, strict=True)}, "ms")
+        times = zip(sides, seconds((whole, pieces), given, rounds), strict=True)
+        yield from round_rows(case, {side: [1e3 * s for s in each] for side, each in times}, "ms")
 
 
 def executables(model: Model, patches: str, *, for_run: bool) -> tuple[Any, sublet.Executable, sublet.Executable]:

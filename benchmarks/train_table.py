@@ -137,7 +137,7 @@ def result_rows(
     timed: Sequence[tuple[str, int]] = TIMED,
     rounds: int = 5,
 ) -> Iterator[Row]:
-    """Yield the bytes of each side, with momentum beside the arena for libnnc's arenas; and seconds of the processor."""
+    """Yield the bytes of each side, with momentum where libnnc's arena holds it; and seconds of the processor."""
     for name, batch in memory:
         case, step = f"{name}, batch {batch}", training_step(name, batch)
         arena = sublet.plan_memory(step.model.graph, OPTIONS).arena_bytes

@@ -93,7 +93,8 @@ def bars_svg(name: str, title: str, rows: Sequence[Row]) -> str:
             y += ROW_HEIGHT
         shapes.append(f'<line class="one" x1="{scale:.2f}%" x2="{scale:.2f}%" y1="{top}" y2="{y}"/>')
         y += 8
-    return svg(name, title, "Horizontal bars from 0; the dashed line marks 1. The table below has all numbers.", y, shapes)
+    text = "Horizontal bars from 0; the dashed line marks 1. The table below has all numbers."
+    return svg(name, title, text, y, shapes)
 
 
 def curve_svg(name: str, title: str, rows: Sequence[Row]) -> str:
@@ -127,7 +128,8 @@ def curve_svg(name: str, title: str, rows: Sequence[Row]) -> str:
             shapes.append(f'<line class="{kind}" {flat}/><line class="{kind}" {fall}/>')
         for at, value in points:
             words = f"<title>{escape(series)}: {at:,} bytes, {short(value)}</title>"
-            shapes.append(f'<circle class="{kind}" cx="{across(at):.2f}%" cy="{down(value):.1f}" r="4">{words}</circle>')
+            place = f'cx="{across(at):.2f}%" cy="{down(value):.1f}" r="4"'
+            shapes.append(f'<circle class="{kind}" {place}>{words}</circle>')
     text = "Curves of time by megabytes; less is better in both. The table below has all numbers."
     return svg(name, title, text, CURVE_HEIGHT, shapes)
 

@@ -3,8 +3,8 @@
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
 README.md, docs/commands.md and ci.md are for all readers; docs/export.md, tflite.md and executorch.md for devices;
-docs/foreign.md and packing.md for other tools; docs/loops.md, serving.md, state.md, memory.md and text_form.md for servers;
-docs/training.md, budget.md and dynamic.md for training.
+docs/foreign.md and packing.md for other tools; docs/loops.md, serving.md, state.md, memory.md and text_form.md for
+servers; docs/training.md, budget.md and dynamic.md for training.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
 
