@@ -121,7 +121,7 @@ def run_benchmark(benchmark: Benchmark, quick: bool) -> list[Row]:
     return list(import_module(f"benchmarks.{benchmark.module}").result_rows(**arguments))
 
 
-def write_benchmark(benchmark: Benchmark, quick: bool, folder: Path) -> str:
+def write_benchmark(benchmark: Benchmark, quick: bool, folder: Path, measured_on: Mapping[str, Any]) -> str:
     """Run a benchmark in a process of its own, and write its result file; return the reason of a failure, or ""."""
     described = {
         "name": benchmark.name,
@@ -129,7 +129,7 @@ def write_benchmark(benchmark: Benchmark, quick: bool, folder: Path) -> str:
         "about": benchmark.about,
         "command": f"python -m benchmarks.all{' --quick' if quick else ''} {benchmark.name}",
         "peer": benchmark.peer,
-        "machine": machine(),
+        "machine": measured_on,
         "versions": versions(benchmark.packages),
         "quick": quick,
     }
@@ -146,13 +146,13 @@ def write_benchmark(benchmark: Benchmark, quick: bool, folder: Path) -> str:
 
 def run_all(benchmarks: Sequence[Benchmark], quick: bool, folder: Path) -> dict[str, str]:
     """Run benchmarks one after the other; return the reasons of those that failed, by name."""
-    failed = {}
+    failed, measured_on = {}, machine()  # the load of other programs, before any benchmark
     for benchmark in benchmarks:
         if quick and benchmark.quick is None:
             print(f"{benchmark.name}: left out of --quick", flush=True)
             continue
         began = perf_counter()
-        reason = write_benchmark(benchmark, quick, folder)
+        reason = write_benchmark(benchmark, quick, folder, measured_on)
         if reason:
             failed[benchmark.name] = reason
         print(f"{benchmark.name}: {reason or 'written'}, {perf_counter() - began:.0f} s", flush=True)

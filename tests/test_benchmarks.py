@@ -91,7 +91,7 @@ def test_a_failing_benchmark_leaves_the_others_and_the_old_file(tmp_path: Path, 
 
 def test_a_benchmark_without_rows_writes_no_file(tmp_path: Path) -> None:
     empty = replace(CHEAP, quick={"kinds": ()})
-    assert write_benchmark(empty, True, tmp_path) == "no row was measured"
+    assert write_benchmark(empty, True, tmp_path, {}) == "no row was measured"
     assert not list(tmp_path.iterdir())
 
 
