@@ -44,7 +44,7 @@ def result_rows(image: int = 224, rounds: int = 15) -> Iterator[Row]:
         case = "MobileNetV2, smallest arena" if optimize == "none" else "MobileNetV2, as sublet run patches"
         whole, pieces = executables(read_source(mobilenet_v2(image), optimize=optimize), "auto", for_run=for_run)[1:]
         given = np.random.default_rng(0).standard_normal((1, 3, image, image)).astype(np.float32)
-        sides = {"whole": whole, "in patches": pieces}
+        sides = {"whole": whole, "Sublet, in patches": pieces}
         for side, executable in sides.items():
             executable.measured({"image": given})  # kernels allocate in the first run
             yield exact_row(case, side, executable.plan.arena_bytes)

@@ -40,10 +40,10 @@ def result_parts(result: Mapping[str, Any]) -> Iterator[str]:
     for number, (unit, rows) in enumerate(by_unit.items()):
         if "at" in rows[0]:
             for i, (case, points) in enumerate(groupby(rows, key=lambda row: row["case"])):
-                yield figure(curve_svg(f"{name}-{number}-{i}", case, list(points)), f"{case}: {unit}.")
+                yield figure(curve_svg(f"{name}-{number}-{i}", case, list(points)), f"{case}: time as a share {unit}.")
         elif ratios := list(ratio_rows(rows, peers)):
             peer = next(peer for peer in peers if any(row["series"] == peer for row in rows))
-            what = unit if unit.startswith("of ") else f"{unit}, divided by those of {peer}"
+            what = f"as a share {unit}" if unit.startswith("of ") else f"{unit}, divided by those of {peer}"
             yield figure(bars_svg(f"{name}-{number}", f"{result['title']}: {what}", ratios), f"{what}. Less is better.")
     yield caption(result)
     yield table(result["rows"])
