@@ -97,7 +97,8 @@ BENCHMARKS = (
     ),
     Benchmark(
         "budget_table", "Training within budgets",
-        "Predicted time of a training step by bytes of the arena. Every point is a plan proven by the checker.",
+        "Predicted time of a training step by bytes of the arena. The checker proved the plans of Sublet's points; "
+        "equal segments are estimates of bytes and time.",
         "", (), {}, {"networks": (("VGG-16", 32),), "percents": (80, 60, 40)},
     ),
     Benchmark(
