@@ -201,6 +201,11 @@ def test_models_with_loops_state_or_unknown_sizes_are_refused() -> None:
 
 INDEPENDENT = [
     ("float[s, 4] a, float[t, 4] b", "y = Add(a, b)", "extents s and t .* one extent, pass --dim t=s$"),
+    (
+        "float[s, 4] a, float[t, 4] b",
+        "u = Shape(b) y = Expand(a, u)",
+        "node Expand.*extents s and t .* one extent, pass --dim t=s$",
+    ),
     ("float[s, 4, 4] a, float[t, 4, 4] b", "y = MatMul(a, b)", "extents s and t .* one extent, pass --dim t=s$"),
     ("float[s, 4] a, float[t, 4] b", "c = Concat <axis = 0> (a, a) y = Mul(c, b)", r"extents 2\*s and t .* ranges$"),
 ]

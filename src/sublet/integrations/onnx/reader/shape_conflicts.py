@@ -122,15 +122,17 @@ def warn_of_refused_points(program: ImportState, node: onnx.NodeProto, shapes: N
         program.warn(REFUSED_POINTS, node_title(node), what, fix)
 
 
-def differing_extents_of(node: onnx.NodeProto, shapes: NodeShapes) -> str:
+def differing_extents_of(node: onnx.NodeProto, shapes: NodeShapes, target: Sequence[object] | None) -> str:
     """Return the reason for an open extent where operands broadcast only at some points; "" without such an axis.
 
     The reason names the first two extents of an axis that are not proven equal, with dimensions to tie where that is
-    enough.
+    enough. `target` is the shape that Expand broadcasts to, if known.
     """
-    if RULES.get(node.op_type) is not require_elementwise and node.op_type != "MatMul":
+    is_expand = node.op_type == "Expand" and target is not None
+    if RULES.get(node.op_type) is not require_elementwise and node.op_type != "MatMul" and not is_expand:
         return ""
-    operands = [shape[:-2] if node.op_type == "MatMul" else shape for shape in shapes.inputs if shape is not None]
+    both: Sequence[Sequence[object] | None] = [shapes.inputs[0], target] if is_expand else shapes.inputs
+    operands = [shape[:-2] if node.op_type == "MatMul" else shape for shape in both if shape is not None]
     for axis in range(1, 1 + max(map(len, operands), default=0)):
         aligned: Sequence[object] = [shape[-axis] for shape in operands if len(shape) >= axis]
         ranged = list(dict.fromkeys(each for each in aligned if isinstance(each, Extent)))

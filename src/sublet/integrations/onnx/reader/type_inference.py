@@ -24,7 +24,7 @@ from sublet.integrations.onnx.reader.model_file import (
     open_session,
     session_options,
 )
-from sublet.integrations.onnx.reader.ranged_shapes import complete_shapes, depend_on_ranges
+from sublet.integrations.onnx.reader.ranged_shapes import complete_shapes, content_of, depend_on_ranges
 from sublet.integrations.onnx.reader.rules.images import CLASSICAL, corrected_shapes, is_corrected
 from sublet.integrations.onnx.reader.rules.shape_rule import NodeShapes
 from sublet.integrations.onnx.reader.rules.table import has_disputed_shape
@@ -254,7 +254,8 @@ def _with_open_extents(type: Type) -> Type:
 def _open_shape_reason(node: onnx.NodeProto, inputs: Sequence[KnownValue | None], node_shapes: NodeShapes) -> str:
     """Return the reason for an open output: that of the first open input, extents that may differ, else data."""
     reasons = [known.unplannable_reason for known in inputs if known is not None]
-    if differing := differing_extents_of(node, node_shapes):
+    content = content_of(inputs[1]) if len(inputs) > 1 else None
+    if differing := differing_extents_of(node, node_shapes, None if content is None else content.tolist()):
         reasons.append(f"node {node_title(node)}: {differing}")
     return next(filter(None, reasons), f"the shape depends on data (node {node_title(node)})")
 
