@@ -112,6 +112,13 @@ class StorageOption(StrEnum):
     bound = "bound"
 
 
+class Kernels(StrEnum):
+    """The kernels of a compiled training step."""
+
+    sublet = "sublet"
+    inductor = "inductor"
+
+
 class OutputFormat(StrEnum):
     """The format of the result: text alone, or with an annotation for GitHub's workflows."""
 
@@ -187,6 +194,9 @@ class PlanOptions:
         str,
         typer.Option(help="With --ranks or --train: device of the tensors; cpu if the meta device cannot build them."),
     ] = "meta"
+    kernels: Annotated[
+        Kernels, typer.Option(help="With --train: the kernels of the step. Inductor's are lowered, not compiled.")
+    ] = Kernels.sublet
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None
     html: shared.Html = None
     png: shared.Png = None
@@ -217,7 +227,10 @@ def plan(options: PlanOptions) -> None:
     if options.train:
         _refuse_without_effect(options)
         show_step = command("plan --train")
-        show_step(options.model, options.device, options.budget, options.frontier, options.in_json, options.files)
+        kernels, curve = options.kernels.value, options.frontier
+        show_step(options.model, options.device, options.budget, kernels, curve, options.in_json, options.files)
+    if options.kernels is not Kernels.sublet:
+        raise PlanError("--kernels is for the step of a script: pass --train, or drop --kernels")
     refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
     question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
     if options.in_json and options.output_format is OutputFormat.github:
@@ -259,7 +272,7 @@ def plan(options: PlanOptions) -> None:
     _exit(options, report)
 
 
-WITH_TRAIN = frozenset({"model", "train", "device", "budget", "frontier", "out", "html", "png", "in_json"})
+WITH_TRAIN = frozenset({"model", "train", "device", "kernels", "budget", "frontier", "out", "html", "png", "in_json"})
 """Options with an effect, or an error of their own, beside --train."""
 
 

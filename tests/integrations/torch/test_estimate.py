@@ -354,5 +354,12 @@ def test_the_command_prints_estimate_verdict_and_frontier(tmp_path: Path, cli: C
     assert status == 2
     assert "expected module, loss, optimizer, inputs" in err
     assert "only --html" in cli("plan", f"{script}:build", "--train", "--out", "x.json")[2]
+    status, out, _ = cli("plan", f"{script}:build", "--train", "--kernels", "inductor", "--json")
+    assert status == 0
+    assert json.loads(out)["sublet"]["arena_bytes"] > 0
+    for options in (["--train", "--frontier"], []):
+        status, _, err = cli("plan", f"{script}:build", "--kernels", "inductor", *options)
+        assert status == 2
+        assert "drop --kernels" in err
     for option in ("--advise", "--measure"):
         assert cli("plan", f"{script}:build", "--train", option)[0] == 2

@@ -21,6 +21,7 @@ from sublet.base.formatting import human, parse_bytes, percent, printable
 from sublet.cli.check import MAX_LISTED
 from sublet.cli.console import answer_console, packing_progress, print_json
 from sublet.cli.show import print_memory_map, write_pictures
+from sublet.integrations.torch.compile.backend import KERNELS
 from sublet.integrations.torch.estimate import Estimate, estimate
 from sublet.integrations.torch.memory_frontier import frontier
 from sublet.integrations.torch.ranks import RankPlans, load_build_function, rank_plans
@@ -96,6 +97,7 @@ def show_step(
     function_path: Path,
     device: str,
     budget: str | None,
+    kernels: str,
     with_frontier: bool,
     in_json: bool,
     files: Sequence[Path | None],
@@ -108,6 +110,8 @@ def show_step(
     out, page, png = files
     if out is not None or png is not None or (page is not None and not with_frontier):
         raise PlanError("--train writes no plan: of --out, --html and --png only --html, with --frontier")
+    if with_frontier and kernels != KERNELS[0]:
+        raise PlanError(f"--frontier is a curve of plans for Sublet's kernels: drop --kernels {kernels}")
     parts = _built_step(str(function_path), device)
     if with_frontier:
         curve = frontier(*parts)
@@ -117,7 +121,7 @@ def show_step(
             Text(str(curve))
         )
         raise typer.Exit(0)
-    found = estimate(*parts, memory=budget)
+    found = estimate(*parts, memory=budget, kernels=kernels)
     print_json(_estimate_json(found)) if in_json else answer_console().print(Text(str(found)))
     raise typer.Exit(3 if found.sublet is None else 1 if found.fits is False else 0)
 
