@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
@@ -37,16 +37,15 @@ class _Carried:
 
 @dataclass
 class _Writer:
-    """Writes the body of a loop: all values of the pool are scalars or one row of the shape [1, 1, 2]."""
+    """Writes the readers of carried values in the body of a loop."""
 
     rng: random.Random
     b: Builder
-    pool: list[str] = field(default_factory=list)
 
     def reader(self, value: _Carried) -> str:
         """Append nodes that reduce a carried value to [1, 1, 2], and return the result."""
         axis = self.rng.randrange(3) if value.axis is None else value.axis
-        readers: list[Callable[[str, int], str]] = [self._mean, self._last_row, self._attention, self._extent]
+        readers: list[Callable[[str, int], str]] = [self._sum, self._last_row, self._attention, self._extent]
         readers += [self._elements, self._joined, self._sliced]
         return self._as_row(self.rng.choice(readers)(value.name, axis))
 
@@ -55,7 +54,7 @@ class _Writer:
         total = self.b.op("ReduceSum", x, keepdims=0)
         return self.b.op("Tanh", self.b.op("Mul", total, self.b.random_weight(1, 1, 2)))
 
-    def _mean(self, x: str, axis: int) -> str:
+    def _sum(self, x: str, axis: int) -> str:
         return self.b.op("ReduceSum", x, self.b.ints(axis), keepdims=1)
 
     def _last_row(self, x: str, axis: int) -> str:
