@@ -155,11 +155,12 @@ def model_with_kernels(request: CompileRequest) -> ModelWithKernels:
     )
 
 
-def model_to_run(request: CompileRequest) -> Model:
+def model_to_run(request: CompileRequest, *, over_ranges: bool = False) -> Model:
     """Return the model run by `compile` for the same arguments, before patches.
 
     With assumed shapes, "auto" leaves the model as in the file: an optimiser may remove the names of the assumed
     values. A plan determines the constants, the optimiser level, the changes, the splits and the rematerialized nodes.
+    `over_ranges` reads values that grow in a loop, see `read_source`.
     Raises PlanError for constants or a state that contradict the plan.
     """
     plan, assume = request.plan, request.assume
@@ -184,7 +185,7 @@ def model_to_run(request: CompileRequest) -> Model:
         assume=dict(plan.recipe.assumed) if plan else assume,
         split=plan.recipe.split if plan else (),
         again=plan.recipe.again if plan else (),
-        over_ranges=request.over_ranges,
+        over_ranges=over_ranges,
     )
 
 
@@ -295,7 +296,7 @@ if TYPE_CHECKING:  # who runs a plan loads no planner
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The arguments of `sublet.compile`, which defines each of them; `over_ranges` is True for `compile_ranges`."""
+    """The arguments of `sublet.compile`, which defines each of them."""
 
     model: Any
     _: KW_ONLY
@@ -317,4 +318,3 @@ class CompileRequest:
     budget: int | str | None = None
     measure: bool = False
     progress: Progress | None = None
-    over_ranges: bool = False

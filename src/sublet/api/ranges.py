@@ -177,7 +177,7 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     types.
     """
     extents, ranges = parse_dims(request.dims or {})
-    model = model_to_run(replace(request, dims=extents, state=None, over_ranges=True))
+    model = model_to_run(replace(request, dims=extents, state=None), over_ranges=True)
     for each in installed_integrations():
         model = resolve(each.grow_in_loops)(model) if each.grow_in_loops else model
     if model.graph.updates:
