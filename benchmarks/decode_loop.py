@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode import ANONYMOUS, MIB, cache_bytes, describe_run, measure_sides, size_options
-from benchmarks.decode_plain import SIDES, VOCABULARY
+from benchmarks.decode import ANONYMOUS, describe_run, measure_sides, size_options
+from benchmarks.decode_plain import SIDES, VOCABULARY, memory_table
 from benchmarks.models.transformers import decode_in_one_loop, gpt_with_past
 from benchmarks.run_memory import settle
 from benchmarks.serve import one_thread, session_of
@@ -98,11 +98,7 @@ def main() -> None:
         numbers = (f"{each['ours']:.2f}", f"{each['theirs']:.2f}", f"{each['ratio']:.3f}", f"{each['equal']:.0%}")
         table.add_row(start, *numbers)
     console.print(table)
-    memory = Table("side", "growth", "beyond the caches")
-    for side in ("sublet", "onnxruntime"):
-        grown = measured[side]["grown"]
-        memory.add_row(side, f"{grown / MIB:.1f} MiB", f"{(grown - cache_bytes(args)) / MIB:.1f} MiB")
-    console.print(memory)
+    console.print(memory_table(measured, args))
     console.print(describe_run(args))
 
 

@@ -10,6 +10,7 @@ opened model to the last token, in a process of its own for each side. The logit
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Callable
@@ -24,7 +25,7 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode import ANONYMOUS, MIB, cache_bytes, describe_run, measure_sides, size_options
+from benchmarks.decode import ANONYMOUS, MIB, Results, cache_bytes, describe_run, measure_sides, size_options
 from benchmarks.models.transformers import gpt_with_past
 from benchmarks.run_memory import settle
 from benchmarks.serve import one_thread, session_of
@@ -133,6 +134,15 @@ def grow(side: str, path: Path, prompt: int, tokens: int, sessions: int) -> dict
     return {"grown": settle(ANONYMOUS) - before}
 
 
+def memory_table(found: Results, args: argparse.Namespace) -> Table:
+    """The growth of memory on both sides."""
+    memory = Table("side", "growth", "beyond the caches")
+    for side in ("sublet", "onnxruntime"):
+        grown = found[side]["grown"]
+        memory.add_row(side, f"{grown / MIB:.1f} MiB", f"{(grown - cache_bytes(args)) / MIB:.1f} MiB")
+    return memory
+
+
 def main() -> None:
     """Print the tables."""
     args = size_options(SIDES).parse_args()
@@ -152,11 +162,7 @@ def main() -> None:
             start, f"{each['ours']:.2f}", f"{each['theirs']:.2f}", f"{each['ratio']:.3f}", f"{each['error']:.0e}"
         )
     console.print(table)
-    memory = Table("side", "growth", "beyond the caches")
-    for side in ("sublet", "onnxruntime"):
-        grown = found[side]["grown"]
-        memory.add_row(side, f"{grown / MIB:.1f} MiB", f"{(grown - cache_bytes(args)) / MIB:.1f} MiB")
-    console.print(memory)
+    console.print(memory_table(found, args))
     console.print(describe_run(args))
 
 

@@ -144,13 +144,13 @@ def _built_step(place: str, device: str) -> tuple[Any, ...]:
 def _estimate_json(found: Estimate) -> dict[str, Any]:
     """Return an estimate as a JSON object; bytes."""
 
-    def need(each: Any) -> Any:
+    def need_to_json(each: Any) -> Any:
         return each and {name: getattr(each, name) for name in ("peak_bytes", "arena_bytes", "extra_time", "words")}
 
     eager = {**asdict(found.eager), "live": [asdict(each) for each in found.eager.live]}
     return {
-        "eager": eager, "sublet": need(found.sublet), "budgeted": need(found.budgeted), "memory": found.memory,
-        "fits": found.fits, "reason": found.reason,
+        "eager": eager, "sublet": need_to_json(found.sublet), "budgeted": need_to_json(found.budgeted),
+        "memory": found.memory, "fits": found.fits, "reason": found.reason,
     }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class CarryGuess:
     def weakest(self) -> CarryGuess:
         """Return the guess of the initial type, for a body that does not fit a stronger guess."""
         change = self.change or ("" if self.growth is None else f"the body fits no growth of {self.type}")
-        type = self.type if self.growth is None else _grown(self.init.type, self.growth[0], None)
+        type = self.type if self.growth is None else _with_more_elements(self.init.type, self.growth[0], None)
         return replace(self, type=type, constant=False, change=change, growth=None)
 
     def weaken_for(self, update: KnownValue, iteration: Extent | str) -> CarryGuess:
@@ -61,16 +61,16 @@ class CarryGuess:
         `iteration` is the number of the iteration as an extent, or a text with the condition for values that grow.
         """
         if self.growth is not None:
-            if update.type == _grown(self.type, *self.growth):
+            if update.type == _with_more_elements(self.type, *self.growth):
                 return self
             how = f"{self.type} becomes {update.type}"
-            open_type = _grown(self.init.type, self.growth[0], None)
+            open_type = _with_more_elements(self.init.type, self.growth[0], None)
             return replace(self, type=merge_types([open_type, update.type]), change=how, growth=None)
         if not self.constant:
             growth = None if self.change else _growth_of(self.type, update.type, iteration)
             if isinstance(iteration, Extent) and growth is not None:
                 axis, rate = growth
-                return replace(self, type=_grown(self.type, axis, rate * iteration), growth=growth)
+                return replace(self, type=_with_more_elements(self.type, axis, rate * iteration), growth=growth)
             merged = merge_types([self.type, update.type])
             how = "" if merged == self.type else update.unplannable_reason or f"{self.type} becomes {update.type}"
             how += f"; {iteration}" if growth is not None else ""
@@ -98,7 +98,7 @@ def _growth_of(before: Type, after: Type, iteration: Extent | str) -> tuple[int,
     return None if depends or not is_at_least_zero(rate) else (axis, rate)
 
 
-def _grown(type: Type, axis: int, added: Any) -> Type:
+def _with_more_elements(type: Type, axis: int, added: Any) -> Type:
     """Return a type with more elements along an axis; with an open extent there for None."""
     assert isinstance(type, TensorType)
     assert type.dims is not None
@@ -176,7 +176,7 @@ def _final_type(carry: CarryGuess, parameter: KnownValue, trip: int | None, unkn
     if carry.growth is None:
         return carry.type, parameter.unplannable_reason
     axis, rate = carry.growth
-    return _grown(carry.init.type, axis, None if trip is None else rate * trip), unknown
+    return _with_more_elements(carry.init.type, axis, None if trip is None else rate * trip), unknown
 
 
 @dataclass(frozen=True)
