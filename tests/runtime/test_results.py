@@ -57,6 +57,14 @@ def test_outputs_are_given_to_any_library_with_dlpack() -> None:
     assert compare(one, one.outputs_as("torch"), {"x": X}).differences == ()
 
 
+def test_a_view_reshaped_in_place_changes_no_later_view() -> None:
+    one = network("arena")
+    one.views(x=X)["y"].shape = (12,)
+    found = one.views(x=X + 1)["y"]
+    assert found.shape == (3, 4)
+    assert found.tolist() == np.maximum(X + 1, 0).tolist()
+
+
 def test_a_view_says_until_when_it_is_good() -> None:
     one = network("arena")
     views = one.views(x=X)

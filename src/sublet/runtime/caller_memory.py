@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,14 @@ def _array_of_numbers(content: Any, spec: TensorSpec, what: str) -> Array:
         raise RunError(f"{what}: {type(content).__name__} is no array: {error}") from None
 
 
+def _overlaps_any(array: Array, homes: Iterable[Array]) -> bool:
+    """True if the array may share bytes with one of `homes`. Every call of a network asks; `any` would be slower."""
+    for home in homes:  # noqa: SIM110
+        if np.may_share_memory(array, home):
+            return True
+    return False
+
+
 class CallerContents:
     """Checks contents passed by the caller and writes them to the storages of their values."""
 
@@ -120,12 +128,23 @@ class CallerContents:
         self._weights = {value: content for value, content in weights.items() if value not in graph.updated_values}
         self._named_weights = {value.name: value for value in graph.weights}
         self._bound: set[str] = set()
+        self._updated_weights = [value for value in graph.updated_values if value not in graph.inputs]
         self.load_weights()
         for value in (value for value in graph.updated_values if value in weights):
             self.set_content(value, weights[value], f"weight {value.name}")
 
     def load_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Check every input, then write all inputs to their storages, with defaults for inputs left out."""
+        if inputs.keys() != self._inputs.keys():
+            inputs = self._with_defaults(inputs)
+        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in inputs.items()}
+        for value in self._updated_weights:
+            self._state.require(value, value.name)
+        for name, content in self._copy_aliases(contents).items():
+            self._store_content(self._inputs[name], content)
+
+    def _with_defaults(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the inputs with the defaults of inputs left out. Raises RunError for unknown and missing inputs."""
         unknown = [name for name in inputs if name not in self._inputs]
         if unknown and unknown[0] in self._fixed:
             raise RunError(f"input {printable(unknown[0])}: {self._fixed[unknown[0]]}")
@@ -139,12 +158,7 @@ class CallerContents:
         if missing:
             self._state.require_certain(self._inputs[missing[0]], missing[0])
             raise RunError(f"the input {missing[0]!r} is missing; the inputs are {known_names(self._inputs)}")
-        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in inputs.items()}
-        for value in self._graph.updated_values:
-            if value not in self._graph.inputs:
-                self._state.require(value, value.name)
-        for name, content in self._copy_aliases(contents).items():
-            self._store_content(self._inputs[name], content)
+        return inputs
 
     def set_content(self, value: Value, content: Any, what: str) -> None:
         """Set the content of an updated value."""
@@ -222,23 +236,26 @@ class CallerContents:
 
     def _copy_aliases(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the contents, with copies of contents overlapping a storage: inputs may be views of former outputs."""
+        memory = self._memory
         bound = {name: self._inputs[name] for name in contents if self._inputs[name].name in self._bound}
         for name, value in bound.items():
-            if not self._memory.places_at().bytes_of(value).flags.writeable:
+            if not memory.places_at().bytes_of(value).flags.writeable:
                 raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
-        apart = (*bound.values(), *self._graph.updated_values)
-        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.places_at().bytes_of, apart)]
+        apart = [memory.outer_operand(value) for value in (*bound.values(), *self._graph.updated_values)]
+        homes = [*map(memory.raw, memory.arenas), *(home for home in apart if isinstance(home, np.ndarray))]
         return {
-            name: content.copy()
-            if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
-            else content
+            name: content.copy() if isinstance(content, np.ndarray) and _overlaps_any(content, homes) else content
             for name, content in contents.items()
         }
 
     def _store_content(self, value: Value, content: Any) -> None:
         """Write a content to the storage of a value."""
+        operand = self._memory.outer_operand(value)
+        if value not in self._state.values:
+            store(content, operand, value)
+            return
         with self._state.writing(value):
-            store(content, self._memory.places_at().operand(value), value)
+            store(content, operand, value)
 
     def _value_by_name(self, name: str) -> Value:
         """Return the input, output or weight with the given name. Raises RunError for an unknown name."""
@@ -283,7 +300,7 @@ class Views(Mapping[str, Any]):
     """
 
     def __init__(
-        self, found: Mapping[str, Any], runs: Callable[[], int], hold: Callable[[str], Any], owner: str
+        self, found: Mapping[str, Any], runs: Callable[[], int], hold: Callable[[str], Any], owner: object
     ) -> None:
         self._outputs = dict(found)
         self._runs, self._made_at = runs, runs()

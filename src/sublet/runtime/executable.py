@@ -19,10 +19,10 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_storage_name
 from sublet.runtime.caller_memory import CallerContents, Form, Views, as_numpy, inputs_by_name, output_form
-from sublet.runtime.kernel import Array, UnplannedCell
+from sublet.runtime.kernel import Array, Operand, UnplannedCell
 from sublet.runtime.kernel_choice import Kernels, bind_node
 from sublet.runtime.loop import stacked_outputs
-from sublet.runtime.memory import ExecutableMemory, Raw, ValuePlaces, aligned_bytes, raw_bytes
+from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.program import BoundProgram, ProgramCache, Watch, build_program, pass_through
 from sublet.runtime.state import NO_POINTS, ExecutableState, StateRecord, accesses_of_points, state_after_failure
 from sublet.runtime.streams import Workers
@@ -127,7 +127,7 @@ class Executable:
         """Run once, and return outputs as views of the planned memory: valid until the next run."""
         with self._locks.own, self._locks.shared_lock():
             self._run(inputs_by_name(inputs, named))
-            return Views(self._outputs_for_caller(copy=False), lambda: self._runs, self.hold, repr(self))
+            return Views(self._outputs_for_caller(copy=False), lambda: self._runs, self.hold, self)
 
     def outputs_as(self, form: str | Callable[[Any], Any]) -> Self:
         """Set the array type of outputs of calls, `views`, `hold` and `state`; the memory stays the same. Return self.
@@ -156,7 +156,7 @@ class Executable:
                 raise RunError(f"{name!r} has no memory of its own: {hint}")
             if not self._has_outputs:
                 raise RunError(f"{name!r} has no content: run first, and hold it before binding other memory")
-            found = self._form(self._result(value, memory.places_after_run(), copy=False))
+            found = self._form(self._result(value, memory.places_after_run().operand(value), copy=False))
             memory.adopt_bytes(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
             self._rebind(storage)
             return found
@@ -382,8 +382,9 @@ class Executable:
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
         """Return the outputs by name, as NumPy arrays."""
-        places = self.planned_memory.places_after_run()
-        return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
+        memory = self.planned_memory
+        operand = memory.places_after_run().operand if self.plan.exchanged else memory.outer_operand
+        return {name: self._result(value, operand(value), copy=copy) for name, value in self.outputs.items()}
 
     def _chosen_kernels(self) -> Kernels:
         """Return the kernels, chosen on first use."""
@@ -433,10 +434,10 @@ class Executable:
 
     def _copy_of_state(self, value: Value) -> Any:
         """Return a copy of the current content of a value."""
-        return self._result(value, self.planned_memory.places_at(), copy=True)
+        return self._result(value, self.planned_memory.outer_operand(value), copy=True)
 
-    def _result(self, value: Value, places: ValuePlaces, *, copy: bool) -> Any:
-        operand = places.operand(value)
+    def _result(self, value: Value, operand: Operand, *, copy: bool) -> Any:
+        """Return the content of an operand: an array, or the object of a value outside the plan."""
         if isinstance(operand, UnplannedCell):
             return operand.content
         assert isinstance(value.spec, TensorSpec)
@@ -444,7 +445,7 @@ class Executable:
             operand = self._stacked[value].computed_rows(operand, self.planned_memory.trip_counts)
         if is_packed(value.spec):
             return unpacked_elements(operand, value.spec)
-        return operand.copy() if copy else operand
+        return operand.copy() if copy else operand.view()  # a caller may reshape a view in place
 
     def _updated_value(self, name: str) -> Value:
         """Return the updated value with the given name. Raises RunError for another name."""

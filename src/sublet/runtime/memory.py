@@ -101,6 +101,7 @@ class ExecutableMemory:
         self.in_rows = frozenset(placement.value for placement in plan.placements if placement.region.rows > 1)
         self.cells = {value.name: UnplannedCell(value.name) for value in graph.unplannable_values}
         self._raw: dict[str, Raw] = {}
+        self._outer_operands: dict[str, Operand] = {}
         self.arenas = tuple(storage.name for storage in plan.arenas)
         self.caller_storages: set[str] = set()
         updated = {bound_storage_name(value.name) for value in graph.updated_values}
@@ -149,6 +150,7 @@ class ExecutableMemory:
         if other:
             raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
+        self._outer_operands.clear()
         self._spans.set_span(storage, address, address + needed)
         if storage in self._claimed:
             kept = [(region.offset, region.end) for region in self._kept if region.storage == storage]
@@ -191,6 +193,7 @@ class ExecutableMemory:
 
     def _set_storages(self, raws: Mapping[str, Raw]) -> None:
         self._raw.update(raws)
+        self._outer_operands.clear()
         self._record_spans(raws)
 
     def _record_spans(self, raws: Mapping[str, Raw]) -> None:
@@ -273,6 +276,15 @@ class ExecutableMemory:
                 strides=(region.pitch, *first.strides[1:]),
             )
         return array_over(_EMPTY if region is None else self.bytes_at(region), spec)
+
+    def outer_operand(self, value: Value) -> Operand:
+        """Return the array or cell of an input, output or weight of the network, looked up once a change of memory."""
+        operand = self._outer_operands.get(value.name)
+        if operand is None:
+            operand = self.places_at().operand(value)
+            if value.name not in self.pointers:  # the region of a renamed value may change in any run
+                self._outer_operands[value.name] = operand
+        return operand
 
     def places_after_run(self) -> ValuePlaces:
         """Return the places after a run: swapped storages have exchanged their names."""
