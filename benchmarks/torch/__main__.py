@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,8 @@ INDUCTOR = "inductor"
 SIDES = {"eager": "PyTorch eager", "sublet": "Sublet"}
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable that names where inductor keeps what it compiled."""
+ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Refused)\b")
+"""A line of a traceback that names an exception."""
 LONGEST = 3600.0
 """Seconds after which eager or Sublet is given up."""
 
@@ -71,7 +74,9 @@ def asked_of(module: str, *args: str, limit: float = LONGEST, **env: str) -> dic
     except (IndexError, ValueError):
         found = None
     if process.returncode or not isinstance(found, dict):
-        return {"error": (told.strip().splitlines() or [f"exit status {process.returncode}"])[-1]}
+        lines = told.strip().splitlines() or [f"exit status {process.returncode}"]
+        errors = [line for line in lines if ERROR.match(line)]  # PyTorch's advice follows the error
+        return {"error": (errors or lines)[-1]}
     return found
 
 

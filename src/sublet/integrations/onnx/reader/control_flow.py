@@ -197,7 +197,8 @@ def convert_loop(frame: GraphConversion, node: onnx.NodeProto, name: str, conver
 def _iteration_of(program: ImportState, node: onnx.NodeProto, name: str, limit: KnownValue | None) -> Extent | str:
     """Return the number of the iteration as an extent; a text with the condition, where no carried value may grow."""
     if program.loop_limits is None:
-        return "a plan over ranges (--dim NAME=LOW..HIGH) has room for rows that each iteration adds"
+        doors = "--dim NAME=LOW..HIGH, or sublet.compile_ranges"
+        return f"a plan over ranges ({doors}) has room for rows that each iteration adds"
     names = (name, node.name, *node.output, EVERY_LOOP)
     maxima = [program.loop_limits[each] for each in names if each in program.loop_limits][:1]
     literal = limit.value.literal if limit is not None else None
