@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from sublet.integrations.torch.compile import inductor_kernels, inductor_memory, loss_rows  # noqa: E402
-from sublet.integrations.torch.compile.compile_report import CompiledByInductor  # noqa: E402
+from sublet.integrations.torch.compile.compile_report import CompiledByInductor, Lowering  # noqa: E402
 from sublet.integrations.torch.compile.inductor_kernels import Division, InductorCompilation  # noqa: E402
 from sublet.integrations.torch.compile.inductor_memory import PassMemory, step_memory  # noqa: E402
 from tests.integrations.torch.test_compile_budget import Average  # noqa: E402
@@ -312,6 +313,31 @@ def test_a_second_process_hits_the_cache_and_reads_the_same_peak(tmp_path: Path)
     (no_hits, first), (hits, second) = (each.stdout.split() for each in runs)
     assert (no_hits, int(hits) > 0) == ("0", True), runs[1].stderr
     assert first == second != "None"
+
+
+@pytest.mark.parametrize("make", [perceptron, convolutions])
+def test_inductor_knows_the_parameters_of_a_divided_graph(make: Callable[[], Any]) -> None:
+    found: dict[str, list[Any]] = {"inductor": [], "sublet": []}
+
+    def backend(module: Any, example: Any) -> Any:
+        compile_fx = importlib.import_module("torch._inductor.compile_fx")
+
+        def noting(side: str) -> Callable[..., Any]:
+            def inner(graph: Any, example: Any, **options: Any) -> Any:
+                found[side].append(sorted(options["static_input_idxs"]))
+                return compile_fx.compile_fx_inner(graph, example, **options)
+
+            return inner
+
+        compilation = InductorCompilation(module, example)
+        compilation._run(compilation._theirs, noting("sublet"), Lowering(), lazy=False, merges=False)
+        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+            return compile_fx.compile_fx(module, example, inner_compile=noting("inductor"))
+
+    x = torch.randn(2, 3, 12, 12) if make is convolutions else torch.randn(4, 32)
+    torch.compile(make(), backend=backend)(x)
+    assert found["sublet"] == found["inductor"]
+    assert all(map(len, found["sublet"]))
 
 
 def test_changing_extents_have_no_known_peak() -> None:

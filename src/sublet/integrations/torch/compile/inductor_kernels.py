@@ -350,6 +350,7 @@ class InductorCompilation:
         """Return a copy of the graph module, over the same parameters: Inductor changes the graph."""
         module: GraphModule = torch().fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         module.meta.update(self._module.meta)
+        _copy_sources(self._module, module)
         self._merged_losses = merge_losses(module, self._losses) if merges else 0
         return module
 
@@ -386,6 +387,20 @@ def compile_with_inductor(
     for words in dict.fromkeys(compilation.messages):
         warnings.warn(words, stacklevel=2)
     return compiled
+
+
+def _copy_sources(module: GraphModule, copied: GraphModule) -> None:
+    """Copy the sources of arguments and parameters, noted by Dynamo outside of `meta`.
+
+    Without sources, Inductor counts parameters as freed during a call, and orders the backward pass for this.
+    """
+    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+        if hasattr(module, name):
+            setattr(copied, name, getattr(module, name))
+    arguments = (each.graph.find_nodes(op="placeholder") for each in (module, copied))
+    for argument, same in zip(*arguments, strict=True):
+        if hasattr(argument, "_dynamo_source"):
+            same._dynamo_source = argument._dynamo_source
 
 
 def count_operators(graph: GraphModule) -> int:
