@@ -60,7 +60,8 @@ class Range:
         if not self.low <= extent <= self.high or extent % self.step:
             multiples = f", in multiples of {self.step}" if self.step > 1 else ""
             what = f"{where}: is {extent}" if where else f"{self.name} = {extent}"
-            raise RunError(f"{what}; {self.name} ranges from {self.low} to {self.high}{multiples}. Compile for more")
+            advice = ". Compile for more" if extent > self.high else ""
+            raise RunError(f"{what}; {self.name} ranges from {self.low} to {self.high}{multiples}{advice}")
         return extent // self.step
 
     def extent_of(self, number: int) -> int:

@@ -332,7 +332,9 @@ def _plan_over_ranges(
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
     points = f"every point of {', '.join(map(str, ranged.ranges))} that the network can run"
-    words = f"Proven for {points}; figures are of the largest sizes."
+    outside = len(ranged.worst.not_counted)
+    gap = f" Not counted: {outside} tensors outside the plan." if outside else ""
+    words = f"Proven for {points}; figures are of the largest sizes.{gap}"
     report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown, "")
     if options.in_json:
         found = [asdict(each) for each in ranged.ranges]

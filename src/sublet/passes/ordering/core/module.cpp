@@ -56,6 +56,7 @@ std::tuple<std::vector<int>, int64_t, int64_t, int, bool, int64_t> improved(
 }  // namespace
 
 NB_MODULE(_ordering, module) {
+    nb::set_leak_warnings(false);  // an interrupted search may be kept until the interpreter ends
     nb::class_<Problem>(module, "Problem")
         .def("curve", &curve, "order"_a)
         .def("at_start", &at_start)

@@ -89,6 +89,7 @@ Pairs segments(const Level& level, int count) { return pairs_of(in_segments(leve
 }  // namespace
 
 NB_MODULE(_search, module) {
+    nb::set_leak_warnings(false);  // an interrupted search may be kept until the interpreter ends
     nb::class_<Level>(module, "Level")
         .def("figures", &figures, "pairs"_a)
         .def("within", &within, "budget"_a, "start"_a, "seed"_a, "most"_a, "should_stop"_a)
