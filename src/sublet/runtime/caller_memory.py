@@ -250,12 +250,8 @@ class CallerContents:
 
     def _store_content(self, value: Value, content: Any) -> None:
         """Write a content to the storage of a value."""
-        operand = self._memory.outer_operand(value)
-        if value not in self._state.values:
-            store(content, operand, value)
-            return
         with self._state.writing(value):
-            store(content, operand, value)
+            store(content, self._memory.outer_operand(value), value)
 
     def _value_by_name(self, name: str) -> Value:
         """Return the input, output or weight with the given name. Raises RunError for an unknown name."""

@@ -7,7 +7,7 @@ of a run use the same accesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from sublet.base.errors import PlanError, RunError
@@ -225,12 +225,15 @@ class ExecutableState:
             self._known.add(value)
             self._uncertain.discard(value)
 
+    def writing(self, value: Value) -> AbstractContextManager[None]:
+        """Return a context for writing a content of a value; an interrupt may leave an updated value half-written."""
+        return self._writing_updated(value) if value in self.values else nullcontext()
+
     @contextmanager
-    def writing(self, value: Value) -> Iterator[None]:
-        """Mark the value uncertain inside the block, during which an interrupt may leave a half-written content."""
-        if value in self.values:
-            self._known.discard(value)
-            self._uncertain.add(value)
+    def _writing_updated(self, value: Value) -> Iterator[None]:
+        """Mark an updated value uncertain inside the block."""
+        self._known.discard(value)
+        self._uncertain.add(value)
         yield
         self.set(value)
 
