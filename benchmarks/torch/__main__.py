@@ -46,7 +46,7 @@ INDUCTOR = "inductor"
 SIDES = {"eager": "PyTorch eager", "sublet": "Sublet"}
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable that names where inductor keeps what it compiled."""
-ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Refused)\b")
+ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b")
 """A line of a traceback that names an exception."""
 LONGEST = 3600.0
 """Seconds after which eager or Sublet is given up."""
