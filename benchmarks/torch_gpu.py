@@ -164,7 +164,7 @@ def peak_beyond(step: Step) -> tuple[int, int]:
     torch.cuda.memory._record_memory_history(enabled=None)
     kinds = {"alloc": 1, "free_completed": 0}
     events = [(each["addr"], each["size"] * kinds[each["action"]]) for each in trace if each["action"] in kinds]
-    _, most = peak(np.array(events, np.uint64), 0, addresses)
+    _, most = peak(np.array(events, np.uint64), 0, [(len(events), each) for each in addresses])
     step.optimizer.step()
     step.optimizer.zero_grad(set_to_none=True)
     return most + held - step.resident(), torch.cuda.max_memory_allocated()

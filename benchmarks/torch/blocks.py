@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,27 +41,33 @@ class Blocks:
         return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)), (count, 2)).copy()
 
 
-def peak(events: np.ndarray[Any, Any], begin: int, left_out: Iterable[int]) -> tuple[int, int]:
-    """Bytes alive at event `begin`, and the most from there on; blocks in which an address of `left_out` lies at the
-    end do not count."""
-    lives: dict[int, tuple[int, int]] = {}
-    blocks: list[tuple[int, int, int, int]] = []  # begin, end, size, address
+def peak(events: np.ndarray[Any, Any], begin: int, left_out: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the bytes alive at event `begin`, and the most bytes alive from there on.
+
+    `left_out` holds pairs of a number of events and an address: the block alive at the address after so many events
+    does not count.
+    """
+    noted, ignored = sorted(left_out, reverse=True), set[int]()
+    blocks: list[list[int]] = []  # begin, end, size
+    lives: dict[int, int] = {}  # the number of the block that begins at an address
+
+    def leave_out(until: int) -> None:
+        while noted and noted[-1][0] <= until:
+            address = noted.pop()[1]
+            ignored.update(block for start, block in lives.items() if start <= address < start + blocks[block][2])
+
     for number, (address, size) in enumerate(events.tolist()):
+        leave_out(number)
         if size:
-            lives[address] = (number, size)
+            lives[address] = len(blocks)
+            blocks.append([number, len(events), size])
         elif address in lives:
-            born, size = lives.pop(address)
-            blocks.append((born, number, size, address))
-    last = len(events)
-    starts = sorted(lives)
-    for address in left_out:
-        at = starts[bisect_right(starts, address) - 1] if starts and address >= starts[0] else None
-        if at is not None and at in lives and address < at + lives[at][1]:
-            del lives[at]
-    blocks += [(born, last, size, address) for address, (born, size) in lives.items()]
-    change = np.zeros(last + 2, np.int64)
-    for born, end, size, _ in blocks:
-        change[born] += size
-        change[end] -= size
+            blocks[lives.pop(address)][1] = number
+    leave_out(len(events))
+    change = np.zeros(len(events) + 2, np.int64)
+    for block, (born, end, size) in enumerate(blocks):
+        if block not in ignored:
+            change[born] += size
+            change[end] -= size
     alive = np.cumsum(change)
     return int(alive[begin - 1]) if begin else 0, int(alive[max(begin - 1, 0) :].max())

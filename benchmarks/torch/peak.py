@@ -5,8 +5,9 @@
 A preloaded counter records every block of 16 KiB or more that the process allocates once the module, the inputs and the
 labels exist. Blocks allocated by the Python interpreter itself count for no side: dictionaries, code and strings of
 Dynamo and of plans are no tensors. Tensors, arenas (allocated by NumPy), and buffers of libraries such as MKL count.
-Blocks of gradients and of the optimizer's state are left out, each for all its life: what is left, arenas and caches
-held from call to call among it, has a peak in the third call. Prints JSON.
+Blocks of gradients and of the optimizer's state are left out, each for all its life. A gradient counts neither as the
+backward pass made it, nor as the copy with the parameter's strides that PyTorch keeps in its place. All else, arenas
+and caches held from call to call among it, has a peak in the third call. Prints JSON.
 A `whole` step is one of `sublet.torch.train_step`, whose gradients lie in its arena: there gradients count for all.
 """
 
@@ -48,8 +49,13 @@ def compile_options(side: str) -> dict[str, Any]:
     return {"backend": backend, "options": {"kernels": name, **({"budget": int(budget)} if budget else {})}}
 
 
-def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable[[], list[int]], Callable[[], Any]]:
-    """One call; where what does not count lies after it; and what has to be done between calls."""
+def called(
+    name: str, side: str, kind: str, made: Callable[[int], Any] | None = None
+) -> tuple[Callable[[], Any], Callable[[], list[int]], Callable[[], Any]]:
+    """One call; where what does not count lies after it; and what has to be done between calls.
+
+    Unless gradients count, `made` is called with the address of each gradient, as the backward pass made it.
+    """
     torch.manual_seed(0)
     network = NETWORKS[name]
     module, inputs, labels = network.make(), network.inputs(), network.labels()
@@ -71,13 +77,16 @@ def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable
     if kind == "whole" and side == "sublet":
         whole = sublet.torch.train_step(judged, lambda loss: loss, optimizer)
         return lambda: whole((labels, *inputs)), lambda: addresses(optimizer, False), lambda: None
+    for each in judged.parameters() if made is not None and kind == "step" else ():
+        each.register_hook(lambda gradient: made(gradient.untyped_storage().data_ptr()))
     return step, lambda: addresses(optimizer, kind == "step"), lambda: optimizer.zero_grad(set_to_none=True)
 
 
 def measured(name: str, side: str, kind: str) -> dict[str, Any]:
     """Peak of one side, and the seconds of its first call."""
     blocks = Blocks()
-    call, outside, between = called(name, side, kind)
+    left_out: list[tuple[int, int]] = []
+    call, outside, between = called(name, side, kind, lambda address: left_out.append((len(blocks), address)))
     gc.collect()
     blocks.record(True)
     begin = time.perf_counter()
@@ -89,7 +98,7 @@ def measured(name: str, side: str, kind: str) -> dict[str, Any]:
     gc.collect()
     mark = len(blocks)
     call()
-    left_out = outside()
+    left_out += [(len(blocks), address) for address in outside()]
     blocks.record(False)
     held, most = peak(blocks.events(), mark, left_out)
     return {"name": name, "side": side, "kind": kind, "peak": most, "held": held, "first": first}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def averages() -> Any:
 
 NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "perceptron": (perceptron, (128, 32)),
-    "convolutions": (convolutions, (8, 3, 12, 12)),
+    "convolutions": (convolutions, (32, 3, 12, 12)),
     "averages": (averages, (128, 32)),
     "dropout": (lambda: perceptron(0.3, 2), (128, 32)),
 }
@@ -144,7 +145,7 @@ def test_gradients_and_statistics_are_those_of_inductor(name: str) -> None:
     plain = gradients(sides[0], torch.compile(sides[0], backend="inductor"), x)
     torch._dynamo.reset()
     records, found = [], []
-    shares = (None, None if name == "averages" else 0.8)  # most tensors of that network read a changed buffer
+    shares = (None, None if name == "averages" else 0.85)  # most tensors of that network read a changed buffer
     for side, share in zip(sides[1:], shares, strict=True):
         budget = {} if share is None else {"budget": int(share * records[0].peak_bytes)}
         run = compiled(side, **budget)
@@ -338,6 +339,31 @@ def test_inductor_knows_the_parameters_of_a_divided_graph(make: Callable[[], Any
     torch.compile(make(), backend=backend)(x)
     assert found["sublet"] == found["inductor"]
     assert all(map(len, found["sublet"]))
+
+
+def test_convolutions_take_the_peak_of_the_record_with_workspaces_and_without_saved_weights() -> None:
+    """The bytes known to PyTorch's allocator, which oneDNN asks too, are within the record and the gradients."""
+    module = nn.Sequential(
+        nn.Conv2d(16, 128, 3, padding=1), nn.ReLU(), nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(256, 256, 3, stride=2, padding=1),
+    )  # fmt: skip
+    x, call, gradients = torch.randn(2, 16, 12, 12), compiled(module), []
+
+    def step() -> None:
+        gradients[:] = torch.autograd.grad(call(x).square().mean(), list(module.parameters()))
+
+    record = record_of(step)
+    step()
+    gradients.clear()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    peak = max(accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+    results = sum(each.nbytes for each in gradients)
+    assert record.peak_bytes is not None
+    assert 0.8 * (record.peak_bytes + results) <= peak <= record.peak_bytes + results
+    weights = sum(each.nbytes for each in module.parameters())
+    assert record.saved_bytes < weights / 4
 
 
 def test_changing_extents_have_no_known_peak() -> None:

@@ -22,6 +22,9 @@ HOPPER = 9
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "aten.addmv.default")
 """Operators computed by cuBLAS on a GPU."""
 
+BLOCK = 16
+"""oneDNN pads the channels of a blocked weight to a multiple of this number."""
+
 PAGE_BYTES = 4096
 """oneDNN begins each part of an LSTM's workspace at a multiple of this number."""
 
@@ -48,8 +51,8 @@ def _row_length(count: int) -> int:
 def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     """Return the bytes that a CPU kernel allocates beyond its results, found by measurement; 0 for other kernels.
 
-    oneDNN computes a convolution on blocked copies of images and weights. The gradient of a batch norm needs a second
-    tensor of the size of the image.
+    oneDNN computes a convolution on blocked copies of images and weights, but takes images with channels last as they
+    are. The gradient of a batch norm needs a second tensor of the size of the image.
     """
     if name.startswith("aten.mkldnn_rnn_layer") and args[0].dtype is torch().float32:
         return _lstm_copies(args, name == "aten.mkldnn_rnn_layer_backward.default")
@@ -58,6 +61,9 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
         image, weight, result = _blocked_bytes(args[0]), _bytes_of(args[1]), _bytes_of(results)
         return max(image + weight, result)
+    if name == "aten.convolution.default" and _has_channels_last(args[0]):
+        weight = _bytes_of(args[1])
+        return weight + weight // 8 + (0 if _has_channels_last(args[1]) else weight)
     if name == "aten.convolution_backward.default" and args[-2] > 1 and not args[1].is_contiguous():
         weight = args[2]
         padded = [_padded_channels(each) for each in (weight.shape[0] // args[-2], weight.shape[1])]
@@ -70,7 +76,21 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
         peaks = (result + image + gradient + weight, result + 2 * weight, 3 * result if moved else 0)
         made = sum(_bytes_of(each) for each in results if each is not None)
         return max(0, copied + max(peaks) - made)
+    if name == "aten.convolution_backward.default" and _has_channels_last(args[1]):
+        return _copies_of_channels_last(args[0], args[1], args[2])
     return 0
+
+
+def _copies_of_channels_last(gradient: Any, image: Any, weight: Any) -> int:
+    """Return the most bytes that the gradients of a convolution need, with channels last: an upper bound.
+
+    Beside copies of the weight, each thread may need a copy of an image, and a gradient of the weight in blocks.
+    """
+    threads, nbytes = torch().get_num_threads(), _bytes_of(weight)
+    copied = 0 if _has_channels_last(weight) else nbytes
+    in_blocks = nbytes * BLOCK // weight.shape[1] if weight.shape[1] < BLOCK else 0
+    scratch = threads * max(_bytes_of(each) // max(1, each.shape[0]) for each in (gradient, image))
+    return int(copied + max(2 * nbytes, threads * in_blocks) + scratch + scratch // BLOCK)
 
 
 def _lstm_copies(args: Sequence[Any], is_backward: bool) -> int:
@@ -90,6 +110,12 @@ def _is_blocked(image: Any, weight: Any) -> bool:
     """True if oneDNN computes a convolution on blocked copies: f32 on the CPU, channels first, groups of channels."""
     plain = image.device.type == CPU and image.dtype is torch().float32 and image.is_contiguous()
     return bool(plain and weight.shape[1] * max(1, prod(weight.shape[2:])) > 1)
+
+
+def _has_channels_last(image: Any) -> bool:
+    """True for a tensor of f32 on the CPU with channels last in memory."""
+    in_place = image.device.type == CPU and image.dtype is torch().float32 and image.dim() == 4
+    return bool(in_place and image.is_contiguous(memory_format=torch().channels_last))
 
 
 def _bytes_of(tensor: Any) -> int:

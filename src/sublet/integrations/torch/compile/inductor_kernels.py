@@ -42,6 +42,7 @@ from sublet.integrations.torch.compile.joint_partition import (
     changed_arguments,
     partition_joint,
     rematerialize_cheap,
+    save_weights_as_given,
 )
 from sublet.integrations.torch.compile.loss_rows import merge_losses, write_rows
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 SURE_SHARE = 0.95
 """Sublet's division is taken without a look at the peaks if it saves at most this share of Inductor's saved bytes."""
+
+KEY = "sublet 2"
+"""Key of generated code in PyTorch's cache. The number grows with each change of the code, or of the noted memory."""
 
 Divide = Callable[..., DividedGraphs]
 """A partitioner: (joint graph module, example arguments, num_fwd_outputs=..., ...) -> (forward, backward)."""
@@ -275,7 +279,6 @@ class InductorCompilation:
         lowering = Lowering()
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.nodes = lowering.nodes or count_operators(graph)
             try:
                 self._fx.compile_fx_inner(graph, example, **options)
             except _Lowered as end:
@@ -304,7 +307,6 @@ class InductorCompilation:
                 raise _Lowered
 
         def inner(graph: GraphModule, example: Sequence[object], **options: object) -> object:
-            lowering.nodes = lowering.nodes or count_operators(graph)
             # PyTorch may run this function later, and outside of `_run`
             with read_wrappers(end_if_larger), self._settings.patch(custom_partitioner_fn=partitioner):
                 result = self._fx.compile_fx_inner(graph, example, **options)
@@ -336,13 +338,18 @@ class InductorCompilation:
                 write_rows(graph)
             return forward, backward
 
+        def note_and_compile(graph: GraphModule, example: Sequence[object], **options: object) -> object:
+            lowering.nodes = lowering.nodes or count_operators(graph)
+            save_weights_as_given(graph)
+            return inner(graph, example, **options)
+
         aot = require("torch._functorch.config", extra="torch")
         with ExitStack() as stack:
             # A hit in AOTAutograd's cache would skip the division, and the record would miss.
             stack.enter_context(aot.patch(force_non_lazy_backward_lowering=not lazy, enable_autograd_cache=False))
             stack.enter_context(self._settings.patch(custom_partitioner_fn=as_partitioner(divide_and_note), **changes))
             compiled: Callable[..., object] = self._fx.compile_fx(
-                self._copied_module(merges), self._example, inner_compile=inner
+                self._copied_module(merges), self._example, inner_compile=note_and_compile
             )
             return compiled
 
@@ -418,7 +425,7 @@ def as_partitioner(divide: Divide) -> object:
             return divide(joint, example, **options)
 
         def uuid(self) -> str:
-            return "sublet"
+            return KEY
 
         def __reduce__(self) -> tuple[type[str], tuple[str]]:
             return str, (self.uuid(),)  # PyTorch pickles all settings for the key

@@ -418,3 +418,19 @@ def _last_in_graph(nodes: Sequence[Node], graph: Graph) -> Node:
     wanted = set(nodes)
     last: Node = next(node for node in reversed(graph.nodes) if node in wanted)
     return last
+
+
+def save_weights_as_given(graph: GraphModule) -> None:
+    """Let a forward pass save the weights of convolutions with the strides of the caller, so without a copy.
+
+    Inductor copies each weight to channels last, and saves the copy. The weight itself is alive in any case, and the
+    kernel of the gradients copies a weight while it runs.
+    """
+    convolutions = graph.graph.find_nodes(op="call_function", target=torch().ops.aten.convolution.default)
+    images, weights = ({each.args[i] for each in convolutions} for i in range(2))
+    kept = {each for each in weights - images if each.op == "placeholder"}
+    (output,) = graph.graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs")
+    if visible is not None and isinstance(output.args[0], list | tuple):
+        saved = (i for i, each in enumerate(output.args[0]) if each in kept)
+        output.meta["user_visible_output_idxs"] = sorted({*visible, *saved})
