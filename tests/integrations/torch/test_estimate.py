@@ -294,8 +294,12 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     module, x, labels = made("perceptron", "meta", 4)
-    found = sublet.torch.largest_batch(module, cross_entropy, None, x, (labels,), memory="4MiB")
+    lines: list[str] = []
+    found = sublet.torch.largest_batch(module, cross_entropy, None, x, (labels,), memory="4MiB", progress=lines.append)
     assert found.sublet is not None
+    assert lines[0].startswith("eager: a batch of 4 fits 4 MiB")
+    for count, verdict in ((found.sublet, "fits"), (found.sublet + 1, "does not fit")):
+        assert f"Sublet: a batch of {count} {verdict} 4 MiB" in lines
     assert 4 < found.eager < found.sublet
 
     def needs(count: int) -> tuple[int, int]:
@@ -311,7 +315,11 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
 
 def test_the_frontier_falls_in_bytes_and_rises_in_time(tmp_path: Any) -> None:
     module, x, labels = made("perceptron", "meta", 256)
-    found = sublet.torch.frontier(module, cross_entropy, None, x, (labels,), percents=(100, 80, 60, 1))
+    budgets: list[int] = []
+    percents = (100, 80, 60, 1)
+    arguments = module, cross_entropy, None, x, (labels,)
+    found = sublet.torch.frontier(*arguments, percents=percents, progress=budgets.append)
+    assert budgets == [each.budget for each in found.results]
     programs = [each.program for each in found.results]
     assert [each.nbytes for each in programs] == sorted((each.nbytes for each in programs), reverse=True)
     assert [each.seconds for each in programs] == sorted(each.seconds for each in programs)

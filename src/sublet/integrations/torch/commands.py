@@ -19,7 +19,7 @@ from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, PlanError, SubletError
 from sublet.base.formatting import human, parse_bytes, percent, printable
 from sublet.cli.check import MAX_LISTED
-from sublet.cli.console import answer_console, packing_progress, print_json
+from sublet.cli.console import answer_console, budget_progress, packing_progress, print_json
 from sublet.cli.show import print_memory_map, write_pictures
 from sublet.integrations.torch.compile.backend import KERNELS
 from sublet.integrations.torch.estimate import Estimate, estimate
@@ -114,7 +114,8 @@ def show_step(
         raise PlanError(f"--frontier is a curve of plans for Sublet's kernels: drop --kernels {kernels}")
     parts = _built_step(str(function_path), device)
     if with_frontier:
-        curve = frontier(*parts)
+        with budget_progress() as progress:
+            curve = frontier(*parts, progress=progress)
         if page is not None:
             curve.write_html(page)
         print_json({"rows": curve.rows, "outside_bytes": curve.outside}) if in_json else answer_console().print(

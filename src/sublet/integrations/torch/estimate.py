@@ -384,6 +384,7 @@ def largest_batch(
     device: str | None = None,
     amp: Any = None,
     recompute: bool = False,
+    progress: Callable[[str], object] = lambda line: None,
 ) -> LargestBatch:
     """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
 
@@ -394,6 +395,7 @@ def largest_batch(
     Args:
         memory: bytes for all together, a number or a text such as "24GiB".
         recompute: True also searches the largest batch with values recomputed, in minutes.
+        progress: called with a line about each estimate, such as `print`.
 
     Raises:
         ModelError: see `estimate`; and for inputs without a tensor with axes.
@@ -406,6 +408,9 @@ def largest_batch(
         given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
         return estimate(module, loss, optimizer, given, wanted, memory=memory, device=device, amp=amp, plan=plan)
 
+    def eager_bytes(count: int) -> float:
+        return estimate_for(count, False).eager.peak_bytes
+
     def sublet_bytes(count: int) -> float:
         found = estimate_for(count, True).sublet
         return inf if found is None else found.peak_bytes
@@ -413,11 +418,19 @@ def largest_batch(
     def budgeted_bytes(count: int) -> float:
         return 0 if estimate_for(count, True, limit).fits else inf
 
-    eager = _largest_count(lambda count: estimate_for(count, False).eager.peak_bytes, limit, batch)
+    def largest(side: str, bytes_of: Callable[[int], float], start: int) -> int:
+        def reported(count: int) -> float:
+            nbytes = bytes_of(count)
+            progress(f"{side}: a batch of {count} {'fits' if nbytes <= limit else 'does not fit'} {human(limit)}")
+            return nbytes
+
+        return _largest_count(reported, limit, start)
+
+    eager = largest("eager", eager_bytes, batch)
     if estimate_for(batch, True).sublet is None:
         return LargestBatch(limit, eager, None)
-    sublet = _largest_count(sublet_bytes, limit, max(1, eager))
-    budgeted = _largest_count(budgeted_bytes, limit, max(1, sublet)) if recompute else None
+    sublet = largest("Sublet", sublet_bytes, max(1, eager))
+    budgeted = largest("with budget", budgeted_bytes, max(1, sublet)) if recompute else None
     return LargestBatch(limit, eager, sublet, budgeted)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def frontier(
     percents: Sequence[int] = FRONTIER_PERCENTS,
     device: str | None = None,
     amp: Any = None,
+    progress: Callable[[int], None] = lambda budget: None,
 ) -> MemoryFrontier:
     """Return bytes against predicted time of a step compiled by Sublet, for budgets in percent of the plain arena.
 
@@ -75,6 +76,7 @@ def frontier(
 
     Args:
         percents: budgets in percent of the plain arena.
+        progress: called with each budget in bytes before the search for it.
 
     Raises:
         ModelError: see `estimate`; and for a graph without a plan.
@@ -85,5 +87,5 @@ def frontier(
         planned = PlannedCall(call, measure_eager(call), place)
         search = planned.search
         plain = search.plain.nbytes
-        results = search.frontier([plain * percent // 100 for percent in percents])
+        results = search.frontier([plain * percent // 100 for percent in percents], progress)
     return MemoryFrontier(results, planned.outside + planned.other_arenas)
