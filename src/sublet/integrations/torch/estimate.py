@@ -117,13 +117,15 @@ class Estimate:
         return f"{human(self.memory)}: {'; '.join(said)}" + (f"; {self.reason}" if self.reason else "")
 
     def __str__(self) -> str:
-        resident = {**self.eager.resident, "gradients": self.gradients, "results": self.eager.results}
-        lines = [f"{kind:20} {human(nbytes):>10}" for kind, nbytes in resident.items() if nbytes]
-        lines += ["", f"{'peak, eager':20} {human(self.eager.peak_bytes):>10}  in the {self.eager.phase} phase"]
+        kinds = {**self.eager.resident, "gradients": self.gradients, "results": self.eager.results}
+        kinds["optimizer temporaries"] = self.eager.optimizer_bytes
+        lines = [f"{kind:21} {human(nbytes):>10}" for kind, nbytes in kinds.items() if nbytes]
+        lines += ["", f"{'peak, eager':21} {human(self.eager.peak_bytes):>10}  in the {self.eager.phase} phase"]
         for name, need in (("peak, Sublet", self.sublet), ("peak, budget", self.budgeted)):
             if need is not None:
                 more = need.time_words(",") if need.words else ""
-                lines.append(f"{name:20} {human(need.peak_bytes):>10}  arena {human(need.arena_bytes)}{more}")
+                words = f"the lines above and the arena, {human(need.arena_bytes)}{more}"
+                lines.append(f"{name:21} {human(need.peak_bytes):>10}  {words}")
         lines += ["", "alive at the peak of eager PyTorch:"]
         for each in self.eager.live[:SHOWN_LINES]:
             where = " ".join(filter(None, (each.module, each.operator, each.line)))
