@@ -17,7 +17,7 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.binding import CompileRequest
 from sublet.api.compiling import compile_request
-from sublet.base.errors import PlanError, RunError
+from sublet.base.errors import KernelError, PlanError, RunError
 from sublet.base.formatting import human, printable
 from sublet.base.optional_imports import version_of
 from sublet.cli import options as shared
@@ -50,6 +50,7 @@ from sublet.cli.options import (
     parse_state,
 )
 from sublet.ir.graph import Value
+from sublet.ir.model import CONTRADICTION
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import OPEN_DEFAULT
 from sublet.plan import MemoryPlan
@@ -315,7 +316,7 @@ def run(options: RunOptions) -> None:
     executable = _compile(replace(request, options=planning_options, plan=saved_plan))
     if options.save_plan is not None:
         save(executable.plan, options.save_plan)
-    outputs = executable.measured(inputs)
+    outputs = _measured_run(executable, inputs, source)
     seconds = _time_runs(executable, inputs, options.repeat)
     unplanned = _compile(replace(request, options=WITHOUT_REUSE)) if options.compare else None
     report = RunReport(
@@ -360,6 +361,17 @@ def _read_model(options: RunOptions, assume: Mapping[str, str], plan: MemoryPlan
         request = replace(request, const={**const, **dict.fromkeys(sorted(given), OPEN_DEFAULT)})
         source = read_smaller_graph(request, options.planning_options, options.patches, for_run=True)
     return source
+
+
+def _measured_run(executable: Executable, inputs: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Run once, and measure. Nodes that contradict the file, known since the file was read, are a note of an error."""
+    try:
+        return executable.measured(inputs)
+    except KernelError as error:
+        for finding in source.warnings:
+            if finding.rule == CONTRADICTION:
+                error.add_note(f"known before the run: {finding}")
+        raise
 
 
 def _compile(request: CompileRequest) -> Executable:

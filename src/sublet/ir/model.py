@@ -16,6 +16,9 @@ from sublet.ir.recipe import PLAIN, Recipe
 REFUSED_POINTS = "refused-points"
 """The rule of warnings on points of ranges that a node refuses."""
 
+CONTRADICTION = "contradiction"
+"""The rule of warnings on a node that cannot run; a run may take another branch."""
+
 
 class Constant(Protocol):
     """The content of a weight, read on request."""

@@ -23,7 +23,7 @@ from sublet.integrations.onnx.reader.rules.layers import require_elementwise
 from sublet.integrations.onnx.reader.rules.shape_rule import Attribute, Extents, NodeShapes, ShapeConflict
 from sublet.integrations.onnx.reader.rules.table import CONTRIB_RULES, RULES
 from sublet.integrations.onnx.reader.types import TensorType, Type, attributes_of
-from sublet.ir.model import REFUSED_POINTS
+from sublet.ir.model import CONTRADICTION, REFUSED_POINTS
 
 if TYPE_CHECKING:
     import onnx
@@ -157,9 +157,8 @@ def report_shape_conflict(
     whole = f"node {node_title(node)}: {what}; it reads {operands or 'nothing'}{fixed_note}"
     if not program.conditional:
         raise ModelError(f"{program.where}: {whole}")
-    program.warn(
-        "contradiction", node_title(node), f"{what}; the node fails only if a run reaches it (it reads {operands})"
-    )
+    why = f"{what}; the node fails only if a run reaches it (it reads {operands})"
+    program.warn(CONTRADICTION, node_title(node), why)
     return whole
 
 
