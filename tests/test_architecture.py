@@ -33,7 +33,8 @@ FLOORS = (
     "integrations.paddle.policies", "integrations.paddle", "integrations.tflite",
     "integrations.executorch", "integrations.torch.operator_facts", "integrations.torch.operator_call",
     "integrations.torch.dialect",
-    "integrations.torch.kernels", "integrations.torch.reader", "integrations.torch.compile",
+    "integrations.torch.kernels", "integrations.torch.reader", "integrations.torch.kernel_effects",
+    "integrations.torch.compile",
     "integrations.torch.train", "integrations.torch", "integrations", "__main__",
 )  # fmt: skip
 
