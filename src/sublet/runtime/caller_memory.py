@@ -14,7 +14,7 @@ from sublet.base.formatting import known_names, printable
 from sublet.base.tensor import NUMPY, TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_storage_name
-from sublet.runtime.kernel import Array, store
+from sublet.runtime.kernel import Array, Operand, UnplannedCell
 from sublet.runtime.memory import ExecutableMemory, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.state import ExecutableState
 
@@ -81,6 +81,8 @@ def content_for(value: Value, content: Any, what: str) -> Any:
             content, np.ndarray
         )  # NumPy arrays may hold texts
         return array_of(content, what) if elsewhere else content
+    if type(content) is np.ndarray and content.shape == spec.shape and content.dtype == NUMPY[spec.dtype]:
+        return pack(content, spec) if is_packed(spec) else content
     array = fitting_array(spec, content if has_memory(content) else _array_of_numbers(content, spec, what), what)
     return pack(array, spec) if is_packed(spec) and array.dtype != np.uint8 else array
 
@@ -96,10 +98,10 @@ def _array_of_numbers(content: Any, spec: TensorSpec, what: str) -> Array:
         raise RunError(f"{what}: {type(content).__name__} is no array: {error}") from None
 
 
-def _overlaps_any(array: Array, homes: Iterable[Array]) -> bool:
-    """True if the array may share bytes with one of `homes`. Every call of a network asks; `any` would be slower."""
+def _overlaps_any(array: Array, homes: Iterable[Operand]) -> bool:
+    """True if the array may share bytes with an array of `homes`. Every call asks; `any` would be slower."""
     for home in homes:  # noqa: SIM110
-        if np.may_share_memory(array, home):
+        if isinstance(home, np.ndarray) and np.may_share_memory(array, home):
             return True
     return False
 
@@ -122,6 +124,7 @@ class CallerContents:
         self._memory = memory
         self._state = state
         self._inputs = inputs
+        self._titles = {name: f"input {name}" for name in inputs}
         self._outputs = outputs
         self._defaults = defaults
         self._fixed = fixed
@@ -137,7 +140,9 @@ class CallerContents:
         """Check every input, then write all inputs to their storages, with defaults for inputs left out."""
         if inputs.keys() != self._inputs.keys():
             inputs = self._with_defaults(inputs)
-        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in inputs.items()}
+        contents = {
+            name: content_for(self._inputs[name], content, self._titles[name]) for name, content in inputs.items()
+        }
         for value in self._updated_weights:
             self._state.require(value, value.name)
         for name, content in self._copy_aliases(contents).items():
@@ -236,22 +241,28 @@ class CallerContents:
 
     def _copy_aliases(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the contents, with copies of contents overlapping a storage: inputs may be views of former outputs."""
-        memory = self._memory
-        bound = {name: self._inputs[name] for name in contents if self._inputs[name].name in self._bound}
-        for name, value in bound.items():
-            if not memory.places_at().bytes_of(value).flags.writeable:
-                raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
-        apart = [memory.outer_operand(value) for value in (*bound.values(), *self._graph.updated_values)]
-        homes = [*map(memory.raw, memory.arenas), *(home for home in apart if isinstance(home, np.ndarray))]
+        memory, bound = self._memory, self._bound
+        apart = list(self._state.values)
+        for name in contents if bound else ():
+            value = self._inputs[name]
+            if value.name in bound:
+                if not memory.places_at().bytes_of(value).flags.writeable:
+                    raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
+                apart.append(value)
+        homes = [*map(memory.raw, memory.arenas), *map(memory.outer_operand, apart)]
         return {
             name: content.copy() if isinstance(content, np.ndarray) and _overlaps_any(content, homes) else content
             for name, content in contents.items()
         }
 
     def _store_content(self, value: Value, content: Any) -> None:
-        """Write a content to the storage of a value."""
+        """Write a content of the right type and shape to the storage of a value."""
+        operand = self._memory.outer_operand(value)
         with self._state.writing(value):
-            store(content, self._memory.outer_operand(value), value)
+            if isinstance(operand, UnplannedCell):
+                operand.content = content
+            else:
+                operand[...] = content
 
     def _value_by_name(self, name: str) -> Value:
         """Return the input, output or weight with the given name. Raises RunError for an unknown name."""

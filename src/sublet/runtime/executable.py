@@ -426,10 +426,13 @@ class Executable:
         """Run the current program on the present contents."""
         program = self._program = self._programs.current_program()
         program.failed = NO_POINTS
-        with self._state.running(
-            lambda: state_after_failure(self.graph, self.plan, self.point_accesses, program.failed)
-        ):
+        try:
             program.run()
+        except BaseException as error:
+            if self._state.values:
+                left = state_after_failure(self.graph, self.plan, self.point_accesses, program.failed)
+                self._state.note_failure(left, error)
+            raise
         self._has_outputs = True
 
     def _copy_of_state(self, value: Value) -> Any:

@@ -203,6 +203,8 @@ class ExecutableMemory:
     @property
     def arrangement(self) -> tuple[int, ...]:
         """The current addresses of the storages of all values in swap cycles."""
+        if not self.plan.exchanged:
+            return ()
         return tuple(self.raw(bound_storage_name(name)).ctypes.data for cycle in self.plan.exchanged for name in cycle)
 
     def region(

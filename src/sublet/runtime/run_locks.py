@@ -8,8 +8,7 @@ and writes bound memory between runs, and must order the runs anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import RLock
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,21 @@ class SharedLock(_Lock):  # type: ignore[misc]  # RLock is a C type without a pu
     """
 
     running: str = ""
+
+
+class _Turn:
+    """Notes in a shared lock, as a context manager, which executable runs. A generator would be slower."""
+
+    __slots__ = ("_lock", "_name")
+
+    def __init__(self, lock: SharedLock, name: str) -> None:
+        self._lock, self._name = lock, name
+
+    def __enter__(self) -> None:
+        self._lock.running = self._name
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.running = ""
 
 
 class RunLocks:
@@ -88,20 +102,14 @@ class RunLocks:
             self._join_group()
         return self._lock
 
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Guard a run under both locks.
+    def running(self, name: str) -> _Turn:
+        """Return a guard of a run under both locks, a context manager.
 
         Raises RunError when this thread already runs an executable over the same bytes, as from a command.
         """
-        lock = self._lock
-        if lock.running:
-            raise RunError(f"{name} cannot run inside a run of {lock.running}: both use the same bytes")
-        lock.running = name
-        try:
-            yield
-        finally:
-            lock.running = ""
+        if self._lock.running:
+            raise RunError(f"{name} cannot run inside a run of {self._lock.running}: both use the same bytes")
+        return _Turn(self._lock, name)
 
     def renew_locks(self) -> bool:
         """Free the locks in the child of a fork; True if another thread was in a run of the executable."""

@@ -6,7 +6,7 @@ of a run use the same accesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -290,18 +290,11 @@ class ExecutableState:
         self.restore(record.contents)
         record.contents, record.known, record.uncertain = present.contents, present.known, present.uncertain
 
-    @contextmanager
-    def running(self, left: Callable[[], StateAfterFailure]) -> Iterator[None]:
-        """Guard a run: on failure, call `left` for the state after the failure, and add the state to the error."""
-        try:
-            yield
-        except BaseException as error:
-            if self.values:
-                found = left()
-                self._known.difference_update(found.uncertain)
-                self._uncertain.update(found.uncertain)
-                error.add_note(found.sentence)
-            raise
+    def note_failure(self, found: StateAfterFailure, error: BaseException) -> None:
+        """Note the state found after a failed run, and add the state to the error."""
+        self._known.difference_update(found.uncertain)
+        self._uncertain.update(found.uncertain)
+        error.add_note(found.sentence)
 
     def mark_overwritten(self) -> None:
         """Mark the known values in an arena uncertain: another executable has used the bytes."""
