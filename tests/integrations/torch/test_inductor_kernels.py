@@ -439,6 +439,19 @@ def test_the_estimate_has_the_peak_of_the_compiled_call(share: float | None) -> 
     assert need.peak_bytes == outside + need.arena_bytes
 
 
+def test_the_largest_batch_holds_for_the_kernels() -> None:
+    on_meta, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to("meta"), torch.empty(4, 32)
+    arguments = on_meta, lambda y: y.square().mean(), None
+    memory = 40_000
+    found = sublet.torch.largest_batch(*arguments, x.to("meta"), memory=memory, kernels="inductor").sublet
+    assert found
+    needs = [
+        sublet.torch.estimate(*arguments, torch.empty(count, 32, device="meta"), kernels="inductor").sublet
+        for count in (found, found + 1)
+    ]
+    assert needs[0].peak_bytes <= memory < needs[1].peak_bytes
+
+
 def test_an_estimate_of_unknown_kernels_is_refused() -> None:
     with pytest.raises(sublet.SubletError, match="there are 'sublet' and 'inductor'"):
         sublet.torch.estimate(linears(), None, None, torch.randn(4, 32), kernels="triton")

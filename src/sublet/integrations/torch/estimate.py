@@ -386,6 +386,7 @@ def largest_batch(
     device: str | None = None,
     amp: Any = None,
     recompute: bool = False,
+    kernels: str = KERNELS[0],
     progress: Callable[[str], object] = lambda line: None,
 ) -> LargestBatch:
     """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
@@ -397,6 +398,7 @@ def largest_batch(
     Args:
         memory: bytes for all together, a number or a text such as "24GiB".
         recompute: True also searches the largest batch with values recomputed, in minutes.
+        kernels: as for `estimate`; with "inductor", each estimate takes seconds to minutes.
         progress: called with a line about each estimate, such as `print`.
 
     Raises:
@@ -408,7 +410,8 @@ def largest_batch(
 
     def estimate_for(count: int, plan: bool, memory: int | None = None) -> Estimate:
         given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
-        return estimate(module, loss, optimizer, given, wanted, memory=memory, device=device, amp=amp, plan=plan)
+        options = {"device": device, "amp": amp, "plan": plan, "kernels": kernels}
+        return estimate(module, loss, optimizer, given, wanted, memory=memory, **options)
 
     def eager_bytes(count: int) -> float:
         return estimate_for(count, False).eager.peak_bytes
