@@ -12,6 +12,8 @@ import pytest
 
 import sublet
 from sublet.base.errors import ModelError
+from sublet.base.formatting import human
+from sublet.plan.verdict import buffers_at_peak
 from tests.support.command_line import Cli
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -290,6 +292,18 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     module, x, _ = made("perceptron", "meta")
     with pytest.raises(ModelError, match="where PyTorch finds a GPU"):
         sublet.torch.estimate(module, None, None, x, device="cuda")
+
+
+def test_the_text_names_module_and_operator_of_the_buffers_at_the_peak_of_the_arena() -> None:
+    module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).to("meta")
+    found = sublet.torch.estimate(module, lambda y: y.square().mean(), None, torch.empty(128, 64, device="meta"))
+    assert found.sublet is not None
+    lines = str(found).partition("alive at the peak of Sublet's arena")[2].splitlines()
+    [plan] = found.sublet.plans
+    largest = buffers_at_peak(plan)[0]
+    assert lines[0] == f", {human(plan.peak.nbytes)}:"
+    assert lines[1].split()[:2] == human(largest.nbytes).split()
+    assert re.search(r"  [02](, [a-z_]+\.py:\d+)?, (aten|nn)\.", lines[1])
 
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:

@@ -23,7 +23,7 @@ from sublet.cli.console import answer_console, budget_progress, packing_progress
 from sublet.cli.show import print_memory_map, write_pictures
 from sublet.integrations.torch.compile.backend import KERNELS
 from sublet.integrations.torch.estimate import Estimate, estimate
-from sublet.integrations.torch.memory_frontier import frontier
+from sublet.integrations.torch.memory_searches import frontier
 from sublet.integrations.torch.ranks import RankPlans, load_build_function, rank_plans
 from sublet.integrations.torch.reader.exported_program import error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch

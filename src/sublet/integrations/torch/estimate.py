@@ -1,4 +1,4 @@
-"""Memory of a training step or an inference before the step runs: estimates and largest batches.
+"""Memory of a training step or an inference before the step runs.
 
 The module may lie on `meta`: no tensor gets bytes. The eager peak comes from a run on fake tensors; arenas come from
 the plans made by `torch.compile(module, backend="sublet")`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from typing import Any
 
 from sublet.base.errors import ModelError, SubletError
@@ -23,6 +22,7 @@ from sublet.integrations.torch.ranks import CapturingRegion, GraphCapture
 from sublet.integrations.torch.reader.exported_program import CPU
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.plan import MemoryPlan
+from sublet.plan.verdict import buffers_at_peak
 from sublet.planning.budget.result import SearchOutcome
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
@@ -30,9 +30,6 @@ from sublet.planning.pipeline import plan_memory
 META = "meta"
 SHOWN_LINES = 12
 """Lines of tensors alive at the peak in the text of an estimate; the record holds all."""
-
-MAX_BATCH = 1 << 24
-"""Largest batch tried by `largest_batch`."""
 
 Loss = Callable[..., Any]
 
@@ -132,8 +129,24 @@ class Estimate:
             lines.append(f"{human(each.nbytes):>10}  {each.kind}  {where}".rstrip())
         rest = self.eager.live[SHOWN_LINES:]
         lines += [f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more lines"] if rest else []
+        plans = getattr(self.budgeted or self.sublet, "plans", ())
+        lines += _live_in_arena(max(plans, key=lambda each: each.arena_bytes)) if plans else []
         lines += ["", self.verdict or self.reason] if self.verdict or self.reason else []
         return "\n".join(lines)
+
+
+def _live_in_arena(plan: MemoryPlan) -> list[str]:
+    """Return the lines of the buffers alive at the peak of a plan, each with operator, module path and line of code."""
+    nodes = {node.name: node for node in plan.nodes}
+    makers = {place.value: nodes.get(place.producer or "") for place in plan.placements}
+    buffers = buffers_at_peak(plan)
+    lines = ["", f"alive at the peak of Sublet's arena, {human(plan.peak.nbytes)}:"]
+    for each in buffers[:SHOWN_LINES]:
+        maker = next(filter(None, map(makers.get, each.values)), None)
+        where = f"{maker.source.removeprefix('module.')}, {maker.op}" if maker else f"argument {each.values[0]}"
+        lines.append(f"{human(each.nbytes):>10}  {where}")
+    rest = buffers[SHOWN_LINES:]
+    return [*lines, f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more buffers"] if rest else lines
 
 
 def _yes_or_no(nbytes: int, memory: int) -> str:
@@ -352,136 +365,3 @@ class _LoweredCall(PlannedCall):
 
 
 # The largest batch.
-
-
-@dataclass(frozen=True)
-class LargestBatch:
-    """The largest batches within a number of bytes; 0 if one sample does not fit.
-
-    memory     the bytes for all together
-    eager      for eager PyTorch
-    sublet     for the plain plans; None if a graph has no plan
-    budgeted   with values recomputed; None if not asked for
-    """
-
-    memory: int
-    eager: int
-    sublet: int | None
-    budgeted: int | None = None
-
-    def __str__(self) -> str:
-        counts = {"eager": self.eager, "Sublet": self.sublet, "with budget": self.budgeted}
-        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count is not None)
-        return f"largest batch in {human(self.memory)}: {said}"
-
-
-def largest_batch(
-    module: Any,
-    loss: Loss | None,
-    optimizer: Any,
-    inputs: Any,
-    targets: Sequence[Any] = (),
-    *,
-    memory: int | str,
-    device: str | None = None,
-    amp: Any = None,
-    recompute: bool = False,
-    kernels: str = KERNELS[0],
-    progress: Callable[[str], object] = lambda line: None,
-) -> LargestBatch:
-    """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
-
-    The batch is the first extent of the first tensor of `inputs`. Each tensor whose first extent is a multiple of the
-    batch grows with the batch. Both the batch found and the next larger one are estimated. All other arguments are
-    those of `estimate`.
-
-    Args:
-        memory: bytes for all together, a number or a text such as "24GiB".
-        recompute: True also searches the largest batch with values recomputed, in minutes.
-        kernels: as for `estimate`; with "inductor", each estimate takes seconds to minutes.
-        progress: called with a line about each estimate, such as `print`.
-
-    Raises:
-        ModelError: see `estimate`; and for inputs without a tensor with axes.
-    """
-    limit = parse_bytes(memory) if isinstance(memory, str) else memory
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    batch = _batch_of(arguments)
-
-    def estimate_for(count: int, plan: bool, memory: int | None = None) -> Estimate:
-        given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
-        options = {"device": device, "amp": amp, "plan": plan, "kernels": kernels}
-        return estimate(module, loss, optimizer, given, wanted, memory=memory, **options)
-
-    def eager_bytes(count: int) -> float:
-        return estimate_for(count, False).eager.peak_bytes
-
-    def sublet_bytes(count: int) -> float:
-        found = estimate_for(count, True).sublet
-        return inf if found is None else found.peak_bytes
-
-    def budgeted_bytes(count: int) -> float:
-        return 0 if estimate_for(count, True, limit).fits else inf
-
-    def largest(side: str, bytes_of: Callable[[int], float], start: int) -> int:
-        def reported(count: int) -> float:
-            nbytes = bytes_of(count)
-            progress(f"{side}: a batch of {count} {'fits' if nbytes <= limit else 'does not fit'} {human(limit)}")
-            return nbytes
-
-        return _largest_count(reported, limit, start)
-
-    eager = largest("eager", eager_bytes, batch)
-    if estimate_for(batch, True).sublet is None:
-        return LargestBatch(limit, eager, None)
-    sublet = largest("Sublet", sublet_bytes, max(1, eager))
-    budgeted = largest("with budget", budgeted_bytes, max(1, sublet)) if recompute else None
-    return LargestBatch(limit, eager, sublet, budgeted)
-
-
-def _largest_count(bytes_of: Callable[[int], float], limit: int, start: int) -> int:
-    """Return the largest count with at most `limit` bytes; bytes grow with the count.
-
-    Bisection, each time at the count where a line through both ends reaches the limit.
-    """
-    low, high = (0, 0.0), (MAX_BATCH, inf)
-    count = start
-    while high[0] - low[0] > 1:
-        nbytes = bytes_of(count)
-        if nbytes <= limit:
-            low = count, nbytes
-        else:
-            high = count, nbytes
-        if high[1] < inf and low[1] > 0:
-            count = low[0] + int((limit - low[1]) * (high[0] - low[0]) / (high[1] - low[1]))
-        elif high[0] == MAX_BATCH:
-            count = 2 * low[0]
-        else:
-            count = (low[0] + high[0]) // 2
-        count = min(max(count, low[0] + 1), high[0] - 1)
-    return low[0]
-
-
-def _batch_of(arguments: Any) -> int:
-    """Return the first extent of the first tensor with axes. Raises ModelError without such a tensor."""
-    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
-    tensors = (each for each in pytree.tree_leaves(arguments) if isinstance(each, t.Tensor) and each.dim())
-    first = next(tensors, None)
-    if first is None or not first.shape[0]:
-        raise ModelError("inputs: no tensor with a first axis, so there is no batch to change")
-    return int(first.shape[0])
-
-
-def _with_batch(tree: Any, batch: int, count: int) -> Any:
-    """Return arguments on `meta` for `count` samples instead of `batch`; axes keep their order in memory."""
-    t, pytree = torch(), require("torch.utils._pytree", extra="torch")
-
-    def resize(tensor: Any) -> Any:
-        if not isinstance(tensor, t.Tensor) or not tensor.dim() or tensor.shape[0] % batch:
-            return tensor
-        order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
-        extents = (tensor.shape[0] // batch * count, *tensor.shape[1:])
-        made = t.empty([extents[axis] for axis in order], dtype=tensor.dtype, device=META)
-        return made.permute([order.index(axis) for axis in range(tensor.dim())])
-
-    return pytree.tree_map(resize, tree)
