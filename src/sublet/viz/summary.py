@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -65,6 +66,10 @@ MIN_NAME_COLUMNS = 9
 """Columns of a cut name, at least: four characters at both ends tell most names of a model apart."""
 
 
+FOLDER = re.compile(r"[^,]*/(?=[^/,]+:\d+$)")
+"""The folder of the file in a source such as "up, models/network.py:12"."""
+
+
 class NameCell:
     """A name in a table, cut in the middle where the terminal is too narrow: names often differ only at the ends."""
 
@@ -110,22 +115,28 @@ SHARING_WORDS = {
 
 
 def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
-    """Return a table of the first buffers, with the values sharing each buffer."""
-    places = {place.value: place for place in plan.placements}
+    """Return a table of the first buffers, with the values sharing each buffer.
+
+    Producers with a known place in the user's program add a column: the path of a module, and a line of a file.
+    """
+    places, sources = {place.value: place for place in plan.placements}, {node.name: node.source for node in plan.nodes}
+    shown = [[(places[value], live) for value in live.values[:MAX_VALUES]] for live in buffers[:MAX_BUFFERS]]
+    has_sources = any(sources.get(place.producer) for rows in shown for place, _ in rows)
     table = plain_table()
     table.add_column("bytes", justify="right")
-    for name in ("tensor", "type", "producer"):
+    for name in ("tensor", "type", "producer", *(("source",) if has_sources else ())):
         table.add_column(name)
-    for live in buffers[:MAX_BUFFERS]:
-        for i, value in enumerate(live.values[:MAX_VALUES]):
-            place = places[value]
+    for rows in shown:
+        for i, (place, live) in enumerate(rows):
             size = human(live.nbytes) if i == 0 else "shared"
-            table.add_row(size, NameCell(value), Text(place.spec), NameCell(_describe_maker(place)))
-        if len(live.values) > MAX_VALUES:
-            table.add_row("shared", Text(f"{len(live.values) - MAX_VALUES} more"), "", "")
+            source = (NameCell(FOLDER.sub("", sources.get(place.producer, ""))),) if has_sources else ()
+            table.add_row(size, NameCell(place.value), Text(place.spec), NameCell(_describe_maker(place)), *source)
+        values = rows[0][1].values if rows else ()
+        if len(values) > MAX_VALUES:
+            table.add_row("shared", Text(f"{len(values) - MAX_VALUES} more"))
     rest = buffers[MAX_BUFFERS:]
     if rest:
-        table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"), "", "")
+        table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError
@@ -323,6 +324,9 @@ EFFECTS = "with_effects"
 ROOT_MODULE = re.compile(r"^L\['\w+'\]\.?")
 """Dynamo's name of the compiled module, before the path of a module inside."""
 
+OWN_FOLDER = str(Path(__file__).parents[3])
+"""The folder of this package, whose lines are not of the user's program."""
+
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
@@ -373,6 +377,7 @@ def source_line(node: Node) -> str:
     path = next((ROOT_MODULE.sub("", path) for path, _ in reversed(stack.values())), "")
     trace = node.meta.get("stack_trace") or ""
     lines = [each for line in trace.splitlines() if (each := line.strip()).startswith('File "') and each[6] != "<"]
+    lines = [each for each in lines if not each.startswith(f'File "{OWN_FOLDER}')]
     if not lines:
         return path or f"node {node.name}"
     file, _, rest = lines[-1].removeprefix('File "').partition('"')
