@@ -366,13 +366,20 @@ def test_convolutions_take_the_peak_of_the_record_with_workspaces_and_without_sa
     assert record.saved_bytes < weights / 4
 
 
-def test_changing_extents_have_no_known_peak() -> None:
-    module = nn.Sequential(nn.Linear(8, 16), nn.GELU())
-    x = torch.randn(12, 8)
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU()), (12, 8)), (lambda: nn.Conv2d(3, 4, 3), (4, 3, 9, 9))],
+)
+def test_changing_extents_have_no_known_peak(make: Callable[[], Any], shape: tuple[int, ...]) -> None:
+    module, x = make(), torch.randn(shape)
     torch._dynamo.mark_dynamic(x, 0)
-    record = record_of(lambda: compiled(module)(x))
+    call = compiled(module)
+    record = record_of(lambda: call(x))
     assert record.peak_bytes is None
     assert "extents change from call to call" in str(record)
+    before = len(sublet.torch.report())
+    call(torch.randn(2 * shape[0], *shape[1:]))
+    assert len(sublet.torch.report()) == before  # no extent was fixed
     torch._dynamo.reset()
     with pytest.raises(Exception, match="the peak of Inductor's kernels is unknown: extents change from call to call"):
         compiled(module, budget="1MiB")(x)

@@ -26,6 +26,7 @@ from sublet.integrations.torch.compile.inductor_memory import (
     InductorObject,
     PassMemory,
     forward_peak,
+    is_fixed,
     memory_in_code,
     read_wrappers,
 )
@@ -471,8 +472,7 @@ def _output_strides(graph: InductorObject) -> Strides:
     for each in graph.graph_outputs or ():
         is_tensor = hasattr(each, "has_tensor_output") and each.has_tensor_output()
         strides = each.get_layout().stride if is_tensor else ()
-        is_fixed = is_tensor and all(isinstance(s, int) or getattr(s, "is_number", False) for s in strides)
-        found.append(tuple(map(int, strides)) if is_fixed else None)
+        found.append(tuple(map(int, strides)) if is_tensor and all(map(is_fixed, strides)) else None)
     return found
 
 

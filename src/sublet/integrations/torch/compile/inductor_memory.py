@@ -176,7 +176,7 @@ class _WrapperReader:
         """Return the bytes of a tensor, for changing extents of the first call."""
         size = self._graph.get_allocation_storage_size(node)
         count = self._graph.sizevars.optimization_hint(size, fallback=0)
-        self._dynamic = self._dynamic or (not isinstance(size, int) and not getattr(size, "is_number", False))
+        self._dynamic = self._dynamic or not is_fixed(size)
         return int(count) * int(node.get_dtype().itemsize)
 
     def read(self, lines: Iterable[InductorObject]) -> None:
@@ -248,10 +248,19 @@ WORKSPACE = "workspace of a kernel"
 """The name of bytes that a kernel frees before its end; no tensor has a name with spaces."""
 
 
+def is_fixed(extent: InductorObject) -> bool:
+    """True for an extent or a size that stays from call to call."""
+    return isinstance(extent, int) or bool(getattr(extent, "is_number", False))
+
+
 def _workspace_of(node: InductorObject) -> int:
-    """Return the bytes that a kernel outside of Inductor allocates beyond its results; only convolutions are known."""
+    """Return the bytes that a kernel outside of Inductor allocates beyond its results; only convolutions are known.
+
+    The bytes are 0 for extents that change from call to call: the peak is unknown then, and a question about an extent
+    would fix the extent.
+    """
     name = str(node.op_overload)
-    if name not in CONVOLUTIONS:
+    if name not in CONVOLUTIONS or not all(is_fixed(extent) for each in node.inputs for extent in each.get_size()):
         return 0
     tensor_of = require("torch._inductor.ir", extra="torch").ir_node_to_tensor
     with require("torch._inductor.virtualized", extra="torch").V.fake_mode:
