@@ -77,7 +77,8 @@ def called(
     if kind == "whole" and side == "sublet":
         whole = sublet.torch.train_step(judged, lambda loss: loss, optimizer)
         return lambda: whole((labels, *inputs)), lambda: addresses(optimizer, False), lambda: None
-    for each in judged.parameters() if made is not None and kind == "step" else ():
+    trained = [each for each in judged.parameters() if each.requires_grad]
+    for each in trained if made is not None and kind == "step" else ():
         each.register_hook(lambda gradient: made(gradient.untyped_storage().data_ptr()))
     return step, lambda: addresses(optimizer, kind == "step"), lambda: optimizer.zero_grad(set_to_none=True)
 
