@@ -18,7 +18,7 @@ import pytest
 
 from sublet.base.formatting import human
 from sublet.plan.file import load, save
-from tests.integrations.onnx.models import parsed
+from tests.integrations.onnx.models import ARMS, parsed
 from tests.runtime.networks import inception
 from tests.support.command_line import Cli
 
@@ -128,14 +128,6 @@ def test_missing_inputs_are_listed_with_their_specs(cli: Cli, graph: Path, model
     assert "x: f32[16] k: i64[1] w: f32[16]" in err
     assert "--random SEED" in err
     assert "x: f32[1,4,6,6]" in cli("run", model)[2]
-
-
-ARMS = """g (bool c, float[7, 64] x) => (y) {
-  y = If (c) <
-    then_branch = yes () => (a) { s = Constant <value_ints = [128, 64]> () a = Reshape (x, s) },
-    else_branch = no () => (b) { b = Neg (x) }
-  >
-}"""
 
 
 def test_a_failing_node_that_contradicts_the_file_is_named_with_the_contradiction(cli: Cli, tmp_path: Path) -> None:

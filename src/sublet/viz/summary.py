@@ -120,20 +120,20 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
     Producers with a known place in the user's program add a column: the path of a module, and a line of a file.
     """
     places, sources = {place.value: place for place in plan.placements}, {node.name: node.source for node in plan.nodes}
-    shown = [[(places[value], live) for value in live.values[:MAX_VALUES]] for live in buffers[:MAX_BUFFERS]]
-    has_sources = any(sources.get(place.producer) for rows in shown for place, _ in rows)
+    shown = (places[value] for live in buffers[:MAX_BUFFERS] for value in live.values[:MAX_VALUES])
+    has_sources = any(sources.get(place.producer) for place in shown)
     table = plain_table()
     table.add_column("bytes", justify="right")
     for name in ("tensor", "type", "producer", *(("source",) if has_sources else ())):
         table.add_column(name)
-    for rows in shown:
-        for i, (place, live) in enumerate(rows):
+    for live in buffers[:MAX_BUFFERS]:
+        for i, value in enumerate(live.values[:MAX_VALUES]):
+            place = places[value]
             size = human(live.nbytes) if i == 0 else "shared"
             source = (NameCell(FOLDER.sub("", sources.get(place.producer, ""))),) if has_sources else ()
-            table.add_row(size, NameCell(place.value), Text(place.spec), NameCell(_describe_maker(place)), *source)
-        values = rows[0][1].values if rows else ()
-        if len(values) > MAX_VALUES:
-            table.add_row("shared", Text(f"{len(values) - MAX_VALUES} more"))
+            table.add_row(size, NameCell(value), Text(place.spec), NameCell(_describe_maker(place)), *source)
+        if len(live.values) > MAX_VALUES:
+            table.add_row("shared", Text(f"{len(live.values) - MAX_VALUES} more"))
     rest = buffers[MAX_BUFFERS:]
     if rest:
         table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"))

@@ -19,7 +19,7 @@ from sublet.cli.app import app
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.integrations.onnx.reader.runtime_optimizer import load_optimized_proto
 from tests.integrations.onnx import shape_cases, unknown_models
-from tests.integrations.onnx.models import parsed
+from tests.integrations.onnx.models import ARMS, parsed
 
 
 @pytest.fixture(autouse=True)
@@ -148,13 +148,6 @@ def test_a_kernel_has_room(stride: int) -> None:
 
 
 # ---- what may never run ----
-
-ARMS = """g (bool c, float[7, 64] x) => (y) {
-  y = If (c) <
-    then_branch = yes () => (a) { s = Constant <value_ints = [128, 64]> () a = Reshape (x, s) },
-    else_branch = no () => (b) { b = Neg (x) }
-  >
-}"""
 
 
 def test_a_contradiction_in_an_arm_is_a_warning_and_the_arm_lies_outside() -> None:

@@ -145,7 +145,8 @@ def test_gradients_and_statistics_are_those_of_inductor(name: str) -> None:
     plain = gradients(sides[0], torch.compile(sides[0], backend="inductor"), x)
     torch._dynamo.reset()
     records, found = [], []
-    shares = (None, None if name == "averages" else 0.85)  # most tensors of that network read a changed buffer
+    # Most tensors of "averages" read a changed buffer; workspaces of convolutions do not shrink.
+    shares = (None, {"averages": None, "convolutions": 0.85}.get(name, 0.8))
     for side, share in zip(sides[1:], shares, strict=True):
         budget = {} if share is None else {"budget": int(share * records[0].peak_bytes)}
         run = compiled(side, **budget)

@@ -169,12 +169,12 @@ def largest_batch(
         return 0 if estimate_for(count, True, limit).fits else inf
 
     def largest(side: str, bytes_of: Callable[[int], float], start: int) -> int:
-        def reported(count: int) -> float:
+        def report_bytes(count: int) -> float:
             nbytes = bytes_of(count)
             progress(f"{side}: a batch of {count} {'fits' if nbytes <= limit else 'does not fit'} {human(limit)}")
             return nbytes
 
-        return _largest_count(reported, limit, start)
+        return _largest_count(report_bytes, limit, start)
 
     eager = largest("eager", eager_bytes, batch)
     if estimate_for(batch, True).sublet is None:
