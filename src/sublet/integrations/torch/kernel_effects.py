@@ -82,13 +82,14 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
 
 
 def _copies_of_channels_last(gradient: Any, image: Any, weight: Any) -> int:
-    """Return the most bytes that the gradients of a convolution need, with channels last: an upper bound.
+    """Return the bytes that the gradients of a convolution need, with channels last.
 
-    Beside copies of the weight, each thread may need a copy of an image, and a gradient of the weight in blocks.
+    Beside copies of the weight, each thread may need a copy of an image, and a gradient of the weight in blocks. Of 52
+    measured convolutions, three tiny ones needed more, by at most 21 KB.
     """
     threads, nbytes = torch().get_num_threads(), _bytes_of(weight)
     copied = 0 if _has_channels_last(weight) else nbytes
-    in_blocks = nbytes * BLOCK // weight.shape[1] if weight.shape[1] < BLOCK else 0
+    in_blocks = nbytes * BLOCK // weight.shape[1] if 0 < weight.shape[1] < BLOCK else 0
     scratch = threads * max(_bytes_of(each) // max(1, each.shape[0]) for each in (gradient, image))
     return int(copied + max(2 * nbytes, threads * in_blocks) + scratch + scratch // BLOCK)
 
