@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from sublet.passes.rewriting import is_pure
 from sublet.passes.trip_counts import Trips
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Advised
-from sublet.planning.advice import MAX_SECONDS, OnCandidate, evaluate_candidates, list_candidates
+from sublet.planning.advice import MAX_SECONDS, AdviceCandidate, OnCandidate, evaluate_candidates, list_candidates
 from sublet.planning.budget.cost_model import MODELLED_COSTS
+from sublet.planning.budget.patches import AUTO as PATCHES_AUTO
+from sublet.planning.budget.patches import choose_patches, why_no_patches
 from sublet.planning.budget.search import BudgetSearch, ModelPreparation, memory_floor
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends import AUTO, backend_names, backends_of
@@ -135,7 +138,20 @@ def advise_on(
         raise ProblemError("advice needs a single arena: leave out the memory regions")
     levels = optimize_levels(model) if not source.recipe.assumed else ()
     reread = partial(_reread, model, source) if levels else None
-    return evaluate_candidates(plan, list_candidates(source, options, plan, reread, levels), seconds, trying)
+    candidates = list_candidates(source, options, plan, reread, levels)
+    return evaluate_candidates(plan, chain(candidates, _patch_candidates(source, options)), seconds, trying)
+
+
+def _patch_candidates(model: Model, options: Options) -> Iterator[AdviceCandidate]:
+    """Yield the candidate of a front in patches, if the operators of the model have slice maps."""
+    if not why_no_patches(model):
+        what = "the front in patches, their edges computed twice"
+        yield AdviceCandidate("option", what, f"--patches {PATCHES_AUTO}", lambda: _with_best_patches(model, options))
+
+
+def _with_best_patches(model: Model, options: Options) -> tuple[Model, Options]:
+    """Return the model with the patches of the smallest arena, if any save memory, and the options."""
+    return choose_patches(model, options, PATCHES_AUTO).model, options
 
 
 def optimize_levels(model: Any) -> tuple[str, ...]:

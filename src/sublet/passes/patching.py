@@ -1,10 +1,10 @@
 """Patch-based inference: compute the front of a network one output patch after another (Lin et al., MCUNetV2, 2021).
 
-Requires a legal graph and the last node of the front. Every input-dependent node before the last node must compute
-areas of maps from areas of maps, and only the front may read the maps. Ensures the same results, bit by bit if kernels
-compute a position alike wherever the position lies. Each patch is computed from the receptive field of the patch,
-including the edges of neighbouring patches (the halo), so edges are computed repeatedly. Padding stays at the borders
-of the maps.
+Requires a legal graph and the last node of the front. The front has the nodes that compute areas of maps from areas of
+maps. The front begins at the inputs, and at results of other nodes (a reshape, a transpose), computed whole. Only the
+front may read the maps of the front. Ensures the same results, bit by bit if kernels compute a position alike wherever
+the position lies. Each patch is computed from the receptive field of the patch, including the edges of neighbouring
+patches (the halo), so edges are computed repeatedly. Padding stays at the borders of the maps.
 
     %a = onnx.Conv(%x, %w)              %x.0 = nn.slice(%x)  %a.0 = onnx.Conv(%x.0, %w)  %b.0 = onnx.Conv(%a.0, %v)
     %b = onnx.Conv(%a, %v)       ->     %x.1 = nn.slice(%x)  %a.1 = onnx.Conv(%x.1, %w)  %b.1 = onnx.Conv(%a.1, %v)
@@ -14,7 +14,8 @@ of the maps.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet.base.errors import PlanError
@@ -69,6 +70,11 @@ class Front:
     along: tuple[AreaMaps, ...]
     result: Value
     axes: Axes
+
+    @property
+    def steps(self) -> Iterator[tuple[Node, AreaMaps]]:
+        """The nodes with their slice maps."""
+        return zip(self.nodes, self.along, strict=True)
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -176,7 +182,7 @@ def needed_areas(front: Front, area: Area) -> dict[Value, Area]:
 def front_up_to(graph: Graph, name: str, known: dict[tuple[str, Axes], AreaMaps | str] | None = None) -> Front | str:
     """Return the front ending at a node, or the reason why no front ends there.
 
-    `known` keeps the results of `area_maps` from front to front of a graph: all inner maps of a node are of its front.
+    `known` keeps the results of `area_maps` from front to front of a graph.
     """
     known = {} if known is None else known
     position = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -187,26 +193,42 @@ def front_up_to(graph: Graph, name: str, known: dict[tuple[str, Axes], AreaMaps 
         return f"node {name!r} has more than one output"
     varying = _input_dependent_values(graph)
     maker = producer_positions(graph.nodes)
-    inside, todo = set[int](), [position[name]]
+    axes = _nearest_spatial_axes(graph, position[name], maker)
+    inside: dict[int, AreaMaps] = {}
+    todo = [position[name]]
     while todo:
         i = todo.pop()
-        if i not in inside:
-            inside.add(i)
-            todo += [maker[v] for v in reads_inside(graph.nodes[i]) if v in maker and v in varying]
-    nodes = tuple(graph.nodes[i] for i in sorted(inside))
-    axes = next((found for node in nodes if (found := spatial_axes_of(node)) is not None), (2, 3))
-    maps = frozenset({*graph.inputs} | {value for node in nodes for value in node.defs})
-    along: list[AreaMaps] = []
-    for node in nodes:
+        node = graph.nodes[i]
         if (node.name, axes) not in known:
-            known[node.name, axes] = area_maps(node, axes, maps & varying)
+            known[node.name, axes] = area_maps(node, axes, varying)
         by_area = known[node.name, axes]
-        if isinstance(by_area, str):
-            return f"node {node.name!r} {by_area}"
-        along.append(by_area)
-    read = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
-    shared = [v for node in nodes for v in node.defs if v != last.defs[0] and v in read | {*results(graph)}]
-    return f"{shared[0]} is also read behind the front" if shared else Front(nodes, tuple(along), last.defs[0], axes)
+        if not isinstance(by_area, str):
+            inside[i] = by_area
+            todo += {maker[v] for v in operands(node, by_area, in_areas=True) if v in maker} - inside.keys()
+        elif node is last:
+            return f"node {name!r} {by_area}"
+    nodes = tuple(graph.nodes[i] for i in sorted(inside))
+    front = Front(nodes, tuple(inside[i] for i in sorted(inside)), last.defs[0], axes)
+    whole = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
+    whole |= {value for node, along in front.steps for value in operands(node, along, in_areas=False)}
+    shared = [v for node in nodes for v in node.defs if v != front.result and v in whole | {*results(graph)}]
+    return f"{shared[0]} is also read outside the front" if shared else front
+
+
+def _nearest_spatial_axes(graph: Graph, end: int, maker: Mapping[Value, int]) -> Axes:
+    """Return the spatial axes of the nearest node with windows, breadth-first from the operands of the node at `end`.
+
+    Without such a node, the axes are (2, 3).
+    """
+    seen, todo = {end}, deque([end])
+    while todo:
+        node = graph.nodes[todo.popleft()]
+        if (axes := spatial_axes_of(node)) is not None:
+            return axes
+        fresh = {maker[value] for value in reads_inside(node) if value in maker} - seen
+        seen |= fresh
+        todo += sorted(fresh, reverse=True)
+    return 2, 3
 
 
 def _input_dependent_values(graph: Graph) -> frozenset[Value]:
@@ -248,10 +270,10 @@ def spatial_axes_of(node: Node) -> Axes | None:
     return (axes[0].start, axes[1].start) if len(axes) == 2 and axes[0] and axes[1] else None
 
 
-def area_maps(node: Node, axes: Axes, maps: frozenset[Value]) -> AreaMaps | str:
+def area_maps(node: Node, axes: Axes, varying: frozenset[Value]) -> AreaMaps | str:
     """Return the slice maps of a node along the spatial axes, or the reason why areas cannot be computed alone.
 
-    `maps` are the operands split into areas.
+    `varying` are the values that depend on an input: no other operand is split into areas.
     """
     if node.subgraphs or len(node.defs) != 1 or len(shape_of(node.defs[0])) != 4:
         return "must have one output with four axes"
@@ -261,12 +283,22 @@ def area_maps(node: Node, axes: Axes, maps: frozenset[Value]) -> AreaMaps | str:
         return "reads more than the area of its output, or has windows of an unsupported kind"
     for position, value in enumerate(node.inputs):
         sliced = [found.inputs[position] for found in along]
-        if value in maps and sliced != [one_axis(axis) for axis in axes]:
+        if sliced != [None, None] and value not in varying:
+            return "reads a constant map"
+        if sliced not in ([None, None], [one_axis(axis) for axis in axes]):
             return "reads a map of other extents"
-        if value not in maps and sliced != [None, None]:
-            return "reads a map outside the front"
     ends = [found.operand_slice(i, i + 1) for found in along for i in (0, found.extent - 1)]
     return along if all(begin < end for begin, end in ends) else "has windows that hold only padding"
+
+
+def reads_area(along: AreaMaps, position: int) -> bool:
+    """True if a node of a front reads an area of the operand at `position`, False if the node reads the whole."""
+    return along[0].inputs[position] is not None
+
+
+def operands(node: Node, along: AreaMaps, *, in_areas: bool) -> list[Value]:
+    """Return the operands of which a node of a front reads areas, or the operands that the node reads whole."""
+    return [v for i, v in enumerate(node.inputs) if v is not None and reads_area(along, i) == in_areas]
 
 
 def input_area(along: AreaMaps, area: Area, position: int) -> Area:
@@ -293,7 +325,6 @@ class _PatchWriter:
         self.literals = LiteralPool(self.values, graph.constants)
         self.in_onnx = all(node.op.startswith("onnx.") for node in front.nodes)
         self.made = {value for node in front.nodes for value in node.defs}
-        self.maps = self.made | ({*graph.inputs} & _input_dependent_values(graph))
 
     def write_patches(self, cuts: Sequence[Sequence[tuple[int, int]]]) -> list[Node]:
         """Return the nodes of all patches and the concatenations joining the patches.
@@ -356,10 +387,10 @@ class _PatchWriter:
                 slices[value, wanted] = out
             return slices[value, wanted]
 
-        for node, along in zip(self.front.nodes, self.front.along, strict=True):
+        for node, along in self.front.steps:
             (out,) = node.defs
             inputs = tuple(
-                part(v, input_area(along, areas[out], i)) if v is not None and v in self.maps else v
+                part(v, input_area(along, areas[out], i)) if v is not None and reads_area(along, i) else v
                 for i, v in enumerate(node.inputs)
             )
             computed[out] = Value(self.values.fresh(f"{out.name}.{mark}"), spec_of_area(out, areas[out], axes))

@@ -101,14 +101,8 @@ def choose_patches(model: Model, options: Options, text: str, *, for_run: bool =
     Raises PlanError for patches that do not fit the model, for a model that was changed or recomputes values already,
     and for operators without slice maps.
     """
-    ops = {node.op: lookup(node.op) for node in model.graph.walk() if not node.subgraphs}
-    if ops and all(op.slices is no_slices for op in ops.values()):
-        raise PlanError(
-            f"patches: operators such as {min(ops)} are not supported here, only ONNX operators and commands of "
-            "sublet.nn. Convert the model to ONNX, or drop the patches"
-        )
-    if model.recipe.changed not in ("", "simplify") or model.recipe.again:
-        raise PlanError(f"patches must be applied first, but this model is {model.recipe.description}")
+    if reason := why_no_patches(model):
+        raise PlanError(reason)
     before = plan_memory(model, options).arena_bytes
     texts = _likely_patches(model, options, for_run=for_run) if text == AUTO else [text]
     tried = [PatchedModel(model, "", before, before, 0.0)] if text == AUTO else []
@@ -120,6 +114,19 @@ def choose_patches(model: Model, options: Options, text: str, *, for_run: bool =
     smallest = min(tried, key=lambda found: (found.bytes_after, found.extra_share))
     best = min(tried, key=lambda found: (found.bytes_after + found.kept_bytes, found.extra_share))
     return best if best.patches or not smallest.patches else replace(best, declined=smallest)
+
+
+def why_no_patches(model: Model) -> str:
+    """Return the reason why a model cannot be computed in patches; "" if the model has operators with slice maps."""
+    ops = {node.op: lookup(node.op) for node in model.graph.walk() if not node.subgraphs}
+    if ops and all(op.slices is no_slices for op in ops.values()):
+        return (
+            f"patches: operators such as {min(ops)} are not supported here, only ONNX operators and commands of "
+            "sublet.nn. Convert the model to ONNX, or drop the patches"
+        )
+    if model.recipe.changed not in ("", "simplify") or model.recipe.again:
+        return f"patches must be applied first, but this model is {model.recipe.description}"
+    return ""
 
 
 def kept_bytes_of(graph: Graph) -> int:
