@@ -69,6 +69,9 @@ MIN_NAME_COLUMNS = 9
 FOLDER = re.compile(r"[^,]*/(?=[^/,]+:\d+$)")
 """The folder of the file in a source such as "up, models/network.py:12"."""
 
+LINE = re.compile(r"\S:\d+$")
+"""The end of a source with the line of a file. Other sources, such as "operator 3", repeat the name of the node."""
+
 
 class NameCell:
     """A name in a table, cut in the middle where the terminal is too narrow: names often differ only at the ends."""
@@ -119,7 +122,8 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
 
     Producers with a known place in the user's program add a column: the path of a module, and a line of a file.
     """
-    places, sources = {place.value: place for place in plan.placements}, {node.name: node.source for node in plan.nodes}
+    places = {place.value: place for place in plan.placements}
+    sources = {node.name: FOLDER.sub("", node.source) for node in plan.nodes if LINE.search(node.source)}
     shown = (places[value] for live in buffers[:MAX_BUFFERS] for value in live.values[:MAX_VALUES])
     has_sources = any(sources.get(place.producer) for place in shown)
     table = plain_table()
@@ -130,7 +134,7 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
         for i, value in enumerate(live.values[:MAX_VALUES]):
             place = places[value]
             size = human(live.nbytes) if i == 0 else "shared"
-            source = (NameCell(FOLDER.sub("", sources.get(place.producer, ""))),) if has_sources else ()
+            source = (NameCell(sources.get(place.producer, "")),) if has_sources else ()
             table.add_row(size, NameCell(value), Text(place.spec), NameCell(_describe_maker(place)), *source)
         if len(live.values) > MAX_VALUES:
             table.add_row("shared", Text(f"{len(live.values) - MAX_VALUES} more"))

@@ -226,11 +226,12 @@ class _MapDrawing:
         text_at_peak = self._fit_width(
             f"peak{self.picture.plan_suffix} {human(peak.nbytes)} at {point_label(self.picture, peak.point)}"
         )
-        before = f"{text_at_peak} {mark}"
-        if self.peak + 1 >= len(before):
-            text = " " * (self.peak + 1 - len(before)) + before
+        left, right = self.peak - 1, self.columns - self.peak - 2
+        text_at_peak = cut_middle(text_at_peak, max(left, right), "..." if self.ascii_only else "…")
+        if len(text_at_peak) <= left:
+            text = f"{text_at_peak} {mark}".rjust(self.peak + 1)
         else:
-            text = " " * self.peak + self._fit_width(f"{mark} {text_at_peak}")[: self.columns - self.peak]
+            text = " " * self.peak + f"{mark} {text_at_peak}"
         return [Segment(" " * _AXIS), Segment(text, self._style(_PEAK))]
 
     def _address_labels(self) -> dict[int, str]:
