@@ -87,9 +87,9 @@ EXHIBITS = (
         "Hover over a band to read how many iterations run in a version.",
     ),
     Exhibit(
-        "order", "Another order of the wake-word network",
+        "order", "Another order of a network with branches",
         (
-            "plan wake_word.onnx --out given.json", "plan wake_word.onnx --order less --out less.json",
+            "plan branches.onnx --out given.json", "plan branches.onnx --order less --out less.json",
             "show given.json less.json",
         ),
         "The lower map runs the four branches layer by layer: four tall bars live at the same time. "

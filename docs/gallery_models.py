@@ -6,7 +6,6 @@ docs/gallery.py runs its commands in the folder written by `write_models`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import onnx
 
 import sublet
+from benchmarks.models.builder import Builder
 from benchmarks.models.convolutional import mobilenet_v2, unet
 from benchmarks.models.recurrent import lstm_loop
 from benchmarks.networks.text import gpt2
@@ -39,7 +39,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 PROGRAMS = ROOT / "tests" / "integrations"
 SNAPSHOT = ROOT / "tests" / "checker" / "external" / "transformer_step.pickle"
-WAKE_WORD = re.compile(r'^```python title="make_model.py"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 PAGE_BYTES = 2 << 20
 """Bytes of a page of PyTorch's allocator: addresses without an allocation are left out of the picture by pages."""
 SMALLEST = 1024
@@ -78,13 +77,20 @@ def write_models(folder: Path) -> None:
     loss = nn.softmax_cross_entropy(scores, labels.reshape(64))[0].mean()
     step = sublet.train_step(loss, g.parameters, sublet.SGD(0.1))
     (folder / "gpt2_step.sublet").write_text(sublet.to_text(step.graph), encoding="utf-8")
-    tutorial = (ROOT / "docs" / "tutorials" / "will_it_fit.md").read_text(encoding="utf-8")
-    [script] = WAKE_WORD.findall(tutorial)
-    exec(script, {})  # writes wake_word.onnx, as the tutorial does
+    onnx.save(four_branches(), folder / "branches.onnx")
     write_tflm_plan(folder)
     (folder / "snapshot_beside_plan.json").write_text(snapshot_beside_plan(SNAPSHOT), encoding="utf-8")
     translation = (PROGRAMS / "paddle" / "programs" / "mt.pb").read_bytes()
     (folder / "translation.json").write_text(translation_before_and_after(translation), encoding="utf-8")
+
+
+def four_branches() -> onnx.ModelProto:
+    """Return a network of four branches over one input, written layer by layer, as many exporters do."""
+    b = Builder("branches")
+    sound = b.input("sound", (1, 1, 96, 40))
+    maps = [b.op("Relu", conv) for conv in [b.conv(sound, 8, kernel) for kernel in (3, 5, 7, 9)]]
+    joined = b.concat([b.pool("MaxPool", each, 4, 4) for each in maps])
+    return b.model(scores=b.classifier(b.op("Relu", b.conv(joined, 64, 3)), 2))
 
 
 def write_tflm_plan(folder: Path) -> None:

@@ -53,9 +53,13 @@ def replay(text: str, folder: Path) -> str:
 
 
 def run_script(script: str, folder: Path) -> str:
-    """Return the output of commands without spaces at the ends of lines, run with the Python of this process."""
+    """Return the output of commands without spaces at the ends of lines, run with the Python of this process.
+
+    Commands without a pipe or a file print as on a terminal of 80 columns, without colours.
+    """
+    terminal = {} if re.search("[|>]", script) else {"TTY_COMPATIBLE": "1", "TERM": "dumb"}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8"}
+    environment = {**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8", **terminal}
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environment, text=True, encoding="utf-8", timeout=600, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -70,7 +70,7 @@ FOLDER = re.compile(r"[^,]*/(?=[^/,]+:\d+$)")
 """The folder of the file in a source such as "up, models/network.py:12"."""
 
 LINE = re.compile(r"\S:\d+$")
-"""The end of a source with the line of a file. Other sources, such as "operator 3", repeat the name of the node."""
+"""The end of a source with the line of a file. Without any, sources such as "operator 3" repeat names of nodes."""
 
 
 class NameCell:
@@ -120,12 +120,12 @@ SHARING_WORDS = {
 def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
     """Return a table of the first buffers, with the values sharing each buffer.
 
-    Producers with a known place in the user's program add a column: the path of a module, and a line of a file.
+    Producers with a known line in the user's program add a column: the path of a module, and the line of a file.
     """
     places = {place.value: place for place in plan.placements}
-    sources = {node.name: FOLDER.sub("", node.source) for node in plan.nodes if LINE.search(node.source)}
+    sources = {node.name: FOLDER.sub("", node.source) for node in plan.nodes}
     shown = (places[value] for live in buffers[:MAX_BUFFERS] for value in live.values[:MAX_VALUES])
-    has_sources = any(sources.get(place.producer) for place in shown)
+    has_sources = any(LINE.search(sources.get(place.producer, "")) for place in shown)
     table = plain_table()
     table.add_column("bytes", justify="right")
     for name in ("tensor", "type", "producer", *(("source",) if has_sources else ())):
