@@ -270,7 +270,7 @@ TEXTS = {
     "cell.onnx": CELL,
     "vad.onnx": VAD,
     "voice.onnx": VOICE,
-    "encoder.onnx": ENCODER,
+    "sentences.onnx": ENCODER,
     "decoder.onnx": DECODER,
     "llama.onnx": LLAMA,
     "plain.onnx": PLAIN,

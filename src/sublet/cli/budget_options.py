@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, Progress
 from sublet.api.advising import search_budget
 from sublet.api.binding import CompileRequest, model_to_run
+from sublet.api.ranges import PlannedRanges, Tiers, plan_ranges
 from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human
 from sublet.cli.console import answer_console, budget_progress, error_console, print_json
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
+from sublet.plan import MemoryPlan
 from sublet.planning.budget.patches import choose_patches
 from sublet.planning.budget.result import FRONTIER_PERCENTS, BudgetResult, SearchOutcome
 from sublet.planning.pipeline import plan_memory
@@ -42,29 +44,62 @@ def read_smaller_graph(
     if request.optimize != AUTO or request.plan is not None or patches is not None or level == AS_IS:
         return rewritten
     in_file = model_to_run(replace(request, optimize=AS_IS))
-    size, size_in_file = _planned_size(rewritten, options), _planned_size(in_file, options)
-    if size == size_in_file:
+    sizes = PlannedSize.of_model(in_file, options), PlannedSize.of_model(rewritten, options)
+    return _with_remark(in_file if sizes[0] < sizes[1] else rewritten, *sizes, level)
+
+
+def plan_smaller_ranges(
+    request: CompileRequest, options: Options, progress: Progress | None = None, tiers: Tiers | None = None
+) -> PlannedRanges:
+    """Return the plan of a request over ranges, see `plan_ranges`; with "auto", of the graph with the smaller arena.
+
+    The remark of the model states both arenas, if different. Raises the errors of `plan_ranges`.
+    """
+    rewritten = plan_ranges(request, options, progress, tiers)
+    level = rewritten.model.recipe.optimize
+    if request.optimize != AUTO or level == AS_IS:
         return rewritten
-    chosen = in_file if size_in_file < size else rewritten
-    figures = f"{_describe_size(size_in_file)} for the graph in the file, {_describe_size(size)} rewritten by {level}"
+    size = PlannedSize.of_plan(rewritten.ranged.worst)
+    try:
+        in_file = plan_ranges(replace(request, optimize=AS_IS), options, progress, tiers)
+    except SubletError:
+        return replace(rewritten, model=_with_remark(rewritten.model, PlannedSize(inf, 0), size, level))
+    sizes = PlannedSize.of_plan(in_file.ranged.worst), size
+    chosen = in_file if sizes[0] < sizes[1] else rewritten
+    return replace(chosen, model=_with_remark(chosen.model, *sizes, level))
+
+
+@dataclass(frozen=True, order=True)
+class PlannedSize:
+    """The number of values not counted by a plan, infinity without a plan, and the bytes of the arena."""
+
+    not_counted: float
+    arena_bytes: int
+
+    @staticmethod
+    def of_plan(plan: MemoryPlan) -> PlannedSize:
+        return PlannedSize(len(plan.not_counted), plan.arena_bytes)
+
+    @staticmethod
+    def of_model(model: Model, options: Options) -> PlannedSize:
+        try:
+            return PlannedSize.of_plan(plan_memory(model, options))
+        except SubletError:
+            return PlannedSize(inf, 0)
+
+    def __str__(self) -> str:
+        if self.not_counted == inf:
+            return "no plan"
+        return f"{human(self.arena_bytes)}{f' with {self.not_counted} values not counted' if self.not_counted else ''}"
+
+
+def _with_remark(chosen: Model, in_file: PlannedSize, rewritten: PlannedSize, level: str) -> Model:
+    """Return the model chosen by "auto"; the remark states both arenas, if different."""
+    if in_file == rewritten:
+        return chosen
+    figures = f"{in_file} for the graph in the file, {rewritten} rewritten by {level}"
     remark = f"arena: {figures}; the smaller was taken (--optimize {AS_IS} and --optimize {level} choose)"
     return replace(chosen, remark="; ".join(filter(None, (chosen.remark, remark))))
-
-
-def _planned_size(model: Model, options: Options) -> tuple[float, int]:
-    """Return the number of values not counted by the plan, and the bytes of the arena; infinity without a plan."""
-    try:
-        plan = plan_memory(model, options)
-    except SubletError:
-        return inf, 0
-    return len(plan.not_counted), plan.arena_bytes
-
-
-def _describe_size(size: tuple[float, int]) -> str:
-    not_counted, arena_bytes = size
-    if not_counted == inf:
-        return "no plan"
-    return f"{human(arena_bytes)}{f' with {not_counted} values not counted' if not_counted else ''}"
 
 
 def _apply_patches_option(source: Model, options: Options, text: str | None, *, for_run: bool) -> Model:

@@ -24,6 +24,8 @@ from sublet.analysis.options import Progress
 from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.formatting import human, printable
 from sublet.ir.model import Model as Source
+from sublet.plan import MemoryPlan
+from sublet.plan.statistics import Growth
 from sublet.plan.verdict import Advice, BudgetOutcome, Verdict
 from sublet.planning.advice import AdviceCandidate, OnCandidate
 
@@ -153,6 +155,22 @@ def exit_with_verdict(decision: Verdict | None) -> None:
     """Exit with the status of a verdict; return if `decision` is None."""
     if decision is not None:
         raise typer.Exit(EXIT_STATUS[decision.outcome])
+
+
+def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: Growth | None) -> str:
+    """Return the result as a GitHub workflow command: an error if over budget or grown, a warning if unknown."""
+    lines = [f"arena {plan.arena_bytes:,} bytes, lower bound {plan.lower_bound_bytes:,} bytes"]
+    if decision is not None:
+        answers = {True: "fits", False: "does not fit", None: "unknown whether the plan fits"}
+        lines.append(f"{answers[decision.fits]} the budget of {decision.budget:,} bytes")
+    if grown is not None:
+        lines.append(grown.description)
+    failed = (decision is not None and decision.fits is False) or (grown is not None and grown.is_grown)
+    kind = "error" if failed else "warning" if decision is not None and decision.fits is None else "notice"
+    text, file = "\n".join(lines), printable(str(model))
+    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        text, file = text.replace(sign, code), file.replace(sign, code)
+    return f"::{kind} file={file.replace(':', '%3A').replace(',', '%2C')},title=Sublet::{text}"
 
 
 class _AnswerConsole(Console):

@@ -15,15 +15,22 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.advising import advise_on, can_rematerialize, optimize_levels, recomputation_bound
 from sublet.api.binding import CompileRequest
-from sublet.api.ranges import PlannedRanges, has_ranges, plan_ranges
+from sublet.api.ranges import PlannedRanges, has_ranges
 from sublet.api.state_names import AUTO_STATE
 from sublet.base.errors import PlanError
 from sublet.base.formatting import human, printable
 from sublet.cli import options as shared
-from sublet.cli.budget_options import OutputPaths, fit_by_recomputation, read_smaller_graph, show_frontier
+from sublet.cli.budget_options import (
+    OutputPaths,
+    fit_by_recomputation,
+    plan_smaller_ranges,
+    read_smaller_graph,
+    show_frontier,
+)
 from sublet.cli.console import (
     DOES_NOT_FIT,
     advice_progress,
+    annotation,
     answer_console,
     exit_with_verdict,
     packing_progress,
@@ -319,7 +326,7 @@ def _plan_over_ranges(
         options.model, dims=dims, const=const, state=state, max_trips=trips, optimize=options.optimize
     )
     with packing_progress() as progress:
-        planned = plan_ranges(request, planning_options, progress, parse_tier_ends(options.tiers))
+        planned = plan_smaller_ranges(request, planning_options, progress, parse_tier_ends(options.tiers))
     ranged = planned.ranged
     decision = question.verdict_on(ranged.worst)
     picture = replace(picture_of_plan(ranged.worst), title=options.model.name, budget=question.budget)
@@ -368,22 +375,6 @@ def _tier_table(planned: PlannedRanges) -> RenderableType:
         words = ", ".join(f"{name}={end}" for name, end in ends.items())
         table.add_row(printable(words), human(plan.arena_bytes), human(plan.lower_bound_bytes))
     return Group(Text("Tiers, each proven for every shape in it:", "bold"), table)
-
-
-def annotation(model: Path, plan: MemoryPlan, decision: Verdict | None, grown: Growth | None) -> str:
-    """Return the result as a GitHub workflow command: an error if over budget or grown, a warning if unknown."""
-    lines = [f"arena {plan.arena_bytes:,} bytes, lower bound {plan.lower_bound_bytes:,} bytes"]
-    if decision is not None:
-        answers = {True: "fits", False: "does not fit", None: "unknown whether the plan fits"}
-        lines.append(f"{answers[decision.fits]} the budget of {decision.budget:,} bytes")
-    if grown is not None:
-        lines.append(grown.description)
-    failed = (decision is not None and decision.fits is False) or (grown is not None and grown.is_grown)
-    kind = "error" if failed else "warning" if decision is not None and decision.fits is None else "notice"
-    text, file = "\n".join(lines), printable(str(model))
-    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
-        text, file = text.replace(sign, code), file.replace(sign, code)
-    return f"::{kind} file={file.replace(':', '%3A').replace(',', '%2C')},title=Sublet::{text}"
 
 
 def _plan_ranks(options: PlanOptions, ranks: int) -> None:

@@ -56,7 +56,8 @@ def fitting_array(spec: TensorSpec, content: Any, what: str) -> Array:
     flat = array.ndim == 1 and array.nbytes == spec.nbytes and array.flags.c_contiguous
     if flat and (array.dtype == np.uint8 or (array.dtype == wanted and not has_shape(content))):
         return array if is_packed(spec) else array.view(wanted).reshape(spec.shape)
-    raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
+    expected = f"an array of {wanted} with the shape {list(spec.shape)}"
+    raise RunError(f"{what}: must be {spec}, {expected}, not {array.dtype}{list(array.shape)}")
 
 
 def memory_for(spec: TensorSpec, content: Any, what: str) -> Raw:

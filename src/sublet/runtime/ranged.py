@@ -371,8 +371,15 @@ class RangedExecutable:
         return sum(end - begin for begin, end in touched)
 
     def _numbers_at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the numbers of the dimensions for extents by name. Raises RunError for missing or wrong extents."""
-        missing, unknown = self.ranges.keys() - extents.keys(), extents.keys() - self.ranges.keys()
+        """Return the numbers of the dimensions for extents by name. Raises RunError for missing or wrong extents.
+
+        Dimensions without a range may be named too, with their extent in the plan.
+        """
+        fixed = {name: extent for name, extent in self.plan.dims if name not in self.ranges}
+        for name in fixed.keys() & extents.keys():
+            if extents[name] != fixed[name]:
+                raise RunError(f"{name} = {extents[name]}: the plan has the single extent {fixed[name]}")
+        missing, unknown = self.ranges.keys() - extents.keys(), extents.keys() - self.ranges.keys() - fixed.keys()
         if missing or unknown:
             raise RunError(
                 f"extents of {known_names(sorted(extents)) if extents else 'no dimension'}; "

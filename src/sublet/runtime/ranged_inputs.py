@@ -109,7 +109,8 @@ class ShapeMatcher:
             spec = self.inputs[name].spec
             assert isinstance(spec, TensorSpec)
             if len(shape) != len(spec.shape):
-                raise RunError(f"{name}: must be {spec}, not of shape {list(shape)}")
+                words = ",".join(_extent_words(each) for each in spec.shape)
+                raise RunError(f"{name}: must be {spec.dtype}[{words}], with {len(spec.shape)} axes, not {list(shape)}")
             for axis, (extent, number) in enumerate(zip(spec.shape, shape, strict=True)):
                 self._match(extent, number, f"{name}, axis {axis}", found)
         return {name: number for name, (number, _) in found.items()}
@@ -121,7 +122,8 @@ class ShapeMatcher:
         """
         if not isinstance(extent, Extent):
             if extent != number:
-                raise RunError(f"{where}: is {number}, but {extent} in the plan; compile with a range for this axis")
+                open_axis = "If the model leaves this axis open, compile with a range for the axis"
+                raise RunError(f"{where}: is {number}, but {extent} in the plan. {open_axis}")
             return
         (one,) = extent.dimensions
         own = self.ranges[one.name]
@@ -129,6 +131,11 @@ class ShapeMatcher:
         known, first = found.setdefault(one.name, (here, where))
         if known != here:
             raise RunError(f"{where}: is {number}, but {first}, is {own.extent_of(known)}; both are {one.name}")
+
+
+def _extent_words(extent: Extent | int) -> str:
+    """Return the extent of an axis of an input for people: a number, or the name of the dimension."""
+    return ", ".join(each.name for each in extent.dimensions) if isinstance(extent, Extent) else str(extent)
 
 
 def shape_of(content: Any, name: str) -> tuple[int, ...]:

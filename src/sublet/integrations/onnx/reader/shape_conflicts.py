@@ -9,8 +9,10 @@ allows, and a difference is a warning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
@@ -141,8 +143,24 @@ def differing_extents_of(node: onnx.NodeProto, shapes: NodeShapes, target: Seque
             (first, *more), (second, *further) = (sorted(each.dimensions, key=str) for each in (one, other))
             can_tie = not more and not further and substitute(other, {second: as_extent(first)}) == one
             fix = f". To give them one extent, pass --dim {second}={first}" if can_tie else ""
+            if first == second and not more and not further and (step := _equalizing_step(one, other, first)):
+                words = f"pass --dim {first}=LOW..HIGH:{step}; multiply a step given before by {step}"
+                fix = f". To give them one extent, {words}"
             return f"the extents {one} and {other} of its operands may differ within the ranges{fix}"
     return ""
+
+
+def _equalizing_step(one: Extent, other: Extent, dimension: Dimension) -> int | None:
+    """Return a number of steps of a dimension at whose multiples two extents are equal; None without such a number.
+
+    The numbers tried are the divisors in both extents, and their least common multiple.
+    """
+    divisors = {int(each) for each in re.findall(r"//(\d+)", f"{one} {other}")}
+    for step in sorted({*divisors, lcm(*divisors)}) if divisors else ():
+        multiple = step * as_extent(Dimension(dimension.name, -(-dimension.low // step), dimension.high // step))
+        if substitute(one, {dimension: multiple}) == substitute(other, {dimension: multiple}):
+            return step
+    return None
 
 
 def report_shape_conflict(
