@@ -156,6 +156,8 @@ class Op:
     row_calls   true if backends compute rows in a call each, rather than in one call with strides
     strided   the positions of further inputs of which only each row may be contiguous: every kernel takes strides there
     pure      equal inputs give equal outputs, without side effects.
+    movable   the node has no effects besides its outputs: an order search may move the node, though no pass may remove
+              or repeat the node
     inputs, outputs   minimum and maximum number; None if unknown.
     infer     the specs of the outputs; None if unknown
     gradient  the rule of reverse mode, written with ops; None if missing
@@ -172,6 +174,7 @@ class Op:
     row_calls: bool = False
     strided: Strided = no_strides
     pure: bool = True
+    movable: bool = False
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
     infer: Infer | None = None

@@ -17,13 +17,13 @@ orders, forwards and backwards, takes the best, and repeats from the best order 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.ir.dataflow import producer_positions, reads_inside, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops import lookup
 from sublet.passes.live_bytes import LiveBlocks, blocks_of
-from sublet.passes.rewriting import is_pure
 
 # Greedy list schedules of one level. Each scheduler is a function (blocks, data flow, order) -> order.
 #
@@ -274,6 +274,13 @@ def data_flow(nodes: Sequence[Node], also: Sequence[tuple[int, int]] = ()) -> Da
     return DataFlow(tuple(tuple(sorted(nodes_before)) for nodes_before in before), tuple(map(tuple, after)))
 
 
+def is_movable(node: Node) -> bool:
+    """True if the outputs of the node, including sub-graphs, are all its effects."""
+    if node.subgraphs:
+        return all(is_movable(inner) for sub in node.subgraphs for inner in sub.nodes)
+    return lookup(node.op).pure or lookup(node.op).movable
+
+
 def _add_effect_edges(nodes: Sequence[Node], before: list[set[int]]) -> None:
     """Add dependences to `before` to keep the order of nodes with side effects.
 
@@ -284,7 +291,7 @@ def _add_effect_edges(nodes: Sequence[Node], before: list[set[int]]) -> None:
     for i, node in enumerate(nodes):
         if barrier >= 0:
             before[i].add(barrier)
-        if not is_pure(node):
+        if not is_movable(node):
             if last >= 0:
                 before[i].add(last)
             last = i
@@ -299,21 +306,43 @@ def constrained_data_flow(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
     The plain data flow is returned if the additional dependences would be cyclic.
     """
     flow = data_flow(nodes)
-    maker = producer_positions(nodes)
-    readers: dict[Value, list[int]] = {target: [] for target in graph.updated_values}
+    readers: dict[Value, list[int]] = {}
     for i, node in enumerate(nodes):
-        for value in reads_inside(node) & readers.keys():
-            readers[value].append(i)
+        for value in reads_inside(node) if graph.updates else ():
+            readers.setdefault(value, []).append(i)
     pairs: list[tuple[int, int]] = []
-    for target, source in graph.updates:
-        writer = maker.get(source)
-        if writer is not None and target in nodes[writer].uses:
-            later = _reachable_from(flow, writer)
-            pairs += [(i, writer) for i in readers[target] if i != writer and i not in later]
+    for old, writer in _contents_overwritten(graph, nodes):
+        later = _reachable_from(flow, writer)
+        pairs += [(i, writer) for i in readers.get(old, ()) if i != writer and i not in later]
     if not pairs:
         return flow
     limited = data_flow(nodes, pairs)
     return limited if _is_acyclic(limited) else flow
+
+
+def _contents_overwritten(graph: Graph, nodes: Sequence[Node]) -> Iterator[tuple[Value, int]]:
+    """Yield each content of an updated value, and the position of the node that overwrites the content."""
+    maker = producer_positions(nodes)
+    for target, source in graph.updates:
+        content = source
+        while content in maker:
+            writer = maker[content]
+            if target in nodes[writer].uses:
+                yield target, writer
+                break
+            old = _operand_overwritten(nodes[writer], content)
+            if old is None:
+                break
+            yield old, writer
+            content = old
+
+
+def _operand_overwritten(node: Node, result: Value) -> Value | None:
+    """Return the operand that a node may overwrite with a result, None for other nodes."""
+    if node.subgraphs:
+        return None
+    shares = lookup(node.op).inplace(node)
+    return next((node.inputs[each.input] for each in shares if node.outputs[each.output] == result), None)
 
 
 def _reachable_from(flow: DataFlow, start: int) -> set[int]:

@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from sublet.analysis.options import Options
 from sublet.checker.external import ForeignOutcome, judge_by_replay
 from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
-from sublet.integrations.tflite.plan_offsets import Trial, offsets_of_plan, plan_from_tflite, run_trials
+from sublet.integrations.tflite.plan_offsets import (
+    Trial,
+    in_planned_order,
+    offsets_of_plan,
+    plan_from_tflite,
+    run_trials,
+)
 from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.planning.pipeline import plan_memory
@@ -42,10 +48,12 @@ def cases(first: int, count: int) -> Iterator[tuple[str, list[Trial]]]:
         raw = make(seed)
         program = decode(raw, str(seed))
         model = from_program(program)
-        offsets, said = offsets_of_plan(program, plan_memory(model, Options(alignment=ALIGNMENT))), "ours"
+        plan = plan_memory(model, Options(alignment=ALIGNMENT, order="less" if seed % 3 == 1 else "given"))
+        ordered = in_planned_order(raw, program, plan)
+        offsets, said = offsets_of_plan(program, plan), "ours" if ordered == raw else "ours, in another order"
         if seed % 3 == 0:
             offsets = mutated(offsets, rng)
-        planned = with_offline_plan(raw, str(seed), encode_offsets(offsets))
+        planned = with_offline_plan(ordered, str(seed), encode_offsets(offsets))
         if seed % 3 == 0:
             found = judge_by_replay(model, plan_from_tflite(decode(planned, str(seed)))).outcome
             said = "mutated, accepted" if found in ACCEPTED else "mutated, refused"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,20 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.base.errors import ModelError, PlanError
+from sublet.checker import judge
 from sublet.checker.external import Evidence, ForeignOutcome, judge_by_replay
 from sublet.integrations.tflite import plan_offsets as tflm
-from sublet.integrations.tflite.offline_plan import METADATA, encode_offsets, offline_plan, with_offline_plan
+from sublet.integrations.tflite.offline_plan import (
+    METADATA,
+    Text,
+    encode_offsets,
+    offline_plan,
+    with_offline_plan,
+    with_operator_order,
+)
 from sublet.integrations.tflite.plan_offsets import (
     OffsetSelection,
+    in_planned_order,
     lost_tensors,
     offsets_of_plan,
     plan_from_tflite,
@@ -26,9 +37,9 @@ from sublet.integrations.tflite.program import decode
 from sublet.integrations.tflite.reader import ALIGNMENT, from_program
 from sublet.packing import MemoryRegion
 from sublet.planning.pipeline import plan_memory
-from tests.integrations.tflite.generated import residual, straight, streaming
+from tests.integrations.tflite.generated import Network, residual, straight, streaming
 from tests.integrations.tflite.in_tflm import run_many
-from tests.integrations.tflite.written import branch, chain, counting, loop
+from tests.integrations.tflite.written import ADD, G, O, branch, chain, counting, loop, tflite
 from tests.support.command_line import Cli
 
 MODELS: dict[str, Callable[[], bytes]] = {
@@ -144,7 +155,8 @@ def test_only_offsets_that_save_bytes_are_run(name: str, monkeypatch: pytest.Mon
 @needs_tflm
 def test_what_is_judged_right_computes_the_same() -> None:
     tally = run_many(24)
-    assert tally["ours: equal"] == 16
+    assert tally["ours: equal"] + tally["ours, in another order: equal"] == 16
+    assert tally["ours, in another order: equal"]
     assert tally["mutated, refused: different"]
 
 
@@ -161,10 +173,63 @@ def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
     for options, words in (
         (Options(alignment=8), "--align 16"),
         (Options(alignment=16, regions=(MemoryRegion("a", 1 << 20), MemoryRegion("b", 1 << 20))), "without --region"),
-        (Options(alignment=16, streams=2), "without --order"),
     ):
         with pytest.raises(PlanError, match=words):
             offsets_of_plan(program, plan_memory(model, options))
+    with pytest.raises(PlanError, match="without --streams"):
+        in_planned_order(straight(3), program, plan_memory(model, Options(alignment=16, streams=2)))
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f32"])
+def test_reads_of_variables_move_to_their_readers(dtype: str) -> None:
+    """Converters read all variables first. TFLM computes the same from the file in the planned order, run after run."""
+    raw = reads_first(streaming(dtype=dtype))
+    program, options = decode(raw, "reads first"), Options(alignment=ALIGNMENT, order="less")
+    model = from_program(program)
+    plan = plan_memory(model, options)
+    assert plan.arena_bytes < 0.8 * plan_memory(model, replace(options, order="given")).arena_bytes
+    assert not judge(model.graph, plan.schedule, plan).findings
+    reordered = in_planned_order(raw, program, plan)
+    assert sorted(map(str, decode(reordered, "moved").subgraphs[0].operators)) == sorted(
+        map(str, program.subgraphs[0].operators)
+    )
+    assert len(reordered) == len(raw)
+    if not tflm.is_available():
+        return
+    choice = select_offsets(raw, program, offsets_of_plan(program, plan), reordered)
+    assert choice is not None
+    assert choice.how != "none"
+    assert choice.with_plan.outputs == choice.without_plan.outputs
+    assert choice.with_plan.head < choice.without_plan.head
+
+
+def reads_first(raw: bytes) -> bytes:
+    """The same network with the handles and reads of all variables before all other operators."""
+    names = [operator.name for operator in decode(raw, "streaming").subgraphs[0].operators]
+    rank = {"CALL_ONCE": 0, "VAR_HANDLE": 1, "READ_VARIABLE": 2}
+    return with_operator_order(raw, "streaming", sorted(range(len(names)), key=lambda i: (rank.get(names[i], 3), i)))
+
+
+def test_a_read_behind_the_assignment_is_refused() -> None:
+    """The file would hold the new content where the plan reads the old content."""
+    net = Network(random.Random(1), "f32")
+    x, handle, before, y = net.given((2, 24)), net.tensor((), None, "resource"), *(net.tensor((2, 24)) for _ in "ab")
+    net.operators += [
+        O("VAR_HANDLE", (), (handle,), (111, {0: Text(""), 1: Text("rows")})),
+        O("READ_VARIABLE", (handle,), (before,)),
+        O("ASSIGN_VARIABLE", (handle, x), ()),
+        O("ADD", (before, x), (y,), ADD),
+    ]
+    raw = tflite(G(net.tensors, net.operators, net.inputs, [y]))
+    program = decode(raw, "rows")
+    model = from_program(program)
+    less = plan_memory(model, Options(alignment=ALIGNMENT, order="less"))
+    assert in_planned_order(raw, program, less)
+    handle_node, read, assign, add = model.graph.nodes
+    moved = replace(model, graph=replace(model.graph, nodes=(handle_node, assign, read, add)))
+    plan = plan_memory(moved, Options(alignment=ALIGNMENT))
+    with pytest.raises(PlanError, match="operators read other values"):
+        in_planned_order(raw, program, plan)
 
 
 def test_what_branches_are_given_and_give_is_placed_and_what_is_inside_left_to_tflm() -> None:

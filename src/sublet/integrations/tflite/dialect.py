@@ -1,6 +1,7 @@
 """The `tflite` dialect: TensorFlow Lite operators, as "tflite.CONV_2D", with facts on TFLM's kernels.
 
-Operators run in file order, and no pass may reorder operators, so no operator is pure. The node attribute "outside"
+No operator is pure: a pass that removed or repeated an operator would make another file. An order search may move the
+built-in operators, whose variables are operands and outputs here. The node attribute "outside"
 lists positions of operands outside the arena, which share no bytes: constants of the file, and variables. The attribute
 "variables" lists the positions of variables changed by the kernel; the last outputs of the node are the changed
 contents.
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.tensor import TensorSpec
+from sublet.integrations.tflite.program import OPERATORS
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, Shares, block_share, concat_shares, keeps_element_order, no_shares
 
@@ -243,6 +245,15 @@ PARTS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {"CONCATENATION": _co
 
 PREFIX = "tflite."
 
+WITH_EFFECTS = frozenset(
+    {
+        *("CUSTOM", "CALL", "DELEGATE", "STABLEHLO_CUSTOM_CALL", "STABLEHLO_COMPOSITE"),
+        *("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"),
+        *("RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "MULTINOMIAL", "STABLEHLO_RNG_BIT_GENERATOR"),
+    }
+)
+"""Built-in operators with effects that are no outputs: tables, random numbers, calls of unknown code."""
+
 
 @lru_cache(maxsize=4096)
 def tflite_op(name: str) -> Op:
@@ -256,6 +267,7 @@ def tflite_op(name: str) -> Op:
         parts=partial(_shares_in_arena, PARTS[operator]) if part else no_shares,
         inplace=partial(_inplace_shares, operator),
         pure=False,
+        movable=operator in OPERATORS and operator not in WITH_EFFECTS,
     )
 
 

@@ -15,7 +15,13 @@ from sublet.cli.console import refuse_overwriting
 from sublet.cli.export import WrittenPlan
 from sublet.integrations.tflite import plan_offsets as tflm
 from sublet.integrations.tflite.offline_plan import Offsets, encode_offsets, with_offline_plan
-from sublet.integrations.tflite.plan_offsets import RUNS_PER_TRIAL, OffsetSelection, offsets_of_plan, select_offsets
+from sublet.integrations.tflite.plan_offsets import (
+    RUNS_PER_TRIAL,
+    OffsetSelection,
+    in_planned_order,
+    offsets_of_plan,
+    select_offsets,
+)
 from sublet.integrations.tflite.program import decode
 from sublet.plan import MemoryPlan
 
@@ -34,13 +40,13 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
     raw = read_bytes(model, ModelError)
     program = decode(raw, model.name)
-    offsets = offsets_of_plan(program, plan)
-    choice = select_offsets(raw, program, offsets) if tflm.is_available() else None
+    offsets, reordered = offsets_of_plan(program, plan), in_planned_order(raw, program, plan)
+    choice = select_offsets(raw, program, offsets, reordered) if tflm.is_available() else None
     if choice is not None:
         write(out, choice.raw)
         needed = choice.with_plan.smallest
         return WrittenPlan((out,), needed, needed, tuple(_measured_lines(choice)), _measured_content(choice))
-    write(out, with_offline_plan(raw, program.where, encode_offsets(offsets)))
+    write(out, with_offline_plan(reordered, program.where, encode_offsets(offsets)))
     return WrittenPlan((out,), plan.arena_bytes, None, tuple(_unmeasured_lines(plan, offsets)))
 
 

@@ -196,8 +196,9 @@ class _FlatBufferWriter:
 # The old bytes stay contiguous and unchanged behind a new root. All offsets in a flatbuffer point forward, so new
 # tables at the beginning can refer to old content. A plan of equal length overwrites the old plan directly.
 
-VERSION, BUFFERS, METADATA_FIELD, KNOWN_FIELDS = 0, 4, 6, 8
-"""Field numbers of the model table, and the number of known fields."""
+VERSION, SUBGRAPHS, BUFFERS, METADATA_FIELD, KNOWN_FIELDS = 0, 2, 4, 6, 8
+SUBGRAPH_OPERATORS = 3
+"""Field numbers of the model table, and the number of known fields; the field of a subgraph table."""
 
 
 def with_offline_plan(raw: bytes, where: str, content: bytes | None) -> bytes:
@@ -217,6 +218,23 @@ def with_offline_plan(raw: bytes, where: str, content: bytes | None) -> bytes:
         patched = _add_root(raw, where, content)
     _require_only_plan_differs(program, decode(patched, where), content)
     return patched
+
+
+def with_operator_order(raw: bytes, where: str, order: Sequence[int]) -> bytes:
+    """Return the file with the operators of the first subgraph in another order.
+
+    order  the present positions of the operators, in the new order
+
+    Only the entries of one vector change. Raises ModelError for a file in which a table lies before this vector.
+    """
+    main = next(Wire(raw, where, ADVICE).root(IDENTIFIER).tables(SUBGRAPHS))
+    at, count = main.vector_extent(SUBGRAPH_OPERATORS, 4)
+    assert sorted(order) == list(range(count))
+    tables = [at + 4 * i + offset for i, (offset,) in enumerate(struct.iter_unpack("<I", raw[at : at + 4 * count]))]
+    offsets = [tables[position] - (at + 4 * i) for i, position in enumerate(order)]
+    if any(offset <= 0 for offset in offsets):
+        raise ModelError(f"{where}: the operators cannot be written in another order: a table lies before their list")
+    return raw[:at] + struct.pack(f"<{count}I", *offsets) + raw[at + 4 * count :]
 
 
 def _metadata_entries(root: Table) -> list[tuple[Table, bool]]:

@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from sublet.base.errors import Finding, MissingExtraError, PlanError
 from sublet.base.optional_imports import is_installed, version_of
 from sublet.base.tensor import TensorSpec
 from sublet.checker.external.external_plan import ForeignPlan, PlacedTensor
-from sublet.integrations.tflite.offline_plan import METADATA, Offsets, encode_offsets, offline_plan, with_offline_plan
-from sublet.integrations.tflite.program import Operator, TFLiteProgram
-from sublet.integrations.tflite.reader import ALIGNMENT, convert_program, read_program
+from sublet.integrations.tflite.offline_plan import (
+    METADATA,
+    Offsets,
+    encode_offsets,
+    offline_plan,
+    with_offline_plan,
+    with_operator_order,
+)
+from sublet.integrations.tflite.program import Operator, TFLiteProgram, decode
+from sublet.integrations.tflite.reader import ALIGNMENT, ConvertedModel, convert_program, read_program
+from sublet.ir.dataflow import captures
+from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
 from sublet.plan import MemoryPlan
 from sublet.plan.records import Placement
@@ -171,7 +182,7 @@ MIN_ELEMENT_BITS = 8
 def offsets_of_plan(program: TFLiteProgram, plan: MemoryPlan) -> Offsets:
     """Return the offsets of the tensors of each subgraph. Raises PlanError for a plan unsupported by TFLM."""
     conversion = convert_program(program)
-    require_plan_for_tflm(plan, plan.schedule == serial_schedule(conversion.model.graph))
+    require_plan_for_tflm(plan)
     places: dict[str, list[Placement]] = {}
     for place in plan.in_arenas:
         places.setdefault(place.value, []).append(place)
@@ -193,11 +204,8 @@ def offsets_of_plan(program: TFLiteProgram, plan: MemoryPlan) -> Offsets:
     return tuple(offsets), *(tuple(None for _ in subgraph.tensors) for subgraph in program.subgraphs[1:])
 
 
-def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
-    """Raise PlanError for a plan unsupported by TFLM: another order, several arenas, alignment below 16 bytes.
-
-    `in_order` is True if the plan runs the operators in file order.
-    """
+def require_plan_for_tflm(plan: MemoryPlan) -> None:
+    """Raise PlanError for a plan unsupported by TFLM: several arenas, alignment below 16 bytes."""
     if plan.alignment % ALIGNMENT:
         raise PlanError(
             f"the plan is aligned to {plan.alignment} bytes, and TensorFlow Lite Micro requires {ALIGNMENT}: "
@@ -205,10 +213,71 @@ def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
         )
     if len(plan.arenas) > 1:
         raise PlanError("TensorFlow Lite Micro has one arena for tensors: plan without --region")
-    if not in_order:
+
+
+# Order of operators: TFLM runs the operators in the order of the file, so a plan in another order needs another file.
+
+
+def in_planned_order(raw: bytes, program: TFLiteProgram, plan: MemoryPlan) -> bytes:
+    """Return the file with the operators of the first subgraph in the order of a plan.
+
+    Raises PlanError for a plan with several streams or another order within a called subgraph, and for an order in
+    which an operator would read other values.
+    """
+    conversion = convert_program(program)
+    graph = conversion.model.graph
+    nodes = {node.name: node for node in graph.nodes}
+    scheduled = replace(graph, nodes=tuple(nodes[step.node] for step in plan.schedule.steps))
+    if plan.schedule != serial_schedule(scheduled):
         raise PlanError(
-            "TensorFlow Lite Micro runs operators in the order of the file: plan without --order, --streams"
+            "TensorFlow Lite Micro runs operators one after another, and those of called subgraphs in the order of the "
+            "file: plan without --streams, or without --order"
         )
+    positions = (_operator_position(node) for node in scheduled.nodes)
+    order = list(dict.fromkeys(each for each in positions if each is not None))
+    for position in range(len(program.subgraphs[0].operators)):
+        if position not in order:  # an operator without a node, such as an empty CALL_ONCE
+            order.insert(order.index(position - 1) + 1 if position else 0, position)
+    if order == sorted(order):
+        return raw
+    reordered = with_operator_order(raw, program.where, order)
+    after = convert_program(decode(reordered, program.where))
+    if _values_read(after, order) != _values_read(conversion, range(len(order))):
+        raise PlanError(f"{program.where}: in the order of the plan, operators read other values: no file is written")
+    return reordered
+
+
+def _operator_position(node: Node) -> int | None:
+    """Return the position in the first subgraph of the operator of a node; None for a node without an operator."""
+    match = re.match(r"operator (\d+)", node.source)
+    return None if match is None else int(match[1])
+
+
+def _values_read(converted: ConvertedModel, order: Sequence[int]) -> dict[Any, Any]:
+    """Return the values read by each operator, by the outputs, and by the updates of the variables.
+
+    An operator has its position in the file before the change; `order` lists these positions by position in the
+    converted file. A value is the pair (operator, number of the output), the key of a variable, a constant of the file,
+    or the name of an input.
+    """
+    graph, constants = converted.model.graph, converted.model.weights
+    positions = {node.name: _operator_position(node) for node in graph.nodes}
+    place = {name: name if position is None else order[position] for name, position in positions.items()}
+    values: dict[Value | None, Any] = {value: value.name for value in graph.inputs}
+    for value in graph.weights:
+        stored = constants.get(value.name)
+        values[value] = (value.spec, value.literal) if stored is None else (value.spec, stored.array().tobytes())
+    for value in graph.values():
+        if value.name in converted.persistent:
+            values[value] = converted.persistent[value.name]
+    for node in graph.nodes:
+        values.update({value: (place[node.name], node.op, i) for i, value in enumerate(node.outputs) if value})
+    found: dict[Any, Any] = {"outputs": [values[value] for value in graph.outputs]}
+    found["updates"] = {values[target]: values[source] for target, source in graph.updates}
+    for node in graph.nodes:
+        inner = [value for sub in node.subgraphs for value in captures(sub)]
+        found.setdefault(place[node.name], []).append((node.op, [values.get(v) for v in (*node.inputs, *inner)]))
+    return found
 
 
 # Selection of the plan offsets to pass to TensorFlow Lite Micro (TFLM): the subset with the lowest measured need.
@@ -244,8 +313,13 @@ class OffsetSelection:
     with_plan: TrialResult
 
 
-def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> OffsetSelection | None:
+def select_offsets(
+    raw: bytes, program: TFLiteProgram, offsets: Offsets, reordered: bytes | None = None
+) -> OffsetSelection | None:
     """Return the best subset of `offsets` for a file; None if TFLM lacks a kernel for a custom operator.
+
+    The offsets are for the file `reordered`, with the operators in the order of the plan, if given. TFLM's own plan is
+    that of `raw`.
 
     Raises PlanError when TFLM cannot run the model, or computes different outputs with the plan.
     """
@@ -253,7 +327,7 @@ def select_offsets(raw: bytes, program: TFLiteProgram, offsets: Offsets) -> Offs
     bare = with_offline_plan(raw, program.where, None)
 
     def file_with(choice: Offsets) -> bytes:
-        return with_offline_plan(raw, program.where, encode_offsets(choice))
+        return with_offline_plan(reordered or raw, program.where, encode_offsets(choice))
 
     def measure(raws: Sequence[bytes], runs: int = RUNS_PER_TRIAL, smallest: bool = False) -> list[TrialResult]:
         return run_trials([Trial(raw, len(main.inputs), len(main.outputs), runs, smallest=smallest) for raw in raws])
