@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -346,9 +347,10 @@ def test_the_frontier_falls_in_bytes_and_rises_in_time(tmp_path: Any) -> None:
 
 SCRIPT = """
 import torch
+from module_beside_the_script import layers
 
 def build():
-    module = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    module = torch.nn.Sequential(*layers(8))
     optimizer = torch.optim.AdamW(module.parameters())
     return module, torch.nn.functional.mse_loss, optimizer, torch.empty(256, 64), (torch.empty(256, 64),)
 
@@ -357,9 +359,21 @@ def short():
 """
 
 
-def test_the_command_prints_estimate_verdict_and_frontier(tmp_path: Path, cli: Cli) -> None:
+BESIDE = """
+import torch
+
+def layers(count):
+    return [torch.nn.Linear(64, 64) for _ in range(count)]
+"""
+
+
+def test_the_command_prints_estimate_verdict_and_frontier(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
+    (tmp_path / "module_beside_the_script.py").write_text(BESIDE)
     status, out, _ = cli("plan", f"{script}:build", "--train", "--budget", "100MiB")
     assert status == 0
     assert "eager yes" in out

@@ -143,7 +143,8 @@ def _live_in_arena(plan: MemoryPlan) -> list[str]:
     lines = ["", f"alive at the peak of Sublet's arena, {human(plan.peak.nbytes)}:"]
     for each in buffers[:SHOWN_LINES]:
         maker = next(filter(None, map(makers.get, each.values)), None)
-        where = f"{maker.source.removeprefix('module.')}, {maker.op}" if maker else f"argument {each.values[0]}"
+        place = (maker.source.removeprefix("module."), maker.op) if maker else (f"argument {each.values[0]}",)
+        where = ", ".join(filter(None, place))
         lines.append(f"{human(each.nbytes):>10}  {where}")
     rest = buffers[SHOWN_LINES:]
     return [*lines, f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more buffers"] if rest else lines

@@ -237,7 +237,8 @@ def _unread_contents(captured: CapturedProgram) -> Mapping[str, _UnreadContent]:
 
 
 def load_build_function(place: str) -> Build:
-    """Return the function named by "script.py:name" after running the script.
+    """Return the function named by "script.py:name" after running the script, as Python does: modules beside the script
+    can be imported.
 
     Raises ModelError for a missing script or function, and for an error of the script.
     """
@@ -249,6 +250,7 @@ def load_build_function(place: str) -> Build:
         raise ModelError(f"{path} is no script of Python's")
     module = module_from_spec(spec)
     sys.modules[module.__name__] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # user code raises errors of any type
