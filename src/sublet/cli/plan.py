@@ -56,6 +56,7 @@ from sublet.cli.options import (
 )
 from sublet.cli.show import print_plan, write_pictures
 from sublet.integrations.registry import command
+from sublet.ir.model import OPEN_EXTENT
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
@@ -457,7 +458,9 @@ def _print_report(report: PlanReport, run_graph: str) -> None:
     grown = report.growth is not None and report.growth.is_grown
     if grown:  # the answer, so the first line
         _print_growth(report)
-    print_plan(report.plan, report.picture, decision=report.decision)
+    is_open = any(finding.rule == OPEN_EXTENT for finding in report.source.warnings)
+    condition = "This holds for the extents stored in the file alone: the file leaves some open." if is_open else ""
+    print_plan(report.plan, report.picture, decision=report.decision, condition=condition)
     _print_remarks(report, run_graph)
     if report.remedy:
         answer_console().print(Text(report.remedy, "dim"))

@@ -37,10 +37,16 @@ def write_pictures(picture: Picture, html: Path | None, png: Path | None) -> Non
         write_png(picture, png)
 
 
-def print_plan(plan: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None) -> None:
-    """Print the verdict, if any, the figures and the memory map; `claimed` says why the figures are not proven."""
+def print_plan(
+    plan: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None, condition: str = ""
+) -> None:
+    """Print the verdict, if any, the figures and the memory map; `claimed` says why the figures are not proven.
+
+    `condition` is a sentence in the line of the verdict.
+    """
     if decision is not None:
-        answer_console().print(render_verdict(decision, plan))
+        verdict = render_verdict(decision, plan)
+        answer_console().print(verdict.append(f" {condition}") if condition and isinstance(verdict, Text) else verdict)
         answer_console().print()
     answer_console().print(render_summary(plan, claimed))
     print_memory_map(picture)

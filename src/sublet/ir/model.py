@@ -16,6 +16,9 @@ from sublet.ir.recipe import PLAIN, Recipe
 REFUSED_POINTS = "refused-points"
 """The rule of warnings on points of ranges that a node refuses."""
 
+OPEN_EXTENT = "open-extent"
+"""The rule of warnings on an input with open extents, planned at the extents stored in the file."""
+
 CONTRADICTION = "contradiction"
 """The rule of warnings on a node that cannot run; a run may take another branch."""
 

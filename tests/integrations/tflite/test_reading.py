@@ -97,6 +97,16 @@ def test_an_open_extent_is_told() -> None:
     assert "open" in str(model.warnings[0])
 
 
+def test_the_verdict_on_an_open_extent_names_the_condition(cli: Cli, tmp_path: Path) -> None:
+    tensors = [T((1, 4), signature=(-1, 4)), T((1, 4))]
+    (tmp_path / "m.tflite").write_bytes(tflite(G(tensors, [O("RELU", (0,), (1,))], [0], [1])))
+    status, out, _ = cli("plan", tmp_path / "m.tflite", "--budget", "1K")
+    assert status == 0
+    first = out.splitlines()[0]
+    assert first.startswith("Fits the budget of 1 KiB")
+    assert "for the extents stored in the file alone" in first
+
+
 def test_equal_names_stay_apart() -> None:
     tensors = [T((1, 4), name="a"), T((1, 4), name="a"), T((1, 4), name="a")]
     graph = from_program(

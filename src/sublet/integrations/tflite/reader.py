@@ -11,7 +11,7 @@ from sublet.base.files import read_bytes
 from sublet.integrations.tflite.conversion_state import TFLiteConversion, VariableKey
 from sublet.integrations.tflite.convert_subgraph import convert_subgraph, variables_of
 from sublet.integrations.tflite.program import TFLiteProgram, decode
-from sublet.ir.model import Model
+from sublet.ir.model import OPEN_EXTENT, Model
 
 ALIGNMENT = 16
 """The alignment of tensors in TensorFlow Lite Micro, in bytes."""
@@ -92,7 +92,7 @@ def _open_extent_warnings(program: TFLiteProgram) -> list[Finding]:
     main = program.subgraphs[0]
     return [
         Finding(
-            "open-extent",
+            OPEN_EXTENT,
             f"input {main.tensors[index].name[:80]!r}",
             f"the shape is open in the file, {list(main.tensors[index].signature)}; "
             f"planned as {main.tensors[index].spec}",
