@@ -49,6 +49,12 @@ def test_an_equal_plan_has_not_grown(cli: Cli, net: Path, tmp_path: Path) -> Non
     assert cli("plan", net, "--baseline", tmp_path / "plan.json")[0] == 0
 
 
+def test_other_patches_are_an_option_that_differs(net: Path) -> None:
+    plan = sublet.plan_memory(sublet.read_model(net))
+    patched = replace(plan, recipe=replace(plan.recipe, changed="simplify, patches 4x1@c"))
+    assert growth(plan, patched).options == (("--patches", "none", "4x1@c"),)
+
+
 def test_a_grown_plan_exits_1_and_names_the_values(cli: Cli, net: Path, tmp_path: Path) -> None:
     net.write_text(chain(192), encoding="utf-8")
     status, out, _ = cli("plan", net, "--baseline", tmp_path / "plan.json")
@@ -84,7 +90,7 @@ def test_grown_state_outside_the_arena_fails(cli: Cli, tmp_path: Path) -> None:
     save_net(32)
     status, out, _ = cli(*words, "--baseline", plan)
     assert status == 1
-    assert re.search("Grown over the baseline: .*state 64 -> 128 bytes", out)
+    assert out.startswith("Grown over the baseline: state 64 -> 128 bytes, arena ")
     assert "h: 128 bytes of state, 64 in the baseline" in out
     assert "no value grew" not in out
     found = json.loads(cli(*words, "--baseline", plan, "--json")[1])["growth"]

@@ -264,6 +264,14 @@ def test_padding_counts_in_a_proof(cli: Cli, tmp_path: Path) -> None:
     assert sum(live["nbytes"] for live in content["proof"]) > 190
 
 
+def test_equal_rounded_sizes_in_a_verdict_are_told_in_bytes(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text("graph @net(%x: u8[1792]) {\n  %z: u8[1792] = onnx.Foo(%x)\n  return %z\n}\n")
+    first = cli("plan", path, "--budget", "3583")[1].splitlines()[0]
+    assert "budget of 3.5 KiB" in first
+    assert "take 3,584 bytes, 1 too many, with their padding" in first
+
+
 def test_recomputation_is_proposed_only_where_no_bound_excludes_the_budget(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "net.sublet"
     path.write_text(

@@ -9,7 +9,7 @@ from typing import Literal
 from sublet.base.errors import PlanError
 from sublet.base.formatting import abbreviated_list, count_with_noun, human, printable
 from sublet.base.ranges import LiveCurve, LiveSegment, Ranges, holds, merge, single_segment, split_into_segments
-from sublet.ir.recipe import AS_IS
+from sublet.ir.recipe import AS_IS, PATCHES_PREFIX
 from sublet.plan import POINTER, UnplannedValue
 from sublet.plan.records import ARENA, UPDATE, Edge, MemoryPlan, Peak, Placement, Region
 from sublet.plan.schedule import is_serial
@@ -309,6 +309,7 @@ class Growth:
         ]
         if self.state_bytes or self.state_bytes_before:
             pairs.append(("state", self.state_bytes_before, self.state_bytes))
+        pairs.sort(key=lambda pair: pair[2] <= pair[1])  # the figures that grew stand first
         head = ", ".join(f"{what} {before:,} -> {now:,} bytes" for what, before, now in pairs)
         lines = [
             f"  {printable(each.value)}: {each.nbytes:,} bytes at the peak, {each.bytes_before:,} in the baseline"
@@ -366,6 +367,7 @@ _OPTIONS: Mapping[str, Callable[[MemoryPlan], object]] = {
     "--align": lambda plan: plan.alignment,
     "--order": lambda plan: plan.recipe.order,
     "--optimize": lambda plan: plan.recipe.optimize,
+    "--patches": lambda plan: plan.recipe.changed.partition(PATCHES_PREFIX)[2] or "none",
     "--io": io_of,
 }
 """The options of planning that a plan records, by the name on the command line."""

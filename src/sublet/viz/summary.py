@@ -171,7 +171,9 @@ def render_verdict(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     head = f"Cannot fit the budget of {budget} in this order{_describe_conditions(verdict, plan)}"
     if not verdict.proof:
         return Text(f"{head}: the search refuted every arena below {human(verdict.least)}.", "red")
-    total = human(sum(live.nbytes for live in verdict.proof))
+    nbytes = sum(live.nbytes for live in verdict.proof)
+    rounded = human(nbytes)
+    total = rounded if rounded != budget else f"{nbytes:,} bytes, {nbytes - verdict.budget:,} too many,"
     heading = Text(f"{head}: these must not overlap and take {total} with their padding:", "red")
     return Group(heading, buffer_table(verdict.proof, plan))
 
