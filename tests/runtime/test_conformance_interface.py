@@ -104,7 +104,10 @@ def test_outputs_go_by_position_and_name_and_may_repeat() -> None:
         ([X, X, X], "3 inputs were passed"),
         ({"x": X}, "the input 'y' is missing; the model's inputs are x, y"),
         ({"x": X, "y": X, "q": X}, "the model has no input 'q'"),
-        ([X, X.astype(np.float64)], r"input y: must be f32\[2,3\], float32\[2, 3\], not float64"),
+        (
+            [X, X.astype(np.float64)],
+            r"input y: must be f32\[2,3\], an array of float32 with the shape \[2, 3\], not float64",
+        ),
         ([X, X[:1]], r"input y: must be f32\[2,3\]"),
         ([X[0], X], "input x has 2 dimensions; the shape passed has 1"),
         ([[[1.0], [1.0, 2.0]], X], "input 'x' is not an array"),

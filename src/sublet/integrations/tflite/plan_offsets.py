@@ -235,9 +235,9 @@ def in_planned_order(raw: bytes, program: TFLiteProgram, plan: MemoryPlan) -> by
         )
     positions = (_operator_position(node) for node in scheduled.nodes)
     order = list(dict.fromkeys(each for each in positions if each is not None))
-    for position in range(len(program.subgraphs[0].operators)):
-        if position not in order:  # an operator without a node, such as an empty CALL_ONCE
-            order.insert(order.index(position - 1) + 1 if position else 0, position)
+    for position in sorted({*range(len(program.subgraphs[0].operators))}.difference(order)):
+        # an operator without a node, such as an empty CALL_ONCE, stays behind its predecessor
+        order.insert(order.index(position - 1) + 1 if position else 0, position)
     if order == sorted(order):
         return raw
     reordered = with_operator_order(raw, program.where, order)

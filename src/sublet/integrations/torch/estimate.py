@@ -54,7 +54,16 @@ class SubletMemory:
 
     def time_words(self, joint: str) -> str:
         """Return the predicted time after `joint`; "" without a prediction."""
-        return "" if self.extra_time is None else f"{joint} {self.extra_time:+.1%} predicted time"
+        if self.extra_time is None:
+            return ""
+        return f"{joint} {self.extra_time:+.1%} predicted time over Sublet without a budget"
+
+    @property
+    def uncounted_words(self) -> str:
+        """The allocations of Sublet's own kernels that `peak_bytes` does not count; "" without any known."""
+        nodes = (node for plan in self.plans for node in plan.nodes)
+        uncounted = self.extra_time is not None and any("convolution" in node.op for node in nodes)
+        return "not counted for Sublet: workspaces of convolutions" if uncounted else ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,7 @@ class Estimate:
                 more = need.time_words(",") if need.words else ""
                 words = f"the lines above and the arena, {human(need.arena_bytes)}{more}"
                 lines.append(f"{name:21} {human(need.peak_bytes):>10}  {words}")
+        lines += [self.sublet.uncounted_words] if self.sublet is not None and self.sublet.uncounted_words else []
         lines += ["", "alive at the peak of eager PyTorch:"]
         for each in self.eager.live[:SHOWN_LINES]:
             where = " ".join(filter(None, (each.module, each.operator, each.line)))
