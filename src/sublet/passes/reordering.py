@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from sublet.ir.dataflow import producer_positions, reads_inside, results
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
+from sublet.ops.op import shares_of
 from sublet.passes.live_bytes import LiveBlocks, blocks_of
 
 # Greedy list schedules of one level. Each scheduler is a function (blocks, data flow, order) -> order.
@@ -341,7 +342,7 @@ def _operand_overwritten(node: Node, result: Value) -> Value | None:
     """Return the operand that a node may overwrite with a result, None for other nodes."""
     if node.subgraphs:
         return None
-    shares = lookup(node.op).inplace(node)
+    shares = shares_of(node, lookup(node.op).inplace)
     return next((node.inputs[each.input] for each in shares if node.outputs[each.output] == result), None)
 
 
