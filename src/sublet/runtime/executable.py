@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -94,15 +95,15 @@ class Executable:
             graph, self.planned_memory, self._state, weights, self.inputs, self.outputs, defaults or {}, self.fixed
         )
         self._stacked = stacked_outputs(graph)
-        self._workers = Workers()
+        self._workers = Workers(self)
         self._program: BoundProgram | None = None  # the latest program
-        self._programs = ProgramCache(self.planned_memory, lambda: self._build_program(pass_through, self._workers))
+        self._programs = ProgramCache(self.planned_memory)
         self._form: Form = as_numpy
         self._runs = 0  # number of runs and rebinds: views of an older count are invalid
         self._has_outputs = False  # True if the storages hold outputs of a run
         self._kept_bytes = kept_bytes
         parts = self._contents, self.planned_memory, self._state
-        self.weights = ExecutableWeights(graph, *parts, constants, self.inputs, self._forget_programs)
+        self.weights = ExecutableWeights(graph, *parts, constants, self.inputs, WeakMethod(self._forget_programs))
         self._allocated = Allocated(reason=NOT_YET)
         renew_in_children(self)
 
@@ -168,7 +169,7 @@ class Executable:
     def bound_program(self) -> BoundProgram:
         """Return the program of the next run, bound to kernels and memory."""
         with self._locks.own:
-            self._program = program = self._programs.current_program()
+            self._program = program = self._programs.current_program(self._build_program)
             return program
 
     def bind(self, name: str, memory: Any) -> None:
@@ -340,7 +341,7 @@ class Executable:
                     self._contents.load_weights()
                     self._state.restore(saved)
                     self._contents.load_inputs(inputs)
-                    program = self._build_program(watch, None if serial else self._workers)
+                    program = self._build_program(watch, serial)
                     program.run()
                     if left is not None:
                         left.update((name, self._copy_of_state(self._updated_value(name))) for name in self.updated)
@@ -368,9 +369,9 @@ class Executable:
         self._program = self._program if done else None
         return done
 
-    def _build_program(self, watch: Watch, workers: Workers | None) -> BoundProgram:
+    def _build_program(self, watch: Watch = pass_through, serial: bool = False) -> BoundProgram:
         """Return a program bound with the chosen kernels."""
-        bind = partial(bind_node, kernels=self._chosen_kernels())
+        bind, workers = partial(bind_node, kernels=self._chosen_kernels()), None if serial else self._workers
         return build_program(self.graph, self.plan.schedule, self.planned_memory, bind, workers, watch)
 
     def _outputs_for_caller(self, *, copy: bool) -> dict[str, Any]:
@@ -424,7 +425,7 @@ class Executable:
 
     def _execute(self) -> None:
         """Run the current program on the present contents."""
-        program = self._program = self._programs.current_program()
+        program = self._program = self._programs.current_program(self._build_program)
         program.failed = NO_POINTS
         try:
             program.run()

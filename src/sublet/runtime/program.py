@@ -190,11 +190,9 @@ class _ProgramBuilder:
         values = (*node.uses, *node.defs)
         in_rows = not self._memory.in_rows.isdisjoint(value.name for value in values)
         root = node if self._depth == 1 and not in_rows else None  # a node in rows may have several calls
-        return self.bind_point(
-            "run",
-            node,
-            self.bind_at_places(values, lambda places: with_error_context(node, self._bind(node, places)), root),
-        )
+        bind = self._bind
+        action = self.bind_at_places(values, lambda places: with_error_context(node, bind(node, places)), root)
+        return self.bind_point("run", node, action)
 
     def bind_at_places(
         self, values: Iterable[Value], make: Callable[[ValuePlaces], Any], root: Node | None = None
@@ -243,17 +241,18 @@ class _ProgramBuilder:
         pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
         real = [(source, to) for source, to in pairs if to.name not in self._memory.pointers]
         aims = {to.name: self.target_of(source) for source, to in pairs if to.name in self._memory.pointers}
+        memory, moved = self._memory, self.moved  # the calls hold no reference to the builder, which holds the calls
 
         def make(places: ValuePlaces) -> Call:
-            return parallel_move([(places.operand(source), places.operand(to)) for source, to in real], self.moved)
+            return parallel_move([(places.operand(source), places.operand(to)) for source, to in real], moved)
 
         copy: Call = self.bind_at_places((value for pair in real for value in pair), make)
-        pointed = self._memory.pointed
+        pointed = memory.pointed
         if not aims:
             return copy
 
         def assign() -> None:
-            assigned = {to: resolve_target(aim, self._memory) for to, aim in aims.items()}
+            assigned = {to: resolve_target(aim, memory) for to, aim in aims.items()}
             copy()
             pointed.update(assigned)
 
@@ -413,18 +412,17 @@ def operands(values: Sequence[Value | None], places: ValuePlaces) -> list[Operan
 class ProgramCache:
     """The programs of an executable, bound on demand, and rebound after a change of memory."""
 
-    def __init__(self, memory: ExecutableMemory, build: Callable[[], BoundProgram]) -> None:
+    def __init__(self, memory: ExecutableMemory) -> None:
         self._memory = memory
-        self._build = build
         self._programs: dict[tuple[int, ...], BoundProgram] = {}  # by the addresses of swapped storages
 
-    def current_program(self) -> BoundProgram:
+    def current_program(self, build: Callable[[], BoundProgram]) -> BoundProgram:
         """Return the program for the current arrangement; also bind programs for the following arrangements."""
         found, memory = self._programs, self._memory
         if memory.arrangement not in found:
             with memory.restoring_storages():
                 while (arrangement := memory.arrangement) not in found:
-                    found[arrangement] = self._build()
+                    found[arrangement] = build()
                     memory.swap_storages()
         return found[memory.arrangement]
 

@@ -7,12 +7,14 @@ schedule: the checker proved the plan for every interleaving allowed by the sche
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
+from weakref import finalize
 
-from sublet.base.interrupts import fork_lock, renew_in_children
+from sublet.base.interrupts import renew_in_children
 from sublet.plan.schedule import ScheduleStep
 from sublet.runtime.kernel import Call, no_op
 
@@ -29,18 +31,22 @@ class Task:
 
 
 class Workers:
-    """A pool of threads for streams; grows to the largest number of streams run at once, empty before the first run."""
+    """A pool of threads for streams; grows to the largest number of streams run at once, empty before the first run.
 
-    def __init__(self) -> None:
+    The threads end with the owner. The pool has no lock, because the garbage collector may end the owner in any thread.
+    """
+
+    def __init__(self, owner: object) -> None:
         self._idle: list[SimpleQueue[Job | None]] = []
-        self._lock = fork_lock()
+        self._ended = False
+        finalize(owner, self._end)
         renew_in_children(self)
 
     def start(self, job: Job) -> None:
         """Run `job`, which must not raise, in a separate thread."""
-        with self._lock:
-            inbox = self._idle.pop() if self._idle else None
-        if inbox is None:
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
             inbox = SimpleQueue()
             Thread(target=self._serve, args=(inbox,), name="sublet stream", daemon=True).start()
         inbox.put(job)
@@ -48,8 +54,10 @@ class Workers:
     def _serve(self, inbox: SimpleQueue[Job | None]) -> None:
         while job := inbox.get():
             job()
-            with self._lock:
-                self._idle.append(inbox)
+            del job  # an idle thread holds no memory of an executable
+            self._idle.append(inbox)
+            if self._ended:
+                self.close()
 
     def renew_in_child(self) -> None:
         """Forget the threads: they stay behind in the parent of a fork."""
@@ -57,10 +65,14 @@ class Workers:
 
     def close(self) -> None:
         """Let the idle threads end."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().put(None)
+
+    def _end(self) -> None:
+        """Let every thread end: idle threads now, all others after their jobs."""
+        self._ended = True
+        self.close()
 
 
 class _Signal(Event):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 from sublet.base.errors import RunError
 from sublet.base.formatting import known_names, printable
@@ -34,18 +35,25 @@ class ExecutableWeights(Mapping[str, Any]):
         state: ExecutableState,
         constants: Collection[str],
         inputs: Mapping[str, Value],
-        changed: Callable[[bool], None],
+        changed: WeakMethod[Callable[[bool], None]],
     ) -> None:
         """Create the mapping.
 
-        `changed` is called after a change of memory, with True if kernels depend on the old content.
+        `changed` is called after a change of memory, with True if kernels depend on the old content. The reference is
+        weak: else the arena of a dropped executable would wait for the garbage collector.
         """
         self._updated = frozenset(graph.updated_values)
         self._values = {v.name: v for v in graph.weights if v.literal is None and v.name not in constants}
         self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
         self._values |= self._inputs
         self._contents, self._memory, self._state = contents, memory, state
-        self._turn, self._changed = memory.locks, changed
+        self._turn, self._changed_method = memory.locks, changed
+
+    def _changed(self, content: bool) -> None:
+        """Drop the bound programs of the executable, if the executable exists."""
+        changed = self._changed_method()
+        if changed is not None:
+            changed(content)
 
     def __repr__(self) -> str:
         return f"<Weights: {len(self)}, {sum(value.nbytes for value in self._available_values().values()):,} bytes>"

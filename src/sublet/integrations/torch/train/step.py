@@ -117,7 +117,7 @@ def train_step(
 class _BoundStep:
     """A planned step for one setting.
 
-    run        the executable
+    executable the program of the step
     step       the model of the step
     results    the traced result of the loss
     addresses  the address of each bound weight by name
