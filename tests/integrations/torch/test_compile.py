@@ -195,14 +195,46 @@ def test_graphs_of_a_broken_up_model_lie_on_a_stack(monkeypatch: pytest.MonkeyPa
             assert torch.allclose(found, right, rtol=1e-4, atol=1e-5)
 
 
-def test_what_has_a_budget_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept and what is shared are together no less than the arena that the budget was held against."""
+@pytest.mark.parametrize("budget", [None, "1MiB"])
+def test_batches_of_several_sizes_lie_in_the_bytes_of_the_largest(
+    budget: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs never in flight together share all bytes; with a budget, in the unsplit arena that keeps to the budget."""
+    gc.collect()  # programs of other tests
     monkeypatch.setattr("sublet.integrations.torch.compile.shared_scratch.MIN_SAVED_BYTES", 1)
-    run = compiled(nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.GELU()), budget=1 << 20)
-    results = [run(torch.randn(30, 6)) for _ in range(3)]
-    plan = sublet.torch.report()[-1].plan
-    assert [each.scratch for each in gc.get_objects() if type(each) is BoundArena and each.plan is plan] == [None] * 3
-    del results
+    module = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.GELU(), nn.Linear(300, 2))
+    run = torch.compile(module, backend="sublet", dynamic=False, options={"budget": budget} if budget else None)
+    batches = [torch.randn(count, 6) for count in (240, 200, 160)]
+    wanted = [torch.autograd.grad(module(x).square().sum(), [*module.parameters()]) for x in batches]
+
+    def train(order: tuple[int, ...]) -> None:
+        """Run forward passes, and then backward passes in the same order."""
+        results = [run(batches[number]).square().sum() for number in order]
+        for number, result in zip(order, results, strict=True):
+            found = torch.autograd.grad(result, [*module.parameters()])
+            for one, right in zip(found, wanted[number], strict=True):
+                assert torch.allclose(one, right, rtol=1e-4, atol=1e-4)
+
+    def bytes_of_arenas() -> int:
+        arenas = [each for each in gc.get_objects() if type(each) is BoundArena and each.plan.nodes]
+        raws = [each.region.raw if each.region else each.executable.planned_memory.raw("arena") for each in arenas]
+        return sum({raw.ctypes.data: raw.nbytes for raw in raws}.values())
+
+    before, earlier = bytes_of_arenas(), len(sublet.torch.report())
+    gc.disable()  # old arenas are free without the garbage collector
+    try:
+        for number in (0, 1, 2, 0, 1, 2):
+            train((number,))
+        plans = [each.plan for each in sublet.torch.report()[earlier:]]
+        sizes = [plan.arena_bytes for plan in plans if plan is not None]
+        assert len(sizes) == 3
+        assert max(sizes) <= bytes_of_arenas() - before < 1.1 * max(sizes)
+        assert budget is None or max(sizes) <= 1 << 20
+    finally:
+        gc.enable()
+    for order in ((0, 1), (2, 1, 0), (0, 1), (1, 0, 0)):
+        train(order)
+    assert bytes_of_arenas() - before >= sizes[0] + sizes[1]  # in flight together
 
 
 def test_what_a_function_changes_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

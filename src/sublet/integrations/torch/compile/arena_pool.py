@@ -179,8 +179,8 @@ class ArenaPool:
     """Pool of arenas for one captured program: one arena a call; or, when sharing lowers the memory of all programs
     together, arenas on a stack of all calls in flight, and for inference scratch bytes used in turn.
 
-    A program shares no memory with `shares` False, or with collectives: a thread waiting for the memory would block the
-    ranks of other threads.
+    A program with collectives shares no memory: a thread waiting for the memory would block the ranks of other threads.
+    A training program with a budget shares its whole arena on the stack, because the budget holds for the unsplit plan.
 
     plan            the plan of all arenas
     allocations     see `allocating_operators`
@@ -194,7 +194,6 @@ class ArenaPool:
         captured: CapturedProgram,
         args: Sequence[PassValue],
         options: Options,
-        shares: bool = True,
         budget: int | None = None,
     ) -> None:
         # Detached, so `owners` can detect the end of the caller's tensors, see `BoundArena.has_lost_owner`.
@@ -209,9 +208,11 @@ class ArenaPool:
         )
         self.allocations = allocating_operators(captured)
         self.sizes = program_sizes_of(self.plan)
+        if budget is not None:
+            self.sizes = ProgramSizes(self.plan.arena_bytes, self.plan.arena_bytes, 0)  # never split
         waits = any(node.op.startswith(COLLECTIVES) for node in captured.model.graph.walk())
-        self._shares = shares and not waits  # a rank in another thread would wait for the scratch
         self._is_inference = self.shares_in_turn = len(captured.passes) == 1
+        self._shares = not waits and (budget is None or not self._is_inference)
         self.max_in_flight = 1
         self._leases: WeakSet[ArenaLease] = WeakSet()
         self._stack: ArenaStack | None = None
@@ -248,7 +249,7 @@ class ArenaPool:
             if self._shares and not self._is_inference:
                 self._leases.add(lease)
                 self.max_in_flight = max(self.max_in_flight, sum(each.release.alive for each in list(self._leases)))
-                SCRATCH_REGISTRY.record_lease(lease)
+                SCRATCH_REGISTRY.record_lease(lease, self)
         return lease
 
     def _take_on_stack(self, stack: ArenaStack, args: Sequence[PassValue]) -> BoundArena:

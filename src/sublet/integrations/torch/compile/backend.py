@@ -341,10 +341,9 @@ class CompiledRegion:
         return capture_program(forward, backward, self._static_positions, extents, device, runs_on), None, whole
 
     def _make_pool(self, captured: CapturedProgram, args: Sequence[PassValue], device: str) -> CapturedGraphPool:
-        """Return the pool of arenas on `device`. With a budget, programs never share scratch memory."""
+        """Return the pool of arenas on `device`."""
         if device == CPU:
-            apart = self._budget is None  # a split program never needs fewer bytes for one call
-            return ArenaPool(captured, args, self._options, shares=apart, budget=self._budget)
+            return ArenaPool(captured, args, self._options, self._budget)
         recorder = CudaGraphs if self._uses_cuda_graphs else None
         return DevicePool(captured, self._options, device, recorder, budget=self._budget)
 

@@ -7,19 +7,21 @@
 K + S is at least A, so a single arena is best for a single call in flight. The graphs of a broken-up model run forward
 one after another, and backward in reverse order: most single arenas would lie idle while another arena is in use. On
 the stack, the scratch of an early graph lies in the bytes saved later by the following graphs. A call without scratch
-bytes, with A bytes saved, is on the stack too. Inference programs save nothing, and use scratch bytes in turn.
+bytes, with A bytes saved, is on the stack too. Graphs never in flight at the same time, as of batches of two sizes, lie
+in the same bytes of the stack. Inference programs save nothing, and use scratch bytes in turn.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import lcm
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -237,8 +239,10 @@ class ScratchRegistry:
         self._numbers = count()
         self._order: WeakKeyDictionary[ArenaSharingProgram, int] = WeakKeyDictionary()
         self._is_split: WeakKeyDictionary[ArenaSharingProgram, bool] = WeakKeyDictionary()
-        self._decided: tuple[int, ...] = ()
-        self._in_flight: WeakSet[ArenaLease] = WeakSet()
+        self._decided: list[list[tuple[int, int]]] = []
+        self._in_flight: WeakKeyDictionary[ArenaLease, ArenaSharingProgram] = WeakKeyDictionary()
+        self._together = DisjointSets[int]()
+        self._threads: WeakKeyDictionary[ArenaSharingProgram, set[int]] = WeakKeyDictionary()
         self._stack: weakref.ref[ArenaStack] | None = None
 
     def register(self, program: ArenaSharingProgram) -> None:
@@ -247,9 +251,15 @@ class ScratchRegistry:
             self._programs.add(program)
             self._order[program] = next(self._numbers)
 
-    def record_lease(self, lease: ArenaLease) -> None:
-        """Count a call in flight of a training program."""
-        self._in_flight.add(lease)
+    def record_lease(self, lease: ArenaLease, program: ArenaSharingProgram) -> None:
+        """Count a call in flight of a training program, and note the programs in flight at the same time.
+
+        Programs called by different threads count as in flight at the same time.
+        """
+        with self._lock:
+            self._threads.setdefault(program, set()).add(get_ident())
+            self._in_flight[lease] = program
+            self._together.union(*map(self._order.__getitem__, self._running_programs()))
 
     def stack_for(self, program: ArenaSharingProgram, alignment: int) -> tuple[ArenaStack | None, bool]:
         """Return the stack, None for a program with single arenas, and True for a program to split.
@@ -258,7 +268,7 @@ class ScratchRegistry:
         is known. A program on the stack stays there, and a split program stays split.
         """
         with self._lock:
-            if not len(self._in_flight):
+            if not self._running_programs():
                 self._decide()
             if program not in self._is_split:
                 return None, False
@@ -269,6 +279,10 @@ class ScratchRegistry:
                 self._stack = weakref.ref(stack)
             return stack, self._is_split[program]
 
+    def _running_programs(self) -> list[ArenaSharingProgram]:
+        """Return the program of each call in flight."""
+        return [program for lease, program in list(self._in_flight.items()) if lease.release.alive]
+
     def _training_programs(self) -> list[ArenaSharingProgram]:
         """Return the programs with a backward pass, in the order of the first calls."""
         found = [each for each in self._programs if not each.shares_in_turn]
@@ -276,25 +290,42 @@ class ScratchRegistry:
 
     def _decide(self) -> None:
         """Put all programs on the stack if the stack needs fewer bytes than the single arenas."""
-        programs = self._training_programs()
-        state = tuple(number for each in programs for number in (self._order[each], each.max_in_flight))
+        groups = self._groups_in_flight()
+        state = [[(self._order[each], each.max_in_flight) for each in group] for group in groups]
         if state == self._decided:
             return
         self._decided = state
-        choice, total = _best_split(programs)
-        alone = sum(each.max_in_flight * each.sizes.single_arena for each in programs)
+        total = max((_best_split(group)[1] for group in groups), default=0)
+        alone = sum(each.max_in_flight * each.sizes.single_arena for group in groups for each in group)
         if len(self._is_split) or alone - total >= MIN_SAVED_BYTES:
-            for program, is_split in zip(programs, choice, strict=True):
-                if self._is_split.get(program) != is_split:
-                    self._is_split[program] = is_split
-                    program.discard_free_arenas()
+            for group in groups:
+                for program, is_split in zip(group, _best_split(group)[0], strict=True):
+                    if self._is_split.get(program) != is_split:
+                        self._is_split[program] = is_split
+                        program.discard_free_arenas()
             stack = self._stack() if self._stack is not None else None
             if stack is not None:
                 stack.resize(self._stack_bytes(stack.alignment))
 
-    def _stack_bytes(self, alignment: int) -> int:
+    def _groups_in_flight(self) -> list[list[ArenaSharingProgram]]:
+        """Return the programs with a backward pass, in the order of the first calls, in groups in flight together.
+
+        A program is first in a group of its own. A group that later proves too small costs a larger stack, and no
+        wrong bytes: a call always lies above all calls in flight.
+        """
         programs = self._training_programs()
-        return _best_split(programs)[1] + 2 * alignment * sum(each.max_in_flight for each in programs)
+        if len(set[int]().union(*(self._threads.get(each, ()) for each in programs))) > 1:
+            return [programs]
+        groups: defaultdict[int, list[ArenaSharingProgram]] = defaultdict(list)
+        for each in programs:
+            groups[self._together.find(self._order[each])].append(each)
+        return list(groups.values())
+
+    def _stack_bytes(self, alignment: int) -> int:
+        """Return the bytes of the stack for the largest group, with room to align each call."""
+        groups = self._groups_in_flight()
+        needs = (_best_split(each)[1] + 2 * alignment * sum(one.max_in_flight for one in each) for each in groups)
+        return max(needs, default=0)
 
     def should_split(self, program: ArenaSharingProgram) -> bool:
         """True if the memory of all programs using scratch bytes in turn is least with `program` split."""
