@@ -172,14 +172,17 @@ def model_to_run(request: CompileRequest, *, over_ranges: bool = False) -> Model
     planned_state = dict(plan.recipe.state) if plan else request.state
     if plan and request.state not in (None, {}, AUTO_STATE, planned_state):
         raise PlanError(f"state={request.state!r} contradicts the plan: leave out `state`, or plan again")
+    dims = {**dict(plan.dims if plan else ()), **(request.dims or {})}
+    if plan and any(dims[name] != extent for name, extent in plan.dims):
+        raise PlanError(f"dims={request.dims!r} contradicts the plan: leave out `dims`, or plan again")
     changed = resolve_changed(request.model, request.simplify, plan)
     optimize = AS_IS if assume and request.optimize == AUTO else request.optimize
     return read_source(
         request.model,
-        request.dims,
+        dims,
         const=planned_const,
         state=planned_state,
-        max_trips=request.max_trips,
+        max_trips=request.max_trips or (dict(plan.max_trips) if plan else None),
         optimize=resolve_optimize(optimize, first_backend_name(backend_names(request.backend)), plan),
         changed=changed,
         assume=dict(plan.recipe.assumed) if plan else assume,

@@ -54,11 +54,11 @@ def compile(
     """Return an Executable of a model: planned, checked, and bound to memory.
 
     model      a path, an ONNX ModelProto, a graph written in Python, a `Model`, or a training step
-    dims       extents of symbolic dimensions by name, see `read_model`
+    dims       extents of symbolic dimensions by name, see `read_model`; missing extents are those of the plan
     const      constants for inputs, or "open" for an input with a default in the file, see `read_model`; with a plan,
                the constants of the plan hold
     state      inputs updated by an output, as `{"h": "hn"}`, see `read_model`; `Executable.session` adds states
-    max_trips  the maximum trip counts of loops, see `read_model`
+    max_trips  the maximum trip counts of loops, see `read_model`; with a plan, by default those of the plan
     backend    the sources of kernels, in order of preference; "auto" takes the fastest installed backend, and the
                reference for nodes without a kernel in that backend. Operators of `sublet.command` run with every
                backend. Results of backends differ in the last bits.

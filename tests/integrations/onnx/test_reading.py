@@ -111,11 +111,14 @@ def test_a_plan_remembers_its_constants(tmp_path: Path) -> None:
     for network in (
         sublet.with_plan(path, plan),
         sublet.compile(path, dims=DIMS[16000], plan=plan, const={"sr": 16000}),
+        sublet.compile(path, plan=plan),
         sublet.compile(read, plan=plan),
     ):
         np.testing.assert_array_equal(network(feeds)["y"], truth(detector(), {**feeds, "sr": np.array(16000)})[0])
     with pytest.raises(PlanError, match="contradicts the plan"):
         sublet.compile(path, dims=DIMS[16000], plan=plan, const={"sr": 8000})
+    with pytest.raises(PlanError, match="contradicts the plan"):
+        sublet.compile(path, dims={name: extent + 1 for name, extent in DIMS[16000].items()}, plan=plan)
     other = replace(plan, recipe=replace(plan.recipe, const=(("sr", "8000"),)))
     with pytest.raises(ModelError, match="do not broadcast"):
         model_of_plan(path, other)
