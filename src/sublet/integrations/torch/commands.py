@@ -146,7 +146,11 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
     """Return an estimate as a JSON object; bytes."""
 
     def need_to_json(each: Any) -> Any:
-        return each and {name: getattr(each, name) for name in ("peak_bytes", "arena_bytes", "extra_time", "words")}
+        if each is None:
+            return None
+        names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words")
+        live = [{"place": place, "nbytes": nbytes} for place, nbytes in each.live_in_arena]
+        return {**{name: getattr(each, name) for name in names}, "live": live}
 
     eager = {**asdict(found.eager), "live": [asdict(each) for each in found.eager.live]}
     return {

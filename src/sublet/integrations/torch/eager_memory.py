@@ -195,7 +195,7 @@ def _with_tensors(optimizer: Any, fake: Callable[[Any], Any]) -> Any:
 def measure_eager(call: StepCall) -> EagerMemory:
     """Return the memory of an eager step, with the optimizer's state already made."""
     t, pytree = torch(), require("torch.utils._pytree", extra="torch")
-    tracker = _storage_tracker(call.module)
+    tracker = storage_tracker(call.module)
     parameters = [each for each in call.module.parameters() if each.requires_grad]
     kinds: dict[str, Sequence[Any]] = {
         PARAMETERS: list(call.module.parameters()),
@@ -275,7 +275,7 @@ def _run_step(call: StepCall, tracker: Any) -> int:
     return int(tracker.phase_peak - before)
 
 
-def _storage_tracker(module: Any) -> Any:
+def storage_tracker(module: Any) -> Any:
     """Return a dispatch mode that notes every storage of a run; see the methods."""
     base = require("torch.utils._python_dispatch", extra="torch").TorchDispatchMode
     tracker: Any = type("StorageTracker", (_StorageTracker, base), {})(module)

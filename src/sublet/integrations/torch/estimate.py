@@ -6,7 +6,7 @@ the plans made by `torch.compile(module, backend="sublet")`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,10 +17,13 @@ from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.arena_pool import Prepare, prepare_captured
 from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, KERNELS, compile_region
 from sublet.integrations.torch.compile.inductor_kernels import Division, InductorCompilation
-from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, fake_call, measure_eager
+from sublet.integrations.torch.compile.joint_graph import CapturedProgram
+from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, fake_call, measure_eager, storage_tracker
+from sublet.integrations.torch.kernels.backend import AtenKernel, BoundTorchKernel, TorchBackend, meta_tensor
 from sublet.integrations.torch.ranks import CapturingRegion, GraphCapture
 from sublet.integrations.torch.reader.exported_program import CPU
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.ir.graph import Node
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import buffers_at_peak
 from sublet.planning.budget.result import SearchOutcome
@@ -38,32 +41,48 @@ Loss = Callable[..., Any]
 class SubletMemory:
     """Bytes of a call compiled with `torch.compile(backend="sublet")`.
 
-    peak_bytes   all bytes at once: resident tensors, arenas, gradients, results, and the optimizer's temporaries
-    arena_bytes  bytes of the arenas of all graphs
-    extra_time   predicted additional time by recomputation, as a share of the plain plan's time; None for kernels of
-                 Inductor
-    plans        the plans of the graphs
-    words        the changes within the budget; "" for the plain plans
+    peak_bytes       all bytes at once: resident tensors, arenas, gradients, results, and the temporaries of the
+                     optimizer or the bytes allocated by a kernel
+    arena_bytes      bytes of the arenas of all graphs
+    allocated_bytes  the most bytes that PyTorch allocates within one kernel of Sublet
+    extra_time       predicted additional time by recomputation, as a share of the plain plan's time; None for kernels
+                     of Inductor
+    plans            the plans of the graphs
+    words            the changes within the budget; "" for the plain plans
     """
 
     peak_bytes: int
     arena_bytes: int
+    allocated_bytes: int
     extra_time: float | None
     plans: tuple[MemoryPlan, ...]
     words: str = ""
+
+    @property
+    def largest_plan(self) -> MemoryPlan | None:
+        """The plan of the graph with the largest arena; None for kernels of Inductor."""
+        return max(self.plans, key=lambda each: each.arena_bytes, default=None)
+
+    @property
+    def live_in_arena(self) -> list[tuple[str, int]]:
+        """The buffers alive at the peak of the largest arena: module path, line of code and operator; bytes."""
+        plan = self.largest_plan
+        if plan is None:
+            return []
+        nodes = {node.name: node for node in plan.nodes}
+        makers = {place.value: nodes.get(place.producer or "") for place in plan.placements}
+        found: list[tuple[str, int]] = []
+        for each in buffers_at_peak(plan):
+            maker = next(filter(None, map(makers.get, each.values)), None)
+            place = (maker.source.removeprefix("module."), maker.op) if maker else (f"argument {each.values[0]}",)
+            found.append((", ".join(filter(None, place)), each.nbytes))
+        return found
 
     def time_words(self, joint: str) -> str:
         """Return the predicted time after `joint`; "" without a prediction."""
         if self.extra_time is None:
             return ""
         return f"{joint} {self.extra_time:+.1%} predicted time over Sublet without a budget"
-
-    @property
-    def uncounted_words(self) -> str:
-        """The allocations of Sublet's own kernels that `peak_bytes` does not count; "" without any known."""
-        nodes = (node for plan in self.plans for node in plan.nodes)
-        uncounted = self.extra_time is not None and any("convolution" in node.op for node in nodes)
-        return "not counted for Sublet: workspaces of convolutions" if uncounted else ""
 
 
 @dataclass(frozen=True)
@@ -130,34 +149,29 @@ class Estimate:
         for name, need in (("peak, Sublet", self.sublet), ("peak, budget", self.budgeted)):
             if need is not None:
                 more = need.time_words(",") if need.words else ""
-                words = f"the lines above and the arena, {human(need.arena_bytes)}{more}"
+                beside = f", {human(need.allocated_bytes)} in a kernel" if need.allocated_bytes else ""
+                words = f"the lines above{beside} and the arena, {human(need.arena_bytes)}{more}"
                 lines.append(f"{name:21} {human(need.peak_bytes):>10}  {words}")
-        lines += [self.sublet.uncounted_words] if self.sublet is not None and self.sublet.uncounted_words else []
         lines += ["", "alive at the peak of eager PyTorch:"]
         for each in self.eager.live[:SHOWN_LINES]:
             where = " ".join(filter(None, (each.module, each.operator, each.line)))
             lines.append(f"{human(each.nbytes):>10}  {each.kind}  {where}".rstrip())
         rest = self.eager.live[SHOWN_LINES:]
         lines += [f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more lines"] if rest else []
-        plans = getattr(self.budgeted or self.sublet, "plans", ())
-        lines += _live_in_arena(max(plans, key=lambda each: each.arena_bytes)) if plans else []
+        lines += _buffer_lines(self.budgeted or self.sublet)
         lines += ["", self.verdict or self.reason] if self.verdict or self.reason else []
         return "\n".join(lines)
 
 
-def _live_in_arena(plan: MemoryPlan) -> list[str]:
-    """Return the lines of the buffers alive at the peak of a plan, each with operator, module path and line of code."""
-    nodes = {node.name: node for node in plan.nodes}
-    makers = {place.value: nodes.get(place.producer or "") for place in plan.placements}
-    buffers = buffers_at_peak(plan)
-    lines = ["", f"alive at the peak of Sublet's arena, {human(plan.peak.nbytes)}:"]
-    for each in buffers[:SHOWN_LINES]:
-        maker = next(filter(None, map(makers.get, each.values)), None)
-        place = (maker.source.removeprefix("module."), maker.op) if maker else (f"argument {each.values[0]}",)
-        where = ", ".join(filter(None, place))
-        lines.append(f"{human(each.nbytes):>10}  {where}")
+def _buffer_lines(need: SubletMemory | None) -> list[str]:
+    """Return the lines of the buffers alive at the peak of the largest arena; no line without a plan."""
+    if need is None or need.largest_plan is None:
+        return []
+    buffers = need.live_in_arena
+    lines = ["", f"alive at the peak of Sublet's arena, {human(need.largest_plan.peak.nbytes)}:"]
+    lines += [f"{human(nbytes):>10}  {place}" for place, nbytes in buffers[:SHOWN_LINES]]
     rest = buffers[SHOWN_LINES:]
-    return [*lines, f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more buffers"] if rest else lines
+    return [*lines, f"{human(sum(nbytes for _, nbytes in rest)):>10}  in {len(rest)} more buffers"] if rest else lines
 
 
 def _yes_or_no(nbytes: int, memory: int) -> str:
@@ -198,7 +212,8 @@ def estimate(
             without compiling kernels, and arenas are the peaks read from Inductor's allocations.
 
     Returns:
-        The estimate. Not counted: the context of a device, workspaces of its libraries, and fragmentation.
+        The estimate. Not counted: the context of a device, workspaces of its libraries, and fragmentation. On the CPU,
+        bytes allocated within kernels are counted, by rules found by measurement for those of oneDNN.
 
     Raises:
         ModelError: for a step that cannot run on tensors without content, and for unknown kernels.
@@ -225,6 +240,47 @@ def estimate(
     return Estimate(eager, plain, answer, limit)
 
 
+def allocated_bytes(program: CapturedProgram) -> int:
+    """Return the most bytes that PyTorch allocates within one kernel of a captured program, on the CPU."""
+    backend, found = TorchBackend(), dict[Hashable, int]()
+    for node in (*program.model.graph.walk(), *(made for made, _ in program.computed.values())):
+        key = (node.op, *(value and value.spec for value in (*node.inputs, *node.outputs)), repr(node.attrs))
+        if key not in found:
+            kernel = backend.kernel(node, {})
+            if "conv" in node.op and isinstance(kernel, AtenKernel | BoundTorchKernel):
+                found[key] = _allocated_by_convolution(kernel, node)
+            else:
+                found[key] = kernel.allocates if isinstance(kernel, AtenKernel) else 0
+    return max(found.values(), default=0)
+
+
+def _allocated_by_convolution(kernel: AtenKernel | BoundTorchKernel, node: Node) -> int:
+    """Return the most bytes that PyTorch allocates at once in a kernel: the kernel runs on fake tensors.
+
+    0 for a kernel that cannot run on fake tensors: a product by oneDNN, which writes to the planned place.
+    """
+    t = torch()
+    mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode()
+    tracker = storage_tracker(t.nn.Module())
+    with t.device(CPU), mode:
+        inputs, outputs = (
+            [t.empty_like(meta_tensor(x), device=CPU) if x else None for x in side]
+            for side in (node.inputs, node.outputs)
+        )
+        scratch = t.empty(kernel.scratch, dtype=t.uint8)
+    tracker.mark([each for each in (*inputs, *outputs, scratch) if each is not None], "operands")
+    tracker.begin()
+    try:
+        with t.device(CPU), tracker, mode:
+            if isinstance(kernel, AtenKernel):
+                kernel.run_on(inputs, outputs)
+            else:
+                kernel.at_once()(inputs, outputs, scratch)
+    except (RuntimeError, NotImplementedError):
+        return 0
+    return int(tracker.peak_bytes - tracker.live_bytes)
+
+
 def device_of_step(module: Any, device: str | None) -> str:
     """Return the type of the device of a step. Raises ModelError for a device that this PyTorch cannot trace."""
     t = torch()
@@ -245,8 +301,14 @@ class PlannedCall:
 
     def __init__(self, call: StepCall, eager: EagerMemory, device: str) -> None:
         self._call, self._device = call, device
-        self.outside = eager.resident_bytes + eager.gradients + eager.results + eager.optimizer_bytes
-        """Bytes beside the arenas at the peak of a step."""
+        self._kept = eager.resident_bytes + eager.gradients + eager.results
+        self._optimizer_bytes = eager.optimizer_bytes
+        self._allocated = 0
+
+    @property
+    def outside(self) -> int:
+        """The bytes beside the arenas at the peak of a step, once graphs are planned."""
+        return self._kept + max(self._optimizer_bytes, self._allocated)
 
     @property
     def _prepare(self) -> Prepare:
@@ -258,9 +320,19 @@ class PlannedCall:
     @cached_property
     def plain(self) -> SubletMemory:
         """The bytes with plain plans. Raises ModelError for a graph without a plan."""
-        plans = [plan_memory(self._prepare(each), DEFAULT_OPTIONS) for each in self._programs(None)]
+        programs = self._programs(None)
+        plans = tuple(plan_memory(self._prepare(each), DEFAULT_OPTIONS) for each in programs)
+        self._count_allocated(programs)
+        return self._memory(plans, 0.0)
+
+    def _memory(self, plans: tuple[MemoryPlan, ...], extra_time: float, words: str = "") -> SubletMemory:
         arenas = sum(each.arena_bytes for each in plans)
-        return SubletMemory(self.outside + arenas, arenas, 0.0, tuple(plans))
+        return SubletMemory(self.outside + arenas, arenas, self._allocated, extra_time, plans, words)
+
+    def _count_allocated(self, programs: Sequence[CapturedProgram]) -> None:
+        """Note the most bytes that PyTorch allocates within one kernel. Kernels of a GPU are not counted."""
+        if self._device == CPU:
+            self._allocated = max(map(allocated_bytes, programs), default=0)
 
     def fit_within(self, memory: int) -> SubletMemory | str:
         """Return the bytes with a plan of the largest graph within `memory`, or the reason against such a plan."""
@@ -277,17 +349,18 @@ class PlannedCall:
             if answer.outcome is SearchOutcome.IMPOSSIBLE:
                 return words
             return f"{words}, so {beside + answer.program.nbytes:,} bytes for all together are enough"
-        arenas = self.other_arenas + answer.program.nbytes
-        plans = (answer.program.plan, *self._other_plans)
-        return SubletMemory(self.outside + arenas, arenas, answer.extra_time, plans, answer.words)
+        return self._memory((answer.program.plan, *self._other_plans), answer.extra_time, answer.words)
 
     @cached_property
     def search(self) -> BudgetSearch:
         """The search for programs of the graph with the largest arena."""
-        plans = [(plan_memory(self._prepare(each), DEFAULT_OPTIONS), each) for each in self._programs(0)]
-        plan, program = max(plans, key=lambda pair: pair[0].arena_bytes)
-        self._other_plans = [other for other, _ in plans if other is not plan]
-        ready, prepare = self._prepare(program), self._prepare
+        programs, prepare = self._programs(0), self._prepare
+        models = [prepare(each) for each in programs]
+        self._count_allocated(programs)
+        plans = [plan_memory(each, DEFAULT_OPTIONS) for each in models]
+        largest = max(range(len(plans)), key=lambda at: plans[at].arena_bytes)
+        plan, program, ready = plans[largest], programs[largest], models[largest]
+        self._other_plans = [other for other in plans if other is not plan]
         changed = ModelPreparation(program.model, lambda model: prepare(replace(program, model=model)))
         return BudgetSearch(ready, DEFAULT_OPTIONS, preparation=changed, known_plan=plan)
 
@@ -353,7 +426,7 @@ class _LoweredCall(PlannedCall):
         peak = sum(each.peak for each in divisions)
         again = sum(each.again for each in divisions)
         words = f"{again} tensors are computed again" if again else ""
-        return SubletMemory(self.outside + peak, peak, None, (), words)
+        return SubletMemory(self.outside + peak, peak, 0, None, (), words)
 
     def _divisions_for(self, budget: int | None) -> list[Division]:
         """Return the division of each graph, as compiled within a budget."""

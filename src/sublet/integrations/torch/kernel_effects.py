@@ -16,6 +16,9 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 BLOCKED_CHANNELS = 8
 """oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
 
+WIDE_WINDOW, COLOURS = 14, 3
+"""Columns of a window too wide for oneDNN's compiled kernels; channels of an image read in place in a gradient."""
+
 HOPPER = 9
 """The major compute capability of GPUs for which PyTorch gives cuBLAS a larger workspace."""
 
@@ -69,16 +72,45 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
         padded = [_padded_channels(each) for each in (weight.shape[0] // args[-2], weight.shape[1])]
         return args[-2] * prod((*padded, *weight.shape[2:])) * weight.element_size() if weight.device.type == CPU else 0
     if name == "aten.convolution_backward.default" and _is_blocked(args[1], args[2]):
-        gradient, image, weight = _bytes_of(args[0]), _blocked_bytes(args[1]), _bytes_of(args[2])
-        copied = 0 if args[0].is_contiguous() else gradient
-        result = _bytes_of(args[1]) if args[-1][0] else 0
-        moved = max(args[4]) > 1 and result
-        peaks = (result + image + gradient + weight, result + 2 * weight, 3 * result if moved else 0)
+        copied = 0 if args[0].is_contiguous() else _bytes_of(args[0])
         made = sum(_bytes_of(each) for each in results if each is not None)
-        return max(0, copied + max(peaks) - made)
+        gradient, image, weight = args[:3]
+        peak = _peak_of_blocked_gradients(gradient, image, weight, args[4], args[-2], args[-1])
+        return max(0, copied + peak - made)
     if name == "aten.convolution_backward.default" and _has_channels_last(args[1]):
         return _copies_of_channels_last(args[0], args[1], args[2])
     return 0
+
+
+def _peak_of_blocked_gradients(
+    gradient: Any, image: Any, weight: Any, strides: Sequence[int], groups: int, wanted: Sequence[bool]
+) -> int:
+    """Return the bytes of results and copies in the gradients of a convolution on blocked copies of the operands.
+
+    The gradient by the image comes first, and stays beside the gradient by the weight. Windows of `WIDE_WINDOW` columns
+    or more are products with column matrices: each thread has a matrix, and four copies of the weight.
+    """
+    nbytes, padded = _bytes_of(gradient), _in_blocks(image)
+    in_blocks = _in_blocks(weight) if groups == 1 else _bytes_of(weight)
+    peaks, kept = [0], 0
+    if wanted[0]:
+        kept = _bytes_of(image)
+        moved = (3 if groups == 1 else 2) * kept if max(strides) > 1 else 0
+        peaks += [nbytes + padded + in_blocks, padded + kept, moved]
+    if wanted[1] and weight.shape[-1] >= WIDE_WINDOW:
+        columns = prod(weight.shape[1:]) * prod(gradient.shape[2:]) * weight.element_size()
+        threads = min(torch().get_num_threads(), max(1, gradient.shape[0]))
+        peaks.append(kept + _bytes_of(weight) + threads * (columns + 4 * _bytes_of(weight)))
+    elif wanted[1]:
+        copied = 0 if image.shape[1] == COLOURS else padded
+        peaks += [kept + copied + nbytes + in_blocks, kept + 2 * _bytes_of(weight)]
+    return int(max(peaks))
+
+
+def _in_blocks(tensor: Any) -> int:
+    """Return the bytes of a tensor in the smallest blocks of oneDNN along the second axis."""
+    channels = max(1, int(tensor.shape[1]))
+    return _bytes_of(tensor) // channels * (channels + -channels % BLOCKED_CHANNELS)
 
 
 def _copies_of_channels_last(gradient: Any, image: Any, weight: Any) -> int:

@@ -88,6 +88,11 @@ class AtenKernel:
         )
         return BoundTorchCall(self._bind_call(results, args, kwargs), results, self.node)
 
+    def run_on(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+        """Run the operator on tensors, as for fake tensors."""
+        results, args, kwargs = call_operands(self.node, inputs, outputs)
+        self._bind_call(results, args, kwargs)()
+
     def _bind_call(self, results: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         if self.node.op in (AS_STRIDED, *COPIES):  # copy_ converts the type if needed
             return partial(results[0].copy_, args[0])

@@ -14,6 +14,7 @@ from sublet.integrations.torch.kernels.aten import (
     AtenKernel,
     CollectiveKernel,
     LogitsGradient,
+    meta_tensor,
     operand_tensor,
     strided_tensor,
 )
@@ -36,12 +37,14 @@ __all__ = [
     "KERNELS",
     "AtenKernel",
     "BoundTorchCall",
+    "BoundTorchKernel",
     "CallRecorder",
     "DeviceBackend",
     "DeviceKernel",
     "DeviceMemory",
     "SegmentCall",
     "TorchBackend",
+    "meta_tensor",
     "operand_tensor",
     "strided_tensor",
 ]  # fmt: skip
@@ -77,7 +80,7 @@ class TorchBackend:
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))
         return (
-            _BoundTorchKernel(node, fast)
+            BoundTorchKernel(node, fast)
             if fast is not None and _aten_supports(node, fast) and fast.supports(node)
             else None
         )
@@ -99,7 +102,7 @@ def _aten_supports(node: Node, fast: TorchKernel) -> bool:
 
 
 @dataclass(frozen=True)
-class _BoundTorchKernel:
+class BoundTorchKernel:
     node: Node
     record: TorchKernel
 
