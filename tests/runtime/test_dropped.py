@@ -24,7 +24,7 @@ DIMS: Any = {"n": (1, 4), "s": "2..64"}
 
 
 def chain() -> Any:
-    """An executable after a run, a change of a weight, and new memory for the arena."""
+    """An executable after two runs, with a change of a weight in between."""
     run = compile(CHAIN, backend="reference", weights={"w": VECTOR}, options=Options(weights="arena"))
     run(x=VECTOR)
     run.weights["w"] = VECTOR * 2
