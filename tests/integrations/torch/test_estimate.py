@@ -339,6 +339,16 @@ def test_the_text_names_module_and_operator_of_the_buffers_at_the_peak_of_the_ar
     assert re.search(r"  [02](, [a-z_]+\.py:\d+)?, (aten|nn)\.", lines[1])
 
 
+def test_the_text_has_one_line_for_layers_of_equal_bytes() -> None:
+    module = nn.ModuleDict({"layers": nn.Sequential(*[Attention() for _ in range(6)])}).to("meta")
+    module.forward = lambda x: module["layers"](x)
+    found = sublet.torch.estimate(module, lambda y: y.square().mean(), None, torch.empty(16, 64, 32, device="meta"))
+    eager, arena = str(found).split("alive at the peak of ")[1:]
+    assert re.search(r"  forward  layers\.\*\.queries aten\.addmm\.default test_estimate\.py:\d+ \(6 x ", eager)
+    assert re.search(r"  layers\.\*\.queries, test_estimate\.py:\d+, ", arena)
+    assert "more lines" not in eager + arena
+
+
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     module, x, labels = made("perceptron", "meta", 4)
     lines: list[str] = []

@@ -149,7 +149,7 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
         if each is None:
             return None
         names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words")
-        live = [{"place": place, "nbytes": nbytes} for place, nbytes in each.live_in_arena]
+        live = [dict(zip(("module", "source", "nbytes"), entry, strict=True)) for entry in each.live_in_arena]
         return {**{name: getattr(each, name) for name in names}, "live": live}
 
     eager = {**asdict(found.eager), "live": [asdict(each) for each in found.eager.live]}

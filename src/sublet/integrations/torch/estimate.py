@@ -6,7 +6,9 @@ the plans made by `torch.compile(module, backend="sublet")`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +18,7 @@ from sublet.base.formatting import human, parse_bytes
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.arena_pool import Prepare, prepare_captured
 from sublet.integrations.torch.compile.backend import DEFAULT_OPTIONS, KERNELS, compile_region
+from sublet.integrations.torch.compile.caller_outputs import COPY_IN
 from sublet.integrations.torch.compile.inductor_kernels import Division, InductorCompilation
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram
 from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, fake_call, measure_eager, storage_tracker
@@ -33,6 +36,9 @@ from sublet.planning.pipeline import plan_memory
 META = "meta"
 SHOWN_LINES = 12
 """Lines of tensors alive at the peak in the text of an estimate; the record holds all."""
+
+LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The number of a layer in the path of a module."""
 
 Loss = Callable[..., Any]
 
@@ -64,18 +70,20 @@ class SubletMemory:
         return max(self.plans, key=lambda each: each.arena_bytes, default=None)
 
     @property
-    def live_in_arena(self) -> list[tuple[str, int]]:
-        """The buffers alive at the peak of the largest arena: module path, line of code and operator; bytes."""
+    def live_in_arena(self) -> list[tuple[str, str, int]]:
+        """The buffers alive at the peak of the largest arena: module path; line of code and operator; bytes."""
         plan = self.largest_plan
         if plan is None:
             return []
         nodes = {node.name: node for node in plan.nodes}
         makers = {place.value: nodes.get(place.producer or "") for place in plan.placements}
-        found: list[tuple[str, int]] = []
+        found: list[tuple[str, str, int]] = []
         for each in buffers_at_peak(plan):
             maker = next(filter(None, map(makers.get, each.values)), None)
-            place = (maker.source.removeprefix("module."), maker.op) if maker else (f"argument {each.values[0]}",)
-            found.append((", ".join(filter(None, place)), each.nbytes))
+            source = maker.source.removeprefix("module.") if maker else f"argument {each.values[0]}"
+            module, _, line = source.partition(", ")
+            operator = "" if maker is None else "copy of an argument" if maker.op == COPY_IN else maker.op
+            found.append((module, ", ".join(filter(None, (line, operator))), each.nbytes))
         return found
 
     def time_words(self, joint: str) -> str:
@@ -153,11 +161,10 @@ class Estimate:
                 words = f"the lines above{beside} and the arena, {human(need.arena_bytes)}{more}"
                 lines.append(f"{name:21} {human(need.peak_bytes):>10}  {words}")
         lines += ["", "alive at the peak of eager PyTorch:"]
-        for each in self.eager.live[:SHOWN_LINES]:
-            where = " ".join(filter(None, (each.module, each.operator, each.line)))
-            lines.append(f"{human(each.nbytes):>10}  {each.kind}  {where}".rstrip())
-        rest = self.eager.live[SHOWN_LINES:]
-        lines += [f"{human(sum(each.nbytes for each in rest)):>10}  in {len(rest)} more lines"] if rest else []
+        alive = (
+            (each.kind, each.module, f"{each.operator} {each.line}".strip(), each.nbytes) for each in self.eager.live
+        )
+        lines += _live_lines(alive, " ")
         lines += _buffer_lines(self.budgeted or self.sublet)
         lines += ["", self.verdict or self.reason] if self.verdict or self.reason else []
         return "\n".join(lines)
@@ -167,11 +174,31 @@ def _buffer_lines(need: SubletMemory | None) -> list[str]:
     """Return the lines of the buffers alive at the peak of the largest arena; no line without a plan."""
     if need is None or need.largest_plan is None:
         return []
-    buffers = need.live_in_arena
-    lines = ["", f"alive at the peak of Sublet's arena, {human(need.largest_plan.peak.nbytes)}:"]
-    lines += [f"{human(nbytes):>10}  {place}" for place, nbytes in buffers[:SHOWN_LINES]]
-    rest = buffers[SHOWN_LINES:]
-    return [*lines, f"{human(sum(nbytes for _, nbytes in rest)):>10}  in {len(rest)} more buffers"] if rest else lines
+    title = f"alive at the peak of Sublet's arena, {human(need.largest_plan.peak.nbytes)}:"
+    return ["", title, *_live_lines((("", *entry) for entry in need.live_in_arena), ", ")]
+
+
+def _live_lines(entries: Iterable[tuple[str, str, str, int]], joint: str) -> list[str]:
+    """Return the lines of what is alive, the most bytes first, and after `SHOWN_LINES` lines the bytes of the rest.
+
+    Equal entries are one line, and so are entries of equal size in layers that differ in their numbers alone.
+
+    entries  kind, path of the module, operator and line of code, bytes
+    joint    the text behind the path of the module
+    """
+    groups: defaultdict[tuple[str, str, str, int], list[str]] = defaultdict(list)
+    for kind, module, source, nbytes in entries:
+        groups[kind, LAYER_NUMBER.sub("*", module), source, nbytes].append(module)
+    found: list[tuple[int, str]] = []
+    for (kind, pattern, source, nbytes), modules in groups.items():
+        path = pattern if len(set(modules)) > 1 else modules[0]
+        place = joint.join(filter(None, (path, source)))
+        count = f" ({len(modules)} x {human(nbytes)})" if len(modules) > 1 else ""
+        found.append((len(modules) * nbytes, "  ".join(filter(None, (kind, place))) + count))
+    found.sort(key=lambda each: -each[0])
+    rest = found[SHOWN_LINES:]
+    lines = [f"{human(nbytes):>10}  {text}" for nbytes, text in found[:SHOWN_LINES]]
+    return [*lines, f"{human(sum(nbytes for nbytes, _ in rest)):>10}  in {len(rest)} more lines"] if rest else lines
 
 
 def _yes_or_no(nbytes: int, memory: int) -> str:
